@@ -1,0 +1,60 @@
+"""What can go wrong, as one small tree.  Every message says what failed, where, found against expected, and what to do.
+
+    PenstockError
+    ├── SourceError          a place or a record cannot be read
+    │   ├── BadRecord        one row, by file, line and byte
+    │   └── SourceChanged    the file is no longer the one that was opened
+    ├── TemplateError        a record cannot be made into a sample
+    ├── StoreError           the cache cannot be written, or what is in it is not whole
+    ├── PlanError            settings that contradict each other or the data
+    │   ├── Overlong         a sample longer than `max_length` under overflow="error"
+    │   ├── UnevenTail       the last step is not full under tail="error"
+    │   └── PlanMismatch     a saved state belongs to another plan
+    └── RecipeError          a key or value of a recipe that is not known
+
+All are `ValueError`s too, so that code which guards against bad input in general keeps working.
+"""
+
+
+class PenstockError(ValueError):
+    """The root: catch it to catch everything that is the data's or the settings' fault."""
+
+
+class SourceError(PenstockError):
+    """A place or a record cannot be read."""
+
+
+class BadRecord(SourceError):
+    """One row is not a record; the message begins with file:line:byte."""
+
+
+class SourceChanged(SourceError):
+    """A file is no longer the one that was opened."""
+
+
+class TemplateError(PenstockError):
+    """A record cannot be made into a sample."""
+
+
+class StoreError(PenstockError):
+    """The cache cannot be written, or what is in it is not whole."""
+
+
+class PlanError(PenstockError):
+    """Settings that contradict each other or the data."""
+
+
+class Overlong(PlanError):
+    """A sample is longer than `max_length` and the plan was told to stop there."""
+
+
+class UnevenTail(PlanError):
+    """The rows of an epoch do not divide into full steps and the plan was told to stop there."""
+
+
+class PlanMismatch(PlanError):
+    """A saved state belongs to another plan; the message lists what differs."""
+
+
+class RecipeError(PenstockError):
+    """A key or value of a recipe that is not known."""

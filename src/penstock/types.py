@@ -1,0 +1,97 @@
+"""The nouns that cross a border between rooms: record, samples, span, world; and the protocols of exchangeable parts."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Record = dict[str, Any]  # one row of the user's data, exactly as written
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.uint32]
+
+# A piece of a sample in a row.  `source` counts the plan's sources, `sample` is the row number in that source.
+SPAN = np.dtype([("source", "<i4"), ("sample", "<i8"), ("start", "<i8"), ("stop", "<i8")])
+
+# How the plan learns lengths: (source number, sample ids) → one length per id; 0 means that nothing is there to train on.
+Lengths = Callable[[int, Ints], Ints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Who is asking: one data-parallel rank among `size`."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} of world size {self.size}: expected 0 <= rank < size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The home of a record: which file, which line (from 1), which byte (from 0)."""
+
+    file: str
+    line: int
+    byte: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Records made into tokens, flat: sample i is `input_ids[offsets[i]:offsets[i + 1]]`; a dropped record has no tokens."""
+
+    input_ids: Ids  # (num_tokens,)
+    loss_mask: Bools  # (num_tokens,) True where a token is trained
+    offsets: Ints  # (num_records + 1,)
+    dropped: dict[int, str] = field(default_factory=dict)  # record number in this batch → reason
+
+
+class Source(Protocol):
+    """Record i of this place.  Never hears of rank, seed or epoch."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int, /) -> Record: ...
+    def records(self, start: int, stop: int) -> Iterator[Record]:
+        """Rows start..stop in order; the fast way to read many."""
+        ...
+
+    def where(self, row: int) -> Where: ...
+    def digest(self, start: int, stop: int) -> str:
+        """A hash of what rows start..stop say, whatever their file is called."""
+        ...
+
+    def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
+        """Row borders 0 = c0 < c1 < … = len, so that each range is about `num_bytes` and at most `num_rows` long."""
+        ...
+
+
+class Template(Protocol):
+    """Record → tokens and loss mask.  Does not cut, pad or shift: those depend on the model."""
+
+    vocab_size: int
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that changes tokens, as plain JSON values; becomes part of the store's key."""
+        ...
+
+    def encode(self, records: Iterable[Record]) -> Samples: ...
+
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Engine(Protocol):
+    """Runs tasks and yields results as they finish.  Knows nothing else."""
+
+    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]: ...
