@@ -1,0 +1,69 @@
+# Two commands set everything up on a machine with python3, make and pip:  make demo,  make test.
+# Each target has an environment of its own; it is built once, and again when what it is made from changes.
+
+PYTHON      ?= python3
+DEMO        ?= .venv-demo
+TEST        ?= .venv-test
+BENCH       ?= .venv-bench
+TORCH       ?= torch==2.13.0
+PYTEST_ARGS ?= -n 2
+
+SOURCES := $(shell find src -name '*.py')
+PIP     := -m pip install -q --disable-pip-version-check
+TIDY    := src tests examples benchmarks
+
+.PHONY: help demo test check bench soak clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    see it work: prepare, load, stop, resume on other ranks"
+	@echo "make test    make check, then all tests"
+	@echo "make check   lint, format, types, import rules, sizes"
+	@echo "make bench   run every script in benchmarks/"
+	@echo "make soak    the tests again, with the long runs in full"
+	@echo "make clean   remove the environments and caches"
+
+demo: $(DEMO)/.ready
+	$(DEMO)/bin/python examples/demo.py
+
+test: check
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+check: $(TEST)/.ready
+	$(TEST)/bin/ruff check $(TIDY)
+	$(TEST)/bin/ruff format --check $(TIDY)
+	$(TEST)/bin/mypy
+	$(TEST)/bin/lint-imports --no-logo
+	$(TEST)/bin/python tests/house/test_sizes.py
+
+bench: $(BENCH)/.ready
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BENCH)/bin/python $$script; done
+
+soak: $(TEST)/.ready
+	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -o timeout=3600
+
+clean:
+	rm -rf $(DEMO) $(TEST) $(BENCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The demo runs the package as a user gets it, not the working tree: a changed source means a new install.
+$(DEMO)/.ready: pyproject.toml README.md LICENSE $(SOURCES)
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python $(PIP) .
+	@touch $@
+
+# torch comes first and alone: it is most of the download, and a change of our own requirements must not fetch it again.
+$(TEST)/.torch:
+	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/python $(PIP) $(TORCH)
+	@touch $@
+
+$(TEST)/.ready: $(TEST)/.torch pyproject.toml
+	$(TEST)/bin/python $(PIP) -e '.[dev]'
+	@touch $@
+
+$(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python $(PIP) $(TORCH)
+	$(BENCH)/bin/python $(PIP) -e . -r benchmarks/requirements.txt
+	@touch $@

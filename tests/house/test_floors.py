@@ -1,0 +1,101 @@
+"""Does every import go down?  The contracts live in pyproject.toml; here they are run, and shown to bite."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "penstock"
+
+LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_logo=True, no_cache=True))"
+
+# The plan must give the same answer at any time, on any machine: no files, no clock, no environment, no chance.
+IMPURE = {
+    *("os", "io", "pathlib", "glob", "shutil", "tempfile", "mmap", "socket", "subprocess", "multiprocessing"),
+    *("time", "datetime", "random", "secrets", "uuid", "platform", "getpass", "locale", "threading"),
+}
+IMPURE_BUILTINS = {"open", "input", "print"}
+
+
+def lint(package_parent: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter over the `penstock` found in this folder, in a process of its own: it reads cwd and sys.path."""
+    env = {**os.environ, "PYTHONPATH": str(package_parent)}
+    return subprocess.run([sys.executable, "-c", LINT], cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def imported(source: str) -> set[str]:
+    """Dotted names of all modules that a file imports, wherever the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names.add(node.module or "")
+    return names
+
+
+def impurities(source: str) -> set[str]:
+    """What a file of the plan uses although it may not: outside packages but numpy, and doors to the world."""
+    tops = {name.partition(".")[0] for name in imported(source)}
+    outside = {top for top in tops if top not in sys.stdlib_module_names and top not in ("numpy", "penstock")}
+    called = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return outside | (tops & IMPURE) | (called & IMPURE_BUILTINS)
+
+
+def test_every_import_goes_down_a_floor() -> None:
+    result = lint(PACKAGE.parent)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("errors.py", "import penstock.fingerprint"),
+        ("fingerprint.py", "from penstock.plan import seeds"),
+        ("plan/seeds.py", "import penstock.cache"),
+        ("store/__init__.py", "import penstock.sources"),
+    ],
+)
+def test_an_import_that_goes_up_is_refused(tmp_path: Path, file: str, line: str) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    guilty = tmp_path / "penstock" / file
+    guilty.write_text(guilty.read_text() + f"\n{line}\n")
+    result = lint(tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "BROKEN" in result.stdout
+
+
+def test_the_plan_sees_numpy_and_nothing_of_the_world() -> None:
+    files = sorted((PACKAGE / "plan").rglob("*.py"))
+    assert files
+    found = {file.name: bad for file in files if (bad := impurities(file.read_text()))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import os.path", "os"),
+        ("from time import monotonic", "time"),
+        ("def f():\n    import pyarrow.compute", "pyarrow"),
+        ("text = open('x').read()", "open"),
+    ],
+)
+def test_an_impure_plan_is_noticed(source: str, found: str) -> None:
+    assert impurities(source) == {found}
+    assert impurities("import math\nimport numpy as np\nfrom penstock.types import Ints") == set()
+
+
+def test_torch_is_imported_in_one_file_and_in_integrations() -> None:
+    users = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if any(name.partition(".")[0] == "torch" for name in imported(file.read_text()))
+    }
+    assert {user for user in users if not user.startswith("integrations/")} <= {"loader/torch.py"}
