@@ -1,0 +1,101 @@
+"""Do the pages hold what they say?  Links lead somewhere, no page knows one particular machine, the example runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+
+FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+MACHINE = re.compile(
+    r"(?<![\w./])(?:/(?:work|home|root|tmp|Users|opt|mnt|srv|scratch|data)/|~/|[A-Z]:\\)|localhost|127\.0\.0\.1"
+)
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links whose file, or whose heading in that file, is not there."""
+    broken = []
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    return broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Names that a page's headings get where Markdown is shown: lower case, no punctuation, dashes for spaces."""
+    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_knows_one_machine(page: Path) -> None:
+    assert MACHINE.findall(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_and_a_machine_path_are_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One, two\n[a](gone.md) [b](#one-two) [c](#three) [d](page.md) [e](https://x.org)\n```\n[f](g)\n```\n"
+    )
+    assert broken_links(page) == ["gone.md", "#three"]
+    for path in ("see /home/me/x", "`/work/main`", "in ~/.cache/x", "C:\\data", "http://localhost:80"):
+        assert MACHINE.search(path), path
+    for path in ("data/work/x", "tests/house", "and/or", "./data/x", "s3://home/x"):
+        assert not MACHINE.search(path), path
+
+
+def test_every_promise_of_the_readme_names_its_test() -> None:
+    rows = re.findall(r"^\| (?!promise|---).*\|$", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert rows
+    assert [row for row in rows if not re.search(r"\]\(tests/[\w/]+\.py\)", row)] == []
+
+
+def test_every_changelog_section_has_all_headings() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert sections[0].startswith("Unreleased")
+    expected = ["Added", "Changed", "Fixed", "Removed", "Data order", "On-disk format"]
+    assert re.findall(r"^### (.*)$", sections[0], flags=re.MULTILINE) == expected
+    for section in sections[1:]:
+        assert set(re.findall(r"^### (.*)$", section, flags=re.MULTILINE)) <= set(expected)
+
+
+def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
+    examples = blocks(ROOT / "README.md", "python")
+    assert examples
+    (tmp_path / "data").mkdir()
+    texts = [f"Sluice {number} opens at {number * 7 % 60} minutes past." * (1 + number % 9) for number in range(300)]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "data" / "a.jsonl").write_text("\n".join(lines[:200]) + "\n")
+    (tmp_path / "data" / "b.jsonl").write_text("\n".join(lines[200:]) + "\n")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(examples))
+    result = subprocess.run([sys.executable, script], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout  # it prints what it got
