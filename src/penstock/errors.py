@@ -35,6 +35,10 @@ class SourceChanged(SourceError):
 class TemplateError(PenstockError):
     """A record cannot be made into a sample."""
 
+    def __init__(self, message: str, *, record: int | None = None) -> None:
+        super().__init__(message)
+        self.record = record  # which of the records handed over; the caller knows where that one came from
+
 
 class StoreError(PenstockError):
     """The cache cannot be written, or what is in it is not whole."""

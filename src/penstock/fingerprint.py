@@ -28,5 +28,9 @@ class Digest:
         self._state.update(len(piece).to_bytes(8, "little"))
         self._state.update(piece)
 
+    def extend(self, piece: bytes | bytearray | memoryview) -> None:
+        """More of a stream that frames itself (lines): where it is cut into pieces changes nothing."""
+        self._state.update(piece)
+
     def hexdigest(self) -> str:
         return self._state.hexdigest()

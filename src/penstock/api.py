@@ -1,0 +1,65 @@
+"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`."""
+
+import os
+from typing import Any, cast
+
+from penstock.cache import Cache
+from penstock.engines import LocalEngine
+from penstock.errors import StoreError, TemplateError
+from penstock.sources import RowAccess, is_source, open_source
+from penstock.store import Store, build
+from penstock.templates import detect, open_template, open_tokenizer
+from penstock.types import Record, Source, Template
+
+_LOOK = 200  # rows looked at to choose a template, spread over the source
+
+
+def open(place: Any, *, name: str | None = None, cache_dir: str | os.PathLike[str] | None = None) -> RowAccess:
+    """Records by number: `place` is a path, a glob, a folder, a list of those, or a list of dicts."""
+    return open_source(place, cache=Cache(cache_dir), name=name)
+
+
+def prepare(
+    place: Any,
+    *,
+    tokenizer: Any = None,
+    template: str | Template = "auto",
+    name: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    num_proc: int | None = None,
+    refresh: bool = False,
+    cache: bool = True,
+    background: bool = False,
+    **options: Any,
+) -> Store:
+    """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.
+
+    refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone.
+    """
+    if background:
+        raise StoreError("background=True is not built yet; leave it out, and prepare returns when all is made")
+    if not cache and cache_dir is not None:
+        raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
+    folder = Cache(cache_dir) if cache else Cache.temporary()
+    source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
+    made = _template(source, template, tokenizer, options)
+    return build(source, made, engine=LocalEngine(num_proc), cache=folder, refresh=refresh)
+
+
+def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:
+    if not isinstance(template, str):
+        if options or tokenizer is not None:
+            given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
+            raise TemplateError(f"a Template was given, so {', '.join(given)} has no use; set it in the template")
+        return template
+    if tokenizer is None:
+        raise TemplateError("no tokenizer given, expected tokenizer= a tokenizer.json or the folder that holds one")
+    opened = open_tokenizer(tokenizer)
+    chosen = detect(_look(source), options) if template == "auto" else template
+    return open_template(chosen, opened, options)
+
+
+def _look(source: Source) -> list[Record]:
+    """Rows from all over the source."""
+    num_rows = len(source)
+    return [source[row] for row in sorted({place * num_rows // _LOOK for place in range(_LOOK)})] if num_rows else []

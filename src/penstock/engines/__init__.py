@@ -1,0 +1,5 @@
+"""Run these tasks."""
+
+from penstock.engines.local import LocalEngine
+
+__all__ = ["LocalEngine"]

@@ -1,0 +1,122 @@
+"""Where do bytes come from?  List, identify, read a range.  The only file that knows a place; local folders for now."""
+
+import glob
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import SourceChanged, SourceError
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """Which file this is, as far as a quick look can tell; content is the truth, this only saves reading it."""
+
+    path: str  # absolute
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which part-2 comes before part-10."""
+    parts = re.split(r"([0-9]+)", name)
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
+
+
+def find(pattern: str | os.PathLike[str], *, suffixes: tuple[str, ...] = ()) -> list[str]:
+    """Files that a path, a glob (`**` too) or a folder stands for, absolute, in natural order; never an empty list."""
+    text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a glob is no path
+    if re.match(r"[a-z][a-z0-9+.-]+://", text):
+        raise SourceError(f"{text}: remote places are not built yet; copy the files to a local folder")
+    if Path(text).is_dir():
+        found = [str(path) for path in Path(text).iterdir() if path.is_file() and path.suffix in suffixes]
+        expected = f"a file ending in {' or '.join(suffixes)} in this folder" if suffixes else "a file, not a folder"
+    elif Path(text).exists() or not _MAGIC.search(text):
+        found, expected = [text], "a file"
+    else:
+        found = [path for path in glob.glob(text, recursive=True) if not Path(path).is_dir()]  # noqa: PTH207
+        expected = f"at least one file to match (current folder: {Path.cwd()})"
+    if not found:
+        raise SourceError(f"{text}: nothing there, expected {expected}")
+    return sorted((str(Path(path).absolute()) for path in found), key=natural)
+
+
+def identify(path: str) -> FileId:
+    """A quick look at a file that must be there and be readable as a file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; check the path (current folder: {Path.cwd()})") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceError(f"{path}: not a regular file, and random access needs one; copy it to a file first")
+    return _file_id(path, status)
+
+
+def read(path: str) -> bytes:
+    """A small file, whole."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; check the path and its permissions") from error
+
+
+class RangeFile:
+    """Any range of one file, from any thread or forked process: reads share no cursor.  Pickles as its identity."""
+
+    def __init__(self, identity: FileId) -> None:
+        self.identity = identity
+        self._fd = -1
+        try:
+            self._fd = os.open(identity.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise SourceError(f"{identity.path}: {error.strerror}; check the path and its permissions") from error
+        self.check()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Exactly the bytes start..stop."""
+        try:
+            data = os.pread(self._fd, stop - start, start)
+            while len(data) < stop - start:  # Linux hands out at most 2 GiB at once
+                more = os.pread(self._fd, stop - start - len(data), start + len(data))
+                if not more:
+                    raise self._changed(f"ends at byte {start + len(data)}")
+                data += more
+        except OSError as error:
+            raise SourceError(f"{self.identity.path}: cannot read bytes {start}..{stop}: {error.strerror}") from error
+        return data
+
+    def readinto(self, buffer: bytearray, start: int) -> int:
+        """Fill `buffer` from byte `start` on; how many bytes there were."""
+        try:
+            return os.preadv(self._fd, [buffer], start)
+        except OSError as error:
+            raise SourceError(f"{self.identity.path}: cannot read at byte {start}: {error.strerror}") from error
+
+    def check(self) -> None:
+        """Raise if the file has been written to since it was identified."""
+        status = os.fstat(self._fd)
+        if (status.st_size, status.st_mtime_ns) != (self.identity.size, self.identity.mtime_ns):
+            raise self._changed(f"has {status.st_size} bytes, last written at {status.st_mtime_ns} ns")
+
+    def _changed(self, found: str) -> SourceChanged:
+        known = self.identity
+        return SourceChanged(
+            f"{known.path}: changed while open: {found}, expected {known.size} bytes written at {known.mtime_ns} ns; "
+            f"open the source again"
+        )
+
+    def __reduce__(self) -> tuple[type["RangeFile"], tuple[FileId]]:
+        return RangeFile, (self.identity,)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+
+
+def _file_id(path: str, status: os.stat_result) -> FileId:
+    return FileId(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns, inode=status.st_ino)

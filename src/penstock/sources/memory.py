@@ -1,0 +1,79 @@
+"""How does a list of dicts become a source?  It is one; only its digest has to be made."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import BadRecord
+from penstock.fingerprint import Digest
+from penstock.sources.view import RowAccess
+from penstock.types import Ints, Record, Where
+
+
+class ListSource(RowAccess):
+    """Records in memory.  They must be plain JSON values, since their text is what names the store made of them."""
+
+    def __init__(self, records: Sequence[Record], *, name: str = "list") -> None:
+        self.name = name
+        self._records = list(records)
+        for row, record in enumerate(self._records):
+            if not isinstance(record, dict):
+                raise BadRecord(f"{name}:{row + 1}:0: row {row} is a {type(record).__name__}, expected a dict")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def records(self, start: int, stop: int) -> Iterator[Record]:
+        self._range(start, stop)
+        yield from self._records[start:stop]
+
+    def where(self, row: int) -> Where:
+        return Where(file=self.name, line=self._row(row) + 1)
+
+    def digest(self, start: int, stop: int) -> str:
+        self._range(start, stop)
+        content = Digest()
+        for row in range(start, stop):
+            content.update(self._text(row))
+        return content.hexdigest()
+
+    def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
+        borders = [0]
+        size = 0
+        for row in range(len(self)):
+            if size >= num_bytes or row - borders[-1] >= num_rows:
+                borders.append(row)
+                size = 0
+            size += len(self._text(row))
+        return np.array([*borders, len(self)] if self._records else [0], dtype=np.int64)
+
+    def _record(self, row: int) -> Record:
+        return self._records[row]
+
+    def _text(self, row: int) -> bytes:
+        """Canonical JSON.  Keys keep their order: a chat template may print a dict as it stands."""
+        if fault := _not_json(self._records[row]):
+            raise BadRecord(f"{self.name}:{row + 1}:0: row {row} holds {fault}, expected plain JSON values")
+        return json.dumps(self._records[row], separators=(",", ":")).encode()
+
+    def __repr__(self) -> str:
+        return f"ListSource({self.name!r}, {len(self):_} rows)"
+
+
+def _not_json(value: Any) -> str | None:
+    """What in a value JSON would change on the way: tuples, other keys than strings, NaN, subclasses."""
+    kind = type(value)
+    if kind is dict:
+        for key, inner in value.items():
+            if type(key) is not str:
+                return f"the key {key!r} of type {type(key).__name__}"
+            if fault := _not_json(inner):
+                return fault
+        return None
+    if kind is list:
+        return next((fault for inner in value if (fault := _not_json(inner))), None)
+    if kind is float and not np.isfinite(value):
+        return f"the number {value}"
+    return None if kind in (str, int, float, bool, type(None)) else f"a {kind.__name__}"

@@ -1,0 +1,7 @@
+"""Samples, on disk, whole."""
+
+from penstock.store.build import build
+from penstock.store.reader import ShardTokens
+from penstock.store.store import Sample, Store
+
+__all__ = ["Sample", "ShardTokens", "Store", "build"]

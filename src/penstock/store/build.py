@@ -1,0 +1,129 @@
+"""source × template × engine → store.  Cuts rows into shards, names each by its content, makes the missing ones."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.cache import Cache
+from penstock.errors import SourceChanged, StoreError, TemplateError
+from penstock.fingerprint import fingerprint
+from penstock.store.manifest import Manifest, ShardEntry, load, save, store_fingerprint
+from penstock.store.reader import open_shard
+from penstock.store.schema import FORMAT_VERSION, shard_name
+from penstock.store.store import Store
+from penstock.store.writer import write_shard
+from penstock.types import Engine, Ints, Source, Template
+
+SHARD_BYTES = 8 << 20
+SHARD_ROWS = 1 << 16
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Records start..stop → one shard."""
+
+    shard: int
+    start: int
+    stop: int
+    digest: str  # of the records, as they were when the shard got its key
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeShard:
+    """The work of one process: sent to it once, called with each task."""
+
+    source: Source
+    template: Template
+    cache: Cache
+    replace: bool
+
+    def __call__(self, task: ShardTask) -> int:
+        """Make and publish a shard; its number."""
+        try:
+            samples = self.template.encode(self.source.records(task.start, task.stop))
+        except TemplateError as error:
+            if error.record is None:
+                raise
+            raise TemplateError(f"{self.source.where(task.start + error.record)}: {error}") from error
+        found = len(samples.offsets) - 1
+        if found != task.stop - task.start:
+            raise StoreError(f"{self.template!r} gave {found} samples for {task.stop - task.start} records")
+        if self.source.digest(task.start, task.stop) != task.digest:
+            raise SourceChanged(
+                f"{self.source.where(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
+                f"run again, what did not change is kept"
+            )
+        vocab_size = self.template.vocab_size
+        self.cache.publish(
+            shard_name(task.key),
+            lambda file: void(write_shard(file, samples, vocab_size=vocab_size)),
+            replace=self.replace,
+        )
+        return task.shard
+
+
+def build(
+    source: Source,
+    template: Template,
+    *,
+    engine: Engine,
+    cache: Cache,
+    refresh: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    shard_rows: int = SHARD_ROWS,
+) -> Store:
+    """A whole store.  Shards that are there already are not made again, unless `refresh`."""
+    borders = source.cuts(num_bytes=shard_bytes, num_rows=shard_rows)
+    tasks = _tasks(source, template, borders)
+    keys = [task.key for task in tasks]
+    manifest = None if refresh else load(store_fingerprint(keys), cache)
+    if manifest is None:
+        missing = [task for task in tasks if refresh or cache.size(shard_name(task.key)) is None]
+        first_of = {task.key: task for task in reversed(missing)}  # equal content twice is one shard
+        work = MakeShard(source, template, cache, refresh)
+        for _ in engine.run(work, [task for task in missing if first_of[task.key] is task]):
+            pass
+        manifest = _finish(template, tasks, cache, refresh)
+    store = Store(
+        source=source,
+        template=template,
+        cache=cache,
+        keys=keys,
+        shard_sizes=np.diff(borders).astype(np.int64),
+        manifest=manifest,
+    )
+    _log.info("%s: %s", store.name, store.describe())
+    return store
+
+
+def _tasks(source: Source, template: Template, borders: Ints) -> list[ShardTask]:
+    identity = template.identity()
+    tasks = []
+    for shard, (start, stop) in enumerate(zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)):
+        content = source.digest(start, stop)
+        key = fingerprint({"format": FORMAT_VERSION, "records": content, "template": identity})
+        tasks.append(ShardTask(shard=shard, start=start, stop=stop, digest=content, key=key))
+    return tasks
+
+
+def _finish(template: Template, tasks: list[ShardTask], cache: Cache, refresh: bool) -> Manifest:
+    """Open every shard once, so that the manifest promises only what is whole."""
+    entries: list[ShardEntry] = []
+    lengths: list[Ints] = []
+    for task in tasks:
+        num_rows = task.stop - task.start
+        shard = open_shard(task.key, cache, num_rows=num_rows, vocab_size=template.vocab_size)
+        size = cache.size(shard_name(task.key))
+        entries.append(ShardEntry(key=task.key, num_bytes=size or 0, counts=shard.counts))
+        lengths.append(np.diff(shard.offsets))
+    manifest = Manifest(template=template.identity(), vocab_size=template.vocab_size, shards=tuple(entries))
+    save(manifest, lengths, cache, replace=refresh)
+    return manifest
+
+
+def void(_: object) -> None:
+    """Drop a result that a callback must not return."""

@@ -1,0 +1,93 @@
+"""What does a shard look like on disk?  Arrow IPC, one record batch, readable with plain pyarrow.
+
+    input_ids  list<uint16 | uint32>   narrowest type for the vocabulary; empty where the record was dropped
+    loss_mask  list<bool>              one bit per token
+    row        int32                   record number, counted from the shard's first record
+
+Rows are counted inside the shard because a shard is named by what its records say, wherever they stand.
+The schema's metadata holds one JSON value under `penstock`: the shard's counts and a digest of its tokens.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import StoreError
+
+FORMAT_VERSION = 1  # raise when the same samples give other bytes; announced under "On-disk format"
+FIRST_FEW = 5  # places kept per reason
+METADATA = b"penstock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Records that gave no sample, for one reason: how many, and the first few."""
+
+    count: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a shard, or a whole store, holds."""
+
+    rows: int
+    tokens: int
+    trained: int  # tokens with loss
+    dropped: dict[str, Dropped] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        return self.rows - sum(part.count for part in self.dropped.values())
+
+
+def total(parts: list[Counts]) -> Counts:
+    """Counts of shards in their order, with rows counted from the first shard's first record."""
+    dropped: dict[str, Dropped] = {}
+    first = 0
+    for part in parts:
+        for reason, more in part.dropped.items():
+            known = dropped.get(reason, Dropped(count=0, rows=()))
+            rows = (*known.rows, *(first + row for row in more.rows))[:FIRST_FEW]
+            dropped[reason] = Dropped(count=known.count + more.count, rows=rows)
+        first += part.rows
+    return Counts(
+        rows=first,
+        tokens=sum(part.tokens for part in parts),
+        trained=sum(part.trained for part in parts),
+        dropped=dict(sorted(dropped.items())),
+    )
+
+
+def to_json(counts: Counts) -> dict[str, Any]:
+    return asdict(counts)
+
+
+def from_json(value: dict[str, Any]) -> Counts:
+    dropped = {
+        reason: Dropped(count=part["count"], rows=tuple(part["rows"])) for reason, part in value["dropped"].items()
+    }
+    return Counts(rows=value["rows"], tokens=value["tokens"], trained=value["trained"], dropped=dropped)
+
+
+def id_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The narrowest type that holds every id."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def schema(vocab_size: int, metadata: dict[str, Any]) -> pa.Schema:
+    ids = pa.from_numpy_dtype(id_dtype(vocab_size))
+    text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+    return pa.schema(
+        [("input_ids", pa.list_(ids)), ("loss_mask", pa.list_(pa.bool_())), ("row", pa.int32())],
+        metadata={METADATA: text.encode()},
+    )
+
+
+def shard_name(key: str) -> str:
+    if len(key) != 32 or not set(key) <= set("0123456789abcdef"):
+        raise StoreError(f"{key!r} is no shard key, expected 32 hex digits; the manifest that names it is damaged")
+    return f"shards/{key[:2]}/{key}.arrow"

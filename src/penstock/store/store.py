@@ -1,0 +1,178 @@
+"""What does a user hold?  Sample i of a store: shards are opened when somebody asks, and made first if they must be."""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cache import Cache
+from penstock.errors import StoreError
+from penstock.store.manifest import Manifest, map_lengths, store_fingerprint
+from penstock.store.reader import ShardTokens, open_shard
+from penstock.store.schema import Counts
+from penstock.types import Bools, Ints, Source, Template, Where
+
+_MAX_OPEN = 1024  # shards kept mapped; views into a shard outlive its place here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A record made into tokens; empty where the record was dropped."""
+
+    input_ids: npt.NDArray[np.unsignedinteger[Any]]
+    loss_mask: Bools
+    row: int
+    _store: "Store"
+
+    @property
+    def text(self) -> str:
+        return self._store.template.decode(self.input_ids)
+
+    @property
+    def where(self) -> Where:
+        return self._store.source.where(self.row)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def __repr__(self) -> str:
+        trained = int(np.count_nonzero(self.loss_mask))
+        return f"Sample(row {self.row}, {len(self)} tokens, {trained} trained, {self.where})"
+
+
+class Store:
+    """Samples of one source through one template; sample i is row i of the source.
+
+    Which shards there are is known at once.  `manifest` is there when all of them are made; otherwise `make(shard)` is
+    asked to make one before it is opened.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        template: Template,
+        cache: Cache,
+        keys: list[str],
+        shard_sizes: Ints,
+        manifest: Manifest | None = None,
+        make: Callable[[int], None] | None = None,
+    ) -> None:
+        self.name = source.name
+        self.source = source
+        self.template = template
+        self.cache = cache
+        self.shard_sizes = shard_sizes  # (num_shards,) rows per shard
+        self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(np.int64)  # (num_shards + 1,)
+        self.fingerprint = store_fingerprint(keys)
+        self.manifest = manifest
+        self._keys = keys
+        self._make = make
+        self._starts = self.shard_starts.tolist()
+        self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
+        self._lengths: npt.NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def vocab_size(self) -> int:
+        return self.template.vocab_size
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._keys)
+
+    @property
+    def counts(self) -> Counts:
+        """Rows, tokens, trained tokens, dropped by reason; of a whole store only."""
+        if self.manifest is None:
+            raise StoreError(f"{self!r} is not whole yet, so its tokens are not counted")
+        return self.manifest.counts
+
+    def __getitem__(self, row: int, /) -> Sample:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"sample {row} of {self!r}: expected {-len(self)} <= number < {len(self)}")
+        row %= len(self)
+        shard = bisect_right(self._starts, row) - 1
+        tokens = self.tokens(shard)
+        local = row - self._starts[shard]
+        start, stop = tokens.offsets.item(local), tokens.offsets.item(local + 1)
+        mask = tokens.loss_mask(start, stop)
+        return Sample(input_ids=tokens.input_ids[start:stop], loss_mask=mask, row=row, _store=self)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[row] for row in range(len(self)))
+
+    def locate(self, sample_ids: Ints) -> tuple[Ints, Ints]:
+        """(shard, sample within it) of each sample id."""
+        self._check(sample_ids)
+        shards = np.searchsorted(self.shard_starts, sample_ids, side="right") - 1
+        return shards, sample_ids - self.shard_starts[shards]
+
+    def lengths(self, sample_ids: Ints) -> Ints:
+        """Tokens of each sample; 0 where it was dropped."""
+        if self.manifest is not None:
+            self._check(sample_ids)
+            if self._lengths is None:
+                self._lengths = map_lengths(self.fingerprint, len(self), self.cache)
+            return self._lengths[sample_ids].astype(np.int64)
+        shards, local = self.locate(sample_ids)
+        lengths = np.empty(len(sample_ids), dtype=np.int64)
+        order = np.argsort(shards, kind="stable")
+        borders = np.flatnonzero(np.diff(shards[order], prepend=-1, append=-1))
+        for first, last in pairwise(borders):
+            chosen = order[first:last]
+            offsets = self.tokens(int(shards[chosen[0]])).offsets
+            lengths[chosen] = offsets[local[chosen] + 1] - offsets[local[chosen]]
+        return lengths
+
+    def tokens(self, shard: int) -> ShardTokens:
+        """All samples of a shard, flat, as views of its memory map; made first where it does not exist yet."""
+        tokens = self._shards.get(shard)
+        if tokens is None:
+            if self._make is not None:
+                self._make(shard)
+            num_rows = int(self.shard_sizes[shard])
+            tokens = open_shard(self._keys[shard], self.cache, num_rows=num_rows, vocab_size=self.vocab_size)
+            self._shards[shard] = tokens
+            while len(self._shards) > _MAX_OPEN:
+                self._shards.popitem(last=False)
+        return tokens
+
+    def describe(self) -> str:
+        """One line: rows in, samples out, what was dropped and where first."""
+        counts = self.counts
+        line = (
+            f"{counts.rows:,} rows → {counts.samples:,} samples, {counts.tokens:,} tokens ({counts.trained:,} trained)"
+        )
+        if counts.dropped:
+            parts = [
+                f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"
+                for reason, part in counts.dropped.items()
+            ]
+            line += f"; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}"
+        return line
+
+    def _check(self, sample_ids: Ints) -> None:
+        if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) < len(self):
+            raise IndexError(f"sample ids {sample_ids.min()}..{sample_ids.max()} of {self!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shards": OrderedDict(), "_lengths": None}
+
+    def __repr__(self) -> str:
+        tokens = "tokens not counted yet" if self.manifest is None else f"{_short(self.counts.tokens)} tokens"
+        return f"Store({self.name!r}, {len(self):_} samples, {tokens}, {self.fingerprint[:8]})"
+
+
+def _short(number: int) -> str:
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)

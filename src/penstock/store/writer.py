@@ -1,0 +1,73 @@
+"""How do samples become a shard file?  The same samples give the same bytes, whoever writes them."""
+
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import StoreError
+from penstock.fingerprint import Digest
+from penstock.store.schema import FIRST_FEW, FORMAT_VERSION, Counts, Dropped, id_dtype, schema, to_json
+from penstock.types import Samples
+
+_MAX_TOKENS = (1 << 31) - 1  # Arrow's list offsets are int32
+
+
+def count(samples: Samples) -> Counts:
+    dropped: dict[str, list[int]] = {}
+    for row, reason in sorted(samples.dropped.items()):
+        dropped.setdefault(reason, []).append(row)
+    return Counts(
+        rows=len(samples.offsets) - 1,
+        tokens=len(samples.input_ids),
+        trained=int(np.count_nonzero(samples.loss_mask)),
+        dropped={
+            reason: Dropped(count=len(rows), rows=tuple(rows[:FIRST_FEW])) for reason, rows in sorted(dropped.items())
+        },
+    )
+
+
+def write_shard(file: IO[bytes], samples: Samples, *, vocab_size: int) -> Counts:
+    """Lay samples out as one Arrow record batch."""
+    _check(samples, vocab_size)
+    counts = count(samples)
+    ids = samples.input_ids.astype(id_dtype(vocab_size), copy=False)
+    offsets = samples.offsets.astype("<i4")
+    bits = np.packbits(samples.loss_mask, bitorder="little")
+    content = Digest()
+    for part in (offsets, ids, bits):
+        content.update(np.ascontiguousarray(part).view(np.uint8).data)
+    metadata = {"format": FORMAT_VERSION, "counts": to_json(counts), "digest": content.hexdigest()}
+    mask = pa.Array.from_buffers(pa.bool_(), len(ids), [None, pa.py_buffer(bits)])
+    batch = pa.record_batch(
+        [
+            pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)),
+            pa.ListArray.from_arrays(pa.array(offsets), mask),
+            pa.array(np.arange(counts.rows, dtype=np.int32)),
+        ],
+        schema=schema(vocab_size, metadata),
+    )
+    with pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    return counts
+
+
+def _check(samples: Samples, vocab_size: int) -> None:
+    """A template may be the user's own: hold it to its word before anything is published."""
+    ids, offsets = samples.input_ids, samples.offsets
+    if len(ids) > _MAX_TOKENS:
+        raise StoreError(
+            f"{len(ids)} tokens in one shard, expected at most {_MAX_TOKENS}; is one record a whole corpus?"
+        )
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise StoreError(f"the template gave id {int(ids.max())}, expected ids below its vocab_size {vocab_size}")
+    if len(samples.loss_mask) != len(ids):
+        raise StoreError(f"the template gave {len(ids)} ids and a loss mask of {len(samples.loss_mask)}")
+    lengths = np.diff(offsets)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (lengths < 0).any():
+        raise StoreError("the template gave offsets that do not rise from 0 to the number of ids")
+    silent = set(np.flatnonzero(lengths == 0).tolist()) ^ set(samples.dropped)
+    if silent:
+        raise StoreError(
+            f"the template gave record {min(silent)} no tokens and no reason, or tokens and a reason for dropping it"
+        )
