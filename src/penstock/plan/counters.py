@@ -1,0 +1,35 @@
+"""What happened to every sample and token?  Exact sums, so that nothing is dropped, cut, repeated or padded in silence."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Law: `tokens_in == tokens_out + sum(tokens_dropped.values())`, and samples likewise."""
+
+    samples_in: int = 0
+    tokens_in: int = 0
+    samples_out: int = 0
+    tokens_out: int = 0
+    samples_dropped: Counter[str] = field(default_factory=Counter)  # by reason: empty, overlong, tail
+    tokens_dropped: Counter[str] = field(default_factory=Counter)  # by reason: overlong, truncated, tail
+    samples_truncated: int = 0
+    samples_split: int = 0
+    rows: int = 0
+    tokens_capacity: int = 0  # rows × max_length
+    rows_padded: int = 0  # empty rows that fill up a last step
+    rows_repeated: int = 0
+
+    @property
+    def fill(self) -> float:
+        """Share of the rows' capacity that holds tokens; 1.0 when there are no rows."""
+        return self.tokens_out / self.tokens_capacity if self.tokens_capacity else 1.0
+
+    @property
+    def tokens_padded(self) -> int:
+        """Places in rows that hold no token; whole rows that fill up a step are counted in `rows_padded`."""
+        return self.tokens_capacity - self.tokens_out
+
+    def __add__(self, other: "Counters") -> "Counters":
+        return Counters(**{name: getattr(self, name) + getattr(other, name) for name in Counters.__slots__})

@@ -1,0 +1,218 @@
+"""Laws 1 to 5 of the design, over random recipes.  The oracle (worlds.py) counts with multiplicity and compares order."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError
+from penstock.plan.block import Rows
+from penstock.plan.plan import Position
+from penstock.plan.shard import data_parallel, rank_rows
+from penstock.types import World as Rank
+
+from .worlds import (
+    as_list,
+    check_row,
+    epoch_shares,
+    examples,
+    kept_length,
+    row_counter,
+    samples_seen,
+    straight,
+    through_json,
+    worlds,
+)
+
+RANKS = [1, 2, 3, 4, 5, 8, 16, 64]
+
+
+@examples(60)
+@given(worlds(most=1500), st.sampled_from(RANKS), st.integers(1, 5))
+def test_law_1_order_does_not_depend_on_ranks_or_batch_size(world, ranks, batch_size):
+    plan = world.plan()
+    for step in plan.walk(num_rows=ranks * batch_size, epochs=world.epochs):
+        shares = [as_list(rank_rows(step.rows, Rank(rank=r, size=ranks))) for r in range(ranks)]
+        assert all(len(share) == batch_size for share in shares)  # law 4: every rank gets a batch, of the same size
+        interleaved = [shares[i % ranks][i // ranks] for i in range(ranks * batch_size)]
+        assert interleaved == as_list(step.rows)
+    assert straight(world, ranks * batch_size) == straight(world, 7)
+
+
+@examples(120)
+@given(worlds())
+def test_law_2_nothing_is_lost_and_nothing_repeated(world):
+    epochs = straight(world, 64)
+    for rows in epochs:
+        for row in rows:
+            check_row(row, world)
+    if world.settings.weights is None:
+        for rows in epochs:
+            for times, lengths in zip(samples_seen(rows, world), world.lengths, strict=True):
+                expected = [1 if kept_length(int(length), world.settings) else 0 for length in lengths]
+                assert times.tolist() == expected
+        return
+    # With weights, a source goes through its samples again and again: counts differ by at most one at any time.
+    for upto in range(1, world.epochs + 1):
+        seen = samples_seen([row for rows in epochs[:upto] for row in rows], world)
+        for number, (times, lengths) in enumerate(zip(seen, world.lengths, strict=True)):
+            alive = np.array([kept_length(int(length), world.settings) > 0 for length in lengths])
+            assert times[alive].max() - times[alive].min() <= 1
+            if world.settings.mix_by == "rows":
+                low, extra = divmod(upto * epoch_shares(world)[number], len(lengths))
+                assert times[alive].min() >= low
+                assert times[alive].max() <= low + (extra > 0)
+                assert np.count_nonzero(times[alive] == low + 1) <= extra
+
+
+@examples(60)
+@given(worlds(weighted=True, packings=("best_fit", "concat", "next_fit")))
+def test_mixing_keeps_exact_shares_in_every_block(world):
+    world = replace(world, epochs=1)
+    plan, weights = world.plan(), [Fraction(w) for w in world.settings.weights]
+    given_samples, given_tokens = [0] * len(weights), [0] * len(weights)
+    longest = max(kept_length(int(n), world.settings) for lengths in world.lengths for n in lengths)
+    shares, number = epoch_shares(world), 0
+    while (part := plan._mix.shares(0, number)) is not None:
+        for s, (start, stop) in enumerate(zip(part.starts, part.stops, strict=True)):
+            assert start == given_samples[s]  # a block goes on where the last one stopped: remainders are carried
+            given_samples[s] = stop
+            ids = plan._orders[s].samples(start, stop)
+            given_tokens[s] += sum(kept_length(int(n), world.settings) for n in world.lengths[s][ids])
+        number += 1
+        if world.settings.mix_by == "rows":
+            done = sum(given_samples)
+            for count, share in zip(given_samples, shares, strict=True):
+                slack = 1 if world.settings.block > 100 else len(shares)
+                assert abs(count - Fraction(share * done, sum(shares))) <= slack
+        else:
+            unit = min(Fraction(t) / w for t, w in zip(given_tokens, weights, strict=True))
+            for tokens, weight in zip(given_tokens, weights, strict=True):
+                assert tokens <= unit * weight + longest * (1 + weight / min(weights))
+    if world.settings.mix_by == "rows":
+        assert given_samples == shares
+
+
+@examples(120)
+@given(
+    worlds(most=800),
+    st.lists(st.tuples(st.floats(0, 1), st.sampled_from(RANKS), st.integers(1, 4)), min_size=1, max_size=5),
+)
+def test_law_3_resume_after_any_cuts_under_any_world(world, events):
+    """Each event: go on for a share of the steps left, save, and start anew with other ranks and batch size."""
+    whole = straight(world, 16)
+    position, epochs, repeated = Position(), [[] for _ in range(world.epochs)], 0
+    for share, ranks, batch_size in [*events, (2.0, 3, 2)]:
+        num_rows = ranks * batch_size
+        plan = world.plan()  # nothing survives but the position
+        left = plan.num_steps(num_rows, epochs=world.epochs, start=position)
+        count = 0
+        for step in plan.walk(start=position, num_rows=num_rows, epochs=world.epochs):
+            if count > left * share:
+                break
+            fresh = as_list(step.rows)[: step.num_real - step.num_repeated]
+            room = len(whole[step.epoch]) - len(epochs[step.epoch])
+            epochs[step.epoch] += fresh[:room]
+            rest, epoch = fresh[room:], step.epoch
+            while rest:  # under tail="wrap" a step may run on through several short epochs
+                epoch += 1
+                epochs[epoch] += rest[: len(whole[epoch])]
+                rest = rest[len(whole[epoch]) :]
+            repeated += step.num_repeated
+            position, count = through_json(step.after), count + 1
+        else:
+            assert count == left  # law 4: the number of steps is known before
+            assert plan.step(position, num_rows, epochs=world.epochs) is None
+            break
+    assert position.rows == sum(len(rows) for rows in epochs)
+    if world.settings.tail == "drop":
+        for rows, all_rows in zip(epochs, whole, strict=True):
+            assert rows == all_rows[: len(rows)]
+            assert len(all_rows) - len(rows) < 64 * 4
+    else:
+        assert epochs == whole
+    assert world.settings.tail == "repeat" or repeated == 0
+
+
+@examples(80)
+@given(worlds(most=1000), st.integers(1, 40))
+def test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought(world, num_rows):
+    plan = world.plan()
+    steps = list(plan.walk(num_rows=num_rows, epochs=world.epochs))
+    assert plan.num_steps(num_rows, epochs=world.epochs) == len(steps)
+    other = world.plan()
+    for k in {0, 1, len(steps) // 2, len(steps) - 1, len(steps)} & set(range(len(steps) + 1)):
+        position = other.seek(k, num_rows, epochs=world.epochs)
+        assert position == (steps[k - 1].after if k else Position())
+        assert other.num_steps(num_rows, epochs=world.epochs, start=position) == len(steps) - k
+    with pytest.raises(PlanError, match="cannot seek"):
+        other.seek(len(steps) + 1, num_rows, epochs=world.epochs)
+
+
+@examples(100)
+@given(worlds(), st.integers(1, 50))
+def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
+    plan = world.plan()
+    handed = [[] for _ in range(world.epochs)]
+    padded = repeated = 0
+    for step in plan.walk(num_rows=num_rows, epochs=world.epochs):
+        rows = as_list(step.rows)
+        handed[step.epoch] += rows[: step.num_real - step.num_repeated]
+        padded += num_rows - step.num_real
+        repeated += step.num_repeated
+    counters = [plan.count(epoch, num_rows) for epoch in range(world.epochs)]
+    for counter in counters:
+        assert counter.tokens_in == counter.tokens_out + counter.tokens_dropped.total()
+        assert counter.samples_in == counter.samples_out + counter.samples_dropped.total()
+        assert counter.tokens_capacity == counter.rows * world.settings.max_length
+        assert counter.tokens_padded >= 0 and 0 <= counter.fill <= 1
+    if world.settings.tail != "wrap":  # whose steps run over epochs
+        assert [c.rows for c in counters] == [len(rows) for rows in handed]
+        tokens = [sum(stop - start for row in rows for _, _, start, stop in row) for rows in handed]
+        assert [c.tokens_out for c in counters] == tokens
+        assert sum(c.rows_padded for c in counters) == padded
+        assert sum(c.rows_repeated for c in counters) == repeated
+    if world.settings.weights is None:
+        for counter in counters:
+            assert counter.samples_in == sum(len(lengths) for lengths in world.lengths)
+            assert counter.tokens_in == sum(int(lengths.sum()) for lengths in world.lengths)
+            zeros = sum(int((lengths == 0).sum()) for lengths in world.lengths)
+            assert counter.samples_dropped["empty"] == zeros
+
+
+@examples(40)
+@given(worlds(most=600, weighted=False, tails=("pad",)))
+def test_every_epoch_has_a_new_order_of_the_same_samples(world):
+    world = replace(world, epochs=2, settings=replace(world.settings, overflow="split"))
+    first, second = straight(world, 8)
+    tokens = [sorted(t for row in rows for s, i, a, b in row for t in [(s, i)] * (b - a)) for rows in (first, second)]
+    assert tokens[0] == tokens[1]
+    distinct = {tuple(row) for row in first} if world.settings.shuffle else set()
+    if len(distinct) > 20 and sum(map(len, world.lengths)) > 50 and len(row_counter(first)) > 20:
+        assert first != second
+    if not world.settings.shuffle and world.settings.block >= 600 and sum(map(len, world.lengths)) <= 1024:
+        assert first == second  # one block either way: without shuffling nothing may move
+
+
+@examples(40)
+@given(worlds(most=400, tails=("pad",)), st.integers(1, 6), st.sampled_from([1, 2, 4]))
+def test_ranks_of_a_model_parallel_group_see_the_same_rows(world, batch_size, replicas):
+    groups = 3
+    for step in world.plan().walk(num_rows=groups * batch_size, epochs=1):
+        shares = [
+            as_list(rank_rows(step.rows, data_parallel(r, groups * replicas, replicas=replicas)))
+            for r in range(groups * replicas)
+        ]
+        for r, share in enumerate(shares):
+            assert share == shares[r // replicas * replicas]
+        assert sum(len(share) for share in shares[::replicas]) == step.rows.num_rows
+
+
+def test_a_step_that_does_not_divide_among_the_ranks_is_refused():
+    with pytest.raises(PlanError, match="10 rows does not divide among 4 ranks"):
+        rank_rows(Rows.empty(10), Rank(rank=0, size=4))
+    with pytest.raises(PlanError, match="8 ranks do not divide into groups of 3"):
+        data_parallel(0, 8, replicas=3)

@@ -1,0 +1,194 @@
+"""Random recipes, and an oracle that counts with multiplicity and never asks the plan what it should have done."""
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.settings import PlanSettings
+
+SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
+MUTANT = bool(os.environ.get("PENSTOCK_MUTANT"))
+
+
+def examples(count: int):
+    """`count` random recipes in `make test`, thirty times as many in `make soak`."""
+    return settings(
+        max_examples=count * 30 if SOAK else count,
+        deadline=None,
+        derandomize=not SOAK,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+PACKINGS = ["best_fit", "first_fit", "next_fit", "window_1", "window_5", "window_9999", "concat", "none", "group_4"]
+TAILS = ["pad", "drop", "repeat", "wrap"]
+
+
+@dataclass(frozen=True)
+class World:
+    """A recipe with its data: everything a test needs to build the same plan again, in this process or another."""
+
+    lengths: tuple[np.ndarray, ...]
+    shard_size: int
+    settings: PlanSettings
+    epochs: int
+
+    def plan(self) -> Plan:
+        sources = [
+            PlanSource(name=f"source {i}", key=f"key {i}", shard_sizes=shard_sizes(len(lengths), self.shard_size))
+            for i, lengths in enumerate(self.lengths)
+        ]
+        return Plan(sources, lambda source, samples: self.lengths[source][samples], self.settings)
+
+
+def shard_sizes(num_samples: int, shard_size: int) -> np.ndarray:
+    """Uneven shards, one of them empty, so that nothing may count on equal sizes."""
+    sizes, left, turn = [0], num_samples, 0
+    while left:
+        size = min(left, shard_size + turn % 3)
+        sizes.append(size)
+        left, turn = left - size, turn + 1
+    return np.array(sizes, np.int64)
+
+
+@st.composite
+def source_lengths(draw, most: int):
+    count = draw(st.one_of(st.integers(0, 40), st.integers(0, most)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kind = draw(st.sampled_from(["mixed", "equal", "zeros", "one huge", "tiny", "all too long"]))
+    if kind == "mixed":
+        return rng.integers(0, 120, count)
+    if kind == "equal":
+        return np.full(count, draw(st.integers(1, 70)))
+    if kind == "zeros":
+        return rng.integers(0, 2, count) * rng.integers(0, 60, count)
+    if kind == "all too long":
+        return rng.integers(100, 300, count)
+    lengths = rng.integers(1, 9, count)
+    if kind == "one huge" and count:
+        lengths[draw(st.integers(0, count - 1))] = 1000
+    return lengths
+
+
+@st.composite
+def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKINGS), weighted=None):
+    num_sources = draw(st.integers(1, 6))
+    lengths = tuple(draw(source_lengths(most // num_sources)) for _ in range(num_sources))
+    weights = None
+    if weighted if weighted is not None else draw(st.booleans()):
+        lengths = tuple(values if values.size and values.any() else np.array([3, 5, 8]) for values in lengths)
+        weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7, 0.1, 0.05]))) for _ in lengths)
+    overflow = draw(st.sampled_from(["drop", "truncate", "split"]))
+    packing = draw(st.sampled_from(packings))
+    max_length = draw(st.integers(8, 128))
+    if weights is not None and overflow == "drop" and packing != "concat":  # a source must have something left to give
+        lengths = tuple(values if (values[values <= 8] > 0).any() else np.append(values, 4) for values in lengths)
+    recipe = PlanSettings(
+        max_length=max_length,
+        packing=packing,
+        overflow=overflow,
+        shuffle=draw(st.booleans()),
+        window=draw(st.sampled_from([None, "all", 1, 3])),
+        seed=draw(st.integers(0, 2**63)),
+        tail=draw(st.sampled_from(tails)),
+        weights=weights,
+        mix_by=draw(st.sampled_from(["rows", "tokens"])),
+        stop=draw(st.sampled_from(["first", "all"])),
+        block=draw(st.sampled_from([1, 50, 600, 65_536] if most <= 300 else [50, 600, 65_536])),
+        align=draw(st.sampled_from([1, 1, 8])),
+        max_per_row=None if packing == "concat" else draw(st.sampled_from([None, None, 1, 3])),
+    )
+    return World(lengths, draw(st.integers(1, 200)), recipe, draw(st.integers(1, 3)))
+
+
+def through_json(position: Position) -> Position:
+    return Position(**json.loads(json.dumps(asdict(position))))
+
+
+def as_list(rows) -> list[list[tuple[int, int, int, int]]]:
+    """Rows as plain lists, to compare order."""
+    flat = rows.spans.tolist()
+    starts = rows.starts.tolist()
+    return [flat[a:b] for a, b in pairwise(starts)]
+
+
+def straight(world: World, num_rows: int) -> list:
+    """All rows of an uncut run, epoch by epoch, without padding and repeats; tails are not dropped."""
+    whole = replace(world, settings=replace(world.settings, tail="pad"))
+    epochs = [[] for _ in range(world.epochs)]
+    for step in whole.plan().walk(num_rows=num_rows, epochs=world.epochs):
+        epochs[step.epoch] += as_list(step.rows)[: step.num_real]
+    return epochs
+
+
+def kept_length(length: int, recipe: PlanSettings) -> int:
+    """Tokens of a sample that must reach a row; written down again here, not asked of the plan."""
+    room = recipe.max_length // recipe.align * recipe.align
+    if recipe.packing == "concat" or recipe.overflow == "split" or length <= room:
+        return length
+    return room if recipe.overflow == "truncate" else 0
+
+
+def check_row(row: list, world: World) -> None:
+    """A row holds at most max_length places after alignment, and at most max_per_row samples."""
+    recipe = world.settings
+    used = sum(-(-(stop - start) // recipe.align) * recipe.align for _, _, start, stop in row)
+    assert 0 < used <= recipe.max_length
+    assert all(0 <= start < stop <= world.lengths[source][sample] for source, sample, start, stop in row)
+    assert recipe.max_per_row is None or len(row) <= recipe.max_per_row
+    if recipe.packing in ("none", "group_4"):
+        assert len(row) == 1
+
+
+def coverage(rows: list, world: World) -> list[np.ndarray]:
+    """How often every token of every sample was handed over: one array over all tokens of each source."""
+    out = []
+    for number, lengths in enumerate(world.lengths):
+        offsets = np.concatenate(([0], np.cumsum(lengths + 1)))
+        change = np.zeros(offsets[-1] + 1, np.int64)
+        spans = np.array([span for row in rows for span in row if span[0] == number], np.int64).reshape(-1, 4)
+        np.add.at(change, offsets[spans[:, 1]] + spans[:, 2], 1)
+        np.add.at(change, offsets[spans[:, 1]] + spans[:, 3], -1)
+        out.append(np.cumsum(change)[:-1])
+    return out
+
+
+def samples_seen(rows: list, world: World) -> list[np.ndarray]:
+    """How often each sample was handed over; fails when some of its tokens came more often than others."""
+    seen = []
+    for covered, lengths in zip(coverage(rows, world), world.lengths, strict=True):
+        offsets = np.concatenate(([0], np.cumsum(lengths + 1)))
+        times = np.zeros(len(lengths), np.int64)
+        for sample, length in enumerate(lengths):
+            kept = kept_length(int(length), world.settings)
+            counts = covered[offsets[sample] : offsets[sample + 1]]
+            assert (counts[kept:] == 0).all(), f"tokens beyond what sample {sample} should give"
+            if kept:
+                assert (counts[:kept] == counts[0]).all(), f"sample {sample} was handed over in part"
+                times[sample] = counts[0]
+        seen.append(times)
+    return seen
+
+
+def row_counter(rows: list) -> Counter:
+    return Counter(tuple(map(tuple, row)) for row in rows)
+
+
+def epoch_shares(world: World) -> list[int]:
+    """Samples that each source must give to one epoch when mixing by rows, by the definition in words."""
+    counts = [len(lengths) for lengths in world.lengths]
+    if world.settings.weights is None:
+        return counts
+    weights = [Fraction(w) for w in world.settings.weights]
+    choose = min if world.settings.stop == "first" else max
+    unit = choose(Fraction(n) / w for n, w in zip(counts, weights, strict=True))
+    return [int(unit * w + Fraction(1, 2)) for w in weights]
