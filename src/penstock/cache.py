@@ -83,7 +83,7 @@ class Cache:
         except OSError as error:
             _refuse(error, path, "map")
 
-    def publish(self, name: str, write: Callable[[IO[bytes]], None], *, replace: bool = False) -> int:
+    def publish(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
         """Write a file beside its place, make it durable, give it its name; its size.
 
         A name that is taken keeps its file: equal bytes are no news, other bytes are an error unless `replace`.

@@ -34,7 +34,11 @@ def find(pattern: str | os.PathLike[str], *, suffixes: tuple[str, ...] = ()) -> 
     if re.match(r"[a-z][a-z0-9+.-]+://", text):
         raise SourceError(f"{text}: remote places are not built yet; copy the files to a local folder")
     if Path(text).is_dir():
-        found = [str(path) for path in Path(text).iterdir() if path.is_file() and path.suffix in suffixes]
+        found = [
+            str(path)
+            for path in Path(text).iterdir()
+            if path.is_file() and path.suffix in suffixes and path.name[0] != "."
+        ]
         expected = f"a file ending in {' or '.join(suffixes)} in this folder" if suffixes else "a file, not a folder"
     elif Path(text).exists() or not _MAGIC.search(text):
         found, expected = [text], "a file"

@@ -153,4 +153,5 @@ class JsonlSource(RowAccess):
 
     def __repr__(self) -> str:
         num_bytes = sum(known.size for known in self._identities)
-        return f"JsonlSource({self.name!r}, {len(self):_} rows, {len(self._identities)} files, {num_bytes:_} bytes)"
+        files = "1 file" if len(self._identities) == 1 else f"{len(self._identities)} files"
+        return f"JsonlSource({self.name!r}, {len(self):_} rows, {files}, {num_bytes:_} bytes)"

@@ -121,9 +121,7 @@ class _Scan:
         blank[0] &= self.blank
         starts: Ints = begins.astype(_WORD) + position
         starts[0] = self.begin
-        rows_before: Ints = self.num_rows + np.cumsum(
-            ~blank
-        )  # counts the line itself, which for a blank one is nothing
+        rows_before: Ints = self.num_rows + np.cumsum(~blank)  # with the line itself, which is none if blank
         self.blanks.append(rows_before[blank].astype(_WORD))
         self.num_rows = int(rows_before[-1])
         self.begin = position + int(ends[-1]) + 1

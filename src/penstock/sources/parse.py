@@ -26,9 +26,14 @@ def has_long_digits(raw: bytes) -> bool:
 
 def parse(raw: bytes | memoryview, *, exact: bool) -> Record:
     """One object; ValueError with the reason otherwise.  `exact` where long digits were seen."""
-    record = orjson.loads(raw)
-    if exact:
-        record = json.loads(str(raw, "utf-8"))  # orjson has checked what json is lax about: NaN, surrogates
+    try:
+        record = orjson.loads(raw)
+        if exact:
+            record = json.loads(str(raw, "utf-8"))  # orjson has checked what json is lax about: NaN, surrogates
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise ValueError("not readable: nested too deeply") from error
     if not isinstance(record, dict):
         raise ValueError(f'the row is {_kind(record)}, expected an object like {{"text": …}}')
     return record

@@ -1,14 +1,14 @@
 """source × template × engine → store.  Cuts rows into shards, names each by its content, makes the missing ones."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.fingerprint import fingerprint
-from penstock.store.manifest import Manifest, ShardEntry, load, save, store_fingerprint
+from penstock.store.manifest import Manifest, ShardEntry, is_whole, load, save, store_fingerprint
 from penstock.store.reader import open_shard
 from penstock.store.schema import FORMAT_VERSION, shard_name
 from penstock.store.store import Store
@@ -30,6 +30,7 @@ class ShardTask:
     stop: int
     digest: str  # of the records, as they were when the shard got its key
     key: str
+    replace: bool = False  # whatever lies under that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,6 @@ class MakeShard:
     source: Source
     template: Template
     cache: Cache
-    replace: bool
 
     def __call__(self, task: ShardTask) -> int:
         """Make and publish a shard; its number."""
@@ -60,8 +60,8 @@ class MakeShard:
         vocab_size = self.template.vocab_size
         self.cache.publish(
             shard_name(task.key),
-            lambda file: void(write_shard(file, samples, vocab_size=vocab_size)),
-            replace=self.replace,
+            lambda file: write_shard(file, samples, vocab_size=vocab_size),
+            replace=task.replace,
         )
         return task.shard
 
@@ -81,13 +81,10 @@ def build(
     tasks = _tasks(source, template, borders)
     keys = [task.key for task in tasks]
     manifest = None if refresh else load(store_fingerprint(keys), cache)
-    if manifest is None:
-        missing = [task for task in tasks if refresh or cache.size(shard_name(task.key)) is None]
-        first_of = {task.key: task for task in reversed(missing)}  # equal content twice is one shard
-        work = MakeShard(source, template, cache, refresh)
-        for _ in engine.run(work, [task for task in missing if first_of[task.key] is task]):
+    if manifest is None or not is_whole(manifest, cache):
+        for _ in engine.run(MakeShard(source, template, cache), _missing(tasks, template, cache, refresh)):
             pass
-        manifest = _finish(template, tasks, cache, refresh)
+        manifest = _finish(template, tasks, cache)
     store = Store(
         source=source,
         template=template,
@@ -110,7 +107,24 @@ def _tasks(source: Source, template: Template, borders: Ints) -> list[ShardTask]
     return tasks
 
 
-def _finish(template: Template, tasks: list[ShardTask], cache: Cache, refresh: bool) -> Manifest:
+def _missing(tasks: list[ShardTask], template: Template, cache: Cache, refresh: bool) -> list[ShardTask]:
+    """Tasks for shards that are not there, or not whole.  Equal content twice is one shard and one task."""
+    missing = []
+    for task in {task.key: task for task in tasks}.values():
+        if refresh:
+            missing.append(replace(task, replace=True))
+        elif cache.size(shard_name(task.key)) is None:
+            missing.append(task)
+        else:
+            try:
+                open_shard(task.key, cache, num_rows=task.stop - task.start, vocab_size=template.vocab_size)
+            except StoreError as error:
+                _log.warning("%s; it is made again now", error)
+                missing.append(replace(task, replace=True))
+    return missing
+
+
+def _finish(template: Template, tasks: list[ShardTask], cache: Cache) -> Manifest:
     """Open every shard once, so that the manifest promises only what is whole."""
     entries: list[ShardEntry] = []
     lengths: list[Ints] = []
@@ -121,9 +135,5 @@ def _finish(template: Template, tasks: list[ShardTask], cache: Cache, refresh: b
         entries.append(ShardEntry(key=task.key, num_bytes=size or 0, counts=shard.counts))
         lengths.append(np.diff(shard.offsets))
     manifest = Manifest(template=template.identity(), vocab_size=template.vocab_size, shards=tuple(entries))
-    save(manifest, lengths, cache, replace=refresh)
+    save(manifest, lengths, cache)
     return manifest
-
-
-def void(_: object) -> None:
-    """Drop a result that a callback must not return."""

@@ -51,7 +51,7 @@ def lengths_name(name: str) -> str:
     return f"stores/{name[:2]}/{name}.lengths"
 
 
-def save(manifest: Manifest, lengths: list[Ints], cache: Cache, *, replace: bool = False) -> None:
+def save(manifest: Manifest, lengths: list[Ints], cache: Cache) -> None:
     """Lengths of all samples, as one raw int32 array, and then the manifest."""
     name = store_fingerprint([entry.key for entry in manifest.shards])
 
@@ -70,8 +70,9 @@ def save(manifest: Manifest, lengths: list[Ints], cache: Cache, *, replace: bool
         ],
     }
     text = json.dumps(value, indent=1, sort_keys=True) + "\n"
-    cache.publish(lengths_name(name), write_lengths, replace=replace)
-    cache.publish(manifest_name(name), lambda file: void(file.write(text.encode())), replace=replace)
+    # replace: whoever comes here has just opened every shard, so these bytes are right whatever lay there
+    cache.publish(lengths_name(name), write_lengths, replace=True)
+    cache.publish(manifest_name(name), lambda file: file.write(text.encode()), replace=True)
 
 
 def load(name: str, cache: Cache) -> Manifest | None:
@@ -99,10 +100,14 @@ def load(name: str, cache: Cache) -> Manifest | None:
     return manifest
 
 
+def is_whole(manifest: Manifest, cache: Cache) -> bool:
+    """Whether every file that a manifest promises is still there, in its size."""
+    name = store_fingerprint([entry.key for entry in manifest.shards])
+    if cache.size(lengths_name(name)) != 4 * manifest.counts.rows:
+        return False
+    return all(cache.size(shard_name(entry.key)) == entry.num_bytes for entry in manifest.shards)
+
+
 def map_lengths(name: str, num_rows: int, cache: Cache) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Lengths of all samples of a whole store, memory-mapped."""
     return np.frombuffer(cache.map(lengths_name(name), size=4 * num_rows), dtype="<i4")
-
-
-def void(_: object) -> None:
-    """Drop a result that a callback must not return."""

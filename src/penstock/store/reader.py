@@ -48,7 +48,7 @@ def open_shard(key: str, cache: Cache, *, num_rows: int, vocab_size: int) -> Sha
     except FileNotFoundError as error:
         raise StoreError(f"{path}: no such shard; prepare the store again, only what is missing is made") from error
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error}; pass refresh=True to make it again") from error
+        raise StoreError(f"{path}: cannot be read: {error}; check the disk and its permissions") from error
     except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise StoreError(f"{path}: damaged ({error}); pass refresh=True to make it again") from error
     if len(shard.offsets) - 1 != num_rows:

@@ -71,6 +71,7 @@ class Store:
         self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(np.int64)  # (num_shards + 1,)
         self.fingerprint = store_fingerprint(keys)
         self.manifest = manifest
+        self._counts = manifest.counts if manifest else None
         self._keys = keys
         self._make = make
         self._starts = self.shard_starts.tolist()
@@ -91,9 +92,9 @@ class Store:
     @property
     def counts(self) -> Counts:
         """Rows, tokens, trained tokens, dropped by reason; of a whole store only."""
-        if self.manifest is None:
+        if self._counts is None:
             raise StoreError(f"{self!r} is not whole yet, so its tokens are not counted")
-        return self.manifest.counts
+        return self._counts
 
     def __getitem__(self, row: int, /) -> Sample:
         if not -len(self) <= row < len(self):

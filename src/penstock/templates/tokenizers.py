@@ -110,6 +110,10 @@ class Tokenizer:
             for start in range(len(full) - len(bare) + 1):
                 if bare and full[start : start + len(bare)] == bare:
                     return tuple(full[:start]), tuple(full[start + len(bare) :])
+        if self._reference.num_special_tokens_to_add(is_pair=False):
+            raise TemplateError(
+                f"{self.path or 'tokenizer'}: cannot tell which special tokens go before and after a text"
+            )
         return (), ()
 
     def _open_fast(self) -> tuple[fastokens.Tokenizer | None, str]:
