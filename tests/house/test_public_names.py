@@ -12,9 +12,17 @@ ROOMS = {
 } - {"__init__"}
 
 
+# Needed by the annotations of `__init__`, and kept out of `dir()` there.
+ANNOTATIONS = {"TYPE_CHECKING", "Any"}
+
+
 def visible(module: types.ModuleType) -> set[str]:
-    """Names without an underscore, less the package's own rooms: Python adds those when they are first imported."""
-    names = {name for name in dir(module) if not name.startswith("_")}
+    """Names without an underscore, less the package's own rooms: Python adds those when they are first imported.
+
+    `dir()` alone would believe a module that defines `__dir__`; what is really bound counts too.
+    """
+    bound = set(vars(module)) - ANNOTATIONS
+    names = {name for name in bound | set(dir(module)) if not name.startswith("_")}
     rooms = {name for name in names if isinstance(getattr(module, name), types.ModuleType) and name in ROOMS}
     return names - rooms
 
@@ -30,6 +38,7 @@ def test_a_stray_name_is_visible() -> None:
     stray.os = types  # a module that is no room of ours counts as a leak
     stray.helper = len
     stray.errors = types
+    stray.__dir__ = list  # hiding it does not unbind it
     assert visible(stray) == {"os", "helper"}
 
 

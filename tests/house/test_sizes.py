@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 FILE_AIM = 400  # printed when passed
 FILE_LIMIT = 600  # refused when passed
-PACKAGE_LIMIT = 10_000
+PACKAGE_AIM = 10_000  # only printed
 
 
 def line_counts(package: Path) -> dict[str, int]:
@@ -25,7 +25,7 @@ def report(counts: dict[str, int]) -> str:
         rooms[file.partition("/")[0]] += lines
     table = [f"{lines:7,}  {room}" for room, lines in rooms.items()]
     long = [f"over the aim of {FILE_AIM} lines: {file} ({lines})" for file, lines in counts.items() if lines > FILE_AIM]
-    return "\n".join([*table, f"{rooms.total():7,}  in all (limit {PACKAGE_LIMIT:,})", *long])
+    return "\n".join([*table, f"{rooms.total():7,}  in all (aim: at most {PACKAGE_AIM:,})", *long])
 
 
 def too_long(counts: dict[str, int]) -> list[str]:
@@ -36,7 +36,6 @@ def test_no_file_is_an_attic() -> None:
     counts = line_counts(PACKAGE)
     assert counts
     assert too_long(counts) == [], report(counts)
-    assert sum(counts.values()) <= PACKAGE_LIMIT, report(counts)
 
 
 def test_an_attic_is_noticed(tmp_path: Path) -> None:
