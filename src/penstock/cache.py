@@ -7,9 +7,11 @@ import contextlib
 import mmap
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NoReturn
@@ -36,14 +38,12 @@ class Cache:
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def temporary(cls) -> "Cache":
         """A cache that is gone when the last user of this object is."""
-        folder = tempfile.TemporaryDirectory(prefix="penstock-")
-        cache = cls(folder.name)
-        cache._temporary = folder
+        cache = cls(tempfile.mkdtemp(prefix="penstock-"))
+        weakref.finalize(cache, _remove, cache.root, os.getpid())
         return cache
 
     def path(self, name: str) -> Path:
@@ -116,6 +116,11 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"Cache({str(self.root)!r})"
+
+
+def _remove(root: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked worker has a copy of the object, not of the folder
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _expect_same(published: Path, temporary: Path) -> None:

@@ -77,21 +77,22 @@ class JsonlSource(RowAccess):
         return content.hexdigest()
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
-        """Counted from the start of a run of files, so that appending moves no earlier border.
+        """A large file is cut every `num_bytes` from its start, so that appending moves no border but the last.
 
-        A run of files ends once it holds `num_bytes`, so that a change inside it moves no border of later files.
+        Small files are gathered until they hold `num_bytes`, so that a change inside one soon stops being felt.
         """
         borders = [0]
-        run_bytes = 0
+        gathered = 0
         for index, known in enumerate(self._lines):
             size = self._identities[index].size
-            targets = np.arange(-run_bytes % num_bytes, size, num_bytes)
-            inside = np.searchsorted(known.starts[:-1], targets) + self._first_rows[index]
-            borders.extend(inside.tolist())
-            run_bytes += size
-            if run_bytes >= num_bytes:
-                borders.append(self._first_rows[index + 1])
-                run_bytes = 0
+            first, last = self._first_rows[index], self._first_rows[index + 1]
+            gathered += size
+            if size > num_bytes:
+                inside = np.searchsorted(known.starts[:-1], np.arange(0, size, num_bytes))
+                borders += (first + inside).tolist()
+            if gathered >= num_bytes:
+                borders.append(last)
+                gathered = 0
         wide = np.unique(np.array([*borders, len(self)], dtype=np.int64))
         steps = [np.arange(first, last, num_rows) for first, last in pairwise(wide)]
         return np.concatenate([*steps, [len(self)]]).astype(np.int64)

@@ -1,0 +1,86 @@
+"""Does a name stand for the right files, in the right order, and does a read give exactly what was asked for?"""
+
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SourceChanged, SourceError
+from penstock.files import RangeFile, find, identify, natural
+
+
+def test_natural_order_counts() -> None:
+    names = ["part-10.jsonl", "part-2.jsonl", "part-1.jsonl", "part-02.jsonl", "a", "10", "9"]
+    assert sorted(names, key=natural) == [
+        "9",
+        "10",
+        "a",
+        "part-1.jsonl",
+        "part-02.jsonl",
+        "part-2.jsonl",
+        "part-10.jsonl",
+    ]
+
+
+def test_globs_folders_and_paths(tmp_path: Path) -> None:
+    for name in ("p-10.jsonl", "p-9.jsonl", "sub/x.jsonl", "other.txt", ".hidden.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [Path(path).name for path in find(tmp_path / "*.jsonl")] == ["p-9.jsonl", "p-10.jsonl"]
+    assert [Path(path).name for path in find(f"{tmp_path}/**/*.jsonl")] == ["p-9.jsonl", "p-10.jsonl", "x.jsonl"]
+    assert [Path(path).name for path in find(tmp_path, suffixes=(".jsonl",))] == ["p-9.jsonl", "p-10.jsonl"]
+    assert find(tmp_path / "p-9.jsonl") == [str(tmp_path / "p-9.jsonl")]
+
+
+def test_a_name_with_glob_characters_that_exists_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "a[1].jsonl").touch()
+    (tmp_path / "a1.jsonl").touch()
+    assert find(tmp_path / "a[1].jsonl") == [str(tmp_path / "a[1].jsonl")]
+
+
+def test_nothing_there_is_an_error_with_the_name(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"\*\.jsonl: nothing there, expected at least one file"):
+        find(tmp_path / "*.jsonl")
+    with pytest.raises(SourceError, match=r"expected a file ending in \.jsonl in this folder"):
+        find(tmp_path, suffixes=(".jsonl",))
+    with pytest.raises(SourceError, match=r"no\.jsonl: No such file"):
+        identify(str(tmp_path / "no.jsonl"))
+    with pytest.raises(SourceError, match="not a regular file"):
+        identify(str(tmp_path))
+    with pytest.raises(SourceError, match="remote places are not built yet"):
+        find("s3://bucket/a.jsonl")
+
+
+def test_ranges_from_many_threads(tmp_path: Path) -> None:
+    content = os.urandom(1 << 16)
+    (tmp_path / "a").write_bytes(content)
+    file = RangeFile(identify(str(tmp_path / "a")))
+    wrong: list[int] = []
+
+    def reader(seed: int) -> None:
+        for start in range(seed, len(content) - 100, 97):
+            if file.read(start, start + 100) != content[start : start + 100]:
+                wrong.append(start)
+
+    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert pickle.loads(pickle.dumps(file)).read(5, 9) == content[5:9]
+
+
+def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    file = RangeFile(identify(str(path)))
+    os.truncate(path, 4)
+    with pytest.raises(SourceChanged, match=r"a: changed while open: ends at byte 4, expected 10 bytes"):
+        file.read(0, 10)
+    with pytest.raises(SourceChanged, match="has 4 bytes"):
+        file.check()
+    with pytest.raises(SourceChanged):
+        pickle.loads(pickle.dumps(file))
