@@ -1,4 +1,4 @@
-"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`."""
+"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`; and the loader, which takes what they return."""
 
 import os
 from typing import Any, cast
@@ -6,10 +6,13 @@ from typing import Any, cast
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import StoreError, TemplateError
+from penstock.loader import Loader
 from penstock.sources import RowAccess, is_source, open_source
 from penstock.store import Store, build
 from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import Record, Source, Template
+
+__all__ = ["Loader", "open", "prepare"]
 
 _LOOK = 200  # rows looked at to choose a template, spread over the source
 

@@ -181,6 +181,12 @@ def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
             assert counter.tokens_in == sum(int(lengths.sum()) for lengths in world.lengths)
             zeros = sum(int((lengths == 0).sum()) for lengths in world.lengths)
             assert counter.samples_dropped["empty"] == zeros
+            kept = [kept_length(int(n), world.settings) for lengths in world.lengths for n in lengths]
+            overlong = sum(1 for n in kept if not n) - zeros
+            assert counter.samples_dropped["overlong"] == overlong
+            assert counter.tokens_dropped["overlong"] + counter.tokens_dropped["truncated"] == counter.tokens_in - sum(
+                kept
+            )
 
 
 @examples(40)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from penstock.plan.plan import Plan, PlanSource, Position
@@ -22,6 +22,7 @@ def examples(count: int):
     """`count` random recipes in `make test`, thirty times as many in `make soak`."""
     return settings(
         max_examples=count * 30 if SOAK else count,
+        phases=[Phase.generate] if MUTANT else list(Phase),  # a mutant need only be noticed, not explained
         deadline=None,
         derandomize=not SOAK,
         database=None,

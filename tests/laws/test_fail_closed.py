@@ -1,0 +1,158 @@
+"""Law 8: another data set, option or version is refused by name.  And golden files: the order of a dozen recipes, pinned."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import PlanError, PlanMismatch, UnevenTail
+from penstock.fingerprint import digest
+from penstock.plan import plan as plan_module
+from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.settings import PlanSettings, weights_as_text
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "orders.json"
+SIZES = np.array([400, 350, 0, 600], np.int64)
+
+
+def make(settings: PlanSettings, *, names=("chat", "math"), key="k", sizes=SIZES) -> Plan:
+    """Lengths by arithmetic, so that golden orders depend on nothing but the plan."""
+    sources = [PlanSource(name=name, key=f"{key}-{name}", shard_sizes=sizes) for name in names]
+    return Plan(sources, lambda source, samples: (samples * 7919 + source * 31) % 257, settings)
+
+
+BASE = PlanSettings(max_length=512)
+CHANGES = {
+    "max_length": 1024,
+    "packing": "first_fit",
+    "overflow": "split",
+    "shuffle": False,
+    "window": 3,
+    "seed": 1,
+    "tail": "drop",
+    "weights": ("1", "2"),
+    "mix_by": "tokens",
+    "stop": "all",
+    "block": 100,
+    "align": 8,
+    "max_per_row": 4,
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_every_setting_is_part_of_the_fingerprint_and_named_in_the_refusal(field):
+    assert set(CHANGES) == set(PlanSettings.__slots__), "a new setting needs a line in CHANGES"
+    mine, other = make(BASE), make(replace(BASE, **{field: CHANGES[field]}))
+    assert mine.fingerprint != other.fingerprint
+    for a, b in ((mine, other), (other, mine)):
+        with pytest.raises(PlanMismatch, match=rf"belongs to plan {a.fingerprint[:8]}.*{field} ") as caught:
+            b.check_summary(a.fingerprint, json.loads(json.dumps(a.summary())))
+        assert str(caught.value).count(" → ") == 1  # nothing else is blamed
+
+
+def test_other_data_is_refused_by_the_name_of_its_source():
+    mine = make(BASE)
+    summary = json.loads(json.dumps(mine.summary()))
+    for other, reason in [
+        (make(BASE, key="changed"), "source 'chat' has other content"),
+        (make(BASE, sizes=SIZES + 1), "source 'math' has other content"),
+        (make(BASE, names=("chat", "code")), "source 'code' is new; source 'math' is missing"),
+        (make(BASE, names=("math", "chat")), "sources in another order"),
+    ]:
+        with pytest.raises(PlanMismatch, match=reason):
+            other.check_summary(mine.fingerprint, summary)
+    make(BASE).check_summary(mine.fingerprint, summary)  # the same plan, built again
+
+
+def test_a_new_order_version_is_refused(monkeypatch):
+    mine = make(BASE)
+    fingerprint, summary = mine.fingerprint, mine.summary()
+    monkeypatch.setattr(plan_module, "ORDER_VERSION", plan_module.ORDER_VERSION + 1)
+    with pytest.raises(PlanMismatch, match="order_version 1 → 2"):
+        make(BASE).check_summary(fingerprint, summary)
+
+
+def test_a_hundred_sources_still_fit_into_a_small_state():
+    names = tuple(f"source number {i} with a long name" for i in range(100))
+    weights = weights_as_text([0.1 + i / 7 for i in range(100)])
+    plan = make(replace(BASE, weights=weights), names=names)
+    assert len(json.dumps(plan.summary())) < 700
+    other = make(replace(BASE, weights=weights), names=names, key="other")
+    with pytest.raises(PlanMismatch, match="other content"):
+        other.check_summary(plan.fingerprint, json.loads(json.dumps(plan.summary())))
+
+
+def test_plans_that_cannot_be_are_refused():
+    with pytest.raises(PlanError, match="distinct names"):
+        make(BASE, names=("a", "a"))
+    with pytest.raises(PlanError, match="1 weights for 2 sources"):
+        make(replace(BASE, weights=("1",)))
+    with pytest.raises(PlanError, match="'chat' has a weight but no samples"):
+        make(replace(BASE, weights=("1", "1")), sizes=np.zeros(3, np.int64))
+    by_tokens = replace(BASE, weights=("1", "1"), mix_by="tokens", max_length=16)
+    dead = Plan(make(by_tokens).sources, lambda source, samples: np.full(samples.size, 100), by_tokens)
+    with pytest.raises(PlanError, match="'chat': all 1350 samples are empty or dropped"):
+        dead.step(Position(), 4)
+
+
+def test_an_uneven_tail_is_an_error_when_asked_for():
+    plan = make(replace(BASE, tail="error"))
+    rows = plan.num_rows(0)
+    assert plan.num_steps(rows, epochs=1) == 1
+    with pytest.raises(UnevenTail, match=f"epoch 0 has {rows} rows, which do not divide into steps of {rows - 1}"):
+        plan.num_steps(rows - 1, epochs=1)
+    with pytest.raises(UnevenTail, match=r"epoch 0 ends with a step of 1 of"):
+        list(plan.walk(num_rows=rows - 1, epochs=1))
+
+
+def test_an_endless_plan_of_nothing_stops_with_a_reason():
+    nothing = Plan(make(BASE).sources, lambda source, samples: np.zeros(samples.size, np.int64), BASE)
+    assert nothing.step(Position(), 4, epochs=3) is None
+    assert nothing.num_steps(4, epochs=3) == 0
+    for tail in ("pad", "wrap", "drop", "repeat"):
+        endless = Plan(nothing.sources, nothing._lengths, replace(BASE, tail=tail))
+        with pytest.raises(PlanError, match="epochs in a row gave no step"):
+            endless.step(Position(), 4, epochs=None)
+        with pytest.raises(PlanError, match="cannot seek"):
+            endless.seek(3, 4, epochs=None)
+
+
+GOLDEN_RECIPES = {
+    "best fit": BASE,
+    "best fit, seed 1": replace(BASE, seed=1),
+    "full shuffle": replace(BASE, window="all"),
+    "no shuffle": replace(BASE, shuffle=False),
+    "one shard at a time": replace(BASE, window=1),
+    "first fit": replace(BASE, packing="first_fit"),
+    "next fit": replace(BASE, packing="next_fit"),
+    "window of 50": replace(BASE, packing="window_50"),
+    "concat, aligned": replace(BASE, packing="concat", align=8),
+    "grouped by length": replace(BASE, packing="group_16"),
+    "unpacked, wrapped": replace(BASE, packing="none", tail="wrap"),
+    "split, small blocks": replace(BASE, overflow="split", max_length=100, block=200, max_per_row=3),
+    "weighted by rows": replace(BASE, weights=("0.7", "0.3"), stop="all", tail="repeat"),
+    "weighted by tokens": replace(BASE, weights=("0.7", "0.3"), mix_by="tokens", tail="drop"),
+}
+
+
+def order_digest(settings: PlanSettings) -> dict:
+    steps = list(make(settings).walk(num_rows=8, epochs=2))
+    content = b"".join(step.rows.spans.tobytes() + step.rows.starts.tobytes() for step in steps)
+    return {"fingerprint": make(settings).fingerprint, "steps": len(steps), "order": digest(content)}
+
+
+@pytest.mark.parametrize("name", GOLDEN_RECIPES)
+def test_golden_orders_stay(name):
+    """If this fails, a saved run would go on with other data: raise ORDER_VERSION, announce it under "Data order", pin anew."""
+    golden = json.loads(GOLDEN.read_text())
+    assert golden["order_version"] == plan_module.ORDER_VERSION
+    assert set(golden["recipes"]) == set(GOLDEN_RECIPES)
+    assert order_digest(GOLDEN_RECIPES[name]) == golden["recipes"][name]
+
+
+if __name__ == "__main__":  # python -m tests.laws.test_fail_closed pins the orders anew
+    GOLDEN.parent.mkdir(exist_ok=True)
+    recipes = {name: order_digest(settings) for name, settings in GOLDEN_RECIPES.items()}
+    GOLDEN.write_text(json.dumps({"order_version": plan_module.ORDER_VERSION, "recipes": recipes}, indent=1) + "\n")

@@ -1,0 +1,197 @@
+"""Do the laws bite?  Each mutant is a small mistake in the plan; the law tests, run against it, must fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+HERE = Path(__file__).parent
+PACKAGE = Path(penstock.__file__).parent
+
+# name: (file, right, wrong, the tests that must notice)
+LAWS = "test_laws.py"
+MUTANTS = {
+    "the epoch is not in the shuffle's seed": (
+        "shuffle.py",
+        'derive(self._seed, "shuffle", self.name, epoch, "shards")',
+        'derive(self._seed, "shuffle", self.name, "shards")',
+        "test_fail_closed.py",
+    ),
+    "the epoch is not in any seed": (
+        "seeds.py",
+        "repr((seed, *path))",
+        "repr((seed, *(part for part in path if isinstance(part, str))))",
+        LAWS + "::test_every_epoch_has_a_new_order_of_the_same_samples",
+    ),
+    "seeds are added": (
+        "seeds.py",
+        "repr((seed, *path))",
+        "repr(seed + sum(map(len, map(str, path))))",
+        LAWS + "::test_every_epoch_has_a_new_order_of_the_same_samples",
+    ),
+    "the last block of an epoch is forgotten": (
+        "mix.py",
+        "if block >= len(given) - 1:",
+        "if block >= len(given) - 2:",
+        LAWS,
+    ),
+    "an epoch begins at its second block": (
+        "plan.py",
+        "epoch, number = epoch + 1, 0\n",
+        "epoch, number = epoch + 1, 1\n",
+        LAWS,
+    ),
+    "a row is repeated at a block's end": (
+        "plan.py",
+        "parts.append(rows.slice(row, row + count))",
+        "parts.append(rows.slice(max(0, row - (row + count == rows.num_rows)), row + count))",
+        LAWS,
+    ),
+    "the position is off by one row": (
+        "plan.py",
+        "return Rows.join(parts), Position(epoch=epoch, block=number, row=row,",
+        "return Rows.join(parts), Position(epoch=epoch, block=number, row=row + (row > 9),",
+        LAWS,
+    ),
+    "the position counts padding as rows": (
+        "plan.py",
+        "rows=position.rows + num_rows - missing)",
+        "rows=position.rows + num_rows)",
+        LAWS + "::test_law_3_resume_after_any_cuts_under_any_world",
+    ),
+    "a remainder of the mix is lost": (
+        "mix.py",
+        "targets = [_round(unit * w)",
+        "targets = [int(unit * w)",
+        LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
+    ),
+    "the mix forgets what was carried": (
+        "mix.py",
+        "target * border - g * total for",
+        "target * (border - sum(given)) for",
+        LAWS,
+    ),
+    "sources do not count their epochs": (
+        "mix.py",
+        "done = [epoch * target for target in self._targets]",
+        "done = [0 * target for target in self._targets]",
+        LAWS,
+    ),
+    "the tail is repeated where it should be padded": (
+        "plan.py",
+        'if tail == "repeat":',
+        'if tail in ("repeat", "pad"):',
+        LAWS,
+    ),
+    "the tail is dropped where it should be padded": (
+        "plan.py",
+        'if tail == "drop":',
+        'if tail in ("drop", "pad"):',
+        LAWS,
+    ),
+    "the number of steps is rounded down": (
+        "plan.py",
+        'steps += full + (rest > 0 and self.settings.tail != "drop")',
+        "steps += full",
+        LAWS + "::test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought",
+    ),
+    "ranks take runs that overlap": (
+        "shard.py",
+        "np.arange(world.rank, step.num_rows, world.size)",
+        "np.arange(world.rank, world.rank + step.num_rows // world.size)",
+        LAWS,
+    ),
+    "next fit overfills a row": ("pack.py", 'capacity, side="right") - 1', 'capacity + 1, side="right") - 1', LAWS),
+    "alignment is forgotten": (
+        "settings.py",
+        "return lengths if self.align == 1 else",
+        "return lengths if True else",
+        LAWS,
+    ),
+    "a split sample loses its rest": (
+        "block.py",
+        "parts = -(-pieces.stop // capacity)",
+        "parts = np.maximum(pieces.stop // capacity, 1)",
+        LAWS,
+    ),
+    "overlong samples vanish uncounted": (
+        "block.py",
+        'samples_dropped["overlong"] = int(np.count_nonzero(overlong))',
+        'samples_dropped["overlong"] = 0',
+        LAWS + "::test_law_5_tokens_in_are_tokens_out_and_tokens_counted",
+    ),
+    "best fit hands a group out twice": ("pack.py", "next_row += full", "next_row += max(full - 1, 1)", LAWS),
+    "the window's permutation is shorter than the window": (
+        "shuffle.py",
+        "int(window_ends[window]) - window_start)",
+        "max(int(window_ends[window]) - window_start - 1, 1))",
+        LAWS,
+    ),
+    "the permutation loses a digit": (
+        "permute.py",
+        "        high += low\n",
+        "        high += low & ~np.uint64(1)\n",
+        "../plan/test_permute.py",
+    ),
+    "the round function is linear": (
+        "permute.py",
+        "    word ^= word >> _HALF\n    word *= _MULTIPLY\n    word >>= _HALF\n",
+        "    word &= _LOW\n",
+        "../plan/test_permute.py",
+    ),
+    "a setting is not in the fingerprint": (
+        "plan.py",
+        '**self.settings.as_dict(), "sources"',
+        '**{k: v for k, v in self.settings.as_dict().items() if k != "align"}, "sources"',
+        "test_fail_closed.py",
+    ),
+    "a state of another plan is accepted": (
+        "plan.py",
+        "if fingerprint == self.fingerprint:",
+        "if fingerprint[:1] or fingerprint == self.fingerprint:",
+        "test_fail_closed.py",
+    ),
+    "rows are not shuffled": (
+        "block.py",
+        "    if settings.shuffle:\n",
+        "    if settings.shuffle and not num_rows:\n",
+        "test_fail_closed.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_laws_notice(name, tmp_path):
+    file, right, wrong, tests = MUTANTS[name]
+    shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    source = (tmp_path / "penstock" / "plan" / file).read_text()
+    assert right in source, f"{file} no longer reads {right!r}: write this mutant anew"
+    (tmp_path / "penstock" / "plan" / file).write_text(source.replace(right, wrong))
+    path, colons, test = tests.partition("::")
+    target = f"{(HERE / path).resolve()}{colons}{test}"
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--no-header",
+            target,
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PENSTOCK_MUTANT": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 1, f"the tests did not notice that {name}:\n{run.stdout[-2000:]}"
+    assert "1 failed" in run.stdout, run.stdout[-2000:]  # in a test, not in collecting them
