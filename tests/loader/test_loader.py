@@ -1,0 +1,222 @@
+"""Batches hold what the plan says, and the state says how far they were handed over."""
+
+import json
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.engines import LocalEngine
+from penstock.errors import PlanError, PlanMismatch, UnevenTail
+from penstock.sources import open_source
+from penstock.store import build
+from penstock.templates import TextTemplate, open_tokenizer
+
+WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
+
+
+@pytest.fixture
+def make_store(tokenizer_path, cache):
+    def make(num_records: int, *, seed: int = 0, rows_per_shard: int = 40, name: str = "made"):
+        rng = np.random.default_rng(seed)
+        records = [{"text": " ".join(rng.choice(WORDS, rng.integers(0, 40)).tolist())} for _ in range(num_records)]
+        source = open_source(records, cache=cache, name=name)
+        template = TextTemplate(open_tokenizer(tokenizer_path))
+        return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=rows_per_shard)
+
+    return make
+
+
+def contents(batches) -> list:
+    return [[tuple(span) for span in batch.rows[r].tolist()] for batch in batches for r in range(len(batch.rows))]
+
+
+def test_a_batch_holds_the_tokens_of_its_spans(make_store):
+    store = make_store(300)
+    for batch in ps.Loader(store, batch_size=3, max_length=48, overflow="split"):
+        assert batch["input_ids"].shape == batch["labels"].shape == (3, 48)
+        for r in range(3):
+            place = 0
+            for number, (_, sample, start, stop) in enumerate(batch.rows[r].tolist()):
+                ids = store[sample].input_ids[start:stop]
+                end = place + len(ids)
+                assert np.array_equal(batch["input_ids"][r, place:end], ids)
+                assert batch["labels"][r, place] == -100  # never a target of the sample before it
+                assert np.array_equal(batch["labels"][r, place + 1 : end], ids[1:])
+                assert np.array_equal(batch["position_ids"][r, place:end], np.arange(len(ids)))
+                assert (batch["seq_idx"][r, place:end] == number).all()
+                assert r * 48 + place in batch["cu_seqlens"]
+                place = end
+            assert (batch["labels"][r, place:] == -100).all()
+            assert (batch["seq_idx"][r, place:] == -1).all()
+        assert batch["cu_seqlens"].dtype == np.int32
+        assert batch["cu_seqlens"][0] == 0 and batch["cu_seqlens"][-1] == 3 * 48
+        assert batch["max_seqlen"] == np.diff(batch["cu_seqlens"]).max()
+
+
+def test_an_epoch_is_every_token_once_over_all_ranks(make_store):
+    store = make_store(500)
+    loaders = [ps.Loader(store, batch_size=2, max_length=64, overflow="split", rank=r, world_size=3) for r in range(3)]
+    steps = [list(loader) for loader in loaders]
+    assert {len(batches) for batches in steps} == {len(loaders[0])}
+    spans = [span for batches in steps for row in contents(batches) for span in row]
+    tokens = Counter((sample, t) for _, sample, start, stop in spans for t in range(start, stop))
+    assert tokens == Counter((i, t) for i in range(len(store)) for t in range(len(store[i])))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 8])
+def test_state_counts_what_was_handed_over_not_what_was_read_ahead(make_store, prefetch):
+    store = make_store(400)
+    options = {"batch_size": 2, "max_length": 64, "prefetch": prefetch, "epochs": 2}
+    whole = contents(ps.Loader(store, **options))
+    loader = ps.Loader(store, **options)
+    states = [loader.state_dict()]
+    states += [loader.state_dict() for _ in loader]
+    assert len(states) == len(loader) + 1
+    for done in (0, 1, 7, len(loader) // 2, len(loader) - 1, len(loader)):
+        again = ps.Loader(store, **options)
+        state = json.loads(json.dumps(states[done]))
+        assert state["step"] == done and len(json.dumps(state)) < 1024
+        again.load_state_dict(state)
+        assert again.state_dict() == states[done]
+        assert contents(again) == whole[2 * done :]
+
+
+def test_a_second_and_third_resume_under_other_worlds(make_store):
+    store = make_store(600)
+    whole = [row for row in contents(ps.Loader(store, batch_size=5, max_length=64)) if row]
+    seen, state = [], None
+    for world_size, batch_size, steps in [(2, 3, 4), (3, 1, 5), (1, 4, 3), (2, 1, None)]:
+        loaders = [
+            ps.Loader(store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size)
+            for r in range(world_size)
+        ]
+        iterators = []
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            iterators.append(iter(loader))
+        taken = 0
+        while steps is None or taken < steps:
+            batches = [next(iterator, None) for iterator in iterators]
+            if batches[0] is None:
+                assert batches == [None] * world_size
+                break
+            rows = [contents([batch]) for batch in batches]
+            seen += [rows[i % world_size][i // world_size] for i in range(world_size * batch_size)]
+            taken += 1
+        states = [loader.state_dict() for loader in loaders]
+        assert all(other == states[0] for other in states)  # the same on every rank
+        state = states[0]
+        for iterator in iterators:
+            iterator.close()
+    assert [row for row in seen if row] == whole
+
+
+def test_mixture_by_weight(make_store):
+    stores = {"chat": (make_store(400, seed=1), 0.75), "math": (make_store(400, seed=2), 0.25)}
+    loader = ps.Loader(stores, batch_size=4, max_length=64, stop="first", overflow="split")
+    spans = [span for row in contents(loader) for span in row]
+    samples = Counter(source for source, _, start, _ in spans if start == 0)
+    assert abs(samples[0] / samples.total() - 0.75) < 0.02
+    assert [source.name for source in loader.plan.sources] == ["chat", "math"]
+
+
+def test_explain_names_the_lines_without_running(make_store):
+    store = make_store(200)
+    loader = ps.Loader(store, batch_size=2, max_length=64, rank=0, world_size=2)
+    other = ps.Loader(store, batch_size=2, max_length=64, rank=1, world_size=2)
+    for step, (mine, theirs) in enumerate(zip(loader, other, strict=True)):
+        rows = ps.Loader(store, batch_size=2, max_length=64, rank=0, world_size=2).explain(step)
+        assert rows == [mine.provenance[0], theirs.provenance[0], mine.provenance[1], theirs.provenance[1]]
+        break
+    where, start, stop = rows[0][0]
+    assert start == 0 and stop > 0 and store.source[where.line - 1]["text"]
+    with pytest.raises(PlanError, match="cannot seek to step 10000"):
+        loader.explain(10_000)
+
+
+def test_a_foreign_or_damaged_state_is_refused(make_store):
+    store = make_store(100)
+    state = ps.Loader(store, batch_size=2, max_length=64).state_dict()
+    loader = ps.Loader(store, batch_size=2, max_length=64)
+    with pytest.raises(PlanMismatch, match="max_length 64 → 128"):
+        ps.Loader(store, batch_size=2, max_length=128).load_state_dict(state)
+    with pytest.raises(PlanMismatch, match="source 'data' has other content"):
+        ps.Loader(make_store(100, seed=9), batch_size=2, max_length=64).load_state_dict(state)
+    with pytest.raises(PlanMismatch, match="version 2, this release reads version 1"):
+        loader.load_state_dict({**state, "version": 2})
+    with pytest.raises(PlanMismatch, match="not a Penstock state"):
+        loader.load_state_dict({"epoch": 3})
+    for key in state:
+        with pytest.raises(PlanMismatch):
+            loader.load_state_dict({k: v for k, v in state.items() if k != key})
+    text = json.dumps(state)
+    rng = np.random.default_rng(0)
+    for _ in range(300):  # any flipped bit is either no JSON any more or refused
+        damaged = bytearray(text.encode())
+        damaged[rng.integers(len(damaged))] ^= 1 << rng.integers(7)
+        try:
+            value = json.loads(damaged)
+        except ValueError:
+            continue
+        if value != state:
+            with pytest.raises(PlanMismatch):
+                loader.load_state_dict(value)
+    loader.load_state_dict(state)
+
+
+def test_options_that_cannot_be_are_refused(make_store):
+    store = make_store(50)
+    for options, message in [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": -1}, "epochs is -1"),
+        ({"output": "jax"}, "output is 'jax'"),
+        ({"rank": 1}, "give both or neither"),
+        ({"rank": 3, "world_size": 3}, "rank 3 of world size 3"),
+        ({"packing": "bfd"}, "packing 'bfd' is not known"),
+    ]:
+        with pytest.raises(PlanError, match=message):
+            ps.Loader(store, **{"batch_size": 2, "max_length": 64, **options})
+    with pytest.raises(PlanError, match="a weight for all of them or for none"):
+        ps.Loader({"a": (store, 1.0), "b": store}, batch_size=2)
+    with pytest.raises(UnevenTail, match="do not divide into steps"):
+        ps.Loader(store, batch_size=10_000, max_length=64, tail="error")
+    with pytest.raises(TypeError, match="endless"):
+        len(ps.Loader(store, batch_size=2, max_length=64, epochs=None))
+
+
+def test_rank_and_world_size_come_from_the_environment(make_store, monkeypatch):
+    store = make_store(50)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert ps.Loader(store, batch_size=1, max_length=64).world.rank == 3
+    assert ps.Loader(store, batch_size=1, max_length=64, replicas=2).world.size == 2
+    assert ps.Loader(store, batch_size=1, max_length=64, rank=0, world_size=1).world.size == 1
+    monkeypatch.setenv("RANK", "many")
+    with pytest.raises(PlanError, match="RANK='many'"):
+        ps.Loader(store, batch_size=1, max_length=64)
+
+
+def test_an_error_while_reading_ahead_reaches_the_consumer(make_store):
+    store = make_store(300)
+    loader = ps.Loader(store, batch_size=1, max_length=64, prefetch=4)
+    iterator = iter(loader)
+    next(iterator)
+    for shard in store.cache.root.rglob("*.arrow"):
+        shard.unlink()
+    store._shards.clear()
+    with pytest.raises(ps.errors.StoreError, match="no such shard"):
+        list(iterator)
+
+
+def test_an_abandoned_iteration_leaves_no_thread(make_store):
+    before = threading.active_count()
+    loader = ps.Loader(make_store(300), batch_size=1, max_length=64, prefetch=4)
+    for _ in range(20):
+        iterator = iter(loader)
+        next(iterator)
+        iterator.close()
+    assert threading.active_count() == before
