@@ -54,6 +54,14 @@ class Samples:
     dropped: dict[int, str] = field(default_factory=dict)  # record number in this batch → reason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    """Stands in the place of a record that cannot be read, so that row numbers never shift."""
+
+    reason: str  # short, for counting: bad_json, not_an_object …
+    message: str  # long, for people, with the row's place once its source has added it
+
+
 class Source(Protocol):
     """Record i of this place.  Never hears of rank, seed or epoch."""
 
@@ -61,8 +69,8 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> Record: ...
-    def records(self, start: int, stop: int) -> Iterator[Record]:
-        """Rows start..stop in order; the fast way to read many."""
+    def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
+        """Rows start..stop in order; the fast way to read many.  A BadRow only where the user chose not to stop at one."""
         ...
 
     def where(self, row: int) -> Where: ...

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import orjson
 
-from penstock.types import Record
+from penstock.types import BadRow, Record
 
 # orjson turns integers beyond 64 bits into floats without a word.  Those have at least 19 digits in a row.
 _LONG = 19
@@ -24,18 +24,20 @@ def has_long_digits(raw: bytes) -> bool:
     return _NEEDLE in raw.translate(_DIGITS)
 
 
-def parse(raw: bytes | memoryview, *, exact: bool) -> Record:
-    """One object; ValueError with the reason otherwise.  `exact` where long digits were seen."""
+def parse(raw: bytes | memoryview, *, exact: bool) -> Record | BadRow:
+    """One object, or why it is none.  `exact` where long digits were seen."""
     try:
         record = orjson.loads(raw)
         if exact:
             record = json.loads(str(raw, "utf-8"))  # orjson has checked what json is lax about: NaN, surrogates
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
-    except RecursionError as error:
-        raise ValueError("not readable: nested too deeply") from error
-    if not isinstance(record, dict):
-        raise ValueError(f'the row is {_kind(record)}, expected an object like {{"text": …}}')
+        return BadRow(reason="bad_json", message=f"not JSON: {error.msg} at character {error.pos}")
+    except (RecursionError, ValueError) as error:  # ValueError: more digits than int() takes
+        return BadRow(reason="bad_json", message=f"not readable: {error}")
+    if type(record) is not dict:
+        return BadRow(
+            reason="not_an_object", message=f'the row is {_kind(record)}, expected an object like {{"text": …}}'
+        )
     return record
 
 

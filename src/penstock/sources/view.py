@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from penstock.fingerprint import Digest
-from penstock.types import Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, Where
 
 if TYPE_CHECKING:
     from penstock.types import Source
@@ -22,7 +22,7 @@ class RowAccess(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def records(self, start: int, stop: int) -> Iterator[Record]: ...
+    def records(self, start: int, stop: int) -> Iterator[Record | BadRow]: ...
 
     @abstractmethod
     def where(self, row: int) -> Where: ...
@@ -47,7 +47,10 @@ class RowAccess(ABC):
         return self._record(self._row(row))
 
     def __iter__(self) -> Iterator[Record]:
-        return self.records(0, len(self))
+        """Good rows in order; bad ones stop the iteration or are counted, as the source was opened."""
+        for record in self.records(0, len(self)):
+            if type(record) is not BadRow:
+                yield record  # type: ignore[misc]  # what is no BadRow is a Record
 
     def _row(self, row: int) -> int:
         num_rows = len(self)
@@ -80,14 +83,14 @@ class View(RowAccess):
             return View(self._source, self._rows[row])  # a view of a view is a view
         return self._record(self._row(row))
 
-    def records(self, start: int, stop: int) -> Iterator[Record]:
+    def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         self._range(start, stop)
         rows = self._rows[start:stop]
         if rows.step == 1 and rows:
             yield from self._source.records(rows[0], rows[-1] + 1)
         else:
             for row in rows:
-                yield self._source[row]
+                yield from self._source.records(row, row + 1)
 
     def where(self, row: int) -> Where:
         return self._source.where(self._rows[self._row(row)])

@@ -1,6 +1,7 @@
 """source × template × engine → store.  Cuts rows into shards, names each by its content, makes the missing ones."""
 
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from penstock.store.reader import open_shard
 from penstock.store.schema import FORMAT_VERSION, shard_name
 from penstock.store.store import Store
 from penstock.store.writer import write_shard
-from penstock.types import Engine, Ints, Source, Template
+from penstock.types import BadRow, Engine, Ints, Record, Samples, Source, Template
 
 SHARD_BYTES = 8 << 20
 SHARD_ROWS = 1 << 16
@@ -43,15 +44,18 @@ class MakeShard:
 
     def __call__(self, task: ShardTask) -> int:
         """Make and publish a shard; its number."""
+        bad: dict[int, str] = {}
         try:
-            samples = self.template.encode(self.source.records(task.start, task.stop))
+            samples = self.template.encode(_good(self.source.records(task.start, task.stop), bad))
         except TemplateError as error:
             if error.record is None:
                 raise
-            raise TemplateError(f"{self.source.where(task.start + error.record)}: {error}") from error
-        found = len(samples.offsets) - 1
+            row = int(_good_rows(task.stop - task.start, bad)[error.record])
+            raise TemplateError(f"{self.source.where(task.start + row)}: {error}") from error
+        found = len(samples.offsets) - 1 + len(bad)
         if found != task.stop - task.start:
             raise StoreError(f"{self.template!r} gave {found} samples for {task.stop - task.start} records")
+        samples = _with_bad(samples, bad)
         if self.source.digest(task.start, task.stop) != task.digest:
             raise SourceChanged(
                 f"{self.source.where(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
@@ -64,6 +68,31 @@ class MakeShard:
             replace=task.replace,
         )
         return task.shard
+
+
+def _good(records: Iterable[Record | BadRow], bad: dict[int, str]) -> Iterator[Record]:
+    """The records that can be read; the others are noted in `bad`, by their number in this shard."""
+    for number, record in enumerate(records):
+        if isinstance(record, BadRow):
+            bad[number] = record.reason
+        else:
+            yield record
+
+
+def _good_rows(num_rows: int, bad: dict[int, str]) -> Ints:
+    return np.delete(np.arange(num_rows, dtype=np.int64), list(bad))
+
+
+def _with_bad(samples: Samples, bad: dict[int, str]) -> Samples:
+    """Bad rows as samples without tokens, so that sample i stays row i."""
+    if not bad:
+        return samples
+    lengths = np.zeros(len(samples.offsets) - 1 + len(bad), np.int64)
+    rows = _good_rows(len(lengths), bad)
+    lengths[rows] = np.diff(samples.offsets)
+    dropped = {int(rows[number]): reason for number, reason in samples.dropped.items()} | bad
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return replace(samples, offsets=offsets, dropped=dict(sorted(dropped.items())))
 
 
 def build(

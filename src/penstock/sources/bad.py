@@ -1,0 +1,85 @@
+"""What happens at a row that cannot be read?  Stop (the default), skip and count, or quarantine and count; never a silent hole."""
+
+import base64
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import BadRecord, SourceError
+from penstock.types import BadRow, Where
+
+POLICIES = ("stop", "skip", "quarantine")
+_HINT = "mend or remove the line, or pass on_bad='skip' or 'quarantine' (counted)"
+
+
+class BadRows:
+    """The policy of one source and its ledger.  A row is counted once, however often it is read."""
+
+    def __init__(self, on_bad: str = "stop", *, max_bad: int | None = None, quarantine: str | None = None) -> None:
+        if on_bad not in POLICIES:
+            raise SourceError(f"on_bad is {on_bad!r}, expected one of {', '.join(POLICIES)}")
+        if (on_bad == "quarantine") != (quarantine is not None):
+            raise SourceError("on_bad='quarantine' and quarantine=FILE go together: the file takes the bad rows")
+        if max_bad is not None and (on_bad == "stop" or max_bad < 0):
+            raise SourceError(
+                f"max_bad is {max_bad}, expected a number ≥ 0 together with on_bad='skip' or 'quarantine'"
+            )
+        self.on_bad = on_bad
+        self.max_bad = max_bad
+        self.quarantine = quarantine
+        self.counts: Counter[str] = Counter()  # by reason
+        self._rows: dict[int, str] = {}  # row → reason
+        self._lock = threading.Lock()
+
+    def met(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
+        """Called for each bad row that is read; raises where the policy says stop."""
+        if self.on_bad == "stop":
+            raise BadRecord(f"{found.message}; {_HINT}")
+        with self._lock:
+            if row in self._rows:
+                return
+            self._rows[row] = found.reason
+            self.counts[found.reason] += 1
+            if self.quarantine is not None:
+                _append(Path(self.quarantine), row, found, where, raw)
+            if self.max_bad is not None and len(self._rows) > self.max_bad:
+                raise BadRecord(
+                    f"{found.message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}"
+                )
+
+    @property
+    def rows(self) -> list[int]:
+        """Bad rows met so far, ascending."""
+        return sorted(self._rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def _append(path: Path, row: int, found: BadRow, where: Where, raw: bytes) -> None:
+    """One line per bad row, written at once, so that several processes may share the file."""
+    entry: dict[str, Any] = {
+        "file": where.file,
+        "line": where.line,
+        "byte": where.byte,
+        "row": row,
+        "reason": found.reason,
+    }
+    entry["message"] = found.message
+    try:
+        entry["raw"] = raw.decode()
+    except UnicodeDecodeError:
+        entry["raw_base64"] = base64.b64encode(raw).decode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+    except OSError as error:
+        raise SourceError(
+            f"{path}: cannot write the quarantine: {error.strerror}; check the folder and its space"
+        ) from error

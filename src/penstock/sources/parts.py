@@ -1,0 +1,190 @@
+"""What do several files of one shape make together?  One run of row numbers, one bad-row policy, one way to name content.
+
+A shape writes a `Part`: one file, its rows counted from 0.  Everything that all shapes share is here.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.cache import Cache
+from penstock.errors import BadRecord, SourceError
+from penstock.files import FileId, identify
+from penstock.fingerprint import Digest
+from penstock.sources.bad import BadRows
+from penstock.sources.canonical import record_bytes
+from penstock.sources.view import RowAccess
+from penstock.types import BadRow, Ints, Record, Where
+
+_MAX_OPEN = 64  # parts kept open at once
+
+
+class Part(ABC):
+    """One file.  Rows are counted from 0 within it; a row that cannot be read is a BadRow, never an exception."""
+
+    num_rows: int
+    num_bytes: int  # about how much its rows weigh, for cutting
+
+    @abstractmethod
+    def record(self, row: int) -> Record | BadRow: ...
+
+    @abstractmethod
+    def records(self, first: int, last: int) -> Iterator[Record | BadRow]: ...
+
+    def place(self, row: int) -> tuple[int, int]:
+        """(line from 1, byte from 0) at which a row begins; where a shape has no lines, its row number."""
+        return row + 1, 0
+
+    def raw(self, row: int) -> bytes:
+        """A row as it stands in the file, for the quarantine; empty where that means nothing."""
+        return b""
+
+    def add_digest(self, content: Digest, first: int, last: int) -> None:
+        """Add what rows first..last say.  A BadRow counts with its reason: mending it changes the content."""
+        for record in self.records(first, last):
+            if isinstance(record, BadRow):
+                content.update(f"bad row: {record.reason}".encode())
+            else:
+                content.update(record_bytes(record))
+
+    def borders(self, num_bytes: int) -> Ints:
+        """Rows at which to cut so that each range weighs about `num_bytes`; rows are taken to weigh the same."""
+        rows_per_cut = max(1, self.num_rows * num_bytes // max(self.num_bytes, 1))
+        return np.arange(0, self.num_rows, rows_per_cut, dtype=np.int64)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise SourceChanged if the file is no longer the one that was opened."""
+
+
+class FilesSource(RowAccess):
+    """One or more files of one shape.  Pickles as the files' identities and the options."""
+
+    shape: str = ""
+
+    def __init__(
+        self, paths: Sequence[str], *, cache: Cache, name: str | None = None, bad: BadRows | None = None, **options: Any
+    ) -> None:
+        if not paths:
+            raise SourceError(f"no files given, expected at least one {self.shape} file")
+        self.name = name or Path(paths[0]).stem
+        self.options = options
+        self.bad = bad or BadRows()
+        self._open([identify(path) for path in paths], cache)
+
+    @abstractmethod
+    def part(self, identity: FileId) -> Part:
+        """Open one file of this shape."""
+
+    def _open(self, identities: list[FileId], cache: Cache) -> None:
+        self.cache = cache
+        self.identities = identities
+        self._parts: OrderedDict[int, Part] = OrderedDict()
+        counts = [self._part(index).num_rows for index in range(len(identities))]
+        self._first_rows = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+
+    def __len__(self) -> int:
+        return int(self._first_rows[-1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(known.size for known in self.identities)
+
+    def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
+        self._range(start, stop)
+        for index, first, last in self._pieces(start, stop):
+            part = self._part(index)
+            part.check()
+            for row, record in enumerate(part.records(first, last), self._first_rows[index] + first):
+                yield self._met(row, record) if type(record) is BadRow else record
+            part.check()
+
+    def where(self, row: int) -> Where:
+        index, local = self._home(self._row(row))
+        line, byte = self._part(index).place(local)
+        return Where(file=self.identities[index].path, line=line, byte=byte)
+
+    def digest(self, start: int, stop: int) -> str:
+        """Over what the rows say: file names and the borders between files leave no trace."""
+        self._range(start, stop)
+        content = Digest()
+        for index, first, last in self._pieces(start, stop):
+            part = self._part(index)
+            part.check()
+            part.add_digest(content, first, last)
+        return content.hexdigest()
+
+    def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
+        """A large file is cut every `num_bytes` from its start, so that appending moves no border but the last.
+
+        Small files are gathered until they hold `num_bytes`, so that a change inside one soon stops being felt.
+        """
+        borders = [0]
+        gathered = 0
+        for index in range(len(self.identities)):
+            part = self._part(index)
+            first, last = self._first_rows[index], self._first_rows[index + 1]
+            gathered += part.num_bytes
+            if part.num_bytes > num_bytes:
+                borders += (first + part.borders(num_bytes)).tolist()
+            if gathered >= num_bytes:
+                borders.append(last)
+                gathered = 0
+        wide = np.unique(np.array([*borders, len(self)], dtype=np.int64))
+        steps = [np.arange(first, last, num_rows) for first, last in pairwise(wide)]
+        return np.concatenate([*steps, [len(self)]]).astype(np.int64)
+
+    def _record(self, row: int) -> Record:
+        index, local = self._home(row)
+        record = self._part(index).record(local)
+        if type(record) is BadRow:
+            raise BadRecord(self._placed(row, record).message)  # asked for by number, there is nothing to skip to
+        return record  # type: ignore[return-value]
+
+    def _met(self, row: int, found: BadRow) -> BadRow:
+        """Stop, or count and go on, as the user chose."""
+        index, local = self._home(row)
+        self._part(index).check()  # a changed file is the better explanation
+        placed = self._placed(row, found)
+        self.bad.met(row, placed, self.where(row), self._part(index).raw(local))
+        return placed
+
+    def _placed(self, row: int, found: BadRow) -> BadRow:
+        where = self.where(row)
+        return BadRow(
+            reason=found.reason, message=f"{where.file}:{where.line}:{where.byte}: {found.message} (row {row})"
+        )
+
+    def _home(self, row: int) -> tuple[int, int]:
+        index = bisect_right(self._first_rows, row) - 1
+        return index, row - self._first_rows[index]
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(file, first row in it, last row in it + 1) of a row range."""
+        while start < stop:
+            index, local = self._home(start)
+            upto = min(stop, self._first_rows[index + 1])
+            yield index, local, local + upto - start
+            start = upto
+
+    def _part(self, index: int) -> Part:
+        part = self._parts.get(index)
+        if part is None:
+            part = self._parts[index] = self.part(self.identities[index])
+            while len(self._parts) > _MAX_OPEN:
+                self._parts.popitem(last=False)  # closed when its last reader lets go
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parts": OrderedDict()}
+
+    def __repr__(self) -> str:
+        files = "1 file" if len(self.identities) == 1 else f"{len(self.identities)} files"
+        return f"{type(self).__name__}({self.name!r}, {len(self):_} rows, {files}, {self.num_bytes:_} bytes)"
