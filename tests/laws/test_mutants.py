@@ -68,7 +68,7 @@ MUTANTS = {
         "mix.py",
         "targets = [_round(unit * w)",
         "targets = [int(unit * w)",
-        LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
+        LAWS + "::test_mixing_keeps_exact_shares_in_every_block",
     ),
     "the mix forgets what was carried": (
         "mix.py",
