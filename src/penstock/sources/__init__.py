@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,23 @@ from penstock.sources.bad import BadRows
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import ListSource
 from penstock.sources.parts import FilesSource, Part
+from penstock.sources.shapes import SHAPES, Shape  # a new shape is a line in shapes.py
 from penstock.sources.view import RowAccess, View
 from penstock.types import Record
 
 __all__ = [
+    "SHAPES",
     "BadRows",
     "FilesSource",
     "JsonlSource",
     "ListSource",
     "Part",
     "RowAccess",
+    "Shape",
     "View",
     "is_source",
     "open_source",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A shape of files: its module is imported when the first such file is opened, so that pyarrow and torch stay out until then."""
-
-    module: str
-    source: str
-    suffixes: tuple[str, ...]
-
-
-SHAPES = {
-    "jsonl": Shape("jsonl", "JsonlSource", (".jsonl", ".ndjson")),
-}
 
 
 def open_source(

@@ -67,6 +67,7 @@ class FilesSource(RowAccess):
     """One or more files of one shape.  Pickles as the files' identities and the options."""
 
     shape: str = ""
+    OPTIONS: tuple[str, ...] = ()  # names of what `options` may hold; whoever opens checks against them
 
     def __init__(
         self, paths: Sequence[str], *, cache: Cache, name: str | None = None, bad: BadRows | None = None, **options: Any

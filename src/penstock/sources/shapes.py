@@ -1,0 +1,22 @@
+"""Which module reads which shape?  It is imported when the first such file is opened: pyarrow and torch stay out until then.
+
+A line here is all that a new shape needs.  Its source is called as `source(paths, cache=, name=, bad=, **options)`, and its
+attribute `OPTIONS` names the options that it takes.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A shape of files.  Suffixes may have several parts (`.jsonl.gz`); the longest that fits decides."""
+
+    module: str
+    source: str
+    suffixes: tuple[str, ...] = ()
+    folder: str = ""  # the module's function that tells whether a folder as a whole has this shape
+
+
+SHAPES = {
+    "jsonl": Shape("jsonl", "JsonlSource", (".jsonl", ".ndjson")),
+}
