@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Loader, open, prepare
+    from penstock.api import Loader, concat, open, prepare
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "open", "prepare"]
+__all__ = ["Loader", "concat", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

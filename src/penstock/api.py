@@ -7,12 +7,12 @@ from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import StoreError, TemplateError
 from penstock.loader import Loader
-from penstock.sources import RowAccess, is_source, open_source
+from penstock.sources import RowAccess, concat, is_source, open_source
 from penstock.store import Store, build
 from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import Record, Source, Template
 
-__all__ = ["Loader", "open", "prepare"]
+__all__ = ["Loader", "concat", "open", "prepare"]
 
 _LOOK = 200  # rows looked at to choose a template, spread over the source
 

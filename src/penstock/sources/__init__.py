@@ -10,6 +10,7 @@ from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.files import find
 from penstock.sources.bad import BadRows
+from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import ListSource
 from penstock.sources.parts import FilesSource, Part
@@ -20,6 +21,7 @@ from penstock.types import Record
 __all__ = [
     "SHAPES",
     "BadRows",
+    "Concat",
     "FilesSource",
     "JsonlSource",
     "ListSource",
@@ -27,6 +29,7 @@ __all__ = [
     "RowAccess",
     "Shape",
     "View",
+    "concat",
     "is_source",
     "open_source",
 ]
@@ -55,11 +58,6 @@ def open_source(
         f"cannot open a {type(place).__name__} as a source; expected a path, a glob, a folder, a list of paths "
         f"or a list of dicts"
     )
-
-
-def is_source(place: Any) -> bool:
-    """Whether this already speaks the protocol, ours or a user's."""
-    return all(hasattr(place, method) for method in ("records", "where", "digest", "cuts", "__len__", "__getitem__"))
 
 
 def _open_files(

@@ -15,6 +15,8 @@ from penstock.types import Ints, Record, Where
 class ListSource(RowAccess):
     """Records in memory.  They must be plain JSON values, since their text is what names the store made of them."""
 
+    shape = "list"
+
     def __init__(self, records: Sequence[Record], *, name: str = "list") -> None:
         self.name = name
         self._records = list(records)
@@ -27,7 +29,7 @@ class ListSource(RowAccess):
 
     def records(self, start: int, stop: int) -> Iterator[Record]:
         self._range(start, stop)
-        yield from self._records[start:stop]
+        yield from map(_copy, self._records[start:stop])
 
     def where(self, row: int) -> Where:
         return Where(file=self.name, line=self._row(row) + 1)
@@ -50,7 +52,8 @@ class ListSource(RowAccess):
         return np.array([*borders, len(self)] if self._records else [0], dtype=np.int64)
 
     def _record(self, row: int) -> Record:
-        return self._records[row]
+        record: Record = _copy(self._records[row])
+        return record
 
     def _text(self, row: int) -> bytes:
         """Canonical JSON.  Keys keep their order: a chat template may print a dict as it stands."""
@@ -60,6 +63,13 @@ class ListSource(RowAccess):
 
     def __repr__(self) -> str:
         return f"ListSource({self.name!r}, {len(self):_} rows)"
+
+
+def _copy(value: Any) -> Any:
+    """A record of one's own, as every other source gives: what a map function does to it must not come back here."""
+    if type(value) is dict:
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if type(value) is list else value
 
 
 def _not_json(value: Any) -> str | None:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from penstock.files import FileId, identify
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.canonical import record_bytes
-from penstock.sources.view import RowAccess
+from penstock.sources.view import RowAccess, at_most
 from penstock.types import BadRow, Ints, Record, Where
 
 _MAX_OPEN = 64  # parts kept open at once
@@ -94,9 +93,16 @@ class FilesSource(RowAccess):
         return int(self._first_rows[-1])
 
     @property
+    def files(self) -> list[str]:
+        return [known.path for known in self.identities]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return sum(known.size for known in self.identities)
+
+    def _ledgers(self) -> list[BadRows]:
+        return [self.bad]
 
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         self._range(start, stop)
@@ -138,9 +144,7 @@ class FilesSource(RowAccess):
             if gathered >= num_bytes:
                 borders.append(last)
                 gathered = 0
-        wide = np.unique(np.array([*borders, len(self)], dtype=np.int64))
-        steps = [np.arange(first, last, num_rows) for first, last in pairwise(wide)]
-        return np.concatenate([*steps, [len(self)]]).astype(np.int64)
+        return at_most(np.array([*borders, len(self)], dtype=np.int64), num_rows)
 
     def _record(self, row: int) -> Record:
         index, local = self._home(row)

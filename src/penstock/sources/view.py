@@ -1,22 +1,33 @@
-"""Which rows of a source?  Slices are views: rows stay where they are, `range` does the arithmetic."""
+"""Which rows of a source?  A view leaves rows where they are and does arithmetic with their numbers; it reads when asked.
+
+`RowAccess` is what every source offers once it can give record i; `View` what all views of one source share; `Slice` the
+plainest of them.  Others: chosen.py (select, filter, split), mapped.py (map), concat.py (several sources in a row).
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, overload
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from penstock.fingerprint import Digest
+from penstock.sources.bad import BadRows
 from penstock.types import BadRow, Ints, Record, Where
 
 if TYPE_CHECKING:
+    from penstock.sources.describe import Description
     from penstock.types import Source
+
+_BLOCK = 1 << 16  # rows of a view looked at together
 
 
 class RowAccess(ABC):
-    """What every source does with row numbers: negative ones, slices, iteration."""
+    """What every source does with row numbers: negative ones, slices, iteration, views."""
 
     name: str
+    shape: str = ""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -40,10 +51,10 @@ class RowAccess(ABC):
     @overload
     def __getitem__(self, row: int, /) -> Record: ...
     @overload
-    def __getitem__(self, row: slice, /) -> "View": ...
-    def __getitem__(self, row: int | slice, /) -> "Record | View":
+    def __getitem__(self, row: slice, /) -> "Slice": ...
+    def __getitem__(self, row: int | slice, /) -> "Record | Slice":
         if isinstance(row, slice):
-            return View(self, range(len(self))[row])
+            return Slice(self, range(len(self))[row])
         return self._record(self._row(row))
 
     def __iter__(self) -> Iterator[Record]:
@@ -51,6 +62,59 @@ class RowAccess(ABC):
         for record in self.records(0, len(self)):
             if type(record) is not BadRow:
                 yield record  # type: ignore[misc]  # what is no BadRow is a Record
+
+    # The views live in modules that need this one, so they are imported when first asked for.
+
+    def select(self, rows: Iterable[int]) -> "View":
+        """These rows, in this order; a row may come twice, and -1 is the last."""
+        from penstock.sources.chosen import select
+
+        return select(self, rows)
+
+    def filter(self, fn: Callable[[Record], Any]) -> "View":
+        """The rows of whose record `fn` says yes.  They are found when first needed, by one pass over the source."""
+        from penstock.sources.chosen import Filtered
+
+        return Filtered(self, fn)
+
+    def map(self, fn: Callable[[Record], Record]) -> "View":
+        """Each record as `fn` gives it back.  `fn` is called whenever a record is read, and must always give the same."""
+        from penstock.sources.mapped import Mapped
+
+        return Mapped(self, fn)
+
+    def train_test_split(self, *, test_size: float = 0.1, seed: int = 0) -> "tuple[View, View]":
+        """(train, test): disjoint, together everything, each in the source's order.  A share below 1, or a number of rows."""
+        from penstock.sources.chosen import split
+
+        return split(self, test_size=test_size, seed=seed)
+
+    def describe(self, *, look: int = 200) -> "Description":
+        """Shape, files, rows, bytes, and the columns seen in `look` rows spread over the source; `print` it."""
+        from penstock.sources.describe import describe
+
+        return describe(self, look=look)
+
+    @property
+    def files(self) -> list[str]:
+        """Files that the rows live in."""
+        return []
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of all files, where that is known and every row of them is here."""
+        return None
+
+    @property
+    def bad_counts(self) -> Counter[str]:
+        """Bad rows met so far, by reason; a view counts what its source met."""
+        total: Counter[str] = Counter()
+        for ledger in {id(ledger): ledger for ledger in self._ledgers()}.values():
+            total += ledger.counts
+        return total
+
+    def _ledgers(self) -> list[BadRows]:
+        return []
 
     def _row(self, row: int) -> int:
         num_rows = len(self)
@@ -64,47 +128,74 @@ class RowAccess(ABC):
 
 
 class View(RowAccess):
-    """Some rows of a source, in steps."""
+    """Something made of the rows of one source.  Any object with the protocol of a source will do."""
 
-    def __init__(self, source: "Source", rows: range) -> None:
+    def __init__(self, source: "Source") -> None:
         self.name = source.name
+        self.shape = getattr(source, "shape", "")
         self._source = source
-        self._rows = rows
+
+    @property
+    def files(self) -> list[str]:
+        return self._source.files if isinstance(self._source, RowAccess) else []
+
+    def _ledgers(self) -> list[BadRows]:
+        return self._source._ledgers() if isinstance(self._source, RowAccess) else []
+
+
+class Rows(View):
+    """Some rows of a source.  Subclasses say which: `rows` is a range, or an array where they follow no rule."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> "range | Ints": ...
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int, /) -> Record: ...
-    @overload
-    def __getitem__(self, row: slice, /) -> "View": ...
-    def __getitem__(self, row: int | slice, /) -> "Record | View":
-        if isinstance(row, slice):
-            return View(self._source, self._rows[row])  # a view of a view is a view
-        return self._record(self._row(row))
+        return len(self.rows)
 
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         self._range(start, stop)
-        rows = self._rows[start:stop]
-        if rows.step == 1 and rows:
-            yield from self._source.records(rows[0], rows[-1] + 1)
-        else:
-            for row in rows:
-                yield from self._source.records(row, row + 1)
+        for first in range(start, stop, _BLOCK):
+            for begin, end in runs(self.rows[first : min(first + _BLOCK, stop)]):
+                yield from self._source.records(begin, end)
 
     def where(self, row: int) -> Where:
-        return self._source.where(self._rows[self._row(row)])
+        return self._source.where(int(self.rows[self._row(row)]))
 
     def digest(self, start: int, stop: int) -> str:
         """The source's own digest where rows are neighbours, so that a slice of a file shares its shards."""
         self._range(start, stop)
-        rows = self._rows[start:stop]
-        if rows.step == 1:
-            return self._source.digest(rows.start, rows.start + len(rows))
+        pieces = [self._source.digest(begin, end) for begin, end in runs(self.rows[start:stop])]
+        if len(pieces) <= 1:
+            return pieces[0] if pieces else self._source.digest(0, 0)
         content = Digest()
-        for row in rows:
-            content.update(self._source.digest(row, row + 1).encode())
+        for piece in pieces:
+            content.update(piece.encode())
         return content.hexdigest()
+
+    def _record(self, row: int) -> Record:
+        return self._source[int(self.rows[row])]
+
+
+class Slice(Rows):
+    """Rows of a source in even steps."""
+
+    def __init__(self, source: "Source", rows: range) -> None:
+        super().__init__(source)
+        self._rows = rows
+
+    @property
+    def rows(self) -> range:
+        return self._rows
+
+    @overload
+    def __getitem__(self, row: int, /) -> Record: ...
+    @overload
+    def __getitem__(self, row: slice, /) -> "Slice": ...
+    def __getitem__(self, row: int | slice, /) -> "Record | Slice":
+        if isinstance(row, slice):
+            return Slice(self._source, self._rows[row])  # a slice of a slice is a slice
+        return self._record(self._row(row))
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         """The source's cuts, in this view's numbers; ranges shrink with the step."""
@@ -116,9 +207,29 @@ class View(RowAccess):
         inside = -((first - borders) // step) if step > 0 else (first - borders) // -step + 1
         return np.unique(np.concatenate([[0], inside.clip(0, len(self)), [len(self)]])).astype(np.int64)
 
-    def _record(self, row: int) -> Record:
-        return self._source[self._rows[row]]
-
     def __repr__(self) -> str:
-        step = "" if self._rows.step == 1 else f":{self._rows.step}"
-        return f"{self._source!r}[{self._rows.start}:{self._rows.stop}{step}]"
+        rows = self._rows
+        # Backwards to the very first row the stop is -1, which as a slice would mean the last: leave it out.
+        stop = "" if rows.stop < 0 else rows.stop
+        step = "" if rows.step == 1 else f":{rows.step}"
+        return f"{self._source!r}[{rows.start}:{stop}{step}]"
+
+
+def runs(rows: "range | Ints") -> Iterator[tuple[int, int]]:
+    """Neighbouring rows together, as (first, last + 1)."""
+    if isinstance(rows, range):
+        if rows.step == 1 and rows:
+            yield rows[0], rows[-1] + 1
+        else:
+            yield from ((row, row + 1) for row in rows)
+    elif len(rows):
+        edges = np.flatnonzero(np.diff(rows) != 1) + 1
+        firsts = rows[np.concatenate([[0], edges])].tolist()
+        lasts = rows[np.concatenate([edges, [len(rows)]]) - 1].tolist()
+        yield from ((first, last + 1) for first, last in zip(firsts, lasts, strict=True))
+
+
+def at_most(borders: Ints, num_rows: int) -> Ints:
+    """Cuts with more borders in between, so that no range is longer than `num_rows`."""
+    steps = [np.arange(first, last, num_rows) for first, last in pairwise(np.unique(borders))]
+    return np.concatenate([*steps, borders[-1:]]).astype(np.int64)
