@@ -19,4 +19,8 @@ class Shape:
 
 SHAPES = {
     "jsonl": Shape("jsonl", "JsonlSource", (".jsonl", ".ndjson")),
+    "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
+    "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
+    "hf": Shape("hf_dir", "HfFolderSource", folder="is_hf_folder"),
+    "pt": Shape("pt_chunks", "PtChunksSource", folder="is_chunk_folder"),
 }

@@ -1,0 +1,157 @@
+"""What do a `Dataset` and an `IterableDataset` in memory hold?  The user imported `datasets`; nothing here does."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import BadRecord, SourceError
+from penstock.fingerprint import Digest
+from penstock.sources.bad import BadRows
+from penstock.sources.canonical import record_bytes
+from penstock.sources.values import ToRecords
+from penstock.sources.view import RowAccess, at_most
+from penstock.types import BadRow, Ints, Record, Where
+
+_ROWS = 1000  # asked for at once
+_DICTS = ("DatasetDict", "IterableDatasetDict")
+
+
+def is_hf_dataset(place: Any) -> bool:
+    """A Dataset, an IterableDataset, or a dict of either."""
+    return bool(_kind(place))
+
+
+def is_hf_iterable(place: Any) -> bool:
+    return _kind(place) == "IterableDataset"
+
+
+def pick_split(place: Any, split: str | None) -> Any:
+    """One data set out of a DatasetDict; what is no dict is itself."""
+    if _kind(place) not in _DICTS:
+        if split is not None and str(place.split) != split:
+            raise SourceError(f"split {split!r} asked for, but a {_kind(place)} is one split already; leave split out")
+        return place
+    if split is None and len(place) == 1:
+        return next(iter(place.values()))
+    if split not in place:
+        asked = "none was chosen" if split is None else f"{split!r} is none of them"
+        raise SourceError(f"a {_kind(place)} with the splits {', '.join(place)}, and {asked}; pass split=")
+    return place[split]
+
+
+def open_hf(place: Any, *, name: str | None = None, bad: BadRows | None = None) -> "HfDatasetSource":
+    """A map-style Dataset as a source."""
+    if _kind(place) != "Dataset":
+        raise SourceError(f"a {type(place).__name__} has no rows by number, expected a Dataset")
+    return HfDatasetSource(place, name=name or _name(place), bad=bad)
+
+
+def hf_iterable(place: Any) -> Callable[[], Iterator[Record]]:
+    """A function that iterates an IterableDataset from its start, as plain Python values."""
+    return partial(_iterate, place)
+
+
+class HfDatasetSource(RowAccess):
+    """Rows as a Dataset itself finds them: its selections and shuffles, its renamed and formatted columns.
+
+    Values are as in its folder (see `HfFolderSource`) whatever the format's type, but a function given to
+    `set_transform` is applied.  Pickles as the Dataset does: its files by name, tables in memory whole.
+    """
+
+    shape = "datasets"
+
+    def __init__(self, dataset: Any, *, name: str, bad: BadRows | None = None) -> None:
+        self.name = name
+        self.bad = bad or BadRows()
+        self._by_hand = dataset.format["type"] == "custom"
+        self._dataset = dataset
+        if not self._by_hand:
+            self._dataset = dataset.with_format("arrow", columns=dataset.format["columns"])
+        # one row is enough to know the schema as this format shows it, and there may be none
+        self._to_records: ToRecords | None = None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
+        self._range(start, stop)
+        for first in range(start, stop, _ROWS):
+            for row, record in enumerate(self._read(first, min(first + _ROWS, stop)), first):
+                if type(record) is BadRow:
+                    placed = self._placed(row, record)
+                    self.bad.met(row, placed, self.where(row), b"")
+                    yield placed
+                else:
+                    yield record
+
+    def where(self, row: int) -> Where:
+        return Where(file=self.name, line=self._row(row) + 1)
+
+    def digest(self, start: int, stop: int) -> str:
+        """What the same rows give in files."""
+        self._range(start, stop)
+        content = Digest()
+        for first in range(start, stop, _ROWS):
+            for record in self._read(first, min(first + _ROWS, stop)):
+                if isinstance(record, BadRow):
+                    content.update(f"bad row: {record.reason}".encode())
+                else:
+                    content.update(record_bytes(record))
+        return content.hexdigest()
+
+    def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
+        table = self._dataset.data
+        rows_per_cut = max(1, table.num_rows * num_bytes // max(table.nbytes, 1))
+        return at_most(np.array([*range(0, len(self), rows_per_cut), len(self)], dtype=np.int64), num_rows)
+
+    @property
+    def files(self) -> list[str]:
+        return [file["filename"] for file in self._dataset.cache_files]
+
+    def _ledgers(self) -> list[BadRows]:
+        return [self.bad]
+
+    def _record(self, row: int) -> Record:
+        record = next(iter(self._read(row, row + 1)))
+        if isinstance(record, BadRow):
+            raise BadRecord(self._placed(row, record).message)
+        return record
+
+    def _read(self, start: int, stop: int) -> Iterator[Record | BadRow]:
+        found = self._dataset[start:stop]
+        if self._by_hand:
+            yield from (dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True))
+            return
+        if self._to_records is None:
+            self._to_records = ToRecords(found.schema, parse_json=True)
+        for batch in found.to_batches():
+            yield from self._to_records(batch)
+
+    def _placed(self, row: int, found: BadRow) -> BadRow:
+        return BadRow(reason=found.reason, message=f"{self.name}:{row + 1}:0: {found.message} (row {row})")
+
+    def __repr__(self) -> str:
+        return f"HfDatasetSource({self.name!r}, {len(self):_} rows)"
+
+
+def _iterate(dataset: Any) -> Iterator[Record]:
+    plain = dataset.with_format(None)
+    if dataset.features is not None:
+        plain = plain.decode(False)  # images and sounds stay the bytes they are stored as
+    for record in plain:
+        yield dict(record)
+
+
+def _kind(place: Any) -> str:
+    """The class of `datasets` that this is or descends from, by name: importing it takes seconds."""
+    for base in type(place).__mro__:
+        if base.__module__.partition(".")[0] == "datasets" and base.__name__ in ("Dataset", "IterableDataset", *_DICTS):
+            return base.__name__
+    return ""
+
+
+def _name(dataset: Any) -> str:
+    parts = (dataset.info.dataset_name, dataset.split)
+    return "-".join(str(part) for part in parts if part) or "dataset"

@@ -1,0 +1,201 @@
+"""What does row i of these Parquet files say?  Row groups are decoded a slice at a time, so their size does not matter to RAM.
+
+A row in a group that fits the cache costs one decoding of that group for all its rows.  In a larger group, a jump back
+decodes it from its first row again: Parquet has no other way in.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.errors import SourceError
+from penstock.files import FileId, RangeFile
+from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarSource, Cursor, reading, slice_rows
+from penstock.sources.parts import Part
+from penstock.sources.values import ToRecords
+from penstock.types import BadRow, Ints, Record
+
+_BUFFER = 1 << 18  # read ahead per column
+
+
+class ParquetPart(Part):
+    """One file.  A row group is a run of slices; slice k of a group can be had once those before it are decoded."""
+
+    def __init__(self, identity: FileId, source: "ParquetSource") -> None:
+        self._file = RangeFile(identity)
+        self._path = identity.path
+        self._decoded = source.decoded
+        with reading(self._path, "Parquet"):
+            file = self._reader(None)
+            self._metadata = file.metadata
+            schema = file.schema_arrow
+        self._names = source.choose(schema, self._path)
+        if not self._names:
+            raise SourceError(f"{self._path}: a Parquet file without columns, expected at least one")
+        self._to_records = ToRecords(
+            pa.schema([schema.field(name) for name in self._names]), json_columns=source.json_columns
+        )
+        with reading(self._path, "Parquet"):
+            counts, sizes = self._groups(source.columns)
+        self._group_starts: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]  # rows
+        self._first_bytes = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._slice_rows = [slice_rows(count, size) for count, size in zip(counts, sizes, strict=True)]
+        self.num_rows = self._group_starts[-1]
+        self.num_bytes = int(self._first_bytes[-1])
+        if self.num_rows != self._metadata.num_rows:
+            raise SourceError(
+                f"{self._path}: its row groups hold {self.num_rows} rows, its footer says {self._metadata.num_rows}; "
+                f"the file is damaged, make it again"
+            )
+
+    def record(self, row: int) -> Record | BadRow:
+        group = bisect_right(self._group_starts, row) - 1
+        number, within = divmod(row - self._group_starts[group], self._slice_rows[group])
+        return self._to_records(self._slice(group, number).slice(within, 1))[0]
+
+    def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
+        while first < last:
+            group = bisect_right(self._group_starts, first) - 1
+            begin, end = self._group_starts[group : group + 2]
+            upto = min(last, end)
+            for batch in self._batches(group, first - begin, upto - begin):
+                yield from self._to_records(batch)
+            first = upto
+
+    def borders(self, num_bytes: int) -> Ints:
+        """Between row groups; inside one only where it is larger than `num_bytes`."""
+        wanted = np.arange(0, self.num_bytes, num_bytes)
+        group = np.searchsorted(self._first_bytes, wanted, side="right") - 1
+        starts = np.array(self._group_starts, dtype=np.int64)
+        inside = np.interp(wanted, self._first_bytes, starts).astype(np.int64)
+        small = np.diff(self._first_bytes)[group] <= num_bytes
+        cut: Ints = np.where(small, starts[group], inside)
+        return cut
+
+    def check(self) -> None:
+        self._file.check()
+
+    def _batches(self, group: int, first: int, last: int) -> Iterator[Any]:
+        """Rows first..last of a group, in pieces."""
+        size = self._slice_rows[group]
+        number, final = first // size, (last - 1) // size
+        if number == final:  # one row, or a few: likely to be followed by others from here
+            yield self._slice(group, number).slice(first - number * size, last - first)
+            return
+        slices: Iterator[Any] | None = None
+        while number <= final:
+            key = (self._path, group, number)
+            batch = self._decoded.get(key) if slices is None else None
+            if batch is None:
+                slices = slices or self._from(group, number)
+                batch = self._next(slices, group, number)
+                if number == final:
+                    self._keep(group, number, batch)  # the next range may begin inside it
+            begin, end = max(first - number * size, 0), min(last - number * size, size)
+            yield batch.slice(begin, end - begin)
+            number += 1
+        if slices is not None:
+            self._park(slices, group, number)
+
+    def _slice(self, group: int, number: int) -> Any:
+        """One slice, from the cache or by decoding towards it."""
+        found = self._decoded.get((self._path, group, number))
+        if found is not None:
+            return found
+        size = int(self._first_bytes[group + 1] - self._first_bytes[group])
+        final = self._num_slices(group) - 1 if size <= self._decoded.budget // 2 else number
+        at, slices = self._parked(group, number)
+        while at <= final:
+            batch = self._next(slices, group, at)
+            self._keep(group, at, batch)
+            found = batch if at == number else found
+            at += 1
+        self._park(slices, group, at)
+        return found
+
+    def _from(self, group: int, number: int) -> Iterator[Any]:
+        at, slices = self._parked(group, number)
+        for passed in range(at, number):
+            self._next(slices, group, passed)
+        return slices
+
+    def _parked(self, group: int, number: int) -> tuple[int, Iterator[Any]]:
+        """A reader of this group that has not passed `number`, and the slice it will give next."""
+        at, slices = self._decoded.pop((self._path, group, "reader")) or (0, None)
+        return (at, slices) if slices is not None and at <= number else (0, self._read(group))
+
+    def _park(self, slices: Iterator[Any], group: int, number: int) -> None:
+        """Whoever reads on from here need not decode the group from its start."""
+        if number < self._num_slices(group):
+            self._decoded.put((self._path, group, "reader"), (number, slices), 2 * _BUFFER * len(self._names))
+
+    def _read(self, group: int) -> Iterator[Any]:
+        with reading(self._path, "Parquet"):
+            batches: Iterator[Any] = self._reader(self._metadata).iter_batches(
+                batch_size=self._slice_rows[group], row_groups=[group], columns=self._names, use_threads=False
+            )
+        return batches
+
+    def _next(self, batches: Iterator[Any], group: int, number: int) -> Any:
+        """The slice that comes next; pyarrow may hand it out in pieces where text is longer than 2 GiB."""
+        size = self._slice_rows[group]
+        count = self._group_starts[group + 1] - self._group_starts[group]
+        expected = min(size, count - number * size)
+        with reading(self._path, "Parquet"):
+            batch = next(batches, None)
+            if batch is None or batch.num_rows != expected:
+                found = batch.num_rows if batch is not None else 0
+                raise SourceError(
+                    f"{self._path}: row group {group} gives {found} rows at row {number * size}, expected {expected}; "
+                    f"the file is damaged, make it again"
+                )
+            return batch.select(self._names)  # a name with a dot in it selects more than itself
+
+    def _keep(self, group: int, number: int, batch: Any) -> None:
+        self._decoded.put((self._path, group, number), batch, batch.get_total_buffer_size())
+
+    def _num_slices(self, group: int) -> int:
+        count = self._group_starts[group + 1] - self._group_starts[group]
+        return -(-count // self._slice_rows[group])
+
+    def _reader(self, metadata: Any) -> Any:
+        # No threads and no read-ahead: they would not survive a fork, and the engine is what makes things parallel.
+        return pq.ParquetFile(
+            Cursor(self._file),
+            metadata=metadata,
+            buffer_size=_BUFFER,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    def _groups(self, columns: list[str] | None) -> tuple[list[int], list[int]]:
+        """Rows and decoded bytes of each group, of the chosen columns."""
+        counts, sizes = [], []
+        for number in range(self._metadata.num_row_groups):
+            group = self._metadata.row_group(number)
+            counts.append(group.num_rows)
+            if columns is None:
+                sizes.append(max(group.total_byte_size, 1))
+                continue
+            chunks = (group.column(leaf) for leaf in range(group.num_columns))
+            size = sum(
+                chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
+            )
+            sizes.append(max(size, 1))
+        if any(count < 0 for count in counts):
+            raise SourceError(f"{self._path}: a row group of {min(counts)} rows; the file is damaged, make it again")
+        return counts, sizes
+
+
+class ParquetSource(ColumnarSource):
+    """Parquet files of one schema.  Values are as the file stores them: Arrow knows no missing keys, only nulls."""
+
+    shape = "parquet"
+    OPTIONS = COLUMNAR_OPTIONS
+
+    def part(self, identity: FileId) -> Part:
+        return ParquetPart(identity, self)
