@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock.sources.offsets as offsets
+import penstock.sources.sidecar as sidecar
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
 from penstock.sources import JsonlSource, open_source
@@ -157,13 +158,17 @@ def test_long_integers_survive_in_any_company(tmp_path: Path, cache: Cache) -> N
 
 
 def test_the_second_open_does_not_scan(write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar, "_SMALL", 0)  # such files are scanned every time
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
     monkeypatch.setattr(offsets, "_scan", lambda *_: pytest.fail("scanned again"))
     same(open_source(path, cache=cache), RECORDS)
 
 
-def test_a_file_rewritten_within_one_tick_is_scanned_again(write_jsonl: Write, cache: Cache) -> None:
+def test_a_file_rewritten_within_one_tick_is_scanned_again(
+    write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar, "_SMALL", 0)
     path = write_jsonl([{"a": 1}, {"b": 23}])
     before = path.stat()
     open_source(path, cache=cache)
@@ -174,12 +179,15 @@ def test_a_file_rewritten_within_one_tick_is_scanned_again(write_jsonl: Write, c
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 13, b"\0" * 256])
-def test_a_damaged_sidecar_is_made_again(write_jsonl: Write, cache: Cache, damage: bytes) -> None:
+def test_a_damaged_sidecar_is_made_again(
+    write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setattr(sidecar, "_SMALL", 0)
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
-    (sidecar,) = (cache.root / "offsets").rglob("*.i64")
-    sidecar.unlink()
-    sidecar.write_bytes(damage)
+    (published,) = (cache.root / "offsets").rglob("*.i64")
+    published.unlink()
+    published.write_bytes(damage)
     same(open_source(path, cache=cache), RECORDS)
 
 

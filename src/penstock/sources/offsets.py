@@ -1,7 +1,7 @@
 """Where does line i begin?  One scan of the file at about 1 GB/s with a bounded buffer; afterwards a memory map.
 
-The sidecar lies in the cache: 8 int64 of header, then the byte at which each row begins and the file's size, then for
-each blank line the number of rows before it.  Blank lines are no rows, but they count as lines.
+The sidecar holds the byte at which each row begins and the file's size, then for each blank line the number of rows before
+it.  Blank lines are no rows, but they count as lines.  When a sidecar is still true: sidecar.py.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,13 @@ from typing import IO, Any
 import numpy as np
 
 from penstock.cache import Cache
-from penstock.errors import StoreError
 from penstock.files import RangeFile
-from penstock.fingerprint import Digest, fingerprint
+from penstock.fingerprint import Digest
+from penstock.sources.sidecar import Index, extend, index
 from penstock.types import Ints
 
-_MAGIC = int.from_bytes(b"PSOFFS01", "little")
-_HEADER = 8  # magic, file size, rows, blank lines, two words of probe, two spare
 _WORD = np.dtype("<i8")
 _BLOCK = 1 << 20
-_PROBE = 1 << 14
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 
@@ -42,61 +39,40 @@ class Lines:
 
 def lines(file: RangeFile, cache: Cache) -> Lines:
     """The index of a file: from the cache, or by a scan that leaves it there."""
-    known = file.identity
-    # Path, size, time and inode find the sidecar; the probe of its content, inside, says whether it speaks of this file.
-    key = fingerprint(["offsets", known.path, known.size, known.mtime_ns, known.inode])
-    name = f"offsets/{key[:2]}/{key}.i64"
-    probe = _probe(file)
-    size = cache.size(name)
-    if size is not None:
-        found = _load(cache, name, size, probe)
-        if found is not None:
-            return found
-    size = cache.publish(name, lambda out: _scan(file, out, probe), replace=True)
-    made = _load(cache, name, size, probe)
-    if made is None:
-        raise StoreError(f"{cache.path(name)}: not what was just written; is another program writing to this folder?")
-    return made
+    return _lines(index(file, cache, kind="lines", write=_scan))
 
 
-def _load(cache: Cache, name: str, size: int, probe: Ints) -> Lines | None:
-    """None where the sidecar belongs to other content (or to nothing we know) and must be made again."""
-    if size % _WORD.itemsize or size < _HEADER * _WORD.itemsize:
-        return None
-    words = np.frombuffer(cache.map(name, size=size), dtype=_WORD)
-    magic, _, num_rows, num_blanks = words[:4].tolist()
-    if magic != _MAGIC or len(words) != _HEADER + num_rows + 1 + num_blanks or not np.array_equal(words[4:6], probe):
-        return None
-    starts = words[_HEADER : _HEADER + num_rows + 1]
-    return Lines(starts=starts, blanks=words[_HEADER + num_rows + 1 :])
+def _lines(found: Index) -> Lines:
+    num_rows, num_blanks = found.counts
+    return Lines(starts=found.words[: num_rows + 1], blanks=found.words[num_rows + 1 : num_rows + 1 + num_blanks])
 
 
-def _probe(file: RangeFile) -> Ints:
-    """A digest of the head, the middle and the tail: catches a rewrite within one tick of the clock."""
+def _scan(file: RangeFile, out: IO[bytes], old: Index | None) -> tuple[tuple[int, int], str]:
+    """Write the index of a file, of which only what follows the `old` part is scanned if that still is what it was."""
     size = file.identity.size
-    content = Digest()
-    for start in (0, max(0, (size - _PROBE) // 2), max(0, size - _PROBE)):
-        content.update(file.read(start, min(size, start + _PROBE)))
-    return np.frombuffer(bytes.fromhex(content.hexdigest()), dtype=_WORD)
-
-
-def _scan(file: RangeFile, out: IO[bytes], probe: Ints) -> None:
-    size = file.identity.size
-    out.write(bytes(_HEADER * _WORD.itemsize))
-    begin = len(_BOM) if file.read(0, min(size, len(_BOM))) == _BOM else 0
-    scan = _Scan(begin)
+    content, digested = Digest(), 0
+    scan = _Scan(len(_BOM) if file.read(0, min(size, len(_BOM))) == _BOM else 0)
+    if old is not None:
+        extend(content, file, old.size)
+        if content.hexdigest() == old.content:
+            digested = old.size
+            scan.go_on(_lines(old), out)
+        else:
+            content = Digest()
+    if digested < scan.begin:
+        content.extend(file.read(digested, scan.begin))
+        digested = scan.begin
     buffer = bytearray(_BLOCK)
-    position = begin
+    position = scan.begin
     while position < size and (count := file.readinto(buffer, position)):
+        content.extend(memoryview(buffer)[max(0, digested - position) : count])
         out.write(scan.take(np.frombuffer(buffer, dtype=np.uint8, count=count), position).tobytes())
         position += count
-    file.check()  # a file that grew or shrank meanwhile has no index
+        digested = max(digested, position)
     out.write(scan.finish(size).tobytes())
     blanks = np.concatenate([*scan.blanks, np.zeros(0, dtype=_WORD)])
     out.write(blanks.tobytes())
-    out.seek(0)
-    out.write(np.array([_MAGIC, size, scan.num_rows, len(blanks), *probe, 0, 0], dtype=_WORD).tobytes())
-    out.seek(0, 2)
+    return (scan.num_rows, len(blanks)), content.hexdigest()
 
 
 class _Scan:
@@ -107,6 +83,17 @@ class _Scan:
         self.blank = True
         self.num_rows = 0
         self.blanks: list[Ints] = []
+
+    def go_on(self, old: Lines, out: IO[bytes]) -> None:
+        """Take over all rows but the last: what was appended may have begun in the middle of that line."""
+        kept = old.num_rows - 1
+        if kept < 1:
+            return
+        for first in range(0, kept, _BLOCK):
+            out.write(old.starts[first : min(first + _BLOCK, kept)].tobytes())
+        self.begin = old.starts.item(kept)
+        self.num_rows = kept
+        self.blanks = [old.blanks[: np.searchsorted(old.blanks, kept, side="right")]]
 
     def take(self, block: np.ndarray[Any, np.dtype[np.uint8]], position: int) -> Ints:
         """Starts of the rows that end in this block."""
