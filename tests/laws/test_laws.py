@@ -30,7 +30,7 @@ from .worlds import (
 RANKS = [1, 2, 3, 4, 5, 8, 16, 64]
 
 
-@examples(60)
+@examples(80)
 @given(worlds(most=1500), st.sampled_from(RANKS), st.integers(1, 5))
 def test_law_1_order_does_not_depend_on_ranks_or_batch_size(world, ranks, batch_size):
     plan = world.plan()
@@ -42,7 +42,7 @@ def test_law_1_order_does_not_depend_on_ranks_or_batch_size(world, ranks, batch_
     assert straight(world, ranks * batch_size) == straight(world, 7)
 
 
-@examples(120)
+@examples(130)
 @given(worlds())
 def test_law_2_nothing_is_lost_and_nothing_repeated(world):
     epochs = straight(world, 64)
@@ -69,7 +69,7 @@ def test_law_2_nothing_is_lost_and_nothing_repeated(world):
                 assert more == extra if alive.all() else more <= extra
 
 
-@examples(60)
+@examples(80)
 @given(worlds(weighted=True, packings=("best_fit", "concat", "next_fit")))
 def test_mixing_keeps_exact_shares_in_every_block(world):
     world = replace(world, epochs=1)
@@ -97,7 +97,7 @@ def test_mixing_keeps_exact_shares_in_every_block(world):
         assert given_samples == shares
 
 
-@examples(120)
+@examples(130)
 @given(
     worlds(most=800),
     st.lists(st.tuples(st.floats(0, 1), st.sampled_from(RANKS), st.integers(1, 4)), min_size=1, max_size=5),
@@ -153,7 +153,7 @@ def test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought(world, num_
         other.seek(len(steps) + 1, num_rows, epochs=world.epochs)
 
 
-@examples(100)
+@examples(80)
 @given(worlds(), st.integers(1, 50))
 def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
     plan = world.plan()
@@ -190,7 +190,7 @@ def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
             )
 
 
-@examples(40)
+@examples(80)
 @given(worlds(most=600, weighted=False, tails=("pad",)))
 def test_every_epoch_has_a_new_order_of_the_same_samples(world):
     world = replace(world, epochs=2, settings=replace(world.settings, overflow="split"))
@@ -204,7 +204,7 @@ def test_every_epoch_has_a_new_order_of_the_same_samples(world):
         assert first == second  # one block either way: without shuffling nothing may move
 
 
-@examples(40)
+@examples(80)
 @given(worlds(most=400, tails=("pad",)), st.integers(1, 6), st.sampled_from([1, 2, 4]))
 def test_ranks_of_a_model_parallel_group_see_the_same_rows(world, batch_size, replicas):
     groups = 3

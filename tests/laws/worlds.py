@@ -86,8 +86,9 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
     lengths = tuple(draw(source_lengths(most // num_sources)) for _ in range(num_sources))
     weights = None
     if weighted if weighted is not None else draw(st.booleans()):
-        lengths = tuple(values if values.size and values.any() else np.array([3, 5, 8]) for values in lengths)
-        weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7, 0.1, 0.05]))) for _ in lengths)
+        # Few samples: under stop="all" a light source makes the heavy ones repeat up to a hundred times.
+        lengths = tuple(values[:100] if values[:100].any() else np.array([3, 5, 8]) for values in lengths)
+        weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7, 0.1]))) for _ in lengths)
     overflow = draw(st.sampled_from(["drop", "truncate", "split"]))
     packing = draw(st.sampled_from(packings))
     max_length = draw(st.integers(8, 128))
