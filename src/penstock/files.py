@@ -37,7 +37,7 @@ def find(pattern: str | os.PathLike[str], *, suffixes: tuple[str, ...] = ()) -> 
         found = [
             str(path)
             for path in Path(text).iterdir()
-            if path.is_file() and path.suffix in suffixes and path.name[0] != "."
+            if path.is_file() and path.name.endswith(suffixes) and path.name[0] != "."
         ]
         expected = f"a file ending in {' or '.join(suffixes)} in this folder" if suffixes else "a file, not a folder"
     elif Path(text).exists() or not _MAGIC.search(text):
@@ -104,6 +104,8 @@ class RangeFile:
     def check(self) -> None:
         """Raise if the file has been written to since it was identified."""
         status = os.fstat(self._fd)
+        if not status.st_nlink:
+            raise self._changed("was removed or replaced")
         if (status.st_size, status.st_mtime_ns) != (self.identity.size, self.identity.mtime_ns):
             raise self._changed(f"has {status.st_size} bytes, last written at {status.st_mtime_ns} ns")
 

@@ -1,57 +1,54 @@
 """What does line i of these files say?  One read and one parse per record; RAM does not grow with the files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from penstock.cache import Cache
-from penstock.files import FileId, RangeFile
+from penstock.files import RangeFile
 from penstock.fingerprint import Digest
 from penstock.sources.offsets import lines
 from penstock.sources.parse import has_long_digits, parse
-from penstock.sources.parts import FilesSource, Part
-from penstock.types import BadRow, Ints, Record
+from penstock.sources.parts import Part
+from penstock.sources.rows import Index, RowsPart, RowsSource
+from penstock.types import BadRow, Record
 
 _BLOCK = 1 << 20
+TOO_LONG = b"\xfftoo_long\n"  # no good row reads like this: it is not UTF-8
 
 
-class JsonlPart(Part):
+class JsonlPart(RowsPart):
     """One file of lines, found by their offsets."""
 
-    def __init__(self, identity: FileId, cache: Cache) -> None:
-        self._file = RangeFile(identity)
-        self._lines = lines(self._file, cache)
-        self._starts = self._lines.starts
-        self.num_rows = self._lines.num_rows
-        self.num_bytes = identity.size
+    tail = 0  # bytes at the end of a row that are no JSON: a line end is
 
-    def record(self, row: int) -> Record | BadRow:
-        raw = self.raw(row)
-        return parse(raw, exact=has_long_digits(raw))
+    def __init__(self, file: RangeFile, index: Index, *, max_row_bytes: int, unique_keys: bool) -> None:
+        super().__init__(file, index, max_row_bytes=max_row_bytes)
+        self._unique_keys = unique_keys
 
-    def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
-        starts = self._starts
-        while first < last:
-            # as many whole lines as fit into a block, but at least one
-            upto = int(np.searchsorted(starts, starts[first] + _BLOCK, side="right")) - 1
-            upto = min(max(upto, first + 1), last)
-            edges = starts[first : upto + 1].tolist()
-            raw = self._file.read(edges[0], edges[-1])
-            view, begin, exact = memoryview(raw), edges[0], has_long_digits(raw)
-            for start, stop in pairwise(edges):
-                line = view[start - begin : stop - begin]
-                yield parse(line, exact=exact and has_long_digits(line.tobytes()))
-            first = upto
+    def decode(self, raw: bytes) -> Record | BadRow:
+        return parse(raw[: len(raw) - self.tail], exact=has_long_digits(raw), unique_keys=self._unique_keys)
 
-    def place(self, row: int) -> tuple[int, int]:
-        return self._lines.line(row), self._starts.item(row)
-
-    def raw(self, row: int) -> bytes:
-        return self._file.read(self._starts.item(row), self._starts.item(row + 1))
+    def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
+        view, exact, unique_keys, tail = memoryview(raw), has_long_digits(raw), self._unique_keys, self.tail
+        for start, stop in pairwise(edges):
+            line = view[start : stop - tail]
+            yield parse(line, exact=exact and has_long_digits(line.tobytes()), unique_keys=unique_keys)
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
         """The lines as they are: a newline frames a line, so file borders and block borders leave no trace."""
+        if self._unique_keys:  # then equal bytes may be a record or none
+            super().add_digest(content, first, last)
+            return
+        long = first + np.flatnonzero(np.diff(self._starts[first : last + 1]) > self._max_row_bytes)
+        for row in long.tolist():
+            self._add_lines(content, first, row + 1)
+            content.extend(TOO_LONG)  # with another limit it is a record
+            first = row + 1
+        self._add_lines(content, first, last)
+
+    def _add_lines(self, content: Digest, first: int, last: int) -> None:
         begin, end = self._starts.item(first), self._starts.item(last)
         piece = b"\n"
         for position in range(begin, end, _BLOCK):
@@ -60,17 +57,18 @@ class JsonlPart(Part):
         if not piece.endswith(b"\n"):
             content.extend(b"\n")
 
-    def borders(self, num_bytes: int) -> Ints:
-        return np.searchsorted(self._starts[:-1], np.arange(0, self.num_bytes, num_bytes)).astype(np.int64)
 
-    def check(self) -> None:
-        self._file.check()
-
-
-class JsonlSource(FilesSource):
+class JsonlSource(RowsSource):
     """One record per line, over one or more files."""
 
     shape = "jsonl"
+    OPTIONS = (*RowsSource.OPTIONS, "unique_keys")
 
-    def part(self, identity: FileId) -> Part:
-        return JsonlPart(identity, self.cache)
+    def __init__(self, paths: Sequence[str], *, unique_keys: bool = False, **rest: Any) -> None:
+        """`unique_keys`: a record that gives a key twice is bad.  It costs a slower parser; without it the last one wins."""
+        self.unique_keys = unique_keys
+        super().__init__(paths, **rest)
+
+    def rows(self, file: RangeFile, path: str) -> Part:
+        index = lines(file, self.cache)
+        return JsonlPart(file, index, max_row_bytes=self.max_row_bytes, unique_keys=self.unique_keys)

@@ -1,6 +1,7 @@
 """What does this piece of JSON say, exactly?  orjson, and json where orjson would round a long integer."""
 
 import json
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,6 +14,7 @@ _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in rang
 _NEEDLE = b"0" * _LONG
 _STRIDE = 8  # 19 digits in a row cover two neighbouring multiples of 8
 _SMALL = 4096
+_SPACE = b" \t\r\n"
 
 
 def has_long_digits(raw: bytes) -> bool:
@@ -24,21 +26,57 @@ def has_long_digits(raw: bytes) -> bool:
     return _NEEDLE in raw.translate(_DIGITS)
 
 
-def parse(raw: bytes | memoryview, *, exact: bool) -> Record | BadRow:
-    """One object, or why it is none.  `exact` where long digits were seen."""
+def parse(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) -> Record | BadRow:
+    """One object, or why it is none.  `exact` where long digits were seen; `unique_keys` refuses a key given twice."""
+    record = parse_value(raw, exact=exact, unique_keys=unique_keys)
+    if type(record) is dict or type(record) is BadRow:
+        return record
+    return BadRow(reason="not_an_object", message=f'the row is {_kind(record)}, expected an object like {{"text": …}}')
+
+
+def parse_value(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) -> Any:
+    """Any JSON value, or a BadRow."""
     try:
-        record = orjson.loads(raw)
-        if exact:
-            record = json.loads(str(raw, "utf-8"))  # orjson has checked what json is lax about: NaN, surrogates
+        value = orjson.loads(raw)
+        if exact or unique_keys:  # orjson has checked what json is lax about: NaN, surrogates
+            value = json.loads(str(raw, "utf-8"), object_pairs_hook=_unique if unique_keys else None)
     except json.JSONDecodeError as error:
-        return BadRow(reason="bad_json", message=f"not JSON: {error.msg} at character {error.pos}")
+        return _refused(bytes(raw), error)
+    except _TwiceError as error:
+        return BadRow(reason="duplicate_key", message=f"the key {error.args[0]!r} is given twice")
     except (RecursionError, ValueError) as error:  # ValueError: more digits than int() takes
         return BadRow(reason="bad_json", message=f"not readable: {error}")
-    if type(record) is not dict:
-        return BadRow(
-            reason="not_an_object", message=f'the row is {_kind(record)}, expected an object like {{"text": …}}'
-        )
-    return record
+    return value
+
+
+class _TwiceError(Exception):
+    """Not a ValueError, as those mean something else here."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _TwiceError(key)
+        found[key] = value
+    return found
+
+
+def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
+    """What orjson said, and what is behind it where that is easily seen."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as fault:
+        message = f"not JSON: not UTF-8: byte 0x{raw[fault.start]:02x} at byte {fault.start} of the row"
+        return BadRow(reason="bad_utf8", message=message)
+    hint = ""
+    if text[error.pos :].startswith(("NaN", "Infinity")):
+        hint = " (NaN and Infinity are no JSON; write null)"
+    elif "\0" in text:
+        hint = " (there are NUL bytes)"
+    elif b"\r" in raw.strip(_SPACE):
+        hint = r" (a carriage return alone ends no line; write \n)"
+    return BadRow(reason="bad_json", message=f"not JSON: {error.msg} at character {error.pos}{hint}")
 
 
 def _kind(value: object) -> str:

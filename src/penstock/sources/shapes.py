@@ -17,8 +17,16 @@ class Shape:
     folder: str = ""  # the module's function that tells whether a folder as a whole has this shape
 
 
+def packed(*suffixes: str) -> tuple[str, ...]:
+    """These suffixes, plain and compressed."""
+    return tuple(suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz"))
+
+
 SHAPES = {
-    "jsonl": Shape("jsonl", "JsonlSource", (".jsonl", ".ndjson")),
+    "jsonl": Shape("jsonl", "JsonlSource", packed(".jsonl", ".ndjson")),
+    "json": Shape("json", "JsonSource", packed(".json")),
+    "csv": Shape("csv", "CsvSource", packed(".csv", ".tsv")),
+    "text": Shape("text", "TextSource", packed(".txt", ".text", ".md")),
     "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
     "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
     "hf": Shape("hf_dir", "HfFolderSource", folder="is_hf_folder"),
