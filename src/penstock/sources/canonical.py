@@ -4,6 +4,7 @@ import base64
 import datetime
 import decimal
 import json
+import math
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,20 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS | o
 def record_bytes(value: Any) -> bytes:
     """JSON without spaces, keys in their own order (a chat template may print a dict as it stands); other types tagged."""
     try:
-        return orjson.dumps(value, _tagged, _OPTIONS)
+        text = orjson.dumps(value, _tagged, _OPTIONS)
+        if b"null" not in text or _is_finite(value):  # orjson writes null for NaN and infinity, too
+            return text
     except TypeError:  # integers beyond 64 bits, lone surrogates, keys that are not strings, NaN inside numpy
-        return json.dumps(_plain(value), separators=(",", ":"), allow_nan=True).encode()
+        pass
+    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=True).encode()
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
 
 
 def _tagged(value: Any) -> Any:

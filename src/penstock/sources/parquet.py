@@ -141,19 +141,21 @@ class ParquetPart(Part):
         return batches
 
     def _next(self, batches: Iterator[Any], group: int, number: int) -> Any:
-        """The slice that comes next; pyarrow may hand it out in pieces where text is longer than 2 GiB."""
+        """The slice that comes next.  pyarrow hands it out in pieces where a dictionary changes or text passes 2 GiB."""
         size = self._slice_rows[group]
         count = self._group_starts[group + 1] - self._group_starts[group]
         expected = min(size, count - number * size)
+        pieces: list[Any] = []
         with reading(self._path, "Parquet"):
-            batch = next(batches, None)
-            if batch is None or batch.num_rows != expected:
-                found = batch.num_rows if batch is not None else 0
-                raise SourceError(
-                    f"{self._path}: row group {group} gives {found} rows at row {number * size}, expected {expected}; "
-                    f"the file is damaged, make it again"
-                )
-            return batch.select(self._names)  # a name with a dot in it selects more than itself
+            while (found := sum(piece.num_rows for piece in pieces)) < expected:
+                piece = next(batches, None)
+                if piece is None:
+                    raise SourceError(
+                        f"{self._path}: row group {group} ends at row {number * size + found} of {count}; "
+                        f"the file is damaged, make it again"
+                    )
+                pieces.append(piece.select(self._names))  # a name with a dot in it selects more than itself
+            return pieces[0] if len(pieces) == 1 else pa.Table.from_batches(pieces)
 
     def _keep(self, group: int, number: int, batch: Any) -> None:
         self._decoded.put((self._path, group, number), batch, batch.get_total_buffer_size())

@@ -77,6 +77,8 @@ def _values(array: Any, parse_json: bool) -> Values:
     kind = array.type
     if not _needs_care(kind, parse_json):
         return array.to_pylist()  # type: ignore[no-any-return]
+    if isinstance(array, pa.ChunkedArray):
+        return [value for chunk in array.chunks for value in _values(chunk, parse_json)]
     if isinstance(kind, pa.BaseExtensionType):
         if isinstance(kind, pa.JsonType):
             return [json_value(cell) for cell in array.storage.to_pylist()]
