@@ -19,7 +19,7 @@ from penstock.sources.jsonl import TOO_LONG, JsonlPart, JsonlSource
 from penstock.sources.parse import parse_value
 from penstock.sources.parts import Part
 from penstock.sources.spans import SPACE, Bytes, after_bom, blocks, spans
-from penstock.types import Bools, Ints
+from penstock.types import BadRow, Bools, Ints, Record
 
 _LOOK = 1 << 20  # as far as is read to tell lines from a document, and to find a key
 _LEAD = 1 << 12  # white space before a row, as far as it is skipped to name the row's line
@@ -93,6 +93,14 @@ class JsonPart(JsonlPart):
     """The records of one array.  A row ends with its comma, the last one with the array's bracket."""
 
     tail = 1
+
+    def decode(self, raw: bytes) -> Record | BadRow:
+        # without the white space before it, so that a fault is counted from the byte that `place` names
+        return super().decode(raw.lstrip(SPACE))
+
+    def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
+        for (start, stop), record in zip(pairwise(edges), super().decode_all(raw, edges), strict=True):
+            yield self.decode(raw[start:stop]) if type(record) is BadRow else record
 
     def place(self, row: int) -> tuple[int, int]:
         line, byte = super().place(row)
