@@ -160,7 +160,8 @@ class ColumnarSource(FilesSource):
 
     def choose(self, schema: Any, path: str) -> list[str]:
         """The columns to read from a file of this schema, checked against the options and the files before it."""
-        _unique(schema, path, "")
+        with reading(path, self.shape):
+            _unique(schema, path, "")  # takes all names in hand, and they may be no text
         for option, names in (("columns", self.columns or ()), ("json_columns", sorted(self.json_columns))):
             for name in names:
                 if name not in schema.names:
@@ -173,7 +174,7 @@ class ColumnarSource(FilesSource):
                 raise SourceError(f"json_columns names {name!r}, which columns leaves out; name it in both")
             if not _is_text(kind := schema.field(name).type):
                 raise SourceError(f"{path}: column {name!r} is {kind}, expected text that holds JSON")
-        found = pa.schema([schema.field(name).remove_metadata() for name in chosen])
+        found = pa.schema([(name, _same_values(schema.field(name).type)) for name in chosen])
         if self._schema is None:
             self._schema, self._schema_path = found, path
         else:
@@ -198,7 +199,9 @@ def _unique(fields: Any, path: str, inside: str) -> None:
 
 
 def _unique_inside(kind: Any, path: str, inside: str) -> None:
-    if pa.types.is_struct(kind):
+    if isinstance(kind, pa.BaseExtensionType):
+        _unique_inside(kind.storage_type, path, inside)
+    elif pa.types.is_struct(kind):
         _unique(kind, path, inside)
     elif pa.types.is_map(kind):
         _unique_inside(kind.item_type, path, inside)
@@ -225,7 +228,7 @@ def _expect_equal(first: Any, first_path: str, second: Any, second_path: str) ->
                 )
     for field in first:
         other = second.field(field.name)
-        if _same_values(field.type) != _same_values(other.type):
+        if field.type != other.type:
             raise SourceError(
                 f"column {field.name!r} is {field.type} in {first_path} and {other.type} in {second_path}; "
                 f"open files of one schema, or choose other columns with columns="
@@ -240,6 +243,8 @@ def _expect_equal(first: Any, first_path: str, second: Any, second_path: str) ->
 def _same_values(kind: Any) -> Any:
     """One type for all that differ only in how they lie in memory."""
     types = pa.types
+    if isinstance(kind, pa.ExtensionType):  # registered by somebody's Python: to others it is what it is stored as
+        return _same_values(kind.storage_type)
     if types.is_large_string(kind) or types.is_string_view(kind):
         return pa.string()
     if types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):

@@ -26,9 +26,7 @@ from penstock.types import Ints
 
 _DICT, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 # What maps and shuffles leave in the same folder is called cache-….arrow.
-_CACHED = re.compile(
-    r"(?!cache-|tmp)(?P<name>.+)-(?P<split>\w+(?:\.\w+)*?)(?:-(?P<number>\d{5})-of-(?P<total>\d{5}))?\.arrow"
-)
+_CACHED = re.compile(r"(?!cache-|tmp)(?P<name>.+?)-(?P<split>[^-]+)(?:-\d{5}-of-(?P<total>\d{5}))?\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

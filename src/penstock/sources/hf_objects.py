@@ -1,6 +1,7 @@
 """What do a `Dataset` and an `IterableDataset` in memory hold?  The user imported `datasets`; nothing here does."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -139,9 +140,22 @@ class HfDatasetSource(RowAccess):
 def _iterate(dataset: Any) -> Iterator[Record]:
     plain = dataset.with_format(None)
     if dataset.features is not None:
-        plain = plain.decode(False)  # images and sounds stay the bytes they are stored as
+        raw = {name: _undecoded(feature) for name, feature in dataset.features.items()}
+        if raw != dict(dataset.features):
+            plain = plain.cast(type(dataset.features)(raw))
     for record in plain:
         yield dict(record)
+
+
+def _undecoded(feature: Any) -> Any:
+    """Images and sounds stay the bytes they are stored as; JSON is what it says."""
+    if isinstance(feature, dict):
+        return {name: _undecoded(inner) for name, inner in feature.items()}
+    if hasattr(feature, "feature"):  # a list
+        return replace(feature, feature=_undecoded(feature.feature))
+    if getattr(feature, "decode", False) is True and type(feature).__name__ != "Json":
+        return replace(feature, decode=False)
+    return feature
 
 
 def _kind(place: Any) -> str:

@@ -8,6 +8,7 @@ of which matter.  Everything a header says is checked against the file before it
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -90,11 +91,13 @@ def _layout(messages: list[_Message], *, in_file: bool) -> Layout:
             words.append(Words(message.start, message.stop, message.column, message.adds, batch))
         else:
             raise _Damaged(f"a message of kind {message.kind} at byte {message.start}, expected a record batch")
+    if sum(counts) >= 1 << 62:
+        raise _Damaged(f"its batches claim {sum(counts)} rows")
     return Layout(
         schema=(messages[0].start, messages[0].stop),
         starts=np.array(starts, dtype=np.int64),
         stops=np.array(stops, dtype=np.int64),
-        first_rows=np.array([0, *np.cumsum(counts, dtype=np.int64)], dtype=np.int64),
+        first_rows=np.array([0, *accumulate(counts)], dtype=np.int64),
         words=tuple(words),
         compressed=any(message.compressed for message in messages),
     )
@@ -160,8 +163,9 @@ def _message(data: memoryview, position: int) -> _Message | None:
             column, adds = header.number(0, "<q"), bool(header.number(2, "<B"))
             header = header.table(1)
         rows, compressed = header.number(0, "<q"), header.has(3)
-        if rows < 0:
-            raise _Damaged(f"a batch of {rows} rows at byte {position}")
+        column_rows = header.first_of_vector(1)  # the first column's own count of rows
+        if rows < 0 or column_rows not in (None, rows):
+            raise _Damaged(f"a batch of {rows} rows at byte {position}, with a column of {column_rows}")
     return _Message(position, stop, kind, rows, compressed, column, adds)
 
 
@@ -191,6 +195,14 @@ class _Table:
         if place is None:
             raise _Damaged("a header without its content")
         return _Table(self._data, place + _number(self._data, "<I", place))
+
+    def first_of_vector(self, field: int) -> int | None:
+        """The int64 with which a list of structs begins, or None where the list is empty."""
+        place = self._place(field)
+        if place is None:
+            return None
+        place += _number(self._data, "<I", place)
+        return _number(self._data, "<q", place + 4) if _number(self._data, "<I", place) else None
 
     def blocks(self, field: int) -> Iterator[tuple[int, int, int]]:
         """A footer's list of (byte, length of header, length of body)."""
