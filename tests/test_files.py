@@ -30,7 +30,7 @@ def test_globs_folders_and_paths(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert [Path(path).name for path in find(tmp_path / "*.jsonl")] == ["p-9.jsonl", "p-10.jsonl"]
     assert [Path(path).name for path in find(f"{tmp_path}/**/*.jsonl")] == ["p-9.jsonl", "p-10.jsonl", "x.jsonl"]
-    assert [Path(path).name for path in find(tmp_path, suffixes=(".jsonl",))] == ["p-9.jsonl", "p-10.jsonl"]
+    assert [Path(path).name for path in find(tmp_path)] == ["other.txt", "p-9.jsonl", "p-10.jsonl"]
     assert find(tmp_path / "p-9.jsonl") == [str(tmp_path / "p-9.jsonl")]
 
 
@@ -43,8 +43,12 @@ def test_a_name_with_glob_characters_that_exists_is_that_file(tmp_path: Path) ->
 def test_nothing_there_is_an_error_with_the_name(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"\*\.jsonl: nothing there, expected at least one file"):
         find(tmp_path / "*.jsonl")
-    with pytest.raises(SourceError, match=r"expected a file ending in \.jsonl in this folder"):
-        find(tmp_path, suffixes=(".jsonl",))
+    (tmp_path / ".hidden").touch()
+    with pytest.raises(SourceError, match=r"nothing there, expected a file in this folder$"):
+        find(tmp_path)
+    (tmp_path / "below").mkdir()
+    with pytest.raises(SourceError, match=r"there are 1 folders in it: .*/\*\* stands for all files below"):
+        find(tmp_path)
     with pytest.raises(SourceError, match=r"no\.jsonl: No such file"):
         identify(str(tmp_path / "no.jsonl"))
     with pytest.raises(SourceError, match="not a regular file"):

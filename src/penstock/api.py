@@ -7,7 +7,7 @@ from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import StoreError, TemplateError
 from penstock.loader import Loader
-from penstock.sources import RowAccess, concat, is_source, open_source
+from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.store import Store, build
 from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import Record, Source, Template
@@ -17,9 +17,27 @@ __all__ = ["Loader", "concat", "open", "prepare"]
 _LOOK = 200  # rows looked at to choose a template, spread over the source
 
 
-def open(place: Any, *, name: str | None = None, cache_dir: str | os.PathLike[str] | None = None) -> RowAccess:
-    """Records by number: `place` is a path, a glob, a folder, a list of those, or a list of dicts."""
-    return open_source(place, cache=Cache(cache_dir), name=name)
+def open(
+    place: Any,
+    *,
+    shape: str | None = None,
+    split: str | None = None,
+    name: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    on_bad: str = "stop",
+    max_bad: int | None = None,
+    quarantine: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> RowAccess:
+    """Records by number.  `place` is a path, a glob, a folder, a list of those, a list of dicts, a function that yields
+    dicts, or a data set of `datasets`; rows can be chosen in the name: "chat.jsonl@[:1000]", "folder:train[:10%]".
+
+    shape: what the files are, where their names do not tell.  split: of a data set folder.
+    on_bad: at a row that cannot be read "stop", "skip" or "quarantine" (to a file); `max_bad` is how many may be met.
+    options: the shape's own; one that it does not know is an error.
+    """
+    bad = BadRows(on_bad, max_bad=max_bad, quarantine=os.fspath(quarantine) if quarantine is not None else None)
+    return open_source(place, cache=Cache(cache_dir), name=name, shape=shape, split=split, bad=bad, **options)
 
 
 def prepare(

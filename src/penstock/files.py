@@ -28,18 +28,19 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
 
 
-def find(pattern: str | os.PathLike[str], *, suffixes: tuple[str, ...] = ()) -> list[str]:
-    """Files that a path, a glob (`**` too) or a folder stands for, absolute, in natural order; never an empty list."""
-    text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a glob is no path
-    if re.match(r"[a-z][a-z0-9+.-]+://", text):
-        raise SourceError(f"{text}: remote places are not built yet; copy the files to a local folder")
+def find(pattern: str | os.PathLike[str]) -> list[str]:
+    """Files that a path, a glob (`**` too) or a folder stands for, absolute, in natural order; never an empty list.
+
+    Of a folder: what lies directly in it and is not hidden.
+    """
+    text = local(pattern)
     if Path(text).is_dir():
-        found = [
-            str(path)
-            for path in Path(text).iterdir()
-            if path.is_file() and path.name.endswith(suffixes) and path.name[0] != "."
-        ]
-        expected = f"a file ending in {' or '.join(suffixes)} in this folder" if suffixes else "a file, not a folder"
+        inside = [path for path in Path(text).iterdir() if path.name[0] != "."]
+        found = [str(path) for path in inside if path.is_file()]
+        folders = len(inside) - len(found)
+        expected = "a file in this folder"
+        if folders:
+            expected += f"; there are {folders} folders in it: {text.rstrip('/')}/** stands for all files below"
     elif Path(text).exists() or not _MAGIC.search(text):
         found, expected = [text], "a file"
     else:
@@ -48,6 +49,14 @@ def find(pattern: str | os.PathLike[str], *, suffixes: tuple[str, ...] = ()) -> 
     if not found:
         raise SourceError(f"{text}: nothing there, expected {expected}")
     return sorted((str(Path(path).absolute()) for path in found), key=natural)
+
+
+def local(place: str | os.PathLike[str]) -> str:
+    """A place on this machine, with `~` spelled out."""
+    text = os.path.expanduser(os.fspath(place))  # noqa: PTH111 - a glob is no path
+    if re.match(r"[a-z][a-z0-9+.-]+://", text):
+        raise SourceError(f"{text}: remote places are not built yet; copy the files to a local folder")
+    return text
 
 
 def identify(path: str) -> FileId:

@@ -57,7 +57,7 @@ def test_lazy_equals_eager(
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + content.encode())
     expected = [{"text": piece} for piece in pieces(content, split, keep_blank)]
     for _ in ("scan", "sidecar"):
-        source = TextSource([str(path)], cache=Cache(path.parent / "cache"), split=split, keep_blank=keep_blank)
+        source = TextSource([str(path)], cache=Cache(path.parent / "cache"), record=split, keep_blank=keep_blank)
         assert list(source) == expected
         assert [source[row] for row in range(len(source))] == expected
     raw = path.read_bytes()
@@ -70,16 +70,16 @@ def test_lazy_equals_eager(
 def test_a_file_may_be_a_record(tmp_path: Path, cache: Cache) -> None:
     for name, content in (("1.md", "# One\n\ntext\n"), ("2.md", " \n"), ("10.md", "ten")):
         (tmp_path / name).write_text(content)
-    source = open_source(tmp_path, cache=cache, split="file")
+    source = open_source(tmp_path, cache=cache, record="file")
     assert list(source) == [{"text": "# One\n\ntext\n"}, {"text": "ten"}]  # a blank file is no record
     assert source.where(1).file == str(tmp_path / "10.md")
-    assert len(open_source(tmp_path, cache=cache, split="file", keep_blank=True)) == 3
+    assert len(open_source(tmp_path, cache=cache, record="file", keep_blank=True)) == 3
 
 
 def test_how_it_is_split_is_part_of_the_content(tmp_path: Path, cache: Cache) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one two\nthree")
-    digests = {open_source(path, cache=cache, split=split).digest(0, 1) for split in ("line", "file", " ")}
+    digests = {open_source(path, cache=cache, record=split).digest(0, 1) for split in ("line", "file", " ")}
     assert len(digests) == 3
 
 
@@ -95,8 +95,8 @@ def test_what_is_not_utf8_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
 
 def test_an_empty_separator_is_refused(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(SourceError, match="split is empty, expected 'line', 'file' or the text between two records"):
-        open_source(tmp_path / "a.txt", cache=cache, split="")
+    with pytest.raises(SourceError, match="record is empty, expected 'line', 'file' or the text between two records"):
+        open_source(tmp_path / "a.txt", cache=cache, record="")
 
 
 def test_a_row_beyond_the_limit_is_not_read(tmp_path: Path, cache: Cache) -> None:
@@ -104,6 +104,6 @@ def test_a_row_beyond_the_limit_is_not_read(tmp_path: Path, cache: Cache) -> Non
     path.write_text("short\n" + "x" * 5000 + "\nshort\n")
     for split, rows in (("line", 2), ("\n", 2), ("file", 0)):
         bad = BadRows(on_bad="skip")
-        source = open_source(path, cache=cache, bad=bad, max_row_bytes=100, split=split)
+        source = open_source(path, cache=cache, bad=bad, max_row_bytes=100, record=split)
         assert list(source) == [{"text": "short"}] * rows
         assert bad.counts == {"too_long": 1}

@@ -30,7 +30,7 @@ class BadRows:
         self.max_bad = max_bad
         self.quarantine = quarantine
         self.counts: Counter[str] = Counter()  # by reason
-        self._rows: dict[int, str] = {}  # row → reason
+        self._rows: dict[tuple[str, int], str] = {}  # (file, row) → reason: sources opened together share a ledger
         self._lock = threading.Lock()
 
     def met(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
@@ -38,9 +38,9 @@ class BadRows:
         if self.on_bad == "stop":
             raise BadRecord(f"{found.message}; {_HINT}")
         with self._lock:
-            if row in self._rows:
+            if (where.file, row) in self._rows:
                 return
-            self._rows[row] = found.reason
+            self._rows[where.file, row] = found.reason
             self.counts[found.reason] += 1
             if self.quarantine is not None:
                 _append(Path(self.quarantine), row, found, where, raw)
@@ -52,7 +52,7 @@ class BadRows:
     @property
     def rows(self) -> list[int]:
         """Bad rows met so far, ascending."""
-        return sorted(self._rows)
+        return sorted({row for _, row in self._rows})
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_lock"}

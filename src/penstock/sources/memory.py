@@ -8,8 +8,9 @@ import numpy as np
 
 from penstock.errors import BadRecord
 from penstock.fingerprint import Digest
+from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.view import RowAccess
-from penstock.types import Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, Where
 
 
 class ListSource(RowAccess):
@@ -58,11 +59,31 @@ class ListSource(RowAccess):
     def _text(self, row: int) -> bytes:
         """Canonical JSON.  Keys keep their order: a chat template may print a dict as it stands."""
         if fault := _not_json(self._records[row]):
-            raise BadRecord(f"{self.name}:{row + 1}:0: row {row} holds {fault}, expected plain JSON values")
+            raise _refused(self.name, row, f"holds {fault}")
         return json.dumps(self._records[row], separators=(",", ":")).encode()
 
     def __repr__(self) -> str:
         return f"ListSource({self.name!r}, {len(self):_} rows)"
+
+
+def json_line(record: Any, name: str, row: int) -> bytes:
+    """A record as a line that reads back as the same record; refused if there is none."""
+    if not isinstance(record, dict):
+        raise BadRecord(f"{name}:{row + 1}:0: row {row} is a {type(record).__name__}, expected a dict")
+    try:
+        fault = _not_json(record)
+        if fault is None:
+            line = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+            if not isinstance(parse(line, exact=has_long_digits(line)), BadRow):
+                return line
+            fault = "values nested too deep, or too many digits"
+    except (UnicodeEncodeError, RecursionError, ValueError) as error:
+        fault = f"what JSON cannot hold ({error})"
+    raise _refused(name, row, f"holds {fault}")
+
+
+def _refused(name: str, row: int, why: str) -> BadRecord:
+    return BadRecord(f"{name}:{row + 1}:0: row {row} {why}, expected plain JSON values")
 
 
 def _copy(value: Any) -> Any:

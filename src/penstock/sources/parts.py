@@ -71,7 +71,7 @@ class FilesSource(RowAccess):
     def __init__(
         self, paths: Sequence[str], *, cache: Cache, name: str | None = None, bad: BadRows | None = None, **options: Any
     ) -> None:
-        if not paths:
+        if not paths and name is None:
             raise SourceError(f"no files given, expected at least one {self.shape} file")
         self.name = name or Path(paths[0]).stem
         self.options = options

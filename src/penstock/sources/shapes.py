@@ -15,6 +15,7 @@ class Shape:
     source: str
     suffixes: tuple[str, ...] = ()
     folder: str = ""  # the module's function that tells whether a folder as a whole has this shape
+    marks: tuple[str, ...] = ()  # it is asked where one of these files lies in the folder
 
 
 def packed(*suffixes: str) -> tuple[str, ...]:
@@ -29,6 +30,12 @@ SHAPES = {
     "text": Shape("text", "TextSource", packed(".txt", ".text", ".md")),
     "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
     "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
-    "hf": Shape("hf_dir", "HfFolderSource", folder="is_hf_folder"),
-    "pt": Shape("pt_chunks", "PtChunksSource", folder="is_chunk_folder"),
+    "hf": Shape(
+        "hf_dir",
+        "HfFolderSource",
+        folder="is_hf_folder",
+        marks=("dataset_dict.json", "dataset_info.json", "state.json"),
+    ),
+    "pt": Shape("pt_chunks", "PtChunksSource", folder="is_chunk_folder", marks=("metadata.json",)),
+    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml")),
 }

@@ -26,11 +26,15 @@ class TextPart(RowsPart):
         self._separator = separator  # empty: the whole file
         self._is_line = is_line
 
-    def decode(self, raw: bytes) -> Record | BadRow:
+    def trim(self, raw: bytes) -> bytes:
         if self._separator:
             raw, ended, _ = raw.partition(self._separator)
             if self._is_line and ended:
                 raw = raw.removesuffix(b"\r")
+        return raw
+
+    def decode(self, raw: bytes) -> Record | BadRow:
+        raw = self.trim(raw)
         try:
             return {"text": raw.decode()}
         except UnicodeDecodeError as error:
@@ -42,21 +46,21 @@ class TextSource(RowsSource):
     """Text as records {"text": …}, over one or more files."""
 
     shape = "text"
-    OPTIONS = (*RowsSource.OPTIONS, "split", "keep_blank")
+    OPTIONS = (*RowsSource.OPTIONS, "record", "keep_blank")
 
-    def __init__(self, paths: Sequence[str], *, split: str = "line", keep_blank: bool = False, **rest: Any) -> None:
-        """`split`: "line", "file", or the text that separates records, such as a blank line or an end-of-text mark.
+    def __init__(self, paths: Sequence[str], *, record: str = "line", keep_blank: bool = False, **rest: Any) -> None:
+        """`record`: "line", "file", or the text that separates records, such as a blank line or an end-of-text mark.
         `keep_blank`: records of nothing but spaces, tabs and line ends are records, too; by default they are not.
         """
-        if not split:
-            raise SourceError("split is empty, expected 'line', 'file' or the text between two records")
-        self.split = split
+        if not record:
+            raise SourceError("record is empty, expected 'line', 'file' or the text between two records")
+        self.record_is = record
         self.keep_blank = keep_blank
         super().__init__(paths, **rest)
 
     def rows(self, file: RangeFile, path: str) -> Part:
-        is_line = self.split == "line"
-        separator = b"\n" if is_line else b"" if self.split == "file" else self.split.encode()
+        is_line = self.record_is == "line"
+        separator = b"\n" if is_line else b"" if self.record_is == "file" else self.record_is.encode()
         if is_line and not self.keep_blank:
             index: Index = lines(file, self.cache)
         else:

@@ -1,0 +1,129 @@
+"""Which rows does a name ask for?  `chat.jsonl@[:1000]`, `folder:train[:10%]`; a file that is really called so comes first.
+
+| written | means |
+|---|---|
+| `place@[a:b]`, `place@[a:b:c]` | rows of any place, as Python slices a list; also percent, without a step |
+| `path[a:b]`, `path[a%:b%]` | the same for a path that exists, as `datasets` writes it |
+| `folder:split`, `folder:split[a:b]` | a split of a data set folder, or some rows of it; the same as `split=` |
+
+Percent are rounded as `datasets` rounds them: to the closest row.  Edges beyond the last row are the last row, as in Python.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import SourceError
+from penstock.files import local
+
+_NUMBER = r"-?[0-9][0-9_]*%?"
+_CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
+_SPLIT_NAME = r"\w+(?:\.\w+)*"
+
+_AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
+_AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
+_BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
+_OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
+_SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Some rows of a place, once it is known how many there are."""
+
+    start: int | None
+    stop: int | None
+    step: int | None = None
+    percent: bool = False
+
+    def of(self, num_rows: int) -> slice:
+        """As a slice of so many rows."""
+        if not self.percent:
+            return slice(self.start, self.stop, self.step)
+        return slice(*(None if percent is None else _edge(percent, num_rows) for percent in (self.start, self.stop)))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One split of a data set, or some rows of it."""
+
+    name: str
+    cut: Cut | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What the user wrote, taken apart."""
+
+    place: str
+    splits: tuple[Split, ...] = ()  # none: all there is
+    cuts: tuple[Cut, ...] = ()  # the first is taken first
+
+
+def read_name(text: str, *, split: str | None = None) -> Name:
+    """Take a name apart; `split` is what the user gave beside it."""
+    name = _read(text)
+    if split is None:
+        return name
+    if name.splits:
+        raise SourceError(f"{text}: the name chooses a split, and split={split!r} does too; leave one of them out")
+    return Name(name.place, read_split(split), name.cuts)
+
+
+def read_split(text: str) -> tuple[Split, ...]:
+    """`train`, `train[:10%]`, `train+test[-500:]`."""
+    splits = []
+    for piece in text.split("+"):
+        found = _SPLIT.fullmatch(piece.strip())
+        if found is None or found["step"] is not None:
+            raise SourceError(
+                f"split is {text!r}, expected a name, a part of it such as 'train[:10%]' or 'train[1000:2000]', "
+                f"or several joined by '+'"
+            )
+        splits.append(Split(found["split"], _cut(found, piece) if "[" in piece else None))
+    return tuple(splits)
+
+
+def _read(text: str) -> Name:
+    if _exists(text):
+        return Name(text)
+    if found := _AT.fullmatch(text):
+        inner = _read(found["place"])
+        return Name(inner.place, inner.splits, (*inner.cuts, _cut(found, text)))
+    if _AT_ANYTHING.fullmatch(text):
+        raise SourceError(f"{text}: what stands behind @ is no slice, expected @[a:b] or @[a:b:c] with whole numbers")
+    if (found := _BEHIND.fullmatch(text)) and found["step"] is None:
+        if _exists(found["place"]):
+            return Name(found["place"], cuts=(_cut(found, text),))
+        if (of := _OF_FOLDER.fullmatch(found["place"])) and Path(local(of["place"])).is_dir():
+            return Name(of["place"], (Split(of["split"], _cut(found, text)),))
+    if (found := _OF_FOLDER.fullmatch(text)) and Path(local(found["place"])).is_dir():
+        return Name(found["place"], (Split(found["split"]),))
+    return Name(text)
+
+
+def _edge(percent: int, num_rows: int) -> int:
+    rows = round(percent * num_rows / 100)
+    return (
+        num_rows + rows if percent < 0 else rows
+    )  # the last 1 % of ten rows is no row, where `datasets` gives all ten
+
+
+def _cut(found: re.Match[str], text: str) -> Cut:
+    edges = [found["start"], found["stop"]]
+    given = [edge for edge in edges if edge is not None]
+    percent = any(edge.endswith("%") for edge in given)
+    numbers = [None if edge is None else int(edge.rstrip("%")) for edge in edges]
+    step = None if found["step"] is None else int(found["step"])
+    if percent and (step is not None or not all(edge.endswith("%") for edge in given)):
+        raise SourceError(f"{text}: percent and row numbers in one slice, expected one kind and no step with percent")
+    if percent and any(abs(number) > 100 for number in numbers if number is not None):
+        raise SourceError(f"{text}: more than 100 %, expected -100 % to 100 %")
+    if step == 0:
+        raise SourceError(f"{text}: a step of 0 leads nowhere, expected another")
+    return Cut(numbers[0], numbers[1], step, percent)
+
+
+def _exists(text: str) -> bool:
+    return os.path.lexists(local(text))

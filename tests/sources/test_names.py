@@ -1,0 +1,176 @@
+"""Does a name stand for the rows it says?  Slices as Python takes them, splits as `datasets` does, and real files first."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache import Cache
+from penstock.errors import SourceError
+from penstock.sources import open_source
+from penstock.sources.names import Cut, Name, Split, read_name, read_split
+
+ROWS = [{"row": row} for row in range(40)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "folder").mkdir()
+    for split, rows in (("train", ROWS[:30]), ("test", ROWS[30:])):
+        (tmp_path / "folder" / f"{split}-00000-of-00001.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(place: Any, **options: Any) -> list[int]:
+    return [record["row"] for record in open_source(place, cache=Cache("cache"), **options)]
+
+
+EDGE = st.one_of(st.none(), st.integers(-60, 60))
+
+
+@given(start=EDGE, stop=EDGE, step=st.one_of(st.none(), st.integers(-5, 5).filter(bool)))
+def test_what_stands_behind_at_slices_like_python(start: int | None, stop: int | None, step: int | None) -> None:
+    text = ":".join(
+        "" if edge is None else str(edge) for edge in ([start, stop] if step is None else [start, stop, step])
+    )
+    name = read_name(f"no/such/place.jsonl@[{text}]")
+    assert name == Name("no/such/place.jsonl", cuts=(Cut(start, stop, step),))
+    assert list(range(40))[name.cuts[0].of(40)] == list(range(40))[slice(start, stop, step)]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("chat.jsonl@[3:6]", [3, 4, 5]),
+        ("chat.jsonl@[-2:]", [38, 39]),
+        ("chat.jsonl@[::-10]", [39, 29, 19, 9]),
+        ("chat.jsonl@[:1_0]", list(range(10))),
+        ("chat.jsonl@[10:20]@[1:3]", [11, 12]),
+        ("chat.jsonl@[:5%]", [0, 1]),
+        ("chat.jsonl[:3]", [0, 1, 2]),
+        ("chat.jsonl[95%:]", [38, 39]),
+        ("chat.jsonl[-5%:]", [38, 39]),
+        ("chat.jsonl[39:1000]", [39]),
+        ("*.jsonl@[1:3]", [1, 2]),
+        ("folder@[29:31]", [0 + 19, 20]),  # test comes before train in the order of names
+        ("folder:test", list(range(30, 40))),
+        ("folder:train[:2]", [0, 1]),
+        ("folder:train[90%:]", [27, 28, 29]),
+        ("folder:train@[5:7]", [5, 6]),
+        ("folder[:2]", [30, 31]),
+    ],
+)
+def test_rows_are_chosen_by_name(here: Path, place: str, expected: list[int]) -> None:
+    assert rows(place) == expected
+    assert rows(Path(place)) == expected
+    assert rows([place]) == expected
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train[:2]", [0, 1]),
+        ("test[-1:]", [39]),
+        ("test[50%:]+train[:1]", [35, 36, 37, 38, 39, 0]),
+        ("test", list(range(30, 40))),
+    ],
+)
+def test_a_split_is_asked_for_beside_the_name(here: Path, split: str, expected: list[int]) -> None:
+    assert rows("folder", split=split) == expected
+
+
+def test_what_has_no_splits_is_train(here: Path) -> None:
+    assert rows("chat.jsonl", split="train[:2]") == [0, 1]
+    with pytest.raises(
+        SourceError, match=r"chat\.jsonl: no file is called after the split 'test'; there are chat\.jsonl"
+    ):
+        rows("chat.jsonl", split="test")
+    with pytest.raises(
+        SourceError, match=r"folder: no file is called after the split 'dev'; there are test-0.*, train-0"
+    ):
+        rows("folder:dev")
+
+
+def test_several_names_each_with_its_rows(here: Path) -> None:
+    assert rows(["chat.jsonl@[:2]", "folder:test[:1]", "chat.jsonl[39:]"]) == [0, 1, 30, 39]
+
+
+@pytest.mark.parametrize("name", ["chat.jsonl@[0:1]", "chat.jsonl[0:1]", "folder:train", "chat.jsonl[:10%]"])
+def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
+    (here / name).write_text('{"row": 77}\n')
+    assert rows(name, shape="jsonl") == [77]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("chat.jsonl@[1:x]", r"what stands behind @ is no slice, expected @\[a:b\]"),
+        ("chat.jsonl@[5]", "no slice"),
+        ("chat.jsonl@[]", "no slice"),
+        ("chat.jsonl@[0:5:0]", "a step of 0 leads nowhere"),
+        ("chat.jsonl[:101%]", "more than 100 %"),
+        ("chat.jsonl[5:10%]", "percent and row numbers in one slice"),
+        ("chat.jsonl@[:50%:2]", "no step with percent"),
+        ("gone.jsonl@[0:5]", r"gone\.jsonl: No such file"),
+        ("gone.jsonl[0:5]", r"gone\.jsonl\[0:5\]: nothing there"),
+    ],
+)
+def test_a_slice_that_is_none_is_named(here: Path, place: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        rows(place)
+
+
+@pytest.mark.parametrize("split", ["", "train[", "train[::2]", "train[5]", "a b", "train+", "[:5]"])
+def test_a_split_that_is_none_is_named(split: str) -> None:
+    with pytest.raises(SourceError, match=r"^split is .*, expected a name, a part of it such as 'train\[:10%\]'"):
+        read_split(split)
+
+
+def test_two_splits_at_once_are_too_many(here: Path) -> None:
+    with pytest.raises(SourceError, match="the name chooses a split, and split='test' does too"):
+        rows("folder:train", split="test")
+
+
+def theirs(start: int | None, stop: int | None, num_rows: int) -> range:
+    """How `datasets` reads percent (closest rounding), written down from its documentation."""
+    edges = [0 if start is None else start, 100 if stop is None else stop]
+    absolute = [round(edge * num_rows / 100) for edge in edges]
+    return range(num_rows)[slice(*(num_rows + rows if rows < 0 else rows for rows in absolute))]
+
+
+@given(
+    num_rows=st.integers(0, 10_000),
+    start=st.one_of(st.none(), st.integers(0, 100)),
+    stop=st.one_of(st.none(), st.integers(0, 100)),
+)
+def test_percent_are_rounded_to_the_closest_row(num_rows: int, start: int | None, stop: int | None) -> None:
+    assert range(num_rows)[Cut(start, stop, percent=True).of(num_rows)] == theirs(start, stop, num_rows)
+
+
+def test_percent_agree_with_datasets() -> None:
+    reader = pytest.importorskip("datasets.arrow_reader")
+    for num_rows in (7, 99, 1000, 1234):  # of one row -50 % round to none, which they take for all
+        for text in ("train[:10%]", "train[10%:20%]", "train[33%:]", "train[-50%:]", "train[-500:]", "train[5:70]"):
+            (absolute,) = reader.ReadInstruction.from_spec(text).to_absolute({"train": num_rows})
+            (split,) = read_split(text)
+            assert split.cut is not None
+            ours = range(num_rows)[split.cut.of(num_rows)]
+            assert (ours.start, ours.stop) == (absolute.from_, max(absolute.to, absolute.from_)), (text, num_rows)
+
+
+def test_hundred_pieces_hold_every_row_once() -> None:
+    for num_rows in (5, 99, 1001):
+        pieces = [range(num_rows)[Cut(edge, edge + 1, percent=True).of(num_rows)] for edge in range(100)]
+        assert [row for piece in pieces for row in piece] == list(range(num_rows))
+
+
+def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
+    assert rows("chat.jsonl[-1%:]") == [] and rows("chat.jsonl[:-1%]") == list(range(40))
+    assert read_split("a.b[:1]+c") == (Split("a.b", Cut(None, 1)), Split("c"))
