@@ -14,7 +14,7 @@ Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint32]
 
 # A piece of a sample in a row.  `source` counts the plan's sources, `sample` is the row number in that source.
-SPAN = np.dtype([("source", "<i4"), ("sample", "<i8"), ("start", "<i8"), ("stop", "<i8")])
+SPAN = np.dtype([("source", "<i8"), ("sample", "<i8"), ("start", "<i8"), ("stop", "<i8")])
 
 # How the plan learns lengths: (source number, sample ids) → one length per id; 0 means that nothing is there to train on.
 Lengths = Callable[[int, Ints], Ints]

@@ -17,11 +17,11 @@ from penstock.types import World as Rank
 from .worlds import (
     as_list,
     check_row,
-    epoch_shares,
     examples,
     kept_length,
     row_counter,
     samples_seen,
+    shares_upto,
     straight,
     through_json,
     worlds,
@@ -62,7 +62,7 @@ def test_law_2_nothing_is_lost_and_nothing_repeated(world):
             alive = np.array([kept_length(int(length), world.settings) > 0 for length in lengths])
             assert times[alive].max() - times[alive].min() <= 1
             if world.settings.mix_by == "rows":
-                low, extra = divmod(upto * epoch_shares(world)[number], len(lengths))
+                low, extra = divmod(shares_upto(world, upto)[number], len(lengths))
                 assert times[alive].min() >= low
                 assert times[alive].max() <= low + (extra > 0)
                 more = np.count_nonzero(times[alive] == low + 1)
@@ -76,7 +76,7 @@ def test_mixing_keeps_exact_shares_in_every_block(world):
     plan, weights = world.plan(), [Fraction(w) for w in world.settings.weights]
     given_samples, given_tokens = [0] * len(weights), [0] * len(weights)
     longest = max(kept_length(int(n), world.settings) for lengths in world.lengths for n in lengths)
-    shares, number = epoch_shares(world), 0
+    shares, number = shares_upto(world, 1), 0
     while (part := plan._mix.shares(0, number)) is not None:
         for s, (start, stop) in enumerate(zip(part.starts, part.stops, strict=True)):
             assert start == given_samples[s]  # a block goes on where the last one stopped: remainders are carried

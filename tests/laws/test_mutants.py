@@ -54,8 +54,8 @@ MUTANTS = {
     ),
     "the position is off by one row": (
         "plan.py",
-        "return Rows.join(parts), Position(epoch=epoch, block=number, row=row,",
-        "return Rows.join(parts), Position(epoch=epoch, block=number, row=row + (row > 9),",
+        "after = Position(epoch=epoch, block=number, row=row,",
+        "after = Position(epoch=epoch, block=number, row=row + (row > 9),",
         LAWS + "::test_law_3_resume_after_any_cuts_under_any_world",
     ),
     "the position counts padding as rows": (
@@ -66,8 +66,8 @@ MUTANTS = {
     ),
     "a remainder of the mix is lost": (
         "mix.py",
-        "targets = [_round(unit * w)",
-        "targets = [int(unit * w)",
+        "_round(share * epoch)",
+        "int(share * epoch)",
         LAWS + "::test_mixing_keeps_exact_shares_in_every_block",
     ),
     "the mix forgets what was carried": (
@@ -78,8 +78,8 @@ MUTANTS = {
     ),
     "sources do not count their epochs": (
         "mix.py",
-        "done = [epoch * target for target in self._targets]",
-        "done = [0 * target for target in self._targets]",
+        "done = self._targets.before(epoch)",
+        "done = self._targets.before(0)",
         "test_fail_closed.py",
     ),
     "the tail is repeated where it should be padded": (

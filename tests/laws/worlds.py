@@ -89,8 +89,8 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
         # Few samples: under stop="all" a light source makes the heavy ones repeat up to a hundred times.
         lengths = tuple(values[:100] if values[:100].any() else np.array([3, 5, 8]) for values in lengths)
         weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7, 0.1]))) for _ in lengths)
-    overflow = draw(st.sampled_from(["drop", "truncate", "split"]))
     packing = draw(st.sampled_from(packings))
+    overflow = draw(st.sampled_from(["drop", "split"] if packing == "concat" else ["drop", "truncate", "split"]))
     max_length = draw(st.integers(8, 128))
     if weights is not None and overflow == "drop" and packing != "concat":  # a source must have something left to give
         lengths = tuple(values if (values[values <= 8] > 0).any() else np.append(values, 4) for values in lengths)
@@ -103,8 +103,8 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
         seed=draw(st.integers(0, 2**63)),
         tail=draw(st.sampled_from(tails)),
         weights=weights,
-        mix_by=draw(st.sampled_from(["rows", "tokens"])),
-        stop=draw(st.sampled_from(["first", "all"])),
+        mix_by=draw(st.sampled_from(["rows", "tokens"])) if weights else None,
+        stop=draw(st.sampled_from(["first", "all"])) if weights else None,
         block=draw(st.sampled_from([1, 50, 600, 65_536] if most <= 300 else [50, 600, 65_536])),
         align=draw(st.sampled_from([1, 1, 8])),
         max_per_row=None if packing == "concat" else draw(st.sampled_from([None, None, 1, 3])),
@@ -185,12 +185,12 @@ def row_counter(rows: list) -> Counter:
     return Counter(tuple(map(tuple, row)) for row in rows)
 
 
-def epoch_shares(world: World) -> list[int]:
-    """Samples that each source must give to one epoch when mixing by rows, by the definition in words."""
+def shares_upto(world: World, epochs: int) -> list[int]:
+    """Samples that each source must have given after so many epochs when mixing by rows, by the definition in words."""
     counts = [len(lengths) for lengths in world.lengths]
     if world.settings.weights is None:
-        return counts
+        return [epochs * count for count in counts]
     weights = [Fraction(w) for w in world.settings.weights]
     choose = min if world.settings.stop == "first" else max
     unit = choose(Fraction(n) / w for n, w in zip(counts, weights, strict=True))
-    return [int(unit * w + Fraction(1, 2)) for w in weights]
+    return [int(unit * w * epochs + Fraction(1, 2)) for w in weights]

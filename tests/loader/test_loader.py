@@ -177,13 +177,23 @@ def test_options_that_cannot_be_are_refused(make_store):
         ({"rank": 1}, "give both or neither"),
         ({"rank": 3, "world_size": 3}, "rank 3 of world size 3"),
         ({"packing": "bfd"}, "packing 'bfd' is not known"),
+        ({"batch_size": 2.0}, "batch_size is 2.0"),
+        ({"epochs": True}, "epochs is True"),
+        ({"prefetch": -3}, "prefetch is -3"),
+        ({"pakcing": "none"}, "no option 'pakcing'; did you mean 'packing'"),
+        ({"weights": [1]}, "weights go with their stores"),
     ]:
         with pytest.raises(PlanError, match=message):
             ps.Loader(store, **{"batch_size": 2, "max_length": 64, **options})
-    with pytest.raises(PlanError, match="a weight for all of them or for none"):
+    with pytest.raises(PlanError, match="a weight for all of its stores or for none"):
         ps.Loader({"a": (store, 1.0), "b": store}, batch_size=2)
     with pytest.raises(UnevenTail, match="do not divide into steps"):
         ps.Loader(store, batch_size=10_000, max_length=64, tail="error")
+    for nothing in ("data.jsonl", None, {"a": [store, 0.5]}, [store, 3]):
+        with pytest.raises(PlanError, match=r"expected a Store from penstock\.prepare"):
+            ps.Loader(nothing, batch_size=2)
+    with pytest.raises(PlanError, match="no stores given"):
+        ps.Loader([], batch_size=2)
     with pytest.raises(TypeError, match="endless"):
         len(ps.Loader(store, batch_size=2, max_length=64, epochs=None))
 
@@ -195,6 +205,10 @@ def test_rank_and_world_size_come_from_the_environment(make_store, monkeypatch):
     assert ps.Loader(store, batch_size=1, max_length=64).world.rank == 3
     assert ps.Loader(store, batch_size=1, max_length=64, replicas=2).world.size == 2
     assert ps.Loader(store, batch_size=1, max_length=64, rank=0, world_size=1).world.size == 1
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(PlanError, match="RANK=3, WORLD_SIZE=None; set both"):
+        ps.Loader(store, batch_size=1, max_length=64)
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "many")
     with pytest.raises(PlanError, match="RANK='many'"):
         ps.Loader(store, batch_size=1, max_length=64)
@@ -220,3 +234,63 @@ def test_an_abandoned_iteration_leaves_no_thread(make_store):
         next(iterator)
         iterator.close()
     assert threading.active_count() == before
+
+
+def test_steps_after_a_resume_with_another_size_are_counted_and_explained(make_store):
+    store = make_store(400)
+    before = ps.Loader(store, batch_size=10, max_length=64)
+    for batch in before:
+        if batch.step == 4:
+            break
+    after = ps.Loader(store, batch_size=np.int64(5), max_length=64)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    batches = list(after)
+    assert [batch.step for batch in batches] == list(range(5, len(after)))
+    assert after.explain(7) == batches[2].provenance
+    with pytest.raises(PlanError, match="before step 5, where this loader resumed"):
+        after.explain(4)
+
+
+def test_an_older_iteration_does_not_go_on_beside_a_newer_one(make_store):
+    loader = ps.Loader(make_store(200), batch_size=1, max_length=64)
+    older = iter(loader)
+    next(older)
+    state = loader.state_dict()
+    newer = iter(loader)
+    assert next(newer).step == 1
+    with pytest.raises(PlanError, match="this iteration is over"):
+        next(older)
+    loader.load_state_dict(state)
+    with pytest.raises(PlanError, match="this iteration is over"):
+        next(newer)
+    assert next(iter(loader)).step == 1
+
+
+def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
+    store = make_store(300)
+    loader = ps.Loader(store, batch_size=2, max_length=24)
+    with caplog.at_level("INFO", logger="penstock"):
+        handed = sum(int((batch["seq_idx"] >= 0).sum()) for batch in loader)
+    counts = loader.counters
+    assert counts.samples_dropped["overlong"] > 0 and handed == counts.tokens_out
+    assert counts.tokens_in == counts.tokens_out + counts.tokens_dropped.total()
+    assert "samples dropped: overlong" in caplog.text and "epoch 0 ends at step" in caplog.text
+    with pytest.raises(PlanError, match="the run has no step"):
+        list(ps.Loader(store, batch_size=2, max_length=1, overflow="drop"))
+
+
+def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
+    """The thread that reads ahead and the caller learn lengths through the same caches."""
+    stores = {
+        "a": (make_store(900, seed=1, rows_per_shard=5), 0.5),
+        "b": (make_store(900, seed=2, rows_per_shard=5), 0.5),
+    }
+    options = {"batch_size": 4, "max_length": 64, "mix_by": "tokens", "window": 1, "block": 50, "overflow": "split"}
+    whole = contents(ps.Loader(stores, **options, prefetch=0))
+    for _ in range(5):
+        loader, seen = ps.Loader(stores, **options, prefetch=8), []
+        for batch in loader:
+            seen += contents([batch])
+            if batch.step == 0:
+                assert len(loader) > 10
+        assert seen == whole

@@ -100,13 +100,13 @@ def test_best_fit_fills_rows():
 
 def block_of(lengths) -> BlockSamples:
     array = np.array(lengths, np.int64)
-    return BlockSamples(np.zeros(array.size, np.int32), np.arange(array.size) + 100, array)
+    return BlockSamples(np.zeros(array.size, np.int64), np.arange(array.size) + 100, array)
 
 
 def rows_of(lengths, **options) -> tuple[list, object]:
     settings = PlanSettings(**{"max_length": 10, "shuffle": False, **options})
-    rows, counters = pack_block(block_of(lengths), settings, epoch=0, number=0)
-    assert count_block(np.array(lengths, np.int64), settings) == rows.num_rows
+    rows, counters = pack_block(block_of(lengths), settings, names=["made"], epoch=0, number=0)
+    assert count_block(block_of(lengths), settings, names=["made"]) == rows.num_rows
     return [
         [(int(s["sample"]) - 100, int(s["start"]), int(s["stop"])) for s in rows[r]] for r in range(rows.num_rows)
     ], counters
@@ -140,7 +140,9 @@ def test_overlong_samples(overflow, expected, dropped):
 
 
 def test_overlong_error_names_the_sample():
-    with pytest.raises(Overlong, match=r"sample 101 of source 0 has 23 tokens, max_length is 10 .*overflow='drop'"):
+    with pytest.raises(
+        Overlong, match=r"sample 101 of source 'made' has 23 tokens, max_length is 10 .*overflow='drop'"
+    ):
         rows_of([4, 23], overflow="error")
 
 
@@ -153,7 +155,7 @@ def test_groups_hold_alike_lengths():
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 500, 1000)
     settings = PlanSettings(max_length=500, packing="group_16")
-    rows, _ = pack_block(block_of(lengths), settings, epoch=0, number=0)
+    rows, _ = pack_block(block_of(lengths), settings, names=["made"], epoch=0, number=0)
     sizes = (rows.spans["stop"] - rows.spans["start"])[: 1000 // 16 * 16].reshape(-1, 16)
     assert (sizes.max(axis=1) - sizes.min(axis=1)).mean() < 12
     assert (np.diff(sizes[:, 0]) < 0).any()  # the groups themselves are shuffled
@@ -173,10 +175,16 @@ def test_groups_hold_alike_lengths():
         ({"window": "some"}, "window is 'some'"),
         ({"weights": ("1", "-1")}, "weight -1 is not positive"),
         ({"weights": ("1", "many")}, "not all numbers"),
+        ({"mix_by": "tokens"}, "no weights were given"),
+        ({"stop": "all"}, "no weights were given"),
+        ({"shuffle": "false"}, "shuffle is 'false'"),
+        ({"packing": None}, "packing None is not known"),
+        ({"block": True}, "block is True"),
+        ({"packing": "concat", "overflow": "error"}, "has no use"),
         ({"packing": "concat", "max_per_row": 3}, "cannot bound samples per row"),
         ({"seed": "x"}, "seed is 'x'"),
-        ({"mix_by": "bytes"}, "mix_by is 'bytes'"),
-        ({"stop": "never"}, "stop is 'never'"),
+        ({"weights": ("1",), "mix_by": "bytes"}, "mix_by is 'bytes'"),
+        ({"weights": ("1",), "stop": "never"}, "stop is 'never'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message):

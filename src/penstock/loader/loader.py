@@ -1,6 +1,9 @@
 """Which batch comes next, and where are we?  Walks the plan, reads the stores, counts what was handed over."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from penstock.errors import PlanError
@@ -9,11 +12,14 @@ from penstock.loader.prefetch import read_ahead
 from penstock.loader.state import make_state, read_state
 from penstock.loader.world import find_world
 from penstock.plan.block import Rows
+from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position, Step
-from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
 from penstock.plan.shard import rank_rows
 from penstock.store import Store
 from penstock.types import Ints, Where
+
+_log = logging.getLogger("penstock")
 
 Mixture = Mapping[str, Store | tuple[Store, float]]
 
@@ -42,79 +48,88 @@ class Loader:
         *,
         batch_size: int,
         max_length: int = 4096,
-        packing: str = "best_fit",
-        overflow: str = "drop",
-        shuffle: bool = True,
-        window: int | str | None = None,
-        seed: int = 0,
         epochs: int | None = 1,
-        tail: str = "pad",
         rank: int | None = None,
         world_size: int | None = None,
+        replicas: int = 1,
         output: str = "numpy",
         prefetch: int = 2,
-        replicas: int = 1,
         pad_id: int = 0,
-        **options: Any,
+        **plan: Any,
     ) -> None:
-        """`options` are the plan's rarer settings: mix_by, stop, block, align, max_per_row."""
-        if batch_size < 1:
-            raise PlanError(f"batch_size is {batch_size}, expected at least 1")
-        if epochs is not None and epochs < 0:
-            raise PlanError(f"epochs is {epochs}, expected None (endless) or a number ≥ 0")
+        """`plan` sets the order: packing, overflow, shuffle, window, seed, tail, mix_by, stop, block, align, max_per_row."""
+        names, self.stores, weights = _mixture(stores)
+        settings = _settings(max_length, weights, plan)
         if output != "numpy":
             raise PlanError(f"output is {output!r}, expected 'numpy'")
-        names, self.stores, weights = _mixture(stores)
-        settings = PlanSettings(
-            max_length=max_length,
-            packing=packing,
-            overflow=overflow,
-            shuffle=shuffle,
-            window=window,
-            seed=seed,
-            tail=tail,
-            weights=weights_as_text(weights),
-            **options,
-        )
         self.world = find_world(rank, world_size, replicas=replicas)
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self._prefetch = prefetch
+        self.batch_size = whole_number("batch_size", batch_size, least=1)
+        self.epochs = None if epochs is None else whole_number("epochs", epochs, least=0)
+        self._prefetch = whole_number("prefetch", prefetch, least=0)
         sources = [
             PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes)
             for name, store in zip(names, self.stores, strict=True)
         ]
         self.plan = Plan(sources, self._lengths, settings)
-        self._collate = Collator(self.stores, max_length=max_length, align=settings.align, pad_id=pad_id)
+        pad_id = whole_number("pad_id", pad_id, least=0)
+        self._collate = Collator(self.stores, max_length=settings.max_length, align=settings.align, pad_id=pad_id)
         self._position, self._step = Position(), 0
-        if settings.tail == "error" and epochs is not None:
-            self.plan.num_steps(self._rows_per_step, epochs=epochs)  # refuses now what would fail at the epoch's end
+        self._start, self._first_step = Position(), 0  # where this loader began: at 0, or where a state was taken
+        self._walks = 0  # iterations begun; an older one must not go on beside a newer
+        self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
+        self._refuse_uneven()
 
     @property
     def _rows_per_step(self) -> int:
         return self.batch_size * self.world.size
 
     def __len__(self) -> int:
-        """Steps of the whole run."""
+        """Steps of the whole run; after a resume, those before it and those that are left with this batch and world size."""
         if self.epochs is None:
             raise TypeError("an endless loader (epochs=None) has no length")
-        return self.plan.num_steps(self._rows_per_step, epochs=self.epochs)
+        return self._first_step + self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position on; only what is handed over moves the position."""
-        first = self._step
-        for batch, position in read_ahead(self._batches(self._position, first), self._prefetch):
-            self._position, self._step = position, batch.step + 1
-            yield batch
+        self._walks += 1
+        walk = self._walks
+        ahead = read_ahead(self._batches(self._position, self._step), self._prefetch)
+        try:
+            for batch, step in ahead:
+                if walk != self._walks:
+                    raise PlanError(
+                        "this iteration is over: a newer one was begun, or a state was loaded; use that one"
+                    )
+                self._hand_over(batch, step)
+                yield batch
+        finally:
+            ahead.close()
+        if not self._step:
+            raise PlanError(
+                f"the run has no step: {self._dropped() or 'there are no samples'}; look at loader.counters"
+            )
 
-    def _batches(self, position: Position, first: int) -> Iterator[tuple[Batch, Position]]:
+    def _hand_over(self, batch: Batch, step: Step) -> None:
+        before = self._dropped()
+        self._position, self._step = step.after, batch.step + 1
+        self.counters += step.counters
+        if not before and (found := self._dropped()):
+            _log.warning("%s so far; loader.counters has the count, overflow= and max_length= decide", found)
+        if step.after.epoch > step.epoch:
+            _log.info("epoch %d ends at step %d: %s", step.epoch, self._step, self.counters)
+
+    def _dropped(self) -> str:
+        """What the plan has dropped or cut, in words; samples that were empty in the store are the store's to report."""
+        counts = self.counters
+        parts = [f"{count:,} samples dropped: {reason}" for reason, count in counts.samples_dropped.items()]
+        parts += [f"{counts.samples_truncated:,} samples cut"] if counts.samples_truncated else []
+        return ", ".join(part for part in parts if not part.endswith("empty"))
+
+    def _batches(self, position: Position, first: int) -> Iterator[tuple[Batch, Step]]:
         walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=self.epochs)
         for number, step in enumerate(walk, start=first):
-            yield self._batch(step, number), step.after
-
-    def _batch(self, step: Step, number: int) -> Batch:
-        mine = rank_rows(step.rows, self.world)
-        return Batch(self._collate(mine), mine, self.stores, number)
+            mine = rank_rows(step.rows, self.world)
+            yield Batch(self._collate(mine), mine, self.stores, number), step
 
     def state_dict(self) -> dict[str, Any]:
         """How far all ranks together have come; small, plain JSON, the same on every rank."""
@@ -123,14 +138,27 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken; the next iteration goes on from there, under whatever ranks and batch size."""
         self._position, self._step = read_state(state, self.plan)
+        self._start, self._first_step = self._position, self._step
+        self._walks += 1
+        self._refuse_uneven()
 
     def explain(self, step: int) -> list[list[tuple[Where, int, int]]]:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
-        position = self.plan.seek(step, self._rows_per_step, epochs=self.epochs)
+        if step < self._first_step:
+            raise PlanError(
+                f"step {step} lies before step {self._first_step}, where this loader resumed, and steps may have had another "
+                f"size then; ask a loader that starts where that run started"
+            )
+        position = self.plan.seek(step - self._first_step, self._rows_per_step, epochs=self.epochs, start=self._start)
         found = self.plan.step(position, self._rows_per_step, epochs=self.epochs)
         if found is None:
             raise PlanError(f"step {step} is past the end: the run has {len(self)} steps, counted from 0")
         return _provenance(found.rows, self.stores)
+
+    def _refuse_uneven(self) -> None:
+        """Under tail="error", say now what would fail at the epoch's end."""
+        if self.plan.settings.tail == "error" and self.epochs is not None:
+            self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         return self.stores[source].lengths(samples)
@@ -143,18 +171,43 @@ class Loader:
         )
 
 
-def _mixture(stores: Store | Mixture | Sequence[Store]) -> tuple[list[str], list[Store], list[float] | None]:
+def _settings(max_length: int, weights: list[float] | None, plan: dict[str, Any]) -> PlanSettings:
+    known = [field.name for field in fields(PlanSettings) if field.name not in ("max_length", "weights")]
+    for name in plan:
+        if name == "weights":
+            raise PlanError("weights go with their stores: Loader({'name': (store, weight), …})")
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise PlanError(f"Loader has no option {name!r}; {hint}")
+    return PlanSettings(max_length=max_length, weights=weights_as_text(weights), **plan)
+
+
+def _mixture(stores: Any) -> tuple[list[str], list[Store], list[float] | None]:
     """(names, stores, weights) of what was given: one store, a list of them, or a dict with or without weights."""
+    weights: list[float] | None = None
+    found: list[Any]
     if isinstance(stores, Store):
-        return ["data"], [stores], None
-    if not isinstance(stores, Mapping):
-        return [str(number) for number in range(len(stores))], list(stores), None
-    weighted = [isinstance(value, tuple) for value in stores.values()]
-    if not stores or (any(weighted) and not all(weighted)):
-        raise PlanError("a mixture needs at least one store, and a weight for all of them or for none")
-    parts = [value if isinstance(value, tuple) else (value, None) for value in stores.values()]
-    weights = [weight for _, weight in parts if weight is not None]
-    return list(stores), [store for store, _ in parts], weights or None
+        names, found = ["data"], [stores]
+    elif isinstance(stores, Mapping):
+        names, found = [str(name) for name in stores], list(stores.values())
+        weighted = [isinstance(value, tuple) and len(value) == 2 for value in found]
+        if any(weighted) and not all(weighted):
+            raise PlanError("a mixture needs a weight for all of its stores or for none")
+        if any(weighted):
+            found, weights = [store for store, _ in found], [weight for _, weight in found]
+    else:
+        found = list(stores) if isinstance(stores, Sequence) and not isinstance(stores, str) else [stores]
+        names = [str(number) for number in range(len(found))]
+    for value in found:
+        if not isinstance(value, Store):
+            raise PlanError(
+                f"found a {type(value).__name__}, expected a Store from penstock.prepare, a list of them, "
+                f"or a dict like {{'name': (store, weight)}}"
+            )
+    if not found:
+        raise PlanError("no stores given; there is nothing to load")
+    return names, found, weights
 
 
 def _provenance(rows: Rows, stores: Sequence[Store]) -> list[list[tuple[Where, int, int]]]:

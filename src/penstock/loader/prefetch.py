@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 Made = TypeVar("Made")
@@ -10,7 +10,7 @@ Made = TypeVar("Made")
 _POLL = 0.2  # seconds between looks at whether anybody still wants the next one
 
 
-def read_ahead(made: Iterator[Made], depth: int) -> Iterator[Made]:
+def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
     """`made`, computed ahead by a thread that ends with the consumer; an error appears where it would have without the thread."""
     if depth < 1:
         yield from made

@@ -4,6 +4,7 @@ import os
 import sys
 
 from penstock.errors import PlanError
+from penstock.plan.settings import whole_number
 from penstock.plan.shard import data_parallel
 from penstock.types import World
 
@@ -14,6 +15,7 @@ def find_world(rank: int | None, world_size: int | None, *, replicas: int = 1) -
         raise PlanError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if rank is None or world_size is None:
         rank, world_size = _running() or _environment() or (0, 1)
+    rank, world_size = whole_number("rank", rank, least=0), whole_number("world_size", world_size, least=1)
     if not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} of world size {world_size}: expected 0 <= rank < world_size")
     return data_parallel(rank, world_size, replicas=replicas)
@@ -30,8 +32,12 @@ def _running() -> tuple[int, int] | None:
 def _environment() -> tuple[int, int] | None:
     """What torchrun and most launchers set."""
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or size is None:
+    if rank is None and size is None:
         return None
+    if rank is None or size is None:
+        raise PlanError(
+            f"environment says RANK={rank}, WORLD_SIZE={size}; set both, or every rank would load the same rows"
+        )
     try:
         return int(rank), int(size)
     except ValueError:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +56,7 @@ class Rows:
 class BlockSamples:
     """The samples of a block in mixed order, before packing."""
 
-    sources: np.ndarray  # (num_samples,) int32
+    sources: Ints
     samples: Ints
     lengths: Ints
 
@@ -69,8 +70,10 @@ class Pieces:
     stop: Ints
 
 
-def pack_block(block: BlockSamples, settings: PlanSettings, *, epoch: int, number: int) -> tuple[Rows, Counters]:
-    pieces, counters = _pieces(block, settings)
+def pack_block(
+    block: BlockSamples, settings: PlanSettings, *, names: Sequence[str], epoch: int, number: int
+) -> tuple[Rows, Counters]:
+    pieces, counters = _pieces(block, settings, names)
     rows, num_rows = _assign(pieces, settings)
     rows = _order_rows(rows, num_rows, pieces, settings, epoch=epoch, number=number)
     order = argsort_small(rows)  # stable: spans of a row stay in block order
@@ -82,10 +85,9 @@ def pack_block(block: BlockSamples, settings: PlanSettings, *, epoch: int, numbe
     return Rows(spans, starts), counters + Counters(rows=num_rows, tokens_capacity=num_rows * settings.max_length)
 
 
-def count_block(lengths: Ints, settings: PlanSettings) -> int:
-    """How many rows `pack_block` makes of samples with these lengths, in this order; several times faster."""
-    block = BlockSamples(np.empty(0, np.int32), np.empty(0, np.int64), lengths)
-    pieces, _ = _pieces(block, settings)
+def count_block(block: BlockSamples, settings: PlanSettings, *, names: Sequence[str]) -> int:
+    """How many rows `pack_block` makes of these samples; several times faster."""
+    pieces, _ = _pieces(block, settings, names)
     if settings.packing == "best_fit":
         return count_best_fit(_room(pieces, settings), settings.capacity, settings.max_per_row or UNBOUNDED)
     return _assign(pieces, settings)[1]
@@ -100,7 +102,7 @@ def contribution(lengths: Ints, settings: PlanSettings) -> Ints:
     return np.where(lengths > settings.capacity, 0, lengths)
 
 
-def _pieces(block: BlockSamples, settings: PlanSettings) -> tuple[Pieces, Counters]:
+def _pieces(block: BlockSamples, settings: PlanSettings, names: Sequence[str]) -> tuple[Pieces, Counters]:
     lengths, capacity = block.lengths, settings.capacity
     empty = int(np.count_nonzero(lengths == 0))
     samples_dropped: Counter[str] = Counter({"empty": empty} if empty else {})
@@ -114,7 +116,7 @@ def _pieces(block: BlockSamples, settings: PlanSettings) -> tuple[Pieces, Counte
     else:
         overlong = lengths > capacity
         if settings.overflow == "error" and overlong.any():
-            _raise_overlong(block, int(np.flatnonzero(overlong)[0]), settings)
+            _raise_overlong(block, int(np.flatnonzero(overlong)[0]), settings, names)
         kept = contribution(lengths, settings)
         sample = np.flatnonzero(kept)
         if lost := int(lengths.sum() - kept.sum()):
@@ -140,8 +142,8 @@ def _pieces(block: BlockSamples, settings: PlanSettings) -> tuple[Pieces, Counte
     return pieces, counters
 
 
-def _raise_overlong(block: BlockSamples, index: int, settings: PlanSettings) -> None:
-    where = f"sample {block.samples[index]} of source {block.sources[index]}" if block.samples.size else "a sample"
+def _raise_overlong(block: BlockSamples, index: int, settings: PlanSettings, names: Sequence[str]) -> None:
+    where = f"sample {block.samples[index]} of source {names[block.sources[index]]!r}"
     raise Overlong(
         f"{where} has {block.lengths[index]} tokens, max_length is {settings.max_length} (room for {settings.capacity}); "
         f"raise max_length or choose overflow='drop', 'truncate' or 'split' (each is counted)"

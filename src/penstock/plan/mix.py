@@ -5,11 +5,14 @@ target × t / T, rounded, and what rounding left over is carried into the next b
 gives samples until its share of that goal is reached; the sample that crosses the line is carried over in the same way.
 """
 
+import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil
+from math import ceil, floor
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from penstock.plan.shuffle import SourceOrder
 from penstock.types import Ints
 
 _FIRST_BLOCK = 1024  # samples; the first epoch's blocks grow from here, so that the first batch needs little
+_MOST_SAMPLES = 1 << 40  # of an epoch; beyond it a weight is a slip of the pen
 _TOKENS_PER_SAMPLE = 512  # turns a block's number of samples into a goal of tokens when mixing by tokens
 
 
@@ -29,16 +33,28 @@ class Shares:
     stops: tuple[int, ...]
 
 
-def epoch_targets(num_samples: list[int], weights: list[Fraction] | None, stop: str) -> list[int]:
-    """Samples that each source gives to an epoch: all, or in proportion to `weights` until the first or last source is through."""
-    if weights is None:
-        return num_samples
-    passes = [Fraction(n) / w for n, w in zip(num_samples, weights, strict=True)]
-    unit = min(passes) if stop == "first" else max(passes)
-    targets = [_round(unit * w) for w in weights]
-    if stop == "first":
-        return [min(t, n) for t, n in zip(targets, num_samples, strict=True)]
-    return targets
+class Targets:
+    """Samples that each source gives to an epoch: all of them, or in proportion to weights until the first or last one is through."""
+
+    def __init__(self, num_samples: list[int], weights: list[Fraction] | None, stop: str) -> None:
+        self._shares = [Fraction(n) for n in num_samples]
+        if weights is not None:
+            passes = [Fraction(n) / w for n, w in zip(num_samples, weights, strict=True)]
+            unit = min(passes) if stop == "first" else max(passes)
+            self._shares = [unit * w for w in weights]
+        total = sum(self._shares)
+        if total > _MOST_SAMPLES:
+            raise PlanError(
+                f"an epoch would take {float(total):.3g} samples until every source has been through; "
+                f"raise the smallest weight, or choose stop='first'"
+            )
+
+    def before(self, epoch: int) -> list[int]:
+        """Samples given before an epoch.  Rounded once, over all epochs: a share of 0.4 samples is given in the long run, too."""
+        return [_round(share * epoch) for share in self._shares]
+
+    def of(self, epoch: int) -> tuple[int, ...]:
+        return tuple(b - a for a, b in zip(self.before(epoch), self.before(epoch + 1), strict=True))
 
 
 def block_borders(total: int, block: int, *, ramp: bool) -> list[int]:
@@ -56,36 +72,36 @@ def block_borders(total: int, block: int, *, ramp: bool) -> list[int]:
 class RowMix:
     """Shares by rows: block b of an epoch has a known number of samples."""
 
-    def __init__(self, targets: list[int], *, block: int, ramp: bool) -> None:
+    def __init__(self, targets: Targets, *, block: int, ramp: bool) -> None:
         self._targets = targets
         self._block = block
         self._ramp = ramp
-        self._given = lru_cache(maxsize=2)(self._make_given)  # ramped or not
+        self._given = lru_cache(maxsize=4)(self._make_given)
 
     def shares(self, epoch: int, block: int) -> Shares | None:
         """What block `block` of `epoch` is made of; None past the epoch's end."""
-        given = self._given(self._ramp and epoch == 0)
+        given = self._given(self._targets.of(epoch), self._ramp and epoch == 0)
         if block >= len(given) - 1:
             return None
-        done = [epoch * target for target in self._targets]
+        done = self._targets.before(epoch)
         return Shares(
             tuple(d + g for d, g in zip(done, given[block], strict=True)),
             tuple(d + g for d, g in zip(done, given[block + 1], strict=True)),
         )
 
-    def _make_given(self, ramp: bool) -> list[tuple[int, ...]]:
+    def _make_given(self, targets: tuple[int, ...], ramp: bool) -> list[tuple[int, ...]]:
         """Samples given by each source before each block border."""
-        total = sum(self._targets)
+        total = sum(targets)
         borders = block_borders(total, self._block, ramp=ramp)
-        if len(self._targets) == 1:
+        if len(targets) == 1:
             return [(border,) for border in borders]
-        given = [tuple(0 for _ in self._targets)]
+        given = [tuple(0 for _ in targets)]
         for border in borders[1:]:
-            given.append(_largest_remainder(given[-1], self._targets, border, total))
+            given.append(_largest_remainder(given[-1], targets, border, total))
         return given
 
 
-def _largest_remainder(given: tuple[int, ...], targets: list[int], border: int, total: int) -> tuple[int, ...]:
+def _largest_remainder(given: tuple[int, ...], targets: tuple[int, ...], border: int, total: int) -> tuple[int, ...]:
     """`given`, brought up to `border` samples in all: whole shares first, then one each to the largest remainders."""
     owed = [
         target * border - g * total for target, g in zip(targets, given, strict=True)
@@ -170,7 +186,8 @@ class TokenClock:
         self._total: int | None = (
             None  # tokens of one epoch of the source, once it was walked; the order does not change the sum
         )
-        self._window_ends = lru_cache(maxsize=2)(self._new_window_ends)
+        self._lock = threading.Lock()
+        self._window_ends = lru_cache(maxsize=None)(self._new_window_ends)
         self._running = lru_cache(maxsize=4)(self._make_running)
 
     def place(self, tokens: Fraction) -> int:
@@ -181,9 +198,7 @@ class TokenClock:
         base = epoch * self._order.num_samples
         if tokens <= 0:
             return base
-        window = 0
-        while self._window_end(epoch, window)[1] < tokens:
-            window += 1
+        window = self._window_with(epoch, tokens)
         first, before = self._window_end(epoch, window - 1) if window else (0, 0)
         running = self._running(epoch, window)
         reached = int(np.searchsorted(running, ceil(tokens - before), side="left"))
@@ -197,9 +212,8 @@ class TokenClock:
         """The tokens of one epoch of this source if they are at most `tokens`; else None, without reading on."""
         if self._total is None:
             num_windows = self._order.window_borders(0).size - 1
-            for window in range(num_windows):
-                if self._window_end(0, window)[1] > tokens:
-                    return None
+            if num_windows and self._window_with(0, Fraction(floor(tokens) + 1)) < num_windows:
+                return None
             self._total = self._window_end(0, num_windows - 1)[1] if num_windows else 0
             if not self._total:
                 raise PlanError(
@@ -208,13 +222,22 @@ class TokenClock:
                 )
         return self._total if self._total <= tokens else None
 
+    def _window_with(self, epoch: int, tokens: Fraction) -> int:
+        """The first window of an epoch at whose end there are at least `tokens` tokens; the number of windows if there is none."""
+        num_windows = self._order.window_borders(epoch).size - 1
+        ends = self._window_ends(epoch)
+        while len(ends) < num_windows and (not ends or ends[-1][1] < tokens):
+            self._window_end(epoch, len(ends))
+        return bisect_left(ends, ceil(tokens), key=itemgetter(1))
+
     def _window_end(self, epoch: int, window: int) -> tuple[int, int]:
         """(place, tokens) at the end of a window, counted from the start of the source's epoch."""
         ends = self._window_ends(epoch)
-        while len(ends) <= window:
-            running = self._running(epoch, len(ends))
-            place, tokens = ends[-1] if ends else (0, 0)
-            ends.append((place + running.size, tokens + (int(running[-1]) if running.size else 0)))
+        with self._lock:  # a thread that reads ahead and one that asks for the length must not both append
+            while len(ends) <= window:
+                running = self._running(epoch, len(ends))
+                place, tokens = ends[-1] if ends else (0, 0)
+                ends.append((place + running.size, tokens + (int(running[-1]) if running.size else 0)))
         return ends[window]
 
     def _new_window_ends(self, epoch: int) -> list[tuple[int, int]]:

@@ -26,11 +26,14 @@ def packer(name: str) -> Packer:
     return one_each if re.fullmatch(r"group_(\d+)", name) else known[name]
 
 
-def check_packing(name: str) -> None:
-    if not re.fullmatch(r"best_fit|first_fit|next_fit|concat|none|(window|group)_[1-9]\d*", name):
+def check_packing(name: object) -> str:
+    if not isinstance(name, str) or not re.fullmatch(
+        r"best_fit|first_fit|next_fit|concat|none|(window|group)_[1-9]\d*", name
+    ):
         raise PlanError(
             f"packing {name!r} is not known; choose best_fit, first_fit, next_fit, window_N, concat, none or group_N (N a number ≥ 1)"
         )
+    return name
 
 
 def one_each(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
@@ -160,16 +163,20 @@ def window_fit(lengths: Ints, capacity: int, max_per_row: int, window: int) -> I
     rows = np.empty(lengths.size, np.int64)
     pieces = lengths.tolist()
     candidates = list(range(min(window, len(pieces))))
+    shortest = min(pieces, default=0)
     upcoming = len(candidates)
     row = 0
     while candidates:
         space, room = capacity, max_per_row
         left = []
-        for piece in candidates:
-            if room and pieces[piece] <= space:
+        for place, piece in enumerate(candidates):
+            if pieces[piece] <= space:
                 space -= pieces[piece]
                 room -= 1
                 rows[piece] = row
+                if not room or space < shortest:  # full: the rest need not be looked at
+                    left += candidates[place + 1 :]
+                    break
             else:
                 left.append(piece)
         refill = min(len(candidates) - len(left), len(pieces) - upcoming)

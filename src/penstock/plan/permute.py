@@ -73,26 +73,37 @@ class Permutation:
         return out.view(np.int64).reshape(np.shape(values))
 
     def _forward(self, values: Words) -> Words:
-        high, low = np.divmod(values, self._radix_low)
+        high, low = _digits(values, self._radix_low)
         for r in range(0, _ROUNDS, 2):
             high += _round(low, self._keys[r], self._radix_high)
-            high -= (high >= self._radix_high) * self._radix_high
+            _wrap(high, self._radix_high)
             low += _round(high, self._keys[r + 1], self._radix_low)
-            low -= (low >= self._radix_low) * self._radix_low
+            _wrap(low, self._radix_low)
         high *= self._radix_low
         high += low
         return high
 
     def _backward(self, values: Words) -> Words:
-        high, low = np.divmod(values, self._radix_low)
+        high, low = _digits(values, self._radix_low)
         for r in range(_ROUNDS - 2, -1, -2):
             low += self._radix_low - _round(high, self._keys[r + 1], self._radix_low)
-            low -= (low >= self._radix_low) * self._radix_low
+            _wrap(low, self._radix_low)
             high += self._radix_high - _round(low, self._keys[r], self._radix_high)
-            high -= (high >= self._radix_high) * self._radix_high
+            _wrap(high, self._radix_high)
         high *= self._radix_low
         high += low
         return high
+
+
+def _digits(values: Words, radix: np.uint64) -> tuple[Words, Words]:
+    """np.divmod, but numpy divides by a scalar with SIMD only in `//`: five times faster."""
+    high = values // radix
+    return high, values - high * radix
+
+
+def _wrap(digit: Words, radix: np.uint64) -> None:
+    """Digits < 2 × radix, brought below radix in place: what is already there wraps round to a huge number and loses."""
+    np.minimum(digit, digit - radix, out=digit)
 
 
 def _round(digit: Words, key: np.uint64, radix: np.uint64) -> Words:

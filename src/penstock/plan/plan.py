@@ -17,7 +17,7 @@ from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
 from penstock.plan.block import BlockSamples, Rows, contribution, count_block, pack_block
 from penstock.plan.counters import Counters
-from penstock.plan.mix import RowMix, Shares, TokenClock, TokenMix, epoch_targets
+from penstock.plan.mix import RowMix, Shares, Targets, TokenClock, TokenMix
 from penstock.plan.settings import PlanSettings
 from penstock.plan.shuffle import SourceOrder
 from penstock.types import Ints, Lengths
@@ -26,6 +26,7 @@ ORDER_VERSION = (
     1  # part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced
 )
 
+_ALL = "(all together)"  # stands for many sources in a summary that must stay small
 _BARREN_EPOCHS = 16  # an endless plan gives up after so many epochs without a single step
 
 
@@ -36,6 +37,9 @@ class PlanSource:
     name: str
     key: str  # the store's fingerprint
     shard_sizes: Ints  # samples per shard
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", str.__str__(self.name))  # a subclass of str prints, and so seeds, differently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class Step:
     num_real: int  # rows that are not padding
     num_repeated: int  # rows handed over before in this epoch (tail="repeat")
     after: Position
+    counters: Counters  # of the blocks that begin in this step
 
 
 class Plan:
@@ -66,9 +71,9 @@ class Plan:
         self.settings = settings
         self.sources = tuple(sources)
         self._lengths = lengths
-        names = [source.name for source in self.sources]
+        self._names = names = tuple(source.name for source in self.sources)
         if len(set(names)) < len(names):
-            raise PlanError(f"sources {names} do not have distinct names; names seed each source's shuffle")
+            raise PlanError(f"sources {list(names)} do not have distinct names; names seed each source's shuffle")
         self._orders = [
             SourceOrder(
                 source.name,
@@ -81,6 +86,7 @@ class Plan:
         ]
         self._mix = self._make_mix()
         self._block = lru_cache(maxsize=4)(self._make_block)  # the one in use, the one read ahead, and a tail's first
+        self._num_rows: dict[int, int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
     # What it is
@@ -97,12 +103,11 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """`identity` small enough to travel in every saved state, so that a refusal can say what differs."""
-        names = [source.name for source in self.sources]
         content = {
             s.name: fingerprint(entry)[:8] for s, entry in zip(self.sources, self.identity["sources"], strict=True)
         }
-        if len(str(content)) > 400:
-            content = {"all": fingerprint([names, self.identity["sources"]])[:16]}
+        if len(json.dumps(content)) > 400:
+            content = {_ALL: fingerprint(self.identity["sources"])[:16]}
         summary = {**self.identity, "sources": content}
         if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
             summary["weights"] = fingerprint(list(self.settings.weights))[:16]
@@ -140,20 +145,25 @@ class Plan:
         assert num_rows > 0
         barren = 0
         while epochs is None or position.epoch < epochs:
-            taken, after = self._take(position, num_rows)
+            taken, after, counters = self._take(position, num_rows)
             missing = num_rows - taken.num_rows
             if not missing:
-                return Step(rows=taken, epoch=position.epoch, num_real=num_rows, num_repeated=0, after=after)
+                return Step(
+                    rows=taken, epoch=position.epoch, num_real=num_rows, num_repeated=0, after=after, counters=counters
+                )
             if taken.num_rows and (step := self._tail_step(taken, position, after, missing, epochs)):
-                return step
+                return replace(step, counters=counters + step.counters)
             barren += 1
             if epochs is None and barren >= _BARREN_EPOCHS:
-                raise PlanError(
-                    f"{barren} epochs in a row gave no step of {num_rows} rows: every sample is empty or dropped, or tail='drop' "
-                    f"drops all there is; look at the counters, lower the batch size or choose tail='pad'"
-                )
+                raise self._nothing_left(barren, num_rows)
             position = replace(after, rows=after.rows - (taken.num_rows if self.settings.tail == "drop" else 0))
         return None
+
+    def _nothing_left(self, barren: int, num_rows: int) -> PlanError:
+        return PlanError(
+            f"{barren} epochs in a row gave no step of {num_rows} rows: every sample is empty or dropped, or tail='drop' "
+            f"drops all there is; look at the counters, lower the batch size or choose tail='pad'"
+        )
 
     def _tail_step(
         self, taken: Rows, position: Position, after: Position, missing: int, epochs: int | None
@@ -168,30 +178,41 @@ class Plan:
                 f"divides the epoch, or tail='pad', 'drop', 'repeat' or 'wrap'"
             )
         if tail == "repeat":
-            again: list[Rows] = []
-            while (wanted := missing - sum(part.num_rows for part in again)) > 0:
-                again.append(self._take(Position(epoch=epoch), wanted)[0])
-            rows = Rows.join([taken, *again])
-            return Step(rows=rows, epoch=epoch, num_real=rows.num_rows, num_repeated=missing, after=after)
-        parts = [taken]
+            parts, wanted = [taken], missing
+            while wanted:  # from the epoch's start, and again if it is shorter than what is missing
+                parts.append(self._take(Position(epoch=epoch), wanted)[0])
+                wanted -= parts[-1].num_rows
+            rows = Rows.join(parts)
+            return Step(
+                rows=rows, epoch=epoch, num_real=rows.num_rows, num_repeated=missing, after=after, counters=Counters()
+            )
+        parts, barren, counters = [taken], 0, Counters()
         while tail == "wrap" and missing and (epochs is None or after.epoch < epochs):
-            more, after = self._take(after, missing)
+            more, after, begun = self._take(after, missing)
+            counters += begun
             missing -= more.num_rows
             parts.append(more)
-            if epochs is None and after.epoch > epoch + _BARREN_EPOCHS:
-                break
+            barren = 0 if more.num_rows else barren + 1
+            if epochs is None and barren >= _BARREN_EPOCHS:
+                raise self._nothing_left(barren, taken.num_rows + missing)
         num_real = sum(part.num_rows for part in parts)
         return Step(
-            rows=Rows.join([*parts, Rows.empty(missing)]), epoch=epoch, num_real=num_real, num_repeated=0, after=after
+            rows=Rows.join([*parts, Rows.empty(missing)]),
+            epoch=epoch,
+            num_real=num_real,
+            num_repeated=0,
+            after=after,
+            counters=counters,
         )
 
-    def _take(self, position: Position, num_rows: int) -> tuple[Rows, Position]:
+    def _take(self, position: Position, num_rows: int) -> tuple[Rows, Position, Counters]:
         """Up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
         parts: list[Rows] = []
         epoch, number, row = position.epoch, position.block, position.row
-        missing = num_rows
+        missing, counters = num_rows, Counters()
         while missing and (block := self._block(epoch, number)) is not None:
             rows = block[0]
+            counters += block[1] if row == 0 else Counters()
             count = min(missing, rows.num_rows - row)
             if count:
                 parts.append(rows.slice(row, row + count))
@@ -201,7 +222,8 @@ class Plan:
                 number, row = number + 1, 0
         if row == 0 and self._mix.shares(epoch, number) is None:
             epoch, number = epoch + 1, 0
-        return Rows.join(parts), Position(epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing)
+        after = Position(epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing)
+        return Rows.join(parts), after, counters
 
     # How much there is
 
@@ -209,11 +231,14 @@ class Plan:
         """Rows before each block of an epoch, and in all: (num_blocks + 1,)."""
         counts = [0]
         while (shares := self._mix.shares(epoch, len(counts) - 1)) is not None:
-            counts.append(count_block(self._samples(shares).lengths, self.settings))
+            counts.append(count_block(self._samples(shares), self.settings, names=self._names))
         return np.cumsum(np.array(counts, np.int64))
 
     def num_rows(self, epoch: int) -> int:
-        return int(self.table(epoch)[-1])
+        """Rows of an epoch.  Kept for all epochs, which tables are not: they hold a number per block."""
+        if epoch not in self._num_rows:
+            self._num_rows[epoch] = int(self.table(epoch)[-1])
+        return self._num_rows[epoch]
 
     def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
         """Steps of `num_rows` rows from `start` to the end of `epochs`."""
@@ -232,30 +257,38 @@ class Plan:
             left = 0
         return steps
 
-    def seek(self, step: int, num_rows: int, *, epochs: int | None = 1) -> Position:
-        """The position before step `step` of a run that takes `num_rows` rows per step from its start."""
-        tail, epoch, done, left = self.settings.tail, 0, 0, step
-        while step and (epochs is None or epoch < epochs):
-            rows = self.num_rows(epoch)
+    def seek(self, step: int, num_rows: int, *, epochs: int | None = 1, start: Position | None = None) -> Position:
+        """The position before step `step` of a run that takes `num_rows` rows per step, counted from `start`."""
+        if step < 0:
+            raise PlanError(f"cannot seek to step {step}: steps are counted from 0")
+        start = start or Position()
+        if not step:
+            return start
+        tail, epoch, left, handed = self.settings.tail, start.epoch, step, 0  # rows handed over since `start`
+        while epochs is None or epoch < epochs:
+            first = self._row_in_epoch(start) if epoch == start.epoch else 0
+            rows = self.num_rows(epoch) - first
             if tail == "wrap":  # one stream over all epochs
-                if step * num_rows <= done + rows:
-                    return self.position(epoch, step * num_rows - done, step * num_rows)
+                if step * num_rows <= handed + rows:
+                    return self.position(epoch, first + step * num_rows - handed, start.rows + step * num_rows)
             else:
                 here = rows // num_rows if tail == "drop" else -(-rows // num_rows)
                 if left <= here:
                     if left * num_rows > rows:  # a short last step has looked for more, and so came to the epoch's end
-                        return Position(epoch=epoch + 1, rows=done + rows)
-                    return self.position(epoch, left * num_rows, done + left * num_rows)
+                        return Position(epoch=epoch + 1, rows=start.rows + handed + rows)
+                    return self.position(epoch, first + left * num_rows, start.rows + handed + left * num_rows)
                 left -= here
                 rows = here * num_rows if tail == "drop" else rows
-            done += rows
+            handed += rows
             epoch += 1
-            if epochs is None and not done and epoch >= _BARREN_EPOCHS:
-                raise PlanError(f"cannot seek: {epoch} epochs gave no step of {num_rows} rows; look at the counters")
-        total = self.num_steps(num_rows, epochs=epoch)
+            if epochs is None and not handed and epoch >= start.epoch + _BARREN_EPOCHS:
+                raise PlanError(
+                    f"cannot seek: {_BARREN_EPOCHS} epochs gave no step of {num_rows} rows; look at the counters"
+                )
+        total = self.num_steps(num_rows, epochs=epoch, start=start)
         if step > total:
             raise PlanError(f"cannot seek to step {step}: the run has {total} steps of {num_rows} rows")
-        return Position(epoch=epoch, rows=done)
+        return Position(epoch=epoch, rows=start.rows + handed)
 
     def position(self, epoch: int, row: int, rows: int) -> Position:
         """The position after the first `row` rows of an epoch: right behind the last of them, as `step` leaves it."""
@@ -279,7 +312,7 @@ class Plan:
             if num_rows:
                 last = Rows.join([last, block[0]])
                 last = last.slice(last.num_rows // num_rows * num_rows, last.num_rows)
-        if not last.num_rows or num_rows is None or self.settings.tail == "wrap":
+        if not last.num_rows or num_rows is None or self.settings.tail in ("wrap", "error"):
             return counters
         if self.settings.tail == "drop":
             return counters + _dropped_tail(last, self.settings.max_length)
@@ -321,24 +354,29 @@ class Plan:
                     )
         if weights is not None and settings.mix_by == "tokens":
             clocks = [TokenClock(order, self._contribution(number)) for number, order in enumerate(self._orders)]
-            return TokenMix(clocks, weights, block=settings.block, ramp=settings.ramps, stop=settings.stop)
-        targets = epoch_targets(num_samples, weights, settings.stop)
+            return TokenMix(clocks, weights, block=settings.block, ramp=settings.ramps, stop=settings.stop or "first")
+        targets = Targets(num_samples, weights, settings.stop or "first")
         return RowMix(targets, block=settings.block, ramp=settings.ramps)
 
     def _contribution(self, number: int) -> Callable[[Ints], Ints]:
-        return lambda samples: contribution(self._lengths(number, samples), self.settings)
+        return lambda samples: contribution(self._asked(number, samples), self.settings)
+
+    def _asked(self, number: int, samples: Ints) -> Ints:
+        lengths = np.asarray(self._lengths(number, samples))
+        assert lengths.shape == samples.shape and lengths.dtype.kind in "iu", "one whole number for every sample"
+        return lengths.astype(np.int64, copy=False)
 
     def _make_block(self, epoch: int, number: int) -> tuple[Rows, Counters] | None:
         shares = self._mix.shares(epoch, number)
         if shares is None:
             return None
-        return pack_block(self._samples(shares), self.settings, epoch=epoch, number=number)
+        return pack_block(self._samples(shares), self.settings, names=self._names, epoch=epoch, number=number)
 
     def _samples(self, shares: Shares) -> BlockSamples:
         samples = [order.samples(a, b) for order, a, b in zip(self._orders, shares.starts, shares.stops, strict=True)]
-        lengths = [np.asarray(self._lengths(number, ids), np.int64) for number, ids in enumerate(samples) if ids.size]
+        lengths = [self._asked(number, ids) for number, ids in enumerate(samples) if ids.size]
         counts = [ids.size for ids in samples]
-        sources = np.repeat(np.arange(len(samples), dtype=np.int32), counts)
+        sources = np.repeat(np.arange(len(samples), dtype=np.int64), counts)
         if not lengths:
             return BlockSamples(sources, np.empty(0, np.int64), np.empty(0, np.int64))
         block = BlockSamples(sources, np.concatenate(samples), np.concatenate(lengths))
@@ -370,6 +408,10 @@ def _dropped_tail(rows: Rows, max_length: int) -> Counters:
 def _source_differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
     """Which sources are new, gone or changed in content."""
     differences = []
+    if (_ALL in theirs) != (_ALL in ours):
+        return [
+            f"another number of sources ({'many' if _ALL in theirs else list(theirs)} → {'many' if _ALL in ours else list(ours)})"
+        ]
     for name in sorted({*theirs, *ours}):
         if name not in ours:
             differences.append(f"source {name!r} is missing")

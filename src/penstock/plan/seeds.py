@@ -14,6 +14,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 def derive(seed: int, *path: str | int) -> int:
     """Child seed of a named path.  `seed + epoch` would make (seed 0, epoch 1) repeat (seed 1, epoch 0)."""
+    assert all(type(part) in (int, str) for part in (seed, *path)), "other types may be equal and print differently"
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

@@ -1,5 +1,7 @@
 """Which order does the user want?  All knobs of the plan as one frozen value, checked once."""
 
+import operator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -26,37 +28,48 @@ class PlanSettings:
     seed: int = 0
     tail: str = "pad"
     weights: tuple[str, ...] | None = None  # exact decimal or fractional numbers, one per source
-    mix_by: str = "rows"
-    stop: str = "first"
+    mix_by: str | None = None  # with weights: "rows" (the default) or "tokens"
+    stop: str | None = None  # with weights: when the "first" source (the default) or "all" have been through
     block: int = 65_536  # samples packed together
     align: int = 1  # each sample takes a multiple of this many places in a row
     max_per_row: int | None = None
 
     def __post_init__(self) -> None:
-        check_packing(self.packing)
+        for name, least in (("max_length", 1), ("block", 1), ("align", 1)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
+        if self.max_per_row is not None:
+            object.__setattr__(self, "max_per_row", whole_number("max_per_row", self.max_per_row, least=1))
+        if self.window not in (None, "all"):
+            object.__setattr__(self, "window", whole_number("window", self.window, least=1))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, least=None))
+        object.__setattr__(self, "packing", check_packing(self.packing))
         _check_choice("overflow", self.overflow, OVERFLOWS)
         _check_choice("tail", self.tail, TAILS)
-        _check_choice("mix_by", self.mix_by, ("rows", "tokens"))
-        _check_choice("stop", self.stop, ("first", "all"))
-        for name, least in (("max_length", 1), ("block", 1), ("align", 1), ("max_per_row", 1)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise PlanError(f"{name} is {value!r}, expected a whole number ≥ {least}")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise PlanError(f"seed is {self.seed!r}, expected a whole number")
-        window = self.window
-        if window not in (None, "all") and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-            raise PlanError(f"window is {window!r}, expected a number of shards ≥ 1, 'all' or None")
+        _check_choice("shuffle", self.shuffle, (True, False))
+        _check_choice("mix_by", self.mix_by, (None, "rows", "tokens"))
+        _check_choice("stop", self.stop, (None, "first", "all"))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Settings that would be ignored, or that contradict each other, are refused rather than passed over."""
         if self.align > self.max_length:
             raise PlanError(f"align {self.align} is larger than max_length {self.max_length}; no sample would fit")
         if self.packing == "concat" and self.max_per_row is not None:
             raise PlanError(
                 "packing 'concat' cuts one stream and cannot bound samples per row; drop max_per_row or choose best_fit"
             )
-        if self.weights is not None:
-            for weight in self.exact_weights() or []:
-                if weight <= 0:
-                    raise PlanError(f"weight {weight} is not positive; leave the source out instead")
+        if self.packing == "concat" and self.overflow in ("error", "truncate"):
+            raise PlanError(
+                f"packing 'concat' cuts every sample where a row ends, so overflow={self.overflow!r} has no use"
+            )
+        weights = self.exact_weights()
+        if weights is None and (self.mix_by is not None or self.stop is not None):
+            raise PlanError(
+                "mix_by and stop say how weights are meant, and no weights were given: every source comes exactly once"
+            )
+        for weight in weights or []:
+            if weight <= 0:
+                raise PlanError(f"weight {weight} is not positive; leave the source out instead")
 
     @property
     def capacity(self) -> int:
@@ -90,11 +103,28 @@ class PlanSettings:
         return asdict(self)
 
 
-def weights_as_text(weights: "list[float] | tuple[float, ...] | np.ndarray | None") -> tuple[str, ...] | None:
-    """0.1 means one tenth, as written, not the nearest binary fraction."""
-    return None if weights is None else tuple(repr(w) if isinstance(w, float) else str(w) for w in weights)
+def weights_as_text(weights: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """0.1 means one tenth, as written, not the nearest binary fraction; 1 and 1.0 are the same weight."""
+    if weights is None:
+        return None
+    try:
+        return tuple(str(Fraction(repr(float(w)) if isinstance(w, float) else str(w))) for w in weights)
+    except (ValueError, ZeroDivisionError) as error:
+        raise PlanError(f"weights {list(weights)} are not all numbers: {error}") from None
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise PlanError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+def whole_number(name: str, value: Any, *, least: int | None) -> int:
+    """`value` as a plain int, also from numpy; a bool or 2.0 is a mistake."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
+        bound = "" if least is None else f" ≥ {least}"
+        raise PlanError(f"{name} is {value!r}, expected a whole number{bound}")
+    return int(number)
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
+        raise PlanError(f"{name} is {value!r}, expected one of {', '.join(str(choice) for choice in choices)}")

@@ -26,11 +26,14 @@ class SourceOrder:
         self._shuffle = shuffle
         self._window = window
         self._epoch_layout = lru_cache(maxsize=4)(self._make_epoch_layout)  # an epoch's end and the next one's start
+        self.window_borders = lru_cache(maxsize=4)(self._make_borders)
         self._window_permutation = lru_cache(maxsize=4)(self._make_window_permutation)
 
     def samples(self, start: int, stop: int) -> Ints:
         """Sample ids at places start..stop, counted over all epochs of this source."""
         assert start == stop or self.num_samples, "places of an empty source"
+        if self.num_samples == 1:  # the most repeated kind of source has but one order
+            return np.zeros(stop - start, np.int64)
         out = np.empty(stop - start, np.int64)
         place = start
         while place < stop:
@@ -58,7 +61,7 @@ class SourceOrder:
         shards = np.concatenate(found) if found else np.empty(0, np.int64)
         return shards[np.sort(np.unique(shards, return_index=True)[1])]
 
-    def window_borders(self, epoch: int) -> Ints:
+    def _make_borders(self, epoch: int) -> Ints:
         """Places, inside an epoch, at which a window begins; the last entry is the epoch's length."""
         _, ends, borders = self._epoch_layout(epoch)
         return np.concatenate(([0], ends))[borders]

@@ -1,0 +1,117 @@
+"""Corners of the plan that were once wrong, each by name."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.errors import PlanError
+from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.settings import PlanSettings, weights_as_text
+
+
+def make(*lengths, names=None, shard=50, **settings) -> Plan:
+    arrays = [np.asarray(values) for values in lengths]
+    sources = [
+        PlanSource(
+            name=names[i] if names else f"source {i}",
+            key=f"key {i}",
+            shard_sizes=np.array([min(shard, len(a) - at) for at in range(0, len(a), shard)], np.int64),
+        )
+        for i, a in enumerate(arrays)
+    ]
+    return Plan(
+        sources, lambda source, samples: arrays[source][samples], PlanSettings(**{"max_length": 64, **settings})
+    )
+
+
+def test_an_endless_wrap_over_tiny_epochs_pads_nothing():
+    plan = make([10], tail="wrap")  # an epoch is one row
+    assert plan.step(Position(), 32, epochs=None).num_real == 32
+    steps = []
+    for step in plan.walk(num_rows=32, epochs=None):
+        steps.append(step)
+        if len(steps) == 3:
+            break
+    assert plan.seek(3, 32, epochs=None) == steps[-1].after
+
+
+def test_a_weight_below_one_sample_per_epoch_is_given_in_the_long_run():
+    plan = make(np.full(100, 10), np.full(100, 10), weights=("0.004", "0.996"), packing="none")
+    seen = Counter(int(span["source"]) for step in plan.walk(num_rows=10, epochs=100) for span in step.rows.spans)
+    assert abs(seen[0] - 40) <= 1 and seen.total() == pytest.approx(10_040, abs=2)
+
+
+def test_names_and_seeds_that_print_differently_order_alike():
+    class Name(str):
+        def __repr__(self):
+            return "another face"
+
+    lengths = np.arange(1, 60)
+    plain, dressed = make(lengths, names=["a"]), make(lengths, names=[Name("a")], seed=np.int64(0))
+    assert plain.fingerprint == dressed.fingerprint
+    pairs = zip(plain.walk(num_rows=4), dressed.walk(num_rows=4), strict=True)
+    assert all(np.array_equal(a.rows.spans, b.rows.spans) for a, b in pairs)
+
+
+def test_weights_are_read_as_written():
+    assert weights_as_text([0.1, 1, 1.0, np.float64(0.7), "1/3"]) == ("1/10", "1", "1", "7/10", "1/3")
+    assert weights_as_text(None) is None
+    with pytest.raises(PlanError, match="not all numbers"):
+        weights_as_text(["a few"])
+
+
+def test_an_absurd_epoch_is_refused_with_its_size():
+    with pytest.raises(PlanError, match=r"1e\+13 samples"):
+        make(np.full(10, 5), np.full(10, 5), weights=("1e-12", "1"), stop="all")
+
+
+def test_lengths_of_any_integer_type_give_one_order():
+    values = np.random.default_rng(0).integers(0, 90, 500)
+    for recipe in ({}, {"weights": ("1", "2"), "mix_by": "tokens", "overflow": "truncate"}):
+        orders = set()
+        for dtype in (np.int64, np.int32, np.uint16, np.uint8):
+            plan = make(values.astype(dtype), values.astype(dtype), **recipe)
+            orders.add(b"".join(step.rows.spans.tobytes() for step in plan.walk(num_rows=8)))
+        assert len(orders) == 1
+
+
+def test_a_negative_step_is_refused():
+    with pytest.raises(PlanError, match="cannot seek to step -1"):
+        make(np.arange(9)).seek(-1, 4)
+
+
+def test_a_short_epoch_is_repeated_as_often_as_a_step_needs():
+    plan = make([10, 20], tail="repeat", packing="none")
+    step = plan.step(Position(), 7)
+    assert step.num_repeated == 5 and step.rows.num_rows == 7
+    assert Counter(step.rows.spans["sample"].tolist()).most_common() in ([(0, 4), (1, 3)], [(1, 4), (0, 3)])
+
+
+def test_seek_from_a_position_goes_on_from_there():
+    values = np.random.default_rng(1).integers(1, 60, 900)
+    for tail in ("pad", "drop", "repeat", "wrap"):
+        plan = make(values, tail=tail, block=200)
+        start = plan.seek(3, 10, epochs=3)
+        steps = list(plan.walk(start=start, num_rows=7, epochs=3))
+        for k in (1, 5, len(steps) // 2, len(steps)):
+            assert plan.seek(k, 7, epochs=3, start=start) == steps[k - 1].after
+        assert plan.num_steps(7, epochs=3, start=start) == len(steps)
+
+
+def test_shards_of_a_block_are_those_its_samples_lie_in():
+    plan = make(np.full(400, 9), np.full(300, 9), window=2, block=100)
+    for block in range(4):
+        shares = plan._mix.shares(0, block)
+        touched = {
+            (source, int(sample) // 50)
+            for source, order in enumerate(plan._orders)
+            for sample in order.samples(shares.starts[source], shares.stops[source])
+        }
+        assert touched <= set(plan.shards(0, block))
+    assert plan.shards(0, 99) is None
+
+
+def test_settings_are_values():
+    assert replace(PlanSettings(max_length=8), seed=3) == PlanSettings(max_length=8, seed=3)
