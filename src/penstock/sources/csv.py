@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.files import RangeFile
+from penstock.fingerprint import fingerprint
 from penstock.sources.parse import has_long_digits, parse_value
 from penstock.sources.parts import Part
 from penstock.sources.rows import RowsPart, RowsSource
@@ -164,9 +165,15 @@ class CsvPart(RowsPart):
         self._cells = cells
         self._names = names
         self._types = {name: TYPES[kind] for name, kind in types.items()}
+        settings = [list(names), dict(types), cells.delimiter, cells.quotes]
+        self.mark = fingerprint(settings).encode()
+
+    def trim(self, raw: bytes) -> bytes:
+        # Line ends inside quotes stay: behind them stands at least the closing quote.
+        return raw.rstrip(b"\r\n")
 
     def decode(self, raw: bytes) -> Record | BadRow:
-        cells = cut(raw, self._cells)
+        cells = cut(self.trim(raw), self._cells)
         if isinstance(cells, BadRow):
             return cells
         if len(cells) != len(self._names):
@@ -186,14 +193,14 @@ class CsvPart(RowsPart):
 
 
 def cut(raw: bytes, cells: Cells) -> list[str] | BadRow:
+    """The cells of a record without its line end."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         return BadRow(
             reason="bad_utf8", message=f"not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row"
         )
-    # Line ends inside quotes stay: behind them stands at least the closing quote.
-    found = cells.cut(text.rstrip("\r\n"))
+    found = cells.cut(text)
     return found if found is not None else BadRow(reason="open_quote", message="a quote is opened and never closed")
 
 
@@ -251,7 +258,7 @@ class CsvSource(RowsSource):
             raise SourceError(
                 f"{place}: the header takes {stop - start:_} bytes; is this a table? see also quotes=False"
             )
-        found = cut(file.read(start, stop), cells)
+        found = cut(file.read(start, stop).rstrip(b"\r\n"), cells)
         if isinstance(found, BadRow):
             raise SourceError(f"{place}: no header: {found.message}; mend the line, or pass names=")
         self._check_names(found, place)

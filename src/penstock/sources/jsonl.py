@@ -11,11 +11,11 @@ from penstock.fingerprint import Digest
 from penstock.sources.offsets import lines
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.parts import Part
-from penstock.sources.rows import Index, RowsPart, RowsSource
+from penstock.sources.rows import TOO_LONG, Index, RowsPart, RowsSource
 from penstock.types import BadRow, Record
 
 _BLOCK = 1 << 20
-TOO_LONG = b"\xfftoo_long\n"  # no good row reads like this: it is not UTF-8
+_SPACE = b" \t\r\n"
 
 
 class JsonlPart(RowsPart):
@@ -26,6 +26,10 @@ class JsonlPart(RowsPart):
     def __init__(self, file: RangeFile, index: Index, *, max_row_bytes: int, unique_keys: bool) -> None:
         super().__init__(file, index, max_row_bytes=max_row_bytes)
         self._unique_keys = unique_keys
+        self.mark = b"unique_keys " if unique_keys else b""
+
+    def trim(self, raw: bytes) -> bytes:
+        return raw[: len(raw) - self.tail].strip(_SPACE)
 
     def decode(self, raw: bytes) -> Record | BadRow:
         return parse(raw[: len(raw) - self.tail], exact=has_long_digits(raw), unique_keys=self._unique_keys)
@@ -44,7 +48,7 @@ class JsonlPart(RowsPart):
         long = first + np.flatnonzero(np.diff(self._starts[first : last + 1]) > self._max_row_bytes)
         for row in long.tolist():
             self._add_lines(content, first, row + 1)
-            content.extend(TOO_LONG)  # with another limit it is a record
+            content.extend(TOO_LONG)
             first = row + 1
         self._add_lines(content, first, last)
 
