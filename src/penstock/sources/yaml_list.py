@@ -15,6 +15,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from penstock.sources.shapes import SHAPES
 from penstock.sources.view import RowAccess
 
 _log = logging.getLogger("penstock")
+
+_ABOVE: ContextVar[tuple[str, ...]] = ContextVar("penstock_lists", default=())  # lists that are being opened
 
 _MAX_BYTES = 1 << 20
 _MAX_ALIASES = 256
@@ -96,13 +99,14 @@ def open_list(paths: Sequence[str], *, cache: Cache, name: str | None = None, ba
     if any(entry.data_folder is not None for entry in entries):
         _log.warning("%s: records are given as written; data_folder is for who reads their media", paths[0])
     bad = bad or BadRows()
-    sources = []
-    for entry in entries:
-        try:
-            sources.append(entry.open(cache=cache, bad=bad))
-        except RecursionError as error:
-            raise SourceError(f"{paths[0]}:{entry.line}: lists that list each other without end") from error
-    return concat(sources, name=name)
+    above = _ABOVE.get()
+    if loop := set(above) & set(paths):
+        raise SourceError(f"{loop.pop()}: lists itself, by way of {' → '.join(above)}; take one of them out")
+    token = _ABOVE.set((*above, *paths))
+    try:
+        return concat([entry.open(cache=cache, bad=bad) for entry in entries], name=name)
+    finally:
+        _ABOVE.reset(token)
 
 
 def _entry(path: str, node: yaml.Node) -> DatasetEntry:
