@@ -105,8 +105,8 @@ def test_a_tokenizer_pickles_small_and_gives_the_same_ids(tokenizer_path: Path) 
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer_path: Path) -> None:
-    with pytest.raises(TemplateError, match=r"Qwen/Qwen3: no tokenizer there, expected a tokenizer\.json"):
-        open_tokenizer("Qwen/Qwen3")
+    with pytest.raises(TemplateError, match=r"not/a/place: no tokenizer there, expected a tokenizer\.json"):
+        open_tokenizer("not/a/place")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TemplateError, match=r"tokenizer\.json: not a tokenizer\.json that can be read"):
         open_tokenizer(tmp_path)
@@ -115,6 +115,8 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer_path: Path) -> 
     with pytest.raises(TemplateError, match="token '<nope>' is not in the vocabulary"):
         open_tokenizer(tmp_path).eos_id
     (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TemplateError, match=r"tokenizer_config\.json: not JSON"):
+        open_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_that_changes_before_a_worker_opens_it_is_refused(tokenizer_path: Path, tmp_path: Path) -> None:

@@ -1,60 +1,89 @@
 """Which ids does a text have?  `tokenizers` is the reference; `fastokens` answers where it gives the same ids.
 
 fastokens is 6 to 100 times faster and hands out one flat array; a probe at open decides, and the key names the engine.
+It runs on one thread unless FASTOKENS_BPE_THREADS says otherwise: two threads give ×1.2, two processes ×2, and a process
+without threads can fork.
 """
 
-import json
+import os
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fastokens
 import numpy as np
 import numpy.typing as npt
+import orjson
 import tokenizers
 
-from penstock.errors import SourceError, TemplateError
-from penstock.files import read
+from penstock.errors import TemplateError
 from penstock.fingerprint import digest
+from penstock.templates.hub import hub_folder, is_hub_name
+from penstock.templates.special_text import Ranges, SelectiveReference, first_inside
+from penstock.templates.token_bytes import ByteTable, Encoded, by_reference, by_table, byte_table, splice
+from penstock.templates.tokenizer_files import (
+    TokenizerFiles,
+    chat_templates,
+    find_json,
+    read_files,
+    special_tokens,
+    stamp,
+)
 from penstock.types import Ids, Ints
+
+# What becomes of a special token that stands in a text: its id, its letters, or an error that names it.
+SpecialInText = Literal["token", "text", "error"]
 
 # Scripts, code, digits, white space runs, emoji, combining marks: where pre-tokenizers differ if they differ at all.
 PROBE = (
     "",
-    "Hello, world! It's 12,345.67 o'clock; they're HERE'S.",
+    "Hello, world! It's 12,345.67 o'clock; they're HERE'S. I'LL WE'VE ’s",
     "  two  spaces\t\ttabs\n\n\nlines\r\nand trailing   ",
+    "\n \n  \n\t \r\n \u3000\u2003x \u00a0 y  z\x0b\x0c\x85.",
     "def f(x):\n    return {'a': [x ** 2, None], \"b\": f'{x!r}'}  # comment\n",
-    "Grüße aus Köln, señor; naïve café — “quoted” … Ω≈ç√∫",
-    "你好，世界！今天天气很好。 こんにちは 안녕하세요",
-    "Привет мир مرحبا بالعالم שלום नमस्ते สวัสดี",
-    "🙂👩‍👩‍👧‍👦🇩🇪 e\u0301 \u00e9 \u2028 \u00a0 \ufeff \x00 \x7f",
-    "https://example.org/a?b=1&c=%20#x <b>tag</b> <|endoftext|> </s> [INST] <s>",
-    "1234567890 " * 8 + "a" * 300,
+    '#include <map>\nint main(){for(int i=0;i<10;++i)printf("%d\\n",i);return 0;}//!?...===>>>',
+    '{"key": [1, 2.5e-3, true, null], "väl": "\\u00e9\\n"}\n<div class="x">&amp;</div>\n\\frac{a}{b}^2 $x_1$',
+    "Grüße aus Köln, señor; naïve café — “quoted” … Ω≈ç√∫ ﬁ ½ ² Ⅷ ﷺ İı ẞß",
+    "你好，世界！今天天气很好。 こんにちは、ｶﾀｶﾅ 안녕하세요 1２３ ①",
+    "Привет мир مرحبا بالعالم שָׁלוֹם नमस्ते हिन्दी สวัสดี ສະບາຍດີ ქართული Հայերեն አማርኛ தமிழ் ខ្មែរ မြန်မာ",
+    "🙂👩‍👩‍👧‍👦🇩🇪👍🏽 e\u0301 \u00e9 \u1e9b\u0323 q\u0307\u0323 \u1100\u1161\u11a8 \u2028 \u00a0 \ufeff \x00 \x7f \u200b\u200d",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𓀀 𠀋 \ue000 \U000f0041 \U0010fffd \ufffd \u0378",
+    "https://example.org/a?b=1&c=%20#x <b>tag</b> <|endoftext|> </s> [INST] <s> ▁ ▁▁x <0x0A> Ġ Ċ",
+    "1234567890 " * 8 + "a" * 300 + " " * 70 + "-" * 70 + "\n" * 20,
 )
 
-
 _HALF = re.compile("[\ud800-\udfff]")
+_THREADS = "FASTOKENS_BPE_THREADS"
 
 
 class Tokenizer:
     """A tokenizer.json, opened.  Pickles as its path and digest where it came from a file."""
 
-    def __init__(self, text: str, *, config: dict[str, Any] | None = None, path: str | None = None) -> None:
-        self.path = path
-        self.digest = digest(text.encode())
-        self._text = text
-        self._config = config or {}
-        try:
-            self._reference = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # tokenizers raises bare Exception
-            raise TemplateError(f"{path or 'tokenizer'}: not a tokenizer.json that can be read: {error}") from error
-        self._reference.no_padding()  # a file can carry both; a store wants samples whole
-        self._reference.no_truncation()
-        self.vocab_size = max(self._reference.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    def __init__(self, files: TokenizerFiles, *, content: str = "") -> None:
+        self.path = files.path
+        self.digest = digest(files.text.encode())
+        self.special_tokens = dict(files.special_tokens)  # bos_token, eos_token … as a chat template is given them
+        self.additional_special_tokens = files.additional_special_tokens
+        self.chat_templates = dict(files.chat_templates)  # "default" and named ones
+        self._files = files
+        self._content = content  # stamp of all files read, for pickling
+        self._reference = _open_reference(files)
+        vocab = self._reference.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
         self.prefix, self.suffix = self._around()
+        self._reference.post_processor = None  # it could only trim offsets now
+        added = self._reference.get_added_tokens_decoder()
+        self.added_tokens = {token.content: number for number, token in added.items()}
+        self.special_added = frozenset(token.content for token in added.values() if token.special)
+        self._is_special = np.zeros(self.vocab_size, dtype=np.bool_)
+        self._is_special[[number for number, token in added.items() if token.special]] = True
+        table = byte_table(orjson.loads(files.text), self._reference.get_vocab(with_added_tokens=False), added)
+        self._table = table if isinstance(table, ByteTable) else None
+        self._no_table = "" if isinstance(table, ByteTable) else table
         self._fast, self.reason = self._open_fast()
         self.engine = f"{'fastokens' if self._fast else 'tokenizers'} " + version(
             "fastokens" if self._fast else "tokenizers"
@@ -62,10 +91,16 @@ class Tokenizer:
 
     @property
     def eos_id(self) -> int | None:
-        """The end of a text, as tokenizer_config.json names it; None where it does not."""
-        named = self._config.get("eos_token")
-        content = named.get("content") if isinstance(named, dict) else named
-        return None if content is None else self.token_id(content)
+        """The end of a text, as the files name it; None where they do not."""
+        return self._named_id("eos_token")
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._named_id("pad_token")
 
     def token_id(self, token: str) -> int:
         found = self._reference.token_to_id(token)
@@ -73,16 +108,45 @@ class Tokenizer:
             raise TemplateError(f"{self.path or 'tokenizer'}: token {token!r} is not in the vocabulary")
         return int(found)
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Ints]:
-        """Flat ids of all texts and their offsets, without what the post-processor puts around a text."""
-        try:
-            return self._encode(list(texts))
-        except (UnicodeError, TypeError) as error:
-            broken = [number for number, text in enumerate(texts) if _HALF.search(text)]
-            if not broken:
-                raise
-            reason = "the text holds half of a surrogate pair, expected valid Unicode"
-            raise TemplateError(reason, record=broken[0]) from error
+    def encode(self, texts: Sequence[str], *, special: SpecialInText = "token") -> tuple[Ids, Ints]:
+        """Flat ids of all texts and their offsets, without what the post-processor puts around a text.
+
+        `special` says what becomes of special tokens that stand in a text.  Added tokens that are not special
+        (`special_added` lists those that are) are always found.
+        """
+        texts = list(texts)
+        with _whole(texts):
+            ids, offsets = self._encode(texts, split=special == "text")
+        if special == "error":
+            self._refuse(np.flatnonzero(self._is_special[ids]), ids, offsets)
+        return ids, offsets
+
+    def encode_spans(
+        self, texts: Sequence[str], *, special: SpecialInText = "token", plain: Sequence[Ranges] | None = None
+    ) -> Encoded:
+        """Ids with the bytes of the text that each covers.
+
+        `plain` gives for every text the byte ranges (start, stop), in order and without overlap, that are somebody
+        else's words: special tokens that touch them are encoded as plain text (or refused, with special="error"), all
+        others stay tokens.  There are no seams: a text with such a place is encoded as though that special token were
+        not in the vocabulary there, so the words around it may merge with its letters as they would with any others,
+        and everything between the special tokens that stay is encoded exactly as it would be otherwise.
+        """
+        texts = list(texts)
+        with _whole(texts):
+            encoded = self._spans(texts, split=special == "text" and plain is None)
+            if plain is None and special != "error":
+                return encoded
+            marks = np.flatnonzero(self._is_special[encoded.ids])
+            if plain is not None:
+                assert len(plain) == len(texts), (len(plain), len(texts))
+                marks = first_inside(encoded, marks, plain)
+            if special == "error":
+                self._refuse(marks, encoded.ids, encoded.offsets)
+            if plain is None or not len(marks):
+                return encoded
+            touched = np.unique(np.searchsorted(encoded.offsets, marks, side="right") - 1).tolist()
+            return splice(encoded, {number: self._selective.encode(texts[number], plain[number]) for number in touched})
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return str(self._reference.decode(input_ids.tolist(), skip_special_tokens=False))
@@ -90,17 +154,81 @@ class Tokenizer:
     def identity(self) -> dict[str, Any]:
         return {"digest": self.digest, "engine": self.engine}
 
-    def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
+    def describe(self) -> str:
+        """Which engine and why, how offsets are found, which special tokens and chat templates there are."""
+        special = ", ".join(f"{name} {token!r}" for name, token in self.special_tokens.items())
+        offsets = f"from the reference engine ({self._no_table})" if self._no_table else "from a table of byte lengths"
+        return "\n".join(
+            (
+                f"tokenizer {self.path or 'handed over as an object'}: {self.vocab_size:_} ids, {self.digest[:8]}",
+                f"engine    {self.engine}: {self.reason}",
+                f"offsets   {offsets}",
+                f"special   {special or 'none named'}; {len(self.special_added)} of {len(self.added_tokens)} added tokens",
+                f"chat      {', '.join(self.chat_templates) or 'no template'}",
+            )
+        )
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_id(token)
+
+    def _encode(self, texts: list[str], *, split: bool) -> tuple[Ids, Ints]:
         if self._fast is not None:
-            ids, offsets = self._fast.encode_batch_flat(texts)
+            ids, offsets = self._fast.encode_batch_flat(texts, split_special_tokens=split)
             return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(np.int64)
-        encodings = self._reference.encode_batch_fast(texts, add_special_tokens=False)
+        engine = self._splitting if split else self._reference
+        encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
         offsets = np.zeros(len(texts) + 1, dtype=np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=offsets[1:])
         flat = np.empty(offsets[-1], dtype=np.uint32)
         for start, stop, encoding in zip(offsets[:-1], offsets[1:], encodings, strict=True):
             flat[start:stop] = encoding.ids
         return flat, offsets
+
+    def _spans(self, texts: list[str], *, split: bool) -> Encoded:
+        engine = self._splitting if split else self._reference
+        if self._table is None and self._fast is None:
+            return by_reference(texts, engine.encode_batch(texts, add_special_tokens=False))
+        ids, offsets = self._encode(texts, split=split)
+        if self._table is None:
+            starts, stops, unclear = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64), np.arange(len(texts))
+        else:
+            starts, stops, unclear = by_table(self._table, texts, ids, offsets)
+        if len(unclear):
+            asked = [texts[number] for number in unclear]
+            answer = by_reference(asked, engine.encode_batch(asked, add_special_tokens=False))
+            for place, number in enumerate(unclear.tolist()):
+                whole, part = slice(*offsets[number : number + 2]), slice(*answer.offsets[place : place + 2])
+                if not np.array_equal(ids[whole], answer.ids[part]):
+                    raise TemplateError(
+                        f"{self.engine} and tokenizers {version('tokenizers')} give other ids for {texts[number][:80]!r}; "
+                        f"please report this text with the tokenizer",
+                        record=number,
+                    )
+                starts[whole], stops[whole] = answer.starts[part], answer.stops[part]
+        return Encoded(ids=ids, offsets=offsets, starts=starts, stops=stops)
+
+    @cached_property
+    def _splitting(self) -> tokenizers.Tokenizer:
+        """A second reference that takes special tokens for text; its own, as the switch is not safe between threads."""
+        engine = _open_reference(self._files)
+        engine.post_processor = None
+        engine.encode_special_tokens = True
+        return engine
+
+    @cached_property
+    def _selective(self) -> SelectiveReference:
+        return SelectiveReference(_open_reference(self._files))
+
+    def _refuse(self, marks: Ints, ids: Ids, offsets: Ints) -> None:
+        """Marks are places of unwanted special tokens."""
+        if len(marks):
+            token = self._reference.id_to_token(int(ids[marks[0]]))
+            raise TemplateError(
+                f"special token {token!r} stands in the text; "
+                f"choose special_in_text='text' to encode its letters, or 'token' to let it be one",
+                record=int(np.searchsorted(offsets, marks[0], side="right")) - 1,
+            )
 
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids that the post-processor puts before and after a text, such as one BOS."""
@@ -118,70 +246,116 @@ class Tokenizer:
 
     def _open_fast(self) -> tuple[fastokens.Tokenizer | None, str]:
         """The fast engine, or why not."""
+        texts = [*PROBE, *_added_probe(list(self.added_tokens))]
         try:
-            fast = fastokens.Tokenizer.from_json_str(self._text)
-            fast.no_padding()
-            fast.no_truncation()
-            for text in PROBE:
-                # one by one: a batch would start threads, and a process with threads should not fork
-                if list(fast.encode(text).ids) != self._reference.encode(text, add_special_tokens=False).ids:
-                    return None, f"fastokens gives other ids for {text!r}"
+            with _one_thread():
+                fast = fastokens.Tokenizer.from_json_str(self._files.text)
+                fast.no_padding()
+                fast.no_truncation()
+                for split in (True, False):
+                    self._reference.encode_special_tokens = split
+                    for text in texts:
+                        expected = self._reference.encode(text, add_special_tokens=False).ids
+                        if list(fast.encode(text, split_special_tokens=split).ids) != expected:
+                            return None, f"fastokens gives other ids for {text!r}"
         except Exception as error:  # whatever it refuses, the reference takes over
             return None, f"fastokens refuses this tokenizer: {error}"
-        return fast, f"fastokens gives the same ids as tokenizers on {len(PROBE)} probe texts"
+        finally:
+            self._reference.encode_special_tokens = False
+        return fast, f"fastokens gives the same ids as tokenizers on {len(texts)} probe texts"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path is not None:
-            return _reopen, (self.path, self.digest)
-        return _from_text, (self._text, json.dumps(self._config))
+            return _open_file, (self.path, self._content)
+        return _open_object, (orjson.dumps(self._files),)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.path or 'object'!r}, {self.vocab_size:_} ids, {self.engine}, {self.digest[:8]})"
 
 
 def open_tokenizer(given: Any) -> Tokenizer:
-    """A tokenizer.json, a folder that holds one, or a `tokenizers.Tokenizer`."""
+    """A tokenizer.json, a folder that holds one, a hub name, a `tokenizers.Tokenizer` or a fast one of transformers."""
     if isinstance(given, Tokenizer):
         return given
     if isinstance(given, tokenizers.Tokenizer):
-        return _from_text(given.to_str(), "{}")
-    if backend := getattr(given, "backend_tokenizer", None):  # a fast tokenizer of transformers
-        return _from_text(backend.to_str(), json.dumps({"eos_token": getattr(given, "eos_token", None)}))
-    path = Path(given).expanduser().absolute()
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise TemplateError(
-            f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one "
-            f"(names on a hub are not resolved yet: download the folder and give its path)"
-        )
-    return _open_file(str(file), digest(_read(file)))
+        return _open_object(orjson.dumps(TokenizerFiles(text=given.to_str())))
+    if backend := getattr(given, "backend_tokenizer", None):
+        return _from_transformers(given, backend)
+    if not isinstance(given, (str, os.PathLike)):
+        raise TemplateError(f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer")
+    place = Path(given).expanduser().absolute()
+    if not place.exists():
+        if not is_hub_name(str(given)):
+            raise TemplateError(f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
+        place = hub_folder(str(given))
+    file = find_json(place)
+    return _open_file(str(file), stamp(file))
+
+
+def _from_transformers(given: Any, backend: Any) -> Tokenizer:
+    """Its present state, changes made since loading included."""
+    named, additional = special_tokens(given.special_tokens_map)
+    files = TokenizerFiles(
+        text=backend.to_str(),
+        special_tokens=named,
+        additional_special_tokens=additional,
+        chat_templates=chat_templates(given.chat_template, type(given).__name__),
+    )
+    return _open_object(orjson.dumps(files))
 
 
 @lru_cache(maxsize=4)
 def _open_file(path: str, content: str) -> Tokenizer:
     """Once per process: loading takes seconds for the large ones."""
-    text = _read(Path(path))
-    if digest(text) != content:
+    if stamp(Path(path)) != content:
         raise TemplateError(f"{path}: changed since the work began; run again")
-    config = Path(path).with_name("tokenizer_config.json")
-    try:
-        parsed = json.loads(_read(config)) if config.is_file() else {}
-    except ValueError as error:
-        raise TemplateError(f"{config}: not JSON: {error}") from error
-    return Tokenizer(text.decode(), config=parsed, path=path)
+    return Tokenizer(read_files(Path(path)), content=content)
 
 
 @lru_cache(maxsize=4)
-def _from_text(text: str, config: str) -> Tokenizer:
-    return Tokenizer(text, config=json.loads(config))
+def _open_object(packed: bytes) -> Tokenizer:
+    """Once per process too; the bytes are what is sent to a worker when there is no file to name."""
+    return Tokenizer(TokenizerFiles(**orjson.loads(packed)))
 
 
-def _reopen(path: str, content: str) -> Tokenizer:
-    return _open_file(path, content)
-
-
-def _read(path: Path) -> bytes:
+def _open_reference(files: TokenizerFiles) -> tokenizers.Tokenizer:
     try:
-        return read(str(path))
-    except SourceError as error:
-        raise TemplateError(str(error)) from error
+        opened = tokenizers.Tokenizer.from_str(files.text)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise TemplateError(f"{files.path or 'tokenizer'}: not a tokenizer.json that can be read: {error}") from error
+    opened.no_padding()  # a file can carry both; a store wants samples whole
+    opened.no_truncation()
+    return opened
+
+
+def _added_probe(added: list[str]) -> list[str]:
+    """Texts around added tokens: between words, between blanks, doubled, cut short; the first and last of many."""
+    chosen = added if len(added) <= 40 else [*added[:30], *added[-10:]]
+    texts = [f"word{token}word {token} \n{token}{token}\t{token[:-1]} {token.upper()}" for token in chosen]
+    return [*texts, "".join(chosen), " ".join(chosen)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """fastokens reads the number of threads once, at its first text; what the user has set there is kept."""
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_THREADS, None)
+
+
+@contextmanager
+def _whole(texts: list[str]) -> Iterator[None]:
+    """Names the text that no engine takes."""
+    try:
+        yield
+    except (UnicodeError, TypeError) as error:
+        broken = [number for number, text in enumerate(texts) if isinstance(text, str) and _HALF.search(text)]
+        if not broken:
+            raise
+        reason = "the text holds half of a surrogate pair, expected valid Unicode"
+        raise TemplateError(reason, record=broken[0]) from error

@@ -1,0 +1,262 @@
+"""Which bytes of a text does each token cover?  A table of byte lengths per id and one cumulative sum: 35 to 300 M tokens/s.
+
+A table exists where every byte of a text ends up in exactly one token: byte-level vocabularies, and those that write a
+blank as "▁" and unknown bytes as <0xNN>.  Per text the lengths must add up to its bytes and the tokenizer's normalizer
+must leave it as it is; where not, the offsets of `tokenizers` are asked for (characters, turned into bytes).
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import tokenizers
+
+from penstock.types import Bools, Ids, Ints
+
+_UNSURE = 1 << 36  # longer than any text: a sum with such a token in it never fits
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_ALPHABET = frozenset(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # one character per byte
+_SPLITS = {"Split", "Digits", "Punctuation", "UnicodeScripts"}  # cut only, unless told to remove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Texts made into tokens, flat: text i is `ids[offsets[i]:offsets[i + 1]]`.
+
+    `starts` and `stops` give for every token the bytes it covers in the UTF-8 of its own text, non-decreasing within a
+    text.  By the table they share no byte and leave none out (a token may hold part of a character).  By the reference,
+    where the normalizer changes a text or a vocabulary has no table, they span whole characters: pieces of one
+    character share its range, and what the tokenizer drops belongs to no token.  Either way a blank that the tokenizer
+    puts before a text lies on the first character.
+    """
+
+    ids: Ids  # (num_tokens,)
+    offsets: Ints  # (num_texts + 1,)
+    starts: Ints  # (num_tokens,)
+    stops: Ints  # (num_tokens,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteTable:
+    """How many bytes the text of each id is long, and what may stand between the text and that."""
+
+    lengths: Ints  # (vocab_size,)
+    added: Bools  # (vocab_size,) ids that cut a text into segments
+    nfc: bool  # the normalizer is NFC: a text must be normal already
+    blank: str | None  # stands for a blank in the vocabulary; a text that holds it itself is miscounted
+    prefix: Literal["never", "segment", "text"]  # where a blank may be put in front
+    prefixed: Bools  # (vocab_size,) ids that begin with a blank
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a tokenizer.json does to a text before its vocabulary is asked."""
+
+    byte_level: bool = False
+    nfc: bool = False
+    prefix: Literal["never", "segment", "text"] = "never"
+    blank: str | None = None
+
+
+def byte_table(spec: Mapping[str, Any], vocab: Mapping[str, int], added: Mapping[int, Any]) -> ByteTable | str:
+    """The table of a parsed tokenizer.json, or why it has none.  `added` maps ids to `tokenizers.AddedToken`."""
+    model = spec["model"]
+    if model.get("type") != "BPE":
+        return f"a {model.get('type')} vocabulary does not tell how many bytes a token covers"
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout"):
+        return "affixes or dropout in the vocabulary"
+    frame = _frame(spec)
+    if isinstance(frame, str):
+        return frame
+    blank = "Ġ" if frame.byte_level else frame.blank
+    whole = vocab.keys() >= _ALPHABET if frame.byte_level else model.get("byte_fallback") and _has_bytes(vocab)
+    unknown = vocab.get(model.get("unk_token") or "")
+    if not whole and unknown is None:
+        return "the vocabulary drops what it does not know"
+    size = max([*vocab.values(), *added], default=-1) + 1
+    lengths = np.full(size, _UNSURE, dtype=np.int64)
+    prefixed = np.zeros(size, dtype=np.bool_)
+    measure = _byte_level_length if frame.byte_level else _blank_length
+    for token, number in vocab.items():
+        lengths[number] = measure(token, blank)
+        prefixed[number] = blank is not None and token.startswith(blank)
+    if unknown is not None and not whole:
+        lengths[unknown] = _UNSURE
+    is_added = np.zeros(size, dtype=np.bool_)
+    for number, token in added.items():
+        is_added[number] = True
+        # one that takes blanks along, or is sought in changed text, may cover more or other bytes than it has
+        plain = not (token.lstrip or token.rstrip or (token.normalized and frame.blank))
+        lengths[number] = len(token.content.encode()) if plain else _UNSURE
+    return ByteTable(
+        lengths=lengths, added=is_added, nfc=frame.nfc, blank=frame.blank, prefix=frame.prefix, prefixed=prefixed
+    )
+
+
+def _byte_level_length(token: str, blank: str | None) -> int:
+    return len(token) if _ALPHABET.issuperset(token) else _UNSURE
+
+
+def _blank_length(token: str, blank: str | None) -> int:
+    if _BYTE.fullmatch(token):
+        return 1
+    return len(token.replace(blank, " ").encode()) if blank else len(token.encode())
+
+
+def _has_bytes(vocab: Mapping[str, int]) -> bool:
+    return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+
+
+def _parts(step: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, nested sequences laid out."""
+    if step is None:
+        return []
+    if step["type"] == "Sequence":
+        return [part for one in step[inside] for part in _parts(one, inside)]
+    return [step]
+
+
+def _frame(spec: Mapping[str, Any]) -> _Frame | str:
+    byte_level = nfc = False
+    prefix: Literal["never", "segment", "text"] = "never"
+    blanks: set[str] = set()
+    for step in _parts(spec.get("normalizer"), "normalizers"):
+        if step["type"] == "NFC":
+            nfc = True
+        elif step["type"] == "Prepend" and len(step["prepend"]) == 1:
+            blanks.add(step["prepend"])
+            prefix = "segment"
+        elif step["type"] == "Replace" and step["pattern"] == {"String": " "} and len(step["content"]) == 1:
+            blanks.add(step["content"])
+        else:
+            return f"normalizer {step['type']}"
+    for step in _parts(spec.get("pre_tokenizer"), "pretokenizers"):
+        if step["type"] == "ByteLevel":
+            byte_level = True
+            prefix = "segment" if step.get("add_prefix_space", True) else prefix
+        elif step["type"] == "Metaspace":
+            blanks.add(step["replacement"])
+            scheme = step.get("prepend_scheme", "always")
+            prefix = {"always": "segment", "first": "text"}.get(scheme, prefix)  # type: ignore[assignment]
+        elif step["type"] not in _SPLITS or step.get("behavior") == "Removed":
+            return f"pre-tokenizer {step['type']}"
+    if len(blanks) > 1 or (byte_level and blanks):
+        return "several ways to write a blank"
+    return _Frame(byte_level=byte_level, nfc=nfc, prefix=prefix, blank=next(iter(blanks), None))
+
+
+def by_table(table: ByteTable, texts: Sequence[str], ids: Ids, offsets: Ints) -> tuple[Ints, Ints, Ints]:
+    """Starts and stops of all tokens, and the numbers of the texts for which they do not hold."""
+    expected = np.fromiter(
+        (len(text) if text.isascii() else _num_bytes(text, table) for text in texts), dtype=np.int64, count=len(texts)
+    )
+    lengths = table.lengths[ids]
+    borders = _borders(lengths)
+    excess = borders[offsets[1:]] - borders[offsets[:-1]] - expected
+    if table.prefix == "never" or not excess.any():
+        starts = borders[:-1] - np.repeat(borders[offsets[:-1]], np.diff(offsets))
+        return starts, starts + lengths, np.flatnonzero(excess)
+    in_front = _in_front(table, ids, offsets, excess)
+    lengths -= in_front
+    borders = _borders(lengths)
+    excess = borders[offsets[1:]] - borders[offsets[:-1]] - expected
+    starts = borders[:-1] - np.repeat(borders[offsets[:-1]], np.diff(offsets))
+    stops = starts + lengths
+    # nothing but the blank in front: it covers no byte, so it lies on the first character, as the reference has it
+    for token in np.flatnonzero(in_front & (lengths == 0)).tolist():
+        text = texts[int(np.searchsorted(offsets, token, side="right")) - 1]
+        stops[token] += _width(text, int(starts[token]))
+    return starts, stops, np.flatnonzero(excess)
+
+
+def _borders(lengths: Ints) -> Ints:
+    borders = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=borders[1:])
+    return borders
+
+
+def _in_front(table: ByteTable, ids: Ids, offsets: Ints, excess: Ints) -> Bools:
+    """Tokens that begin with a blank which the text does not have.
+
+    A segment gets at most one, so texts with as many bytes too many as segments got one each; any other number leaves
+    open which segments those are, and the reference answers.
+    """
+    first = np.zeros(len(ids) + 1, dtype=np.bool_)  # one more: texts without tokens at the end begin there
+    first[offsets[:-1]] = True
+    added = table.added[ids]
+    begins = first[:-1] & ~added
+    if table.prefix == "segment":
+        begins[1:] |= added[:-1] & ~added[1:]
+    begins &= table.prefixed[ids]
+    counted = _borders(begins.astype(np.int64))
+    num_begins = counted[offsets[1:]] - counted[offsets[:-1]]
+    begins &= np.repeat((excess == num_begins) & (excess > 0), np.diff(offsets))
+    return begins
+
+
+def _num_bytes(text: str, table: ByteTable) -> int:
+    """Bytes of a text in UTF-8; -1 where the vocabulary sees another text."""
+    if table.blank is not None and table.blank in text:
+        return -1
+    if table.nfc and (not unicodedata.is_normalized("NFC", text) or _unassigned().search(text)):
+        return -1
+    return len(text.encode())
+
+
+@cache
+def _unassigned() -> re.Pattern[str]:
+    """Characters younger than this Python's tables: whether they are in normal order, only the tokenizer knows."""
+    ranges: list[list[int]] = []
+    for code in range(0x20000):  # marks that change order live in the first two planes
+        if unicodedata.category(chr(code)) == "Cn":
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges) + "]")
+
+
+def _width(text: str, start: int) -> int:
+    """Bytes of the character that begins at byte `start`."""
+    if text.isascii():
+        return 1
+    first = text.encode()[start]
+    return 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)
+
+
+def by_reference(texts: Sequence[str], encodings: Iterable[Any]) -> Encoded:
+    """What `tokenizers` says, its character offsets turned into bytes."""
+    ids, spans = [np.zeros(0, dtype=np.uint32)], [np.zeros((0, 2), dtype=np.int64)]
+    for text, encoding in zip(texts, encodings, strict=True):
+        ids.append(np.array(encoding.ids, dtype=np.uint32))
+        chars = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        spans.append(chars if text.isascii() else byte_places(text)[chars])
+    both = np.concatenate(spans)
+    lengths = np.array([len(one) for one in ids], dtype=np.int64)  # the first is the empty one: offsets begin with 0
+    return Encoded(ids=np.concatenate(ids), offsets=np.cumsum(lengths), starts=both[:, 0], stops=both[:, 1])
+
+
+def byte_places(text: str) -> Ints:
+    """(num_chars + 1,) at which byte of the UTF-8 each character begins, and the end."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    return _borders(1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000))
+
+
+def splice(encoded: Encoded, others: Mapping[int, Encoded]) -> Encoded:
+    """The same texts, some of them encoded otherwise: `others` holds one text each."""
+    pieces: list[tuple[Ids, Ints, Ints]] = []
+    lengths = np.diff(encoded.offsets, prepend=0)
+    done = 0
+    for number, other in sorted(others.items()):
+        start, stop = int(encoded.offsets[number]), int(encoded.offsets[number + 1])
+        pieces.append((encoded.ids[done:start], encoded.starts[done:start], encoded.stops[done:start]))
+        pieces.append((other.ids, other.starts, other.stops))
+        lengths[number + 1] = len(other.ids)
+        done = stop
+    pieces.append((encoded.ids[done:], encoded.starts[done:], encoded.stops[done:]))
+    ids, starts, stops = (np.concatenate(part) for part in zip(*pieces, strict=True))
+    return Encoded(ids=ids, offsets=np.cumsum(lengths), starts=starts, stops=stops)

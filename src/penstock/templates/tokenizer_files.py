@@ -1,0 +1,147 @@
+"""What belongs to a tokenizer?  tokenizer.json, and beside it the names of its special tokens and its chat templates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import SourceError, TemplateError
+from penstock.files import read
+from penstock.fingerprint import Digest
+
+# What chat templates are given by name; models may name more under `extra_special_tokens`.
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MORE = ("extra_special_tokens", "model_specific_special_tokens")
+_CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+_TEMPLATES = ("additional_chat_templates", "chat_templates")
+# What a folder without tokenizer.json may hold instead, and only transformers can convert.
+_OTHER_FORMS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """The text of a tokenizer.json and what stands beside it; small values, so that they can be sent to a worker."""
+
+    text: str
+    path: str | None = None  # of tokenizer.json
+    special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
+    additional_special_tokens: list[str] = field(default_factory=list)
+    chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
+
+
+def find_json(place: Path) -> Path:
+    """The tokenizer.json of a file or folder that exists."""
+    if not place.is_dir():
+        return place
+    file = place / "tokenizer.json"
+    if file.is_file():
+        return file
+    others = [name for name in _OTHER_FORMS if (place / name).is_file()]
+    if others:
+        raise TemplateError(
+            f"{place}: holds {', '.join(others)} but no tokenizer.json, and only that is read; make one with "
+            f"transformers: AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained(another folder)"
+        )
+    raise TemplateError(f"{place}: no tokenizer there, expected a tokenizer.json in this folder")
+
+
+def stamp(file: Path) -> str:
+    """Name of everything that is read for this tokenizer.json, as it is now."""
+    whole = Digest()
+    for path in [file, *_beside(file)]:
+        whole.update(path.name.encode())
+        whole.update(_read(path))
+    return whole.hexdigest()
+
+
+def read_files(file: Path) -> TokenizerFiles:
+    config = _read_json(file.with_name(_CONFIG))
+    named, additional = special_tokens(config)
+    given = _read_json(file.with_name(_MAP))
+    if given:
+        # as transformers has it: the map is the elder form, and speaks where the config is of that age or silent
+        others, more = special_tokens(given)
+        elder = "added_tokens_decoder" not in config
+        named |= {name: token for name, token in others.items() if elder or name not in config}
+        additional = additional or more
+    return TokenizerFiles(
+        text=_decode(file),
+        path=str(file),
+        special_tokens=named,
+        additional_special_tokens=additional,
+        chat_templates=_templates_beside(file) or chat_templates(config.get("chat_template"), _CONFIG),
+    )
+
+
+def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Named special tokens, and those without a name, from tokenizer_config.json or a `special_tokens_map`."""
+    extra = {key: value for part in _MORE if isinstance(config.get(part), dict) for key, value in config[part].items()}
+    named = {name: config.get(name) for name in NAMED} | extra
+    unnamed = config.get("additional_special_tokens") or config.get("extra_special_tokens")
+    return (
+        {name: content for name, token in named.items() if (content := _content(token)) is not None},
+        list(filter(None, map(_content, unnamed if isinstance(unnamed, (list, tuple)) else ()))),
+    )
+
+
+def _content(token: Any) -> str | None:
+    """A token as configs write it: a string, or a dict or `AddedToken` with its content."""
+    content = token.get("content") if isinstance(token, dict) else getattr(token, "content", token)
+    return content if isinstance(content, str) else None
+
+
+def chat_templates(given: Any, where: str) -> dict[str, str]:
+    """By name, from the forms in which `chat_template` is written: a string, a dict, or a list of {name, template}."""
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, list) and all(isinstance(one, dict) and {"name", "template"} <= one.keys() for one in given):
+        given = {one["name"]: one["template"] for one in given}
+    if isinstance(given, dict) and all(isinstance(part, str) for pair in given.items() for part in pair):
+        return dict(given)
+    raise TemplateError(
+        f"{where}: chat_template is {type(given).__name__}, expected a string or a list of name, template"
+    )
+
+
+def _beside(file: Path) -> list[Path]:
+    """The other files that say something about this tokenizer, in a fixed order."""
+    named = [file.with_name(name) for name in (_CONFIG, _MAP, _TEMPLATE)]
+    inside = [path for folder in _TEMPLATES for path in sorted((file.parent / folder).glob("*.jinja"))]
+    return [path for path in named if path.is_file()] + inside
+
+
+def _templates_beside(file: Path) -> dict[str, str]:
+    found = {path.stem: _decode(path) for path in _beside(file) if path.suffix == ".jinja"}
+    if _TEMPLATE.removesuffix(".jinja") in found:
+        found["default"] = found.pop(_TEMPLATE.removesuffix(".jinja"))
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        parsed = orjson.loads(_read(path))
+    except ValueError as error:
+        raise TemplateError(f"{path}: not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise TemplateError(f"{path}: is a {type(parsed).__name__}, expected an object")
+    return parsed
+
+
+def _decode(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise TemplateError(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read(str(path))
+    except SourceError as error:
+        raise TemplateError(str(error)) from error
