@@ -23,8 +23,9 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_open_gives_records(write_jsonl: Write, own_cache: Path, tmp_path: Path) -> None:
-    path = write_jsonl(RECORDS)
-    assert list(ps.open(path)) == list(ps.open([path])) == list(ps.open(RECORDS)) == RECORDS
+    records = RECORDS * 20  # large enough to be worth an index
+    path = write_jsonl(records)
+    assert list(ps.open(path)) == list(ps.open([path])) == list(ps.open(records)) == records
     assert own_cache.exists() and [file.name for file in tmp_path.glob("data*")] == [
         "data.jsonl"
     ]  # nothing beside data
