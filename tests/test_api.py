@@ -81,3 +81,12 @@ def test_import_is_light() -> None:
     script = "import sys, penstock; print([name for name in ('numpy', 'pyarrow', 'tokenizers') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_views_are_prepared_like_files(write_jsonl: Write, tokenizer_path: Path) -> None:
+    source = ps.open(write_jsonl(RECORDS))
+    kept = source.filter(lambda record: record["text"].endswith("7"))
+    view = ps.concat([kept.map(lambda record: {"text": record["text"].upper()}), source[:3], source.select([9, 9])])
+    store = ps.prepare(view, tokenizer=tokenizer_path, template="text", eos=False, num_proc=2)
+    assert [sample.text for sample in store] == [record["text"] for record in view]
+    assert str(store[1].where).endswith(":18") and str(store[-1].where).endswith(":10")
