@@ -25,6 +25,7 @@ from penstock.sources import arrow, columnar, open_source
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.bad import BadRows
 from penstock.sources.columnar import ByteCache, ColumnarSource
+from penstock.sources.ipc_layout import layout
 from penstock.sources.parquet import ParquetSource
 from penstock.testing import check_source
 
@@ -342,7 +343,8 @@ def test_an_extension_type_reads_the_same_whether_somebody_registered_it_or_not(
     assert list(ArrowSource([str(tmp_path / "a.arrow")], cache=cache)) == expected
     pa.register_extension_type(Celsius())
     try:
-        assert list(ArrowSource([str(tmp_path / "a.arrow")], cache=cache)) == expected
+        source = ArrowSource([str(tmp_path / "a.arrow")], cache=cache)
+        assert list(source) == expected and type(source[0]["t"]) is datetime.datetime
     finally:
         pa.unregister_extension_type("penstock.test.celsius")
 
@@ -398,9 +400,12 @@ def test_dictionaries_that_grow_or_change_in_a_stream(tmp_path: Path, cache: Cac
                 writer.write_batch(batch)
                 expected += [{"w": words[-1], "v": "same"}, {"w": words[0], "v": "same"}, {"w": None, "v": "same"}]
         source = ArrowSource([str(path)], cache=cache)
+        found = layout(memoryview(path.read_bytes()), str(path))
         check_source(source, expected=expected)
         assert eager("stream", path) == expected
         assert [source[row] for row in reversed(range(18))] == expected[::-1]
+        needed = [len(found.words_of(batch)) for batch in range(6)]  # with those that were replaced it would be more
+        assert needed == ([2, 3, 4, 5, 6, 7] if deltas else [2] * 6)
 
 
 def test_a_dictionary_that_gives_up_half_way_comes_in_pieces(tmp_path: Path, cache: Cache) -> None:
@@ -443,9 +448,7 @@ def test_the_byte_cache_drops_the_oldest_and_keeps_the_last() -> None:
     assert kept.num_bytes == 10 and kept.pop("large") == "less" and kept.num_bytes == 0 and kept.pop("large") is None
 
 
-def test_reading_on_does_not_begin_the_group_again(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_are_not_begun_again(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.sources.parquet.slice_rows", no_sooner)
     paths, expected = write("parquet", tmp_path, [plain_table(300)], rows=300)
     source = ParquetSource(paths, cache=cache, cache_bytes=columnar.CACHE_BYTES)
@@ -454,7 +457,25 @@ def test_reading_on_does_not_begin_the_group_again(
     real = part._read  # type: ignore[attr-defined]
     monkeypatch.setattr(part, "_read", lambda group: begun.append(group) or real(group))
     found = [record for start in range(0, 300, 10) for record in source.records(start, start + 10)]
-    assert found == expected and begun == [0]
+    assert found == expected and begun == [0]  # reading on continues
+    source.decoded.pop((paths[0], 0, "reader"))
+    begun.clear()
+    assert [source[row] for row in reversed(range(250))] == expected[249::-1]
+    assert begun == [0]  # a group that fits is decoded whole
+
+
+def test_a_page_that_is_not_its_checksum_is_refused(tmp_path: Path, cache: Cache) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"n": range(1000)}), path, write_page_checksum=True, use_dictionary=False, compression="none"
+    )
+    content = bytearray(path.read_bytes())
+    content[4000] ^= 1  # a number, in the middle of the page
+    path.write_bytes(content)
+    source = ParquetSource([str(path)], cache=cache)
+    for read in (lambda: source[0], lambda: list(source)):
+        with pytest.raises(SourceError, match=r"a\.parquet: cannot be read as Parquet: .*CRC"):
+            read()
 
 
 def test_parquet_is_cut_between_row_groups(tmp_path: Path, cache: Cache) -> None:
