@@ -1,5 +1,6 @@
 """How do the rooms work together?  The verbs that wire them: `open`, `prepare`; and the loader, which takes what they return."""
 
+import logging
 import os
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import Record, Source, Template
 
 __all__ = ["Loader", "concat", "open", "prepare"]
+
+_log = logging.getLogger("penstock")
 
 _LOOK = 200  # rows looked at to choose a template, spread over the source
 
@@ -73,11 +76,12 @@ def _template(source: Source, template: str | Template, tokenizer: Any, options:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
             raise TemplateError(f"a Template was given, so {', '.join(given)} has no use; set it in the template")
         return template
-    if tokenizer is None:
-        raise TemplateError("no tokenizer given, expected tokenizer= a tokenizer.json or the folder that holds one")
-    opened = open_tokenizer(tokenizer)
-    chosen = detect(_look(source), options) if template == "auto" else template
-    return open_template(chosen, opened, options)
+    if template == "auto":
+        detection = detect(_look(source), options)
+        _log.info("%s: %s", source.name, detection)
+        template, options = detection.chosen, {**detection.options, **options}
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+    return open_template(template, opened, options)
 
 
 def _look(source: Source) -> list[Record]:

@@ -1,7 +1,7 @@
 """Is a text trained whole, with one end, and is an empty one counted instead of lost?"""
 
-from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import processors
 
 from penstock.errors import TemplateError
-from penstock.templates import TextTemplate, detect, open_template, open_tokenizer
-from penstock.templates.text import surround
+from penstock.templates import TextTemplate, open_tokenizer
+from penstock.templates.ends import Ends
+from penstock.templates.samples import Tokens
 
 
 def texts(template: TextTemplate, values: list[str], key: str = "text") -> list[str]:
@@ -53,19 +54,52 @@ def test_there_is_never_a_second_bos_or_eos(tokenizer_path: Path) -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(0, 5), max_size=10),
-    prefix=st.lists(st.integers(100, 200), max_size=3),
-    suffix=st.lists(st.integers(100, 200), max_size=3),
+    lengths=st.lists(st.integers(0, 4), max_size=10),
+    prefix=st.lists(st.integers(0, 2), max_size=2),
+    suffix=st.lists(st.integers(0, 2), max_size=2),
+    numbers=st.randoms(use_true_random=False),
 )
-def test_surround_equals_the_plain_loop(lengths: list[int], prefix: list[int], suffix: list[int]) -> None:
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    bare = np.arange(offsets[-1], dtype=np.uint32)
-    whole, whole_lengths = surround(bare, offsets, tuple(prefix), tuple(suffix))
-    expected = []
-    for start, stop in pairwise(offsets):
-        expected.append([*prefix, *bare[start:stop].tolist(), *suffix] if stop > start else [])
-    assert whole.tolist() == [token for part in expected for token in part]
-    assert whole_lengths.tolist() == [len(part) for part in expected]
+def test_ends_equal_the_plain_loop(lengths: list[int], prefix: list[int], suffix: list[int], numbers: Random) -> None:
+    """Few different ids, so that a text often has its ends already."""
+    total = sum(lengths)
+    ids = np.array([numbers.randrange(3) for _ in range(total)], np.uint32)
+    mask = np.array([numbers.randrange(2) for _ in range(total)], np.bool_)
+    bare = Tokens(ids=ids, mask=mask, lengths=np.array(lengths, np.int64))
+    whole = Ends(tuple(prefix), tuple(suffix)).around(bare, train_prefix=False)
+    expected, expected_mask, expected_lengths, start = [], [], [], 0
+    for length in lengths:
+        own, own_mask = ids[start : start + length].tolist(), mask[start : start + length].tolist()
+        start += length
+        before = prefix if own and own[: len(prefix)] != prefix else []
+        after = suffix if own and own[len(own) - len(suffix) :] != suffix else []
+        expected += [*before, *own, *after]
+        expected_mask += [*[False] * len(before), *own_mask, *[own_mask[-1]] * len(after)] if own else []
+        expected_lengths.append(len(before) + len(own) + len(after))
+    assert whole.ids.tolist() == expected
+    assert whole.mask.tolist() == expected_mask
+    assert whole.lengths.tolist() == expected_lengths
+
+
+def test_a_text_that_has_its_ends_gets_no_second_ones(tokenizer_path: Path) -> None:
+    tokenizer = open_tokenizer(tokenizer_path)
+    template = TextTemplate(tokenizer, bos="<|endoftext|>")
+    whole = "<|endoftext|>the fox<|endoftext|>"
+    assert texts(template, ["the fox", whole, "<|endoftext|>the fox"]) == [whole] * 3
+    as_text = TextTemplate(tokenizer, special_in_text="text")
+    assert texts(as_text, ["<|endoftext|>a"]) == ["<|endoftext|>a<|endoftext|>"]
+    assert len(as_text.encode([{"text": "<|endoftext|>a"}]).input_ids) > 3
+    with pytest.raises(TemplateError) as caught:
+        TextTemplate(tokenizer, special_in_text="error").encode([{"text": "a"}] * 1500 + [{"text": "<|endoftext|>a"}])
+    assert caught.value.record == 1500
+
+
+def test_nothing_to_train_can_stop_the_work(tokenizer_path: Path) -> None:
+    template = TextTemplate(open_tokenizer(tokenizer_path), on_nothing="stop")
+    with pytest.raises(TemplateError, match=r"no token of this record is trained; pass on_nothing='drop'") as caught:
+        template.encode([{"text": "a"}] * 1200 + [{"text": ""}])
+    assert caught.value.record == 1200
+    with pytest.raises(TemplateError, match="on_nothing='skip' is not known, expected one of 'drop', 'stop'"):
+        TextTemplate(open_tokenizer(tokenizer_path), on_nothing="skip")
 
 
 @pytest.mark.parametrize(
@@ -104,19 +138,5 @@ def test_an_end_that_is_asked_for_must_be_known(tokenizer_path: Path) -> None:
         TextTemplate(tokenizer, eos=True)
     with pytest.raises(TemplateError, match="token '<no>' is not in the vocabulary"):
         TextTemplate(tokenizer, eos="<no>")
-
-
-def test_templates_by_name(tokenizer_path: Path) -> None:
-    tokenizer = open_tokenizer(tokenizer_path)
-    assert isinstance(open_template("text", tokenizer, {"key": "body"}), TextTemplate)
-    with pytest.raises(TemplateError, match="template 'chat' is not known, expected 'auto' or one of text"):
-        open_template("chat", tokenizer, {})
-    with pytest.raises(TemplateError, match="template 'text' has no option train_on; it has key, eos"):
-        open_template("text", tokenizer, {"train_on": "assistant"})
-
-
-def test_detection_says_what_it_found() -> None:
-    assert detect([{"text": "a"}, {"text": ""}], {}) == "text"
-    assert detect([{"body": "a"}], {"key": "body"}) == "text"
-    with pytest.raises(TemplateError, match=r"no template fits 2 rows with the keys id \(int\), messages \(list\)"):
-        detect([{"messages": []}, {"id": 1}], {})
+    with pytest.raises(TemplateError, match=r"names no bos_token.*pass bos="):
+        TextTemplate(tokenizer, bos=True)

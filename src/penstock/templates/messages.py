@@ -8,19 +8,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from penstock.errors import TemplateError
+from penstock.templates.keys import one_key, query_pair, text_under, value_under
 from penstock.templates.roles import CALL, find_role, role_names, train_flag
+from penstock.templates.samples import check_choice
 from penstock.templates.tools import ARGUMENTS, read_calls, read_json, read_list, read_tools, without_nulls
 from penstock.types import Record
 
-__all__ = ["SHAPES", "Conversation", "Message", "Reader", "one_key", "query_keys", "train_flag"]
+__all__ = ["SHAPES", "Conversation", "Message", "Reader", "train_flag"]
 
 Message = dict[str, Any]
 
+_LIST = "a list of {role, content}"
 _CALLS = ("tool_calls", "function_call")
 # A message may do without content where one of these speaks for it.
 _INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "audio")
-_QUERY = ("query", "prompt", "input", "instruction", "question", "problem")
-_RESPONSE = (*("response", "answer", "output", "target", "targets", "answers", "answer_key", "solution", "completion"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,7 @@ class Reader:
             ("content_parts", ("list", "text")),
             ("nulls", ("drop", "deep", "keep")),
         ):
-            if (value := getattr(self, name)) not in known:
-                raise TemplateError(f"{name}={value!r} is not known, expected one of {', '.join(map(repr, known))}")
+            check_choice(name, getattr(self, name), known)
         object.__setattr__(self, "_names", role_names(self.role_map))
 
     def identity(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Reader:
         if isinstance(value, dict):
             value = [value]
         if not isinstance(value, list | tuple):
-            raise TemplateError(f"key {key!r} is {type(value).__name__}, expected a list of {{role, content}}")
+            raise TemplateError(f"key {key!r} is {type(value).__name__}, expected {_LIST}")
         messages: list[Message] = []
         for place, message in enumerate(value):
             if not isinstance(message, dict):
@@ -267,36 +267,27 @@ def _joined(parts: list[Message], key: str, what: str) -> str:
     return "".join(map(str, texts))
 
 
-def one_key(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of the names that the record has with a value, else the first that it has."""
-    return next((name for name in names if record.get(name)), next((name for name in names if name in record), None))
-
-
-def query_keys(record: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The record's keys that usually hold a question, and those that hold its answer, whatever their case."""
-    named = {key.lower(): key for key in record if isinstance(key, str)}
-    return ([named[name] for name in _QUERY if name in named], [named[name] for name in _RESPONSE if name in named])
-
-
 _Read = tuple[list[Message], int | None]
 
 
 def _messages(reader: Reader, record: Record) -> _Read:
     key = reader.messages_key or "messages"
     role, content = reader.role_key or "role", reader.content_key or "content"
-    return reader.listed(_value(record, key, "messages_key"), key, role, content), None
+    return reader.listed(value_under(record, key, "messages_key", expected=_LIST), key, role, content), None
 
 
 def _sharegpt(reader: Reader, record: Record) -> _Read:
     key = reader.messages_key or one_key(record, ("conversations", "conversation")) or "conversations"
-    return reader.listed(_value(record, key, "messages_key"), key, reader.role_key, reader.content_key), None
+    return reader.listed(
+        value_under(record, key, "messages_key", expected=_LIST), key, reader.role_key, reader.content_key
+    ), None
 
 
 def _alpaca(reader: Reader, record: Record) -> _Read:
     input_key, output_key = reader.input_key or "input", reader.output_key or "output"
-    asked = [_text(record, reader.instruction_key, "instruction_key")]
-    asked.append(_text(record, input_key, "input_key") if record.get(input_key) is not None else "")
-    answer = _text(record, output_key, "output_key")
+    asked = [text_under(record, reader.instruction_key, "instruction_key")]
+    asked.append(text_under(record, input_key, "input_key") if record.get(input_key) is not None else "")
+    answer = text_under(record, output_key, "output_key")
     messages: list[Message] = []
     for place, turn in enumerate(record.get(reader.history_key) or ()):
         if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
@@ -313,24 +304,12 @@ def _prompt_completion(reader: Reader, record: Record) -> _Read:
 
 
 def _query_response(reader: Reader, record: Record) -> _Read:
-    queries, responses = query_keys(record)
-    sides = []
-    for option, given, found in (
-        ("input_key", reader.input_key, queries),
-        ("output_key", reader.output_key, responses),
-    ):
-        if given is None and len(found) != 1:
-            several = f"more than one, {', '.join(found)}" if found else f"none among {sorted(record)}"
-            raise TemplateError(
-                f"of the usual names for {option} the record has {several}; name the key with {option}="
-            )
-        sides.append(given or found[0])
-    return _two_sides(reader, record, sides[0], sides[1])
+    return _two_sides(reader, record, *query_pair(record, reader.input_key, reader.output_key))
 
 
 def _two_sides(reader: Reader, record: Record, input_key: str, output_key: str) -> _Read:
     """Each side a string, one message or a list of messages."""
-    prompt, completion = _value(record, input_key, "input_key"), _value(record, output_key, "output_key")
+    prompt, completion = value_under(record, input_key, "input_key"), value_under(record, output_key, "output_key")
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else reader.listed(prompt, input_key)
     after = (
         [{"role": "assistant", "content": completion}]
@@ -338,19 +317,6 @@ def _two_sides(reader: Reader, record: Record, input_key: str, output_key: str) 
         else reader.listed(completion, output_key)
     )
     return before + after, len(before)
-
-
-def _value(record: Record, key: str, option: str) -> Any:
-    if key not in record:
-        raise TemplateError(f"key {key!r} is missing among {sorted(record)}; name the key with {option}=")
-    return record[key]
-
-
-def _text(record: Record, key: str, option: str) -> str:
-    value = _value(record, key, option)
-    if not isinstance(value, str):
-        raise TemplateError(f"key {key!r} is {type(value).__name__}, expected a string; name the key with {option}=")
-    return value
 
 
 SHAPES: dict[str, Callable[[Reader, Record], _Read]] = {

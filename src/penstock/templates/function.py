@@ -1,0 +1,151 @@
+"""What if no shape fits?  A function of yours: record → ids, segments or a conversation, with a version that you raise."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import TemplateError
+from penstock.templates.ends import find_ends
+from penstock.templates.messages import Conversation
+from penstock.templates.pieces import encode_pieces
+from penstock.templates.pretokenized import PretokenizedTemplate
+from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, encode_batches
+from penstock.templates.segments import read_pieces
+from penstock.templates.tokenizers import SpecialInText, Tokenizer
+from penstock.types import Record, Samples, Template
+
+_EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
+
+
+class PassOn:
+    """Reader of what is a conversation already."""
+
+    def __call__(self, record: Record, number: int | None = None) -> Conversation:
+        conversation: Conversation = record["conversation"]
+        return conversation
+
+    def identity(self) -> dict[str, Any]:
+        return {"shape": "conversation"}
+
+
+class FunctionTemplate:
+    """What `function` makes of a record, encoded.  Raise `version` when the function changes: it is part of the key.
+
+    The function must not depend on anything but the record; for worker processes it must stand at the top of a module.
+    bos, eos: for segments.  chat: options of the chat template, for conversations.
+    """
+
+    version = 1  # ours, of what is done with the function's answer
+
+    def __init__(
+        self,
+        function: Callable[[Record], Any],
+        tokenizer: Tokenizer,
+        *,
+        version: str,
+        bos: bool | str | None = None,
+        eos: bool | str | None = False,
+        special_in_text: SpecialInText = "token",
+        on_nothing: str = "drop",
+        chat: dict[str, Any] | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TemplateError(f"the function is {type(function).__name__}, expected something to call with a record")
+        if not isinstance(version, str) or not version:
+            raise TemplateError(
+                f"version is {version!r}, expected text such as '1': it tells stores made by an older function apart"
+            )
+        self.function = function
+        self.function_version = version
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.on_nothing = check_choice("on_nothing", on_nothing, POLICIES)
+        self.special_in_text = check_choice("special_in_text", special_in_text, SPECIAL)
+        self._ends = find_ends(tokenizer, bos=bos, eos=eos)
+        self._ids = PretokenizedTemplate(tokenizer)
+        self._chat_options = chat or {}
+        self._chat: Template | None = None  # made when the function first returns a conversation
+
+    @property
+    def name(self) -> str:
+        named = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        return f"{named.__module__}.{named.__qualname__}"
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "template": "function",
+            "version": self.version,
+            "function": self.name,
+            "function_version": self.function_version,
+            "special_in_text": self.special_in_text,
+            "prefix": list(self._ends.prefix),
+            "suffix": list(self._ends.suffix),
+            "chat": self._chat_template().identity() if self._chat_options else None,
+            "tokenizer": self.tokenizer.identity(),
+        }
+
+    def encode(self, records: Iterable[Record]) -> Samples:
+        return encode_batches(records, self._encode, on_nothing=self.on_nothing)
+
+    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
+        return self.tokenizer.decode(input_ids)
+
+    def _encode(self, records: Sequence[Record]) -> Tokens:
+        """Answers of one kind are encoded together, then all are put back in the order of their records."""
+        kinds: dict[Callable[..., Tokens], list[tuple[int, Any]]] = {}
+        for number, record in enumerate(records):
+            answer = self.function(record)
+            kinds.setdefault(self._kind(answer, number), []).append((number, answer))
+        samples: dict[int, tuple[Any, Any]] = {}
+        for encode, numbered in kinds.items():
+            try:
+                tokens = encode([answer for _, answer in numbered])
+            except TemplateError as error:
+                place = None if error.record is None else numbered[error.record][0]
+                raise TemplateError(f"{self.name} gave an answer that cannot be used: {error}", record=place) from error
+            borders = np.cumsum(tokens.lengths)[:-1]
+            parts = zip(np.split(tokens.ids, borders), np.split(tokens.mask, borders), strict=True)
+            samples |= {number: part for (number, _), part in zip(numbered, parts, strict=True)}
+        ordered = [samples[number] for number in range(len(records))]
+        return Tokens(
+            ids=np.concatenate([ids for ids, _ in ordered]),
+            mask=np.concatenate([mask for _, mask in ordered]),
+            lengths=np.array([len(ids) for ids, _ in ordered], np.int64),
+        )
+
+    def _kind(self, answer: Any, number: int) -> Callable[..., Tokens]:
+        if isinstance(answer, Conversation):
+            return self._encode_conversations
+        if isinstance(answer, dict) and "input_ids" in answer:
+            return self._encode_ids
+        if isinstance(answer, list):
+            return self._encode_segments
+        raise TemplateError(
+            f"{self.name} gave {type(answer).__name__} {str(answer)[:60]!r}, expected {_EXPECTED}", record=number
+        )
+
+    def _encode_ids(self, answers: list[Record]) -> Tokens:
+        return _tokens(self._ids.encode(answers))
+
+    def _encode_segments(self, answers: list[Any]) -> Tokens:
+        pieces = [read_pieces(answer, "its list", number) for number, answer in enumerate(answers)]
+        return encode_pieces(self.tokenizer, pieces, self._ends, special=self.special_in_text)
+
+    def _encode_conversations(self, answers: list[Conversation]) -> Tokens:
+        return _tokens(self._chat_template().encode({"conversation": answer} for answer in answers))
+
+    def _chat_template(self) -> Template:
+        if self._chat is None:
+            from penstock.templates.chat import ChatTemplate  # only where there are conversations
+
+            self._chat = ChatTemplate(self.tokenizer, reader=PassOn(), **self._chat_options)
+        return self._chat
+
+    def __repr__(self) -> str:
+        return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
+
+
+def _tokens(samples: Samples) -> Tokens:
+    return Tokens(ids=samples.input_ids, mask=samples.loss_mask, lengths=np.diff(samples.offsets))
