@@ -139,6 +139,13 @@ def test_a_users_own_source_gets_views(cache: Cache) -> None:
     assert opened.name == "countdown" and opened.digest(0, 3) == ListSource([{"n": 3}, {"n": 2}, {"n": 1}]).digest(0, 3)
 
 
+def test_an_open_source_may_get_another_name(cache: Cache) -> None:
+    source = ListSource([{"n": 1}], name="one")
+    assert open_source(source, cache=cache) is source is open_source(source, cache=cache, name="one")
+    renamed = open_source(source, cache=cache, name="two")
+    assert renamed.name == "two" and list(renamed) == [{"n": 1}] and renamed.digest(0, 1) == source.digest(0, 1)
+
+
 def test_bad_rows_of_all_files_opened_together_are_counted_together(tmp_path: Path, cache: Cache) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"a": 1}\nbad\n{"a": 2}\n')

@@ -95,8 +95,11 @@ def test_iteration_does_not_wait_for_the_end(cache: Cache) -> None:
             yield {"row": row}
             row += 1
 
-    rows = iter(open_source(endless, cache=cache))
+    source = open_source(endless, cache=cache)
+    rows = iter(source)
     assert [next(rows)["row"] for _ in range(100)] == list(range(100))
+    assert [record["row"] for record in source[100:200:30]] == [100, 130, 160, 190]
+    assert source[5:3].digest(0, 0) and source[:150].where(149).line == 150 and source._known == 200
 
 
 def test_a_whole_spool_needs_no_stream(cache: Cache) -> None:

@@ -72,7 +72,9 @@ def _open_records(place: Any, wish: Wish) -> RowAccess:
     """What is no place: a source, records in memory, a stream of them."""
     if is_source(place):
         _check_options("a source that is open already", (), wish.options)
-        return place if isinstance(place, RowAccess) else Concat([place], name=wish.name or place.name)
+        if isinstance(place, RowAccess) and wish.name in (None, place.name):
+            return place
+        return Concat([place], name=wish.name or place.name)
     if isinstance(place, Sequence) and not isinstance(place, bytes | bytearray | memoryview):
         _check_options("a list of records", (), wish.options)
         records: Sequence[Record] = place

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
@@ -25,7 +25,7 @@ from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import json_line
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.parts import Part
-from penstock.sources.view import RowAccess
+from penstock.sources.view import RowAccess, Slice
 from penstock.types import BadRow, Ints, Record, Where
 
 _FLUSH_ROWS = 1 << 16
@@ -91,6 +91,16 @@ class SpooledSource(JsonlSource):
 
     def __len__(self) -> int:
         return self._reach(None)
+
+    @overload
+    def __getitem__(self, row: int, /) -> Record: ...
+    @overload
+    def __getitem__(self, row: slice, /) -> Slice: ...
+    def __getitem__(self, row: int | slice, /) -> Record | Slice:
+        """A slice that counts from the start and knows its end reads no further than that."""
+        if isinstance(row, slice) and row.stop is not None and min(row.start or 0, row.stop, row.step or 1) >= 0:
+            return Slice(self, range(self._reach(row.stop))[row])
+        return super().__getitem__(row)
 
     def __iter__(self) -> Iterator[Record]:
         """Rows as they come: the first does not wait for the last."""
