@@ -451,17 +451,23 @@ def test_the_byte_cache_drops_the_oldest_and_keeps_the_last() -> None:
 def test_groups_are_not_begun_again(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.sources.parquet.slice_rows", no_sooner)
     paths, expected = write("parquet", tmp_path, [plain_table(300)], rows=300)
-    source = ParquetSource(paths, cache=cache, cache_bytes=columnar.CACHE_BYTES)
     begun: list[int] = []
-    part = source._part(0)
-    real = part._read  # type: ignore[attr-defined]
-    monkeypatch.setattr(part, "_read", lambda group: begun.append(group) or real(group))
+
+    def opened(cache_bytes: int) -> ParquetSource:
+        begun.clear()
+        source = ParquetSource(paths, cache=cache, cache_bytes=cache_bytes)
+        part = source._part(0)
+        real = part._read  # type: ignore[attr-defined]
+        monkeypatch.setattr(part, "_read", lambda group: begun.append(group) or real(group))
+        return source
+
+    source = opened(columnar.CACHE_BYTES)
     found = [record for start in range(0, 300, 10) for record in source.records(start, start + 10)]
     assert found == expected and begun == [0]  # reading on continues
-    source.decoded.pop((paths[0], 0, "reader"))
-    begun.clear()
-    assert [source[row] for row in reversed(range(250))] == expected[249::-1]
-    assert begun == [0]  # a group that fits is decoded whole
+    for cache_bytes in (columnar.CACHE_BYTES, 1_000_000):  # the second is too small to keep a reader at hand
+        source = opened(cache_bytes)
+        assert [source[row] for row in (0, 299, 5, 150, 298)] == [expected[row] for row in (0, 299, 5, 150, 298)]
+        assert begun == [0]  # a group that fits is decoded whole
 
 
 def test_a_page_that_is_not_its_checksum_is_refused(tmp_path: Path, cache: Cache) -> None:

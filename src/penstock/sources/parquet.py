@@ -130,8 +130,9 @@ class ParquetPart(Part):
 
     def _park(self, slices: Iterator[Any], group: int, number: int) -> None:
         """Whoever reads on from here need not decode the group from its start."""
-        if number < self._num_slices(group):
-            self._decoded.put((self._path, group, "reader"), (number, slices), 2 * _BUFFER * len(self._names))
+        weight = 2 * _BUFFER * len(self._names)
+        if number < self._num_slices(group) and weight <= self._decoded.budget // 4:  # else it would drive out the rows
+            self._decoded.put((self._path, group, "reader"), (number, slices), weight)
 
     def _read(self, group: int) -> Iterator[Any]:
         with reading(self._path, "Parquet"):
