@@ -17,7 +17,7 @@ _MARK = "\U0010fffe"  # a noncharacter: Unicode promises that no text means anyt
 _WORD = re.compile(r"\w")
 
 
-def first_inside(encoded: Encoded, marks: Ints, plain: Sequence[Ranges]) -> Ints:
+def inside(encoded: Encoded, marks: Ints, plain: Sequence[Ranges]) -> Ints:
     """Those of `marks` (places of tokens) whose bytes touch a range of their text."""
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(plain)), dtype=np.int64).reshape(-1, 2)
     owner = np.repeat(np.arange(len(plain)), [len(ranges) for ranges in plain]) << 40  # longer than any text
@@ -38,7 +38,7 @@ class SelectiveReference:
     text, take blanks along and ask for word borders just as the originals do.  Slow, and only for texts that need it.
     """
 
-    def __init__(self, engine: tokenizers.Tokenizer) -> None:
+    def __init__(self, engine: tokenizers.Tokenizer, *, unknown: int | None) -> None:
         engine.post_processor = None
         engine.encode_special_tokens = True
         added = engine.get_added_tokens_decoder()
@@ -48,11 +48,14 @@ class SelectiveReference:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         engine.add_tokens([_twin(token) for token in added.values() if token.special])
         self._engine = engine
+        self._special = np.array([number for number in self._ids.values() if number != unknown], dtype=np.uint32)
 
-    def encode(self, text: str, plain: Ranges) -> Encoded:
-        """Ids of one text; special tokens that touch a range of `plain` are text."""
+    def encode(self, texts: Sequence[str], record: int, plain: Ranges) -> Encoded:
+        """Ids of one of the texts; special tokens that touch a range of `plain` are text."""
+        text = texts[record]
         if _MARK in text:
-            raise TemplateError("the text holds the noncharacter U+10FFFE beside a special token; remove it")
+            reason = "the text holds the noncharacter U+10FFFE beside a special token, expected text; remove it"
+            raise TemplateError(reason, record=record)
         wanted = self._wanted(text, plain)
         pieces, done = [], 0
         for start, _ in wanted:
@@ -63,6 +66,10 @@ class SelectiveReference:
         is_twin = np.array([_MARK in token for token in encoding.tokens], dtype=np.bool_)
         assert is_twin.sum() == len(wanted), (text, wanted)
         encoded = by_reference([text], [_Shifted(encoding, [start for start, _ in wanted])])
+        if (leaked := np.isin(encoded.ids, self._special) & ~is_twin).any():
+            token = self._engine.id_to_token(int(encoded.ids[leaked][0]))
+            reason = f"special token {token!r} stands in the text; this vocabulary has it as a word and cannot spell it"
+            raise TemplateError(f"{reason}; choose special_in_text='token' to let it be one", record=record)
         encoded.ids[is_twin] = [self._ids[text[start:stop]] for start, stop in wanted]
         return encoded
 

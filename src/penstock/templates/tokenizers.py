@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import fastokens
 import numpy as np
@@ -23,7 +23,7 @@ import tokenizers
 from penstock.errors import TemplateError
 from penstock.fingerprint import digest
 from penstock.templates.hub import hub_folder, is_hub_name
-from penstock.templates.special_text import Ranges, SelectiveReference, first_inside
+from penstock.templates.special_text import Ranges, SelectiveReference, inside
 from penstock.templates.token_bytes import ByteTable, Encoded, by_reference, by_table, byte_table, splice
 from penstock.templates.tokenizer_files import (
     TokenizerFiles,
@@ -33,28 +33,11 @@ from penstock.templates.tokenizer_files import (
     special_tokens,
     stamp,
 )
+from penstock.templates.tokenizer_probe import PROBE, added_probe
 from penstock.types import Ids, Ints
 
 # What becomes of a special token that stands in a text: its id, its letters, or an error that names it.
 SpecialInText = Literal["token", "text", "error"]
-
-# Scripts, code, digits, white space runs, emoji, combining marks: where pre-tokenizers differ if they differ at all.
-PROBE = (
-    "",
-    "Hello, world! It's 12,345.67 o'clock; they're HERE'S. I'LL WE'VE ’s",
-    "  two  spaces\t\ttabs\n\n\nlines\r\nand trailing   ",
-    "\n \n  \n\t \r\n \u3000\u2003x \u00a0 y  z\x0b\x0c\x85.",
-    "def f(x):\n    return {'a': [x ** 2, None], \"b\": f'{x!r}'}  # comment\n",
-    '#include <map>\nint main(){for(int i=0;i<10;++i)printf("%d\\n",i);return 0;}//!?...===>>>',
-    '{"key": [1, 2.5e-3, true, null], "väl": "\\u00e9\\n"}\n<div class="x">&amp;</div>\n\\frac{a}{b}^2 $x_1$',
-    "Grüße aus Köln, señor; naïve café — “quoted” … Ω≈ç√∫ ﬁ ½ ² Ⅷ ﷺ İı ẞß",
-    "你好，世界！今天天气很好。 こんにちは、ｶﾀｶﾅ 안녕하세요 1２３ ①",
-    "Привет мир مرحبا بالعالم שָׁלוֹם नमस्ते हिन्दी สวัสดี ສະບາຍດີ ქართული Հայերեն አማርኛ தமிழ் ខ្មែរ မြန်မာ",
-    "🙂👩‍👩‍👧‍👦🇩🇪👍🏽 e\u0301 \u00e9 \u1e9b\u0323 q\u0307\u0323 \u1100\u1161\u11a8 \u2028 \u00a0 \ufeff \x00 \x7f \u200b\u200d",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𓀀 𠀋 \ue000 \U000f0041 \U0010fffd \ufffd \u0378",
-    "https://example.org/a?b=1&c=%20#x <b>tag</b> <|endoftext|> </s> [INST] <s> ▁ ▁▁x <0x0A> Ġ Ċ",
-    "1234567890 " * 8 + "a" * 300 + " " * 70 + "-" * 70 + "\n" * 20,
-)
 
 _HALF = re.compile("[\ud800-\udfff]")
 _THREADS = "FASTOKENS_BPE_THREADS"
@@ -81,9 +64,12 @@ class Tokenizer:
         self.special_added = frozenset(token.content for token in added.values() if token.special)
         self._is_special = np.zeros(self.vocab_size, dtype=np.bool_)
         self._is_special[[number for number, token in added.items() if token.special]] = True
-        table = byte_table(orjson.loads(files.text), self._reference.get_vocab(with_added_tokens=False), added)
+        spec = orjson.loads(files.text)
+        self._unknown = _unknown_id(spec["model"], self._reference)
+        table = byte_table(spec, self._reference.get_vocab(with_added_tokens=False), added)
         self._table = table if isinstance(table, ByteTable) else None
         self._no_table = "" if isinstance(table, ByteTable) else table
+        self._fast_splits = True  # whether it also agrees where special tokens are text
         self._fast, self.reason = self._open_fast()
         self.engine = f"{'fastokens' if self._fast else 'tokenizers'} " + version(
             "fastokens" if self._fast else "tokenizers"
@@ -117,8 +103,10 @@ class Tokenizer:
         texts = list(texts)
         with _whole(texts):
             ids, offsets = self._encode(texts, split=special == "text")
-        if special == "error":
-            self._refuse(np.flatnonzero(self._is_special[ids]), ids, offsets)
+        if special == "text":
+            self._no_special(ids, offsets)
+        elif special == "error" and len(marks := self._marks(texts, ids, offsets)):
+            raise self._unwanted(int(marks[0]), ids, offsets)
         return ids, offsets
 
     def encode_spans(
@@ -135,18 +123,20 @@ class Tokenizer:
         texts = list(texts)
         with _whole(texts):
             encoded = self._spans(texts, split=special == "text" and plain is None)
+            if plain is None and special == "text":
+                self._no_special(encoded.ids, encoded.offsets)
             if plain is None and special != "error":
                 return encoded
-            marks = np.flatnonzero(self._is_special[encoded.ids])
+            marks = self._marks(texts, encoded.ids, encoded.offsets)
             if plain is not None:
                 assert len(plain) == len(texts), (len(plain), len(texts))
-                marks = first_inside(encoded, marks, plain)
-            if special == "error":
-                self._refuse(marks, encoded.ids, encoded.offsets)
-            if plain is None or not len(marks):
-                return encoded
+                marks = inside(encoded, marks, plain)
+            if special == "error" and len(marks):
+                raise self._unwanted(int(marks[0]), encoded.ids, encoded.offsets)
             touched = np.unique(np.searchsorted(encoded.offsets, marks, side="right") - 1).tolist()
-            return splice(encoded, {number: self._selective.encode(texts[number], plain[number]) for number in touched})
+            if plain is None or not touched:
+                return encoded
+            return splice(encoded, {number: self._selective.encode(texts, number, plain[number]) for number in touched})
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return str(self._reference.decode(input_ids.tolist(), skip_special_tokens=False))
@@ -173,7 +163,7 @@ class Tokenizer:
         return None if token is None else self.token_id(token)
 
     def _encode(self, texts: list[str], *, split: bool) -> tuple[Ids, Ints]:
-        if self._fast is not None:
+        if self._fast is not None and (self._fast_splits or not split):
             ids, offsets = self._fast.encode_batch_flat(texts, split_special_tokens=split)
             return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(np.int64)
         engine = self._splitting if split else self._reference
@@ -218,17 +208,32 @@ class Tokenizer:
 
     @cached_property
     def _selective(self) -> SelectiveReference:
-        return SelectiveReference(_open_reference(self._files))
+        return SelectiveReference(_open_reference(self._files), unknown=self._unknown)
 
-    def _refuse(self, marks: Ints, ids: Ids, offsets: Ints) -> None:
-        """Marks are places of unwanted special tokens."""
+    def _marks(self, texts: list[str], ids: Ids, offsets: Ints) -> Ints:
+        """Places of special tokens that stand in a text.  The id for the unknown counts where its name is written out."""
+        marks = np.flatnonzero(self._is_special[ids])
+        if self._unknown is None or not (unknown := ids[marks] == self._unknown).any():
+            return marks
+        name = self._reference.id_to_token(self._unknown)
+        owners = np.searchsorted(offsets, marks[unknown], side="right") - 1
+        unknown[unknown] = [name not in texts[number] for number in owners.tolist()]
+        written: Ints = marks[~unknown]
+        return written
+
+    def _no_special(self, ids: Ids, offsets: Ints) -> None:
+        """Some vocabularies (Unigram) hold special tokens as words: then no way of encoding makes text of them."""
+        marks = np.flatnonzero(self._is_special[ids] & (ids != (-1 if self._unknown is None else self._unknown)))
         if len(marks):
-            token = self._reference.id_to_token(int(ids[marks[0]]))
-            raise TemplateError(
-                f"special token {token!r} stands in the text; "
-                f"choose special_in_text='text' to encode its letters, or 'token' to let it be one",
-                record=int(np.searchsorted(offsets, marks[0], side="right")) - 1,
-            )
+            raise self._unwanted(int(marks[0]), ids, offsets, "; this vocabulary has it as a word and cannot spell it")
+
+    def _unwanted(self, mark: int, ids: Ids, offsets: Ints, more: str = "") -> TemplateError:
+        token = self._reference.id_to_token(int(ids[mark]))
+        return TemplateError(
+            f"special token {token!r} stands in the text{more}; choose special_in_text='token' to let it be one"
+            + ("" if more else ", or 'text' to encode its letters"),
+            record=int(np.searchsorted(offsets, mark, side="right")) - 1,
+        )
 
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids that the post-processor puts before and after a text, such as one BOS."""
@@ -246,23 +251,36 @@ class Tokenizer:
 
     def _open_fast(self) -> tuple[fastokens.Tokenizer | None, str]:
         """The fast engine, or why not."""
-        texts = [*PROBE, *_added_probe(list(self.added_tokens))]
         try:
             with _one_thread():
                 fast = fastokens.Tokenizer.from_json_str(self._files.text)
                 fast.no_padding()
                 fast.no_truncation()
-                for split in (True, False):
-                    self._reference.encode_special_tokens = split
-                    for text in texts:
-                        expected = self._reference.encode(text, add_special_tokens=False).ids
-                        if list(fast.encode(text, split_special_tokens=split).ids) != expected:
-                            return None, f"fastokens gives other ids for {text!r}"
+                if (text := self._differs(fast, split=False)) is not None:
+                    return None, f"fastokens gives other ids for {text!r}"
+                self._fast_splits = self._differs(fast, split=True) is None
         except Exception as error:  # whatever it refuses, the reference takes over
             return None, f"fastokens refuses this tokenizer: {error}"
+        reason = f"fastokens gives the same ids as tokenizers on {len(self._probe)} probe texts"
+        return fast, reason + (
+            "" if self._fast_splits else "; not where special tokens are text, which tokenizers does"
+        )
+
+    @cached_property
+    def _probe(self) -> list[str]:
+        return [*PROBE, *added_probe(list(self.added_tokens))]
+
+    def _differs(self, fast: fastokens.Tokenizer, *, split: bool) -> str | None:
+        """The first probe text for which the engines disagree."""
+        self._reference.encode_special_tokens = split
+        try:
+            for text in self._probe:  # one by one: a batch may start threads
+                expected = self._reference.encode(text, add_special_tokens=False).ids
+                if list(fast.encode(text, split_special_tokens=split).ids) != expected:
+                    return text
         finally:
             self._reference.encode_special_tokens = False
-        return fast, f"fastokens gives the same ids as tokenizers on {len(texts)} probe texts"
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path is not None:
@@ -328,11 +346,11 @@ def _open_reference(files: TokenizerFiles) -> tokenizers.Tokenizer:
     return opened
 
 
-def _added_probe(added: list[str]) -> list[str]:
-    """Texts around added tokens: between words, between blanks, doubled, cut short; the first and last of many."""
-    chosen = added if len(added) <= 40 else [*added[:30], *added[-10:]]
-    texts = [f"word{token}word {token} \n{token}{token}\t{token[:-1]} {token.upper()}" for token in chosen]
-    return [*texts, "".join(chosen), " ".join(chosen)]
+def _unknown_id(model: dict[str, Any], reference: tokenizers.Tokenizer) -> int | None:
+    """What the vocabulary says for what it does not know; often a special token, which then need not be in the text."""
+    if model.get("type") == "Unigram":
+        return cast("int | None", model.get("unk_id"))
+    return reference.token_to_id(model["unk_token"]) if model.get("unk_token") else None
 
 
 @contextmanager

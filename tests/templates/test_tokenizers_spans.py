@@ -1,0 +1,77 @@
+"""Does every token name the bytes it stands for?  Compared with the offsets of `tokenizers` on vocabularies made here."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Reference
+from vocabularies import CORPUS, EVERY, FAST, NO_TABLE, TEXT, VOCABULARIES, both, expected, told
+
+from penstock.templates.token_bytes import by_table
+from penstock.templates.tokenizer_probe import PROBE
+from penstock.templates.tokenizers import open_tokenizer
+
+
+@pytest.mark.parametrize("name", EVERY)
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TEXT, max_size=5))
+@example(texts=["", "", "<s>", ""])
+@example(texts=["🙂 a<s>你 好<s> x", " <mask>  a", "<mask> a", "<s> <s>a"])
+@example(texts=list(PROBE))
+def test_spans_are_the_offsets_of_tokenizers(name: str, texts: list[str]) -> None:
+    tokenizer, oracle = both(name)
+    encoded = tokenizer.encode_spans(texts)
+    assert len(encoded.offsets) == len(texts) + 1 and encoded.offsets[-1] == len(encoded.ids)
+    for number, text in enumerate(texts):
+        assert told(encoded, number, text) == expected(oracle, text), text
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_either_engine_gives_the_same_spans(name: str) -> None:
+    tokenizer, oracle = both(name)
+    assert tokenizer.engine.startswith("fastokens" if name in FAST else "tokenizers"), tokenizer.describe()
+    slow = open_tokenizer(Reference.from_str(oracle.to_str() + " "))  # another object, so that one can lose its engine
+    slow._fast = None
+    texts = [*PROBE, *CORPUS[:2], "<s>a b</s><think> 🙂", "e\u0301"]
+    for special in ("token", "text") if name != "unigram" else ("token",):
+        one, other = tokenizer.encode_spans(texts, special=special), slow.encode_spans(texts, special=special)
+        for field in ("ids", "offsets", "starts", "stops"):
+            assert getattr(one, field).tolist() == getattr(other, field).tolist()
+            assert getattr(one, field).dtype == (np.uint32 if field == "ids" else np.int64)
+
+
+@pytest.mark.parametrize("name", sorted(VOCABULARIES.keys() - NO_TABLE))
+def test_ordinary_text_needs_no_reference(name: str) -> None:
+    tokenizer, _ = both(name)
+    texts = ["hello the fox", "Grüße 🙂 你好", "", "<s>the fox</s>hello<think>x", "\n\n  two", "好"]
+    assert tokenizer._table is not None
+    ids, offsets = tokenizer.encode(texts)
+    _, _, unclear = by_table(tokenizer._table, texts, ids, offsets)
+    assert unclear.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("byte level, NFC", "e\u0301"),  # shorter once it is normal
+        ("byte level, NFC", "a\u0897\u0301"),  # younger than the tables of Python 3.11: order unknown
+        ("gemma", "a▁b"),  # ▁ counts as a blank
+        ("metaspace, always", "a<s> b<s>c"),  # two of three segments get a blank
+        ("stripping", "<mask> a"),  # a blank taken and one given
+    ],
+)
+def test_where_the_table_cannot_know_the_reference_answers(name: str, text: str) -> None:
+    tokenizer, oracle = both(name)
+    assert tokenizer._table is not None
+    _, _, unclear = by_table(tokenizer._table, [text], *tokenizer.encode([text]))
+    assert unclear.tolist() == [0]
+    assert told(tokenizer.encode_spans([text]), 0, text) == expected(oracle, text)
+
+
+@pytest.mark.parametrize("name", sorted(NO_TABLE))
+def test_a_vocabulary_without_a_table_says_why(name: str) -> None:
+    tokenizer, _ = both(name)
+    assert tokenizer._table is None
+    reason = {"dropping": "drops what it does not know", "word piece": "a WordPiece vocabulary", "unigram": "a Unigram"}
+    assert f"offsets   from the reference engine ({tokenizer._no_table})" in tokenizer.describe()
+    assert reason[name] in tokenizer._no_table
