@@ -14,7 +14,7 @@ from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, encode_batches
 from penstock.templates.segments import read_pieces
 from penstock.templates.tokenizers import SpecialInText, Tokenizer
-from penstock.types import Record, Samples, Template
+from penstock.types import Bools, Ids, Record, Samples, Template
 
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
 
@@ -34,7 +34,7 @@ class FunctionTemplate:
     """What `function` makes of a record, encoded.  Raise `version` when the function changes: it is part of the key.
 
     The function must not depend on anything but the record; for worker processes it must stand at the top of a module.
-    bos, eos: for segments.  chat: options of the chat template, for conversations.
+    bos, eos: for segments.  chat: options of the chat template ({} for none), needed where it gives conversations.
     """
 
     version = 1  # ours, of what is done with the function's answer
@@ -65,8 +65,7 @@ class FunctionTemplate:
         self.special_in_text = check_choice("special_in_text", special_in_text, SPECIAL)
         self._ends = find_ends(tokenizer, bos=bos, eos=eos)
         self._ids = PretokenizedTemplate(tokenizer)
-        self._chat_options = chat or {}
-        self._chat: Template | None = None  # made when the function first returns a conversation
+        self._chat = None if chat is None else _open_chat(tokenizer, chat)
 
     @property
     def name(self) -> str:
@@ -82,7 +81,8 @@ class FunctionTemplate:
             "special_in_text": self.special_in_text,
             "prefix": list(self._ends.prefix),
             "suffix": list(self._ends.suffix),
-            "chat": self._chat_template().identity() if self._chat_options else None,
+            "ids": self._ids.identity(),
+            "chat": None if self._chat is None else self._chat.identity(),
             "tokenizer": self.tokenizer.identity(),
         }
 
@@ -98,13 +98,15 @@ class FunctionTemplate:
         for number, record in enumerate(records):
             answer = self.function(record)
             kinds.setdefault(self._kind(answer, number), []).append((number, answer))
-        samples: dict[int, tuple[Any, Any]] = {}
+        samples: dict[int, tuple[Ids, Bools]] = {}
+        dropped: dict[int, str] = {}
         for encode, numbered in kinds.items():
             try:
                 tokens = encode([answer for _, answer in numbered])
             except TemplateError as error:
                 place = None if error.record is None else numbered[error.record][0]
                 raise TemplateError(f"{self.name} gave an answer that cannot be used: {error}", record=place) from error
+            dropped |= {numbered[place][0]: reason for place, reason in tokens.dropped.items()}
             borders = np.cumsum(tokens.lengths)[:-1]
             parts = zip(np.split(tokens.ids, borders), np.split(tokens.mask, borders), strict=True)
             samples |= {number: part for (number, _), part in zip(numbered, parts, strict=True)}
@@ -113,10 +115,13 @@ class FunctionTemplate:
             ids=np.concatenate([ids for ids, _ in ordered]),
             mask=np.concatenate([mask for _, mask in ordered]),
             lengths=np.array([len(ids) for ids, _ in ordered], np.int64),
+            dropped=dropped,
         )
 
     def _kind(self, answer: Any, number: int) -> Callable[..., Tokens]:
         if isinstance(answer, Conversation):
+            if self._chat is None:
+                raise TemplateError(f"{self.name} gave a Conversation; pass chat={{}}, or its options", record=number)
             return self._encode_conversations
         if isinstance(answer, dict) and "input_ids" in answer:
             return self._encode_ids
@@ -134,18 +139,20 @@ class FunctionTemplate:
         return encode_pieces(self.tokenizer, pieces, self._ends, special=self.special_in_text)
 
     def _encode_conversations(self, answers: list[Conversation]) -> Tokens:
-        return _tokens(self._chat_template().encode({"conversation": answer} for answer in answers))
-
-    def _chat_template(self) -> Template:
-        if self._chat is None:
-            from penstock.templates.chat import ChatTemplate  # only where there are conversations
-
-            self._chat = ChatTemplate(self.tokenizer, reader=PassOn(), **self._chat_options)
-        return self._chat
+        assert self._chat is not None  # _kind has looked
+        return _tokens(self._chat.encode({"conversation": answer} for answer in answers))
 
     def __repr__(self) -> str:
         return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
 
 
+def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> Template:
+    from penstock.templates.chat import ChatTemplate  # only where there are conversations
+
+    return ChatTemplate(tokenizer, reader=PassOn(), **options)
+
+
 def _tokens(samples: Samples) -> Tokens:
-    return Tokens(ids=samples.input_ids, mask=samples.loss_mask, lengths=np.diff(samples.offsets))
+    return Tokens(
+        ids=samples.input_ids, mask=samples.loss_mask, lengths=np.diff(samples.offsets), dropped=samples.dropped
+    )

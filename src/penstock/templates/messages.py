@@ -208,7 +208,7 @@ class Reader:
             return
         if isinstance(content, dict) and message["role"] in ("tool", "ipython", "environment"):
             return  # a result as an object: templates print it as JSON
-        found = "is missing" if content_key not in message and content is None else f"is {type(content).__name__}"
+        found = "is missing" if "content" not in message else f"is {type(content).__name__}"
         raise TemplateError(
             f"{what} ({message['role']}): {content_key!r} {found}, expected a string, a list of parts, or tool_calls instead"
         )

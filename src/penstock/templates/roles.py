@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.errors import TemplateError
 
-CALL = "tool_call"  # stands for: an assistant that calls a tool, the call being the content
+CALL = "assistant: tool_call"  # an assistant that calls a tool, the call being the content; no role in any data
 
 # Roles that chat templates know by themselves; they are handed on.
 _KNOWN = (
@@ -29,9 +29,9 @@ def role_names(given: Mapping[str, str | Sequence[str]] | None) -> dict[str, str
     names |= {alias: role for role, aliases in _ALIASES.items() for alias in aliases}
     for key, value in (given or {}).items():
         if isinstance(value, str):
-            names[key] = value
+            names[key] = CALL if value in _ALIASES[CALL] else value
         elif isinstance(value, Sequence) and all(isinstance(alias, str) for alias in value):
-            names |= dict.fromkeys(value, key)
+            names |= dict.fromkeys(value, CALL if key in _ALIASES[CALL] else key)
         else:
             raise TemplateError(
                 f"role_map[{key!r}] is {value!r}, expected a role, or a list of names for the role {key!r}"

@@ -1,7 +1,7 @@
 """How do batches of tokens become samples?  Joined flat, and those with nothing to train dropped by name."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ class Tokens:
     ids: Ids
     mask: Bools  # as long as ids
     lengths: Ints
+    dropped: dict[int, str] = field(default_factory=dict)  # text → reason, where that is known; such a text has no ids
 
 
 Choice = TypeVar("Choice", bound=str)
@@ -61,18 +62,22 @@ def join(parts: Sequence[Tokens], *, on_nothing: str = "drop") -> Samples:
     ids = np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])
     mask = np.concatenate([np.zeros(0, np.bool_), *(part.mask for part in parts)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
+    firsts = np.cumsum([0, *(len(part.lengths) for part in parts)]).tolist()
+    known = {
+        first + number: why for first, part in zip(firsts, parts, strict=False) for number, why in part.dropped.items()
+    }
     trained = count_trained(mask, lengths)
-    empty = np.flatnonzero(trained == 0)
-    if len(empty):
-        if on_nothing == "stop":
+    dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(trained == 0).tolist()}
+    if dropped:
+        empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
+        if on_nothing == "stop" and empty is not None:
             raise TemplateError(
                 "no token of this record is trained; pass on_nothing='drop' to leave such records out and count them",
-                record=int(empty[0]),
+                record=empty,
             )
         kept = np.repeat(trained > 0, lengths)
         ids, mask, lengths = ids[kept], mask[kept], np.where(trained > 0, lengths, 0)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-    dropped = dict.fromkeys(empty.tolist(), NOTHING_TO_TRAIN)
     return Samples(input_ids=ids, loss_mask=mask, offsets=offsets, dropped=dropped)
 
 
