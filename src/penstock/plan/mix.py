@@ -5,14 +5,12 @@ target × t / T, rounded, and what rounding left over is carried into the next b
 gives samples until its share of that goal is reached; the sample that crosses the line is carried over in the same way.
 """
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor
-from operator import itemgetter
 
 import numpy as np
 
@@ -186,7 +184,6 @@ class TokenClock:
         self._total: int | None = (
             None  # tokens of one epoch of the source, once it was walked; the order does not change the sum
         )
-        self._lock = threading.Lock()
         self._window_ends = lru_cache(maxsize=None)(self._new_window_ends)
         self._running = lru_cache(maxsize=4)(self._make_running)
 
@@ -226,22 +223,23 @@ class TokenClock:
         """The first window of an epoch at whose end there are at least `tokens` tokens; the number of windows if there is none."""
         num_windows = self._order.window_borders(epoch).size - 1
         ends = self._window_ends(epoch)
-        while len(ends) < num_windows and (not ends or ends[-1][1] < tokens):
+        while len(ends) < num_windows and (not ends or ends[len(ends) - 1][1] < tokens):
             self._window_end(epoch, len(ends))
-        return bisect_left(ends, ceil(tokens), key=itemgetter(1))
+        return bisect_left(range(len(ends)), ceil(tokens), key=lambda window: ends[window][1])
 
     def _window_end(self, epoch: int, window: int) -> tuple[int, int]:
         """(place, tokens) at the end of a window, counted from the start of the source's epoch."""
         ends = self._window_ends(epoch)
-        with self._lock:  # a thread that reads ahead and one that asks for the length must not both append
-            while len(ends) <= window:
-                running = self._running(epoch, len(ends))
-                place, tokens = ends[-1] if ends else (0, 0)
-                ends.append((place + running.size, tokens + (int(running[-1]) if running.size else 0)))
+        for number in range(min(len(ends), window), window + 1):
+            if number not in ends:
+                running = self._running(epoch, number)
+                place, tokens = ends[number - 1] if number else (0, 0)
+                # Kept by number, not appended: a thread that reads ahead and one that asks for the length write the same.
+                ends[number] = (place + running.size, tokens + (int(running[-1]) if running.size else 0))
         return ends[window]
 
-    def _new_window_ends(self, epoch: int) -> list[tuple[int, int]]:
-        return []
+    def _new_window_ends(self, epoch: int) -> dict[int, tuple[int, int]]:
+        return {}
 
     def _make_running(self, epoch: int, window: int) -> Ints:
         """Running sum of tokens over the samples of a window, in order."""
