@@ -5,6 +5,8 @@ import decimal
 import json
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -518,6 +520,39 @@ def test_no_rows_are_no_error(kind: str, tmp_path: Path, cache: Cache) -> None:
     check_source(source, expected=[])
     paths, expected = write(kind, tmp_path / "more", [plain_table(0), plain_table(3), plain_table(0)])
     check_source(KINDS[kind][0](paths, cache=cache), expected=expected)
+
+
+@pytest.mark.parametrize("version", [pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5])
+def test_what_older_versions_of_arrow_wrote_is_read(tmp_path: Path, cache: Cache, version: Any) -> None:
+    table = plain_table(50).append_column("word", pa.array(["x", "y"] * 25).dictionary_encode())
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True, metadata_version=version)
+    for number, make in enumerate((pa.ipc.new_stream, pa.ipc.new_file)):
+        path = tmp_path / f"{number}.arrow"
+        with make(path, table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=20)
+        assert list(ArrowSource([str(path)], cache=cache)) == table.to_pylist()
+
+
+def test_rows_without_columns(tmp_path: Path, cache: Cache) -> None:
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, type=pa.struct([])))
+    with pa.ipc.new_stream(tmp_path / "a.arrow", batch.schema) as writer:
+        writer.write_batch(batch)
+    check_source(ArrowSource([str(tmp_path / "a.arrow")], cache=cache), expected=[{}, {}, {}])
+    pq.write_table(pa.table({}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"a\.parquet: a Parquet file without columns"):
+        ParquetSource([str(tmp_path / "a.parquet")], cache=cache)
+
+
+def test_parquet_brings_nothing_heavy_along(tmp_path: Path) -> None:
+    write_parquet(plain_table(5), tmp_path / "a.parquet", 5)
+    script = (
+        "import sys\nfrom penstock.cache import Cache\nfrom penstock.sources import open_source\n"
+        "assert len(list(open_source(sys.argv[1], cache=Cache.temporary()))) == 5\n"
+        "print(sorted({'pyarrow.dataset', 'pandas', 'torch', 'datasets', 'pyarrow.parquet'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a.parquet")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "['pyarrow.parquet']"
 
 
 def test_feather_of_version_1_is_named(tmp_path: Path, cache: Cache) -> None:
