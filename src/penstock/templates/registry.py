@@ -42,8 +42,11 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any
     for option in options:
         if option not in known:
             near = get_close_matches(option, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise TemplateError(f"template {name!r} has no option {option}{meant} It has {', '.join(known)}")
+            meant = f"did you mean {near[0]}? " if near else ""
+            with_chat = "with chat=True it has; " if _needs_chat(name, option) else ""
+            raise TemplateError(
+                f"template {name!r} has no option {option}; {meant}{with_chat}it has {', '.join(known)}"
+            )
     name = _SAME.get(name, name)
     if name == "pretokenized":
         return PretokenizedTemplate(tokenizer, **options)
@@ -66,7 +69,7 @@ def known_options(name: str, *, chat: bool = False) -> list[str]:
     if name not in NAMES:
         near = get_close_matches(name, NAMES, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise TemplateError(f"template {name!r} is not known; {meant}Expected 'auto' or one of {', '.join(NAMES)}")
+        raise TemplateError(f"template {name!r} is not known; {meant}expected 'auto' or one of {', '.join(NAMES)}")
     name = _SAME.get(name, name)
     if name in _PLAIN:
         return _parameters(_PLAIN[name])
@@ -74,6 +77,10 @@ def known_options(name: str, *, chat: bool = False) -> list[str]:
     if two_sided and not chat:
         return [*_parameters(PromptCompletionTemplate), *two_sided]
     return [*_SHAPES[name], *_EVERY_SHAPE, *_parameters(_chat_template()), *two_sided]
+
+
+def _needs_chat(name: str, option: str) -> bool:
+    return name in _TWO_SIDED and option in known_options(name, chat=True)
 
 
 def _open_chat(shape: str, tokenizer: Tokenizer, options: dict[str, Any]) -> Template:
