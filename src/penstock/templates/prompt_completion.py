@@ -82,17 +82,24 @@ class PromptCompletionTemplate:
 
     def _pieces(self, record: Record, number: int) -> list[Piece]:
         input_key, output_key = self._keys(record, number)
-        for key in (input_key, output_key):
-            if isinstance(record.get(key), list | dict):
-                raise TemplateError(
-                    f"key {key!r} is {type(record[key]).__name__}, expected a string; chat=True takes messages",
-                    record=number,
-                )
-        prompt = text_under(record, input_key, "input_key", number=number)
-        completion = text_under(record, output_key, "output_key", number=number)
+        prompt, completion = record.get(input_key), record.get(output_key)
+        if not isinstance(prompt, str) or not isinstance(completion, str):
+            raise self._refusal(record, input_key, output_key, number)
         if not completion:
             return []
         return [(prompt + self.separator, self.train_on == "all"), (completion, True)]
+
+    def _refusal(self, record: Record, input_key: str, output_key: str, number: int) -> TemplateError:
+        for key in (input_key, output_key):
+            if isinstance(record.get(key), list | dict):
+                found = f"key {key!r} is {type(record[key]).__name__}, expected a string"
+                return TemplateError(f"{found}; chat=True takes messages", record=number)
+        try:
+            text_under(record, input_key, "input_key", number=number)
+            text_under(record, output_key, "output_key", number=number)
+        except TemplateError as error:
+            return error
+        raise AssertionError("both are strings")
 
     def _keys(self, record: Record, number: int) -> tuple[str, str]:
         if self.usual == "prompt_completion":
