@@ -13,7 +13,6 @@ from tokenizers import models, pre_tokenizers, processors
 from penstock.errors import TemplateError
 from penstock.templates import open_tokenizer
 from penstock.templates.tokenizer_probe import PROBE
-from penstock.templates.tokenizers import open_tokenizer
 
 TEXTS = ["the quick brown fox", "", "Grüße 🙂 你好", "  two  spaces\n\nand lines  ", "x" * 5000, "<|endoftext|> inside"]
 

@@ -12,8 +12,8 @@ _WANTED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
 
 
 def is_hub_name(given: str) -> bool:
-    """`org/name`, `name`, or either with `@revision`."""
-    return _NAME.fullmatch(given) is not None
+    """`org/name`, `name`, or either with `@revision`; a file that is not there is no name."""
+    return _NAME.fullmatch(given) is not None and ".." not in given and not given.endswith(".json")
 
 
 def hub_folder(given: str) -> Path:

@@ -18,6 +18,7 @@ import tokenizers
 from penstock.types import Bools, Ids, Ints
 
 _UNSURE = 1 << 36  # longer than any text: a sum with such a token in it never fits
+_PLANES = 0x20000  # marks that change their order live in the first two planes
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _ALPHABET = frozenset(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # one character per byte
 _SPLITS = {"Split", "Digits", "Punctuation", "UnicodeScripts"}  # cut only, unless told to remove
@@ -121,7 +122,7 @@ def _parts(step: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any
 
 
 def _frame(spec: Mapping[str, Any]) -> _Frame | str:
-    byte_level = nfc = False
+    byte_level = nfc = removes = False
     prefix: Literal["never", "segment", "text"] = "never"
     blanks: set[str] = set()
     for step in _parts(spec.get("normalizer"), "normalizers"):
@@ -142,8 +143,11 @@ def _frame(spec: Mapping[str, Any]) -> _Frame | str:
             blanks.add(step["replacement"])
             scheme = step.get("prepend_scheme", "always")
             prefix = {"always": "segment", "first": "text"}.get(scheme, prefix)  # type: ignore[assignment]
-        elif step["type"] not in _SPLITS or step.get("behavior") == "Removed":
+        elif step["type"] not in _SPLITS:
             return f"pre-tokenizer {step['type']}"
+        removes |= step.get("behavior") == "Removed"
+    if removes and prefix != "never":
+        return "what is removed and what is put in front can cancel in a sum"
     if len(blanks) > 1 or (byte_level and blanks):
         return "several ways to write a blank"
     return _Frame(byte_level=byte_level, nfc=nfc, prefix=prefix, blank=next(iter(blanks), None))
@@ -151,15 +155,14 @@ def _frame(spec: Mapping[str, Any]) -> _Frame | str:
 
 def by_table(table: ByteTable, texts: Sequence[str], ids: Ids, offsets: Ints) -> tuple[Ints, Ints, Ints]:
     """Starts and stops of all tokens, and the numbers of the texts for which they do not hold."""
-    expected = np.fromiter(
-        (len(text) if text.isascii() else _num_bytes(text, table) for text in texts), dtype=np.int64, count=len(texts)
-    )
-    lengths = table.lengths[ids]
+    expected = _num_bytes(texts, table)
+    lengths = table.lengths.take(ids)
     borders = _borders(lengths)
     excess = borders[offsets[1:]] - borders[offsets[:-1]] - expected
     if table.prefix == "never" or not excess.any():
         starts = borders[:-1] - np.repeat(borders[offsets[:-1]], np.diff(offsets))
-        return starts, starts + lengths, np.flatnonzero(excess)
+        lengths += starts
+        return starts, lengths, np.flatnonzero(excess)
     in_front = _in_front(table, ids, offsets, excess)
     lengths -= in_front
     borders = _borders(lengths)
@@ -198,26 +201,29 @@ def _in_front(table: ByteTable, ids: Ids, offsets: Ints, excess: Ints) -> Bools:
     return begins
 
 
-def _num_bytes(text: str, table: ByteTable) -> int:
-    """Bytes of a text in UTF-8; -1 where the vocabulary sees another text."""
-    if table.blank is not None and table.blank in text:
-        return -1
-    if table.nfc and (not unicodedata.is_normalized("NFC", text) or _unassigned().search(text)):
-        return -1
-    return len(text.encode())
+def _num_bytes(texts: Sequence[str], table: ByteTable) -> Ints:
+    """Bytes of each text in UTF-8; -1 where the vocabulary sees another text."""
+    num_bytes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    others = [number for number, text in enumerate(texts) if not text.isascii()]
+    young = table.nfc and _is_young("".join([texts[number] for number in others]))  # at once: it is never so
+    for number in others:
+        text = texts[number]
+        normal = not table.nfc or (unicodedata.is_normalized("NFC", text) and not (young and _is_young(text)))
+        seen = normal and (table.blank is None or table.blank not in text)
+        num_bytes[number] = len(text.encode()) if seen else -1
+    return num_bytes
+
+
+def _is_young(text: str) -> bool:
+    """Whether a character is younger than this Python's tables: its place in normal order only the tokenizer knows."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    return bool(_unassigned()[np.minimum(codes, _PLANES)].any())
 
 
 @cache
-def _unassigned() -> re.Pattern[str]:
-    """Characters younger than this Python's tables: whether they are in normal order, only the tokenizer knows."""
-    ranges: list[list[int]] = []
-    for code in range(0x20000):  # marks that change order live in the first two planes
-        if unicodedata.category(chr(code)) == "Cn":
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    return re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges) + "]")
+def _unassigned() -> Bools:
+    codes = [unicodedata.category(chr(code)) == "Cn" for code in range(_PLANES)]
+    return np.array([*codes, False], dtype=np.bool_)  # the last stands for all that lies beyond
 
 
 def _width(text: str, start: int) -> int:

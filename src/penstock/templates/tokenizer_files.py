@@ -115,10 +115,12 @@ def _beside(file: Path) -> list[Path]:
 
 
 def _templates_beside(file: Path) -> dict[str, str]:
-    found = {path.stem: _decode(path) for path in _beside(file) if path.suffix == ".jinja"}
-    if _TEMPLATE.removesuffix(".jinja") in found:
-        found["default"] = found.pop(_TEMPLATE.removesuffix(".jinja"))
-    return found
+    """`chat_template.jinja` is the default and comes first."""
+    return {
+        "default" if path.name == _TEMPLATE else path.stem: _decode(path)
+        for path in _beside(file)
+        if path.suffix == ".jinja"
+    }
 
 
 def _read_json(path: Path) -> dict[str, Any]:

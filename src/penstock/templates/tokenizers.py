@@ -1,8 +1,8 @@
 """Which ids does a text have?  `tokenizers` is the reference; `fastokens` answers where it gives the same ids.
 
 fastokens is 6 to 100 times faster and hands out one flat array; a probe at open decides, and the key names the engine.
-It runs on one thread unless FASTOKENS_BPE_THREADS says otherwise: two threads give ×1.2, two processes ×2, and a process
-without threads can fork.
+Both run on one thread (unless FASTOKENS_BPE_THREADS says otherwise): two threads give ×1.2, two processes ×2, and a
+process without threads can fork.
 """
 
 import os
@@ -166,8 +166,7 @@ class Tokenizer:
         if self._fast is not None and (self._fast_splits or not split):
             ids, offsets = self._fast.encode_batch_flat(texts, split_special_tokens=split)
             return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(np.int64)
-        engine = self._splitting if split else self._reference
-        encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._ask(texts, split=split)
         offsets = np.zeros(len(texts) + 1, dtype=np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=offsets[1:])
         flat = np.empty(offsets[-1], dtype=np.uint32)
@@ -175,10 +174,14 @@ class Tokenizer:
             flat[start:stop] = encoding.ids
         return flat, offsets
 
-    def _spans(self, texts: list[str], *, split: bool) -> Encoded:
+    def _ask(self, texts: list[str], *, split: bool) -> list[tokenizers.Encoding]:
+        """The reference, text by text: `encode_batch` starts threads, and then every fork prints a warning."""
         engine = self._splitting if split else self._reference
+        return [engine.encode(text, add_special_tokens=False) for text in texts]
+
+    def _spans(self, texts: list[str], *, split: bool) -> Encoded:
         if self._table is None and self._fast is None:
-            return by_reference(texts, engine.encode_batch(texts, add_special_tokens=False))
+            return by_reference(texts, self._ask(texts, split=split))
         ids, offsets = self._encode(texts, split=split)
         if self._table is None:
             starts, stops, unclear = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64), np.arange(len(texts))
@@ -186,7 +189,7 @@ class Tokenizer:
             starts, stops, unclear = by_table(self._table, texts, ids, offsets)
         if len(unclear):
             asked = [texts[number] for number in unclear]
-            answer = by_reference(asked, engine.encode_batch(asked, add_special_tokens=False))
+            answer = by_reference(asked, self._ask(asked, split=split))
             for place, number in enumerate(unclear.tolist()):
                 whole, part = slice(*offsets[number : number + 2]), slice(*answer.offsets[place : place + 2])
                 if not np.array_equal(ids[whole], answer.ids[part]):
@@ -212,7 +215,7 @@ class Tokenizer:
 
     def _marks(self, texts: list[str], ids: Ids, offsets: Ints) -> Ints:
         """Places of special tokens that stand in a text.  The id for the unknown counts where its name is written out."""
-        marks = np.flatnonzero(self._is_special[ids])
+        marks = np.flatnonzero(self._is_special.take(ids))
         if self._unknown is None or not (unknown := ids[marks] == self._unknown).any():
             return marks
         name = self._reference.id_to_token(self._unknown)
@@ -303,9 +306,9 @@ def open_tokenizer(given: Any) -> Tokenizer:
         raise TemplateError(f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer")
     place = Path(given).expanduser().absolute()
     if not place.exists():
-        if not is_hub_name(str(given)):
+        if not (isinstance(given, str) and is_hub_name(given)):
             raise TemplateError(f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
-        place = hub_folder(str(given))
+        place = hub_folder(given)
     file = find_json(place)
     return _open_file(str(file), stamp(file))
 
