@@ -294,3 +294,62 @@ def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
             if batch.step == 0:
                 assert len(loader) > 10
         assert seen == whole
+
+
+def test_a_loader_can_seek_skip_and_stop_at_an_epochs_end(make_store):
+    store = make_store(300)
+    options = {"batch_size": 2, "max_length": 64, "epochs": 3}
+    whole = list(ps.Loader(store, **options))
+    loader = ps.Loader(store, **options)
+    loader.seek(7)
+    assert contents(loader) == contents(whole[7:])
+    skipping = ps.Loader(store, **options, skip=[3, 4])
+    assert [batch.step for batch in skipping] == [batch.step for batch in whole if batch.step not in (3, 4)]
+    by_epoch = ps.Loader(store, **options, per_epoch=True)
+    seen = []
+    for epoch in range(3):
+        by_epoch.set_epoch(epoch)
+        expected = len(by_epoch)
+        batches = list(by_epoch)
+        assert len(batches) == expected
+        seen += batches
+    assert contents(seen) == contents(whole)
+
+
+def test_metrics_add_up(make_store):
+    stores = {"a": (make_store(200, seed=1), 1), "b": (make_store(200, seed=2), 1)}
+    loader = ps.Loader(stores, batch_size=3, max_length=64, overflow="split")
+    batches = list(loader)
+    metrics = loader.metrics.as_dict()
+    tokens = sum(int((batch["seq_idx"] >= 0).sum()) for batch in batches)
+    assert metrics["tokens"] == tokens == loader.counters.tokens_out
+    assert metrics["trained_tokens"] == sum(int((batch["labels"] >= 0).sum()) for batch in batches)
+    assert metrics["steps"] == len(batches) and metrics["rows"] == loader.counters.rows
+    assert metrics["padding_tokens"] == sum(int((batch["seq_idx"] < 0).sum()) for batch in batches)
+    assert sum(metrics["shares"].values()) == pytest.approx(1) and 0.4 < metrics["shares"]["a"] < 0.6
+    assert metrics["row_length"]["min"] <= metrics["row_length"]["mean"] <= metrics["row_length"]["max"] <= 64
+    assert json.loads(json.dumps(metrics)) == metrics
+
+
+def test_records_are_served_by_the_same_plan(make_store):
+    records = [{"n": n, "text": f"record {n}"} for n in range(50)]
+    source = ps.open(records)
+    loaders = [ps.Loader(source, batch_size=3, rank=r, world_size=2) for r in range(2)]
+    seen = [record["n"] for loader in loaders for batch in loader for record in batch["records"]]
+    assert sorted(seen) == list(range(50)) and seen != list(range(50))
+    assert len(loaders[0]) == len(list(ps.Loader(source, batch_size=3, rank=1, world_size=2)))
+    texts = [
+        batch["batch"]
+        for batch in ps.Loader(source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r])
+    ]
+    assert [n for batch in texts for n in batch] == list(range(50))
+    loader = ps.Loader(source, batch_size=4)
+    for batch in loader:
+        if batch.step == 5:
+            break
+    again = ps.Loader(source, batch_size=4)
+    again.load_state_dict(loader.state_dict())
+    rest = [record["n"] for batch in again for record in batch["records"]]
+    assert len(rest) == 50 - 24
+    with pytest.raises(PlanError, match="collate= is for plain records"):
+        ps.Loader(make_store(20), batch_size=2, max_length=64, collate=list)

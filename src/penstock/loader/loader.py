@@ -1,14 +1,17 @@
 """Which batch comes next, and where are we?  Walks the plan, reads the stores, counts what was handed over."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from penstock.errors import PlanError
 from penstock.loader.collate import Collator
+from penstock.loader.form import BatchForm
+from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import read_ahead
+from penstock.loader.records import RecordCollator, RecordStore, is_records
 from penstock.loader.state import make_state, read_state
 from penstock.loader.world import find_world
 from penstock.plan.block import Rows
@@ -52,16 +55,21 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         replicas: int = 1,
-        output: str = "numpy",
         prefetch: int = 2,
-        pad_id: int = 0,
-        **plan: Any,
+        per_epoch: bool = False,
+        skip: Iterable[int] = (),
+        collate: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> None:
-        """`plan` sets the order: packing, overflow, shuffle, window, seed, tail, mix_by, stop, block, align, max_per_row."""
+        """`options` set the order (see PlanSettings: packing, overflow, shuffle, window, seed, tail, mix_by, stop, block, align,
+        max_per_row) and the form of a batch (see BatchForm: output, padding_free, padding, pad_side, pad_to, pad_id, labels …).
+        per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
+        collate: for plain records, what makes a batch of a list of them.
+        """
         names, self.stores, weights = _mixture(stores)
-        settings = _settings(max_length, weights, plan)
-        if output != "numpy":
-            raise PlanError(f"output is {output!r}, expected 'numpy'")
+        if records := isinstance(self.stores[0], RecordStore):
+            max_length, options = 1, {"packing": "none", **options}
+        settings, self.form = _settings(max_length, weights, options)
         self.world = find_world(rank, world_size, replicas=replicas)
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=0)
@@ -71,8 +79,18 @@ class Loader:
             for name, store in zip(names, self.stores, strict=True)
         ]
         self.plan = Plan(sources, self._lengths, settings)
-        pad_id = whole_number("pad_id", pad_id, least=0)
-        self._collate = Collator(self.stores, max_length=settings.max_length, align=settings.align, pad_id=pad_id)
+        if collate is not None and not records:
+            raise PlanError("collate= is for plain records; batches of tokens take their form from the options")
+        self._collate: Callable[[Rows], dict[str, Any]] = (
+            RecordCollator(self.stores, collate) if records else Collator(self.stores, settings, self.form)
+        )
+        if per_epoch and settings.tail == "wrap":
+            raise PlanError(
+                "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"
+            )
+        self._per_epoch = per_epoch
+        self._skip = frozenset(skip)
+        self.metrics = Metrics(names)
         self._position, self._step = Position(), 0
         self._start, self._first_step = Position(), 0  # where this loader began: at 0, or where a state was taken
         self._walks = 0  # iterations begun; an older one must not go on beside a newer
@@ -87,7 +105,11 @@ class Loader:
         """Steps of the whole run; after a resume, those before it and those that are left with this batch and world size."""
         if self.epochs is None:
             raise TypeError("an endless loader (epochs=None) has no length")
-        return self._first_step + self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
+        if self._per_epoch:  # steps of the epoch under way
+            start = Position(epoch=min(self._position.epoch, max(self.epochs - 1, 0)))
+            return self.plan.num_steps(self._rows_per_step, epochs=min(start.epoch + 1, self.epochs), start=start)
+        left = self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
+        return self._first_step + left
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position on; only what is handed over moves the position."""
@@ -95,7 +117,7 @@ class Loader:
         walk = self._walks
         ahead = read_ahead(self._batches(self._position, self._step), self._prefetch)
         try:
-            for batch, step in ahead:
+            for batch, step in self.metrics.timed(ahead):
                 if walk != self._walks:
                     raise PlanError(
                         "this iteration is over: a newer one was begun, or a state was loaded; use that one"
@@ -113,6 +135,7 @@ class Loader:
         before = self._dropped()
         self._position, self._step = step.after, batch.step + 1
         self.counters += step.counters
+        self.metrics.add(batch.rows, batch.get("labels"), self.plan.settings.max_length)
         if not before and (found := self._dropped()):
             _log.warning("%s so far; loader.counters has the count, overflow= and max_length= decide", found)
         if step.after.epoch > step.epoch:
@@ -126,10 +149,22 @@ class Loader:
         return ", ".join(part for part in parts if not part.endswith("empty"))
 
     def _batches(self, position: Position, first: int) -> Iterator[tuple[Batch, Step]]:
-        walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=self.epochs)
+        epochs = position.epoch + 1 if self._per_epoch else self.epochs
+        epochs = epochs if self.epochs is None or epochs is None else min(epochs, self.epochs)
+        walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=epochs)
         for number, step in enumerate(walk, start=first):
+            if number in self._skip:
+                continue
             mine = rank_rows(step.rows, self.world)
-            yield Batch(self._collate(mine), mine, self.stores, number), step
+            yield Batch(self._arrays(mine), mine, self.stores, number), step
+
+    def _arrays(self, rows: Rows) -> dict[str, Any]:
+        arrays = self._collate(rows)
+        if self.form.output == "numpy":
+            return arrays
+        from penstock.loader.torch import as_tensors  # here, so that torch is imported only where tensors are wanted
+
+        return as_tensors(arrays, pin_memory=self.form.pin_memory)
 
     def state_dict(self) -> dict[str, Any]:
         """How far all ranks together have come; small, plain JSON, the same on every rank."""
@@ -141,6 +176,23 @@ class Loader:
         self._start, self._first_step = self._position, self._step
         self._walks += 1
         self._refuse_uneven()
+
+    def seek(self, step: int) -> None:
+        """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there."""
+        if step < self._first_step:
+            raise PlanError(f"cannot seek to step {step}: this loader resumed at step {self._first_step}")
+        self._position = self.plan.seek(
+            step - self._first_step, self._rows_per_step, epochs=self.epochs, start=self._start
+        )
+        self._step = step
+        self._walks += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is of this epoch; a loader in the middle of it stays where it is."""
+        epoch = whole_number("epoch", epoch, least=0)
+        if self._position.epoch != epoch:
+            self._position = Position(epoch=epoch, rows=self._position.rows)
+            self._walks += 1
 
     def explain(self, step: int) -> list[list[tuple[Where, int, int]]]:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
@@ -161,7 +213,8 @@ class Loader:
             self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
-        return self.stores[source].lengths(samples)
+        lengths: Ints = self.stores[source].lengths(samples)
+        return lengths
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)
@@ -171,23 +224,30 @@ class Loader:
         )
 
 
-def _settings(max_length: int, weights: list[float] | None, plan: dict[str, Any]) -> PlanSettings:
-    known = [field.name for field in fields(PlanSettings) if field.name not in ("max_length", "weights")]
-    for name in plan:
+def _settings(max_length: int, weights: list[float] | None, options: dict[str, Any]) -> tuple[PlanSettings, BatchForm]:
+    """The options that set the order, and those that set the form; one that sets neither is refused."""
+    order = {field.name for field in fields(PlanSettings)} - {"max_length", "weights"}
+    form = {field.name for field in fields(BatchForm)}
+    for name in options:
         if name == "weights":
             raise PlanError("weights go with their stores: Loader({'name': (store, weight), …})")
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+        if name not in order | form:
+            near = get_close_matches(name, order | form, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(order | form))}"
             raise PlanError(f"Loader has no option {name!r}; {hint}")
-    return PlanSettings(max_length=max_length, weights=weights_as_text(weights), **plan)
+    settings = PlanSettings(
+        max_length=max_length,
+        weights=weights_as_text(weights),
+        **{name: value for name, value in options.items() if name in order},
+    )
+    return settings, BatchForm(**{name: value for name, value in options.items() if name in form})
 
 
-def _mixture(stores: Any) -> tuple[list[str], list[Store], list[float] | None]:
+def _mixture(stores: Any) -> tuple[list[str], list[Any], list[float] | None]:
     """(names, stores, weights) of what was given: one store, a list of them, or a dict with or without weights."""
     weights: list[float] | None = None
     found: list[Any]
-    if isinstance(stores, Store):
+    if isinstance(stores, Store) or is_records(stores):
         names, found = ["data"], [stores]
     elif isinstance(stores, Mapping):
         names, found = [str(name) for name in stores], list(stores.values())
@@ -199,8 +259,10 @@ def _mixture(stores: Any) -> tuple[list[str], list[Store], list[float] | None]:
     else:
         found = list(stores) if isinstance(stores, Sequence) and not isinstance(stores, str) else [stores]
         names = [str(number) for number in range(len(found))]
+    if found and all(is_records(value) for value in found):
+        found = [RecordStore(source) for source in found]
     for value in found:
-        if not isinstance(value, Store):
+        if not isinstance(value, Store | RecordStore):
             raise PlanError(
                 f"found a {type(value).__name__}, expected a Store from penstock.prepare, a list of them, "
                 f"or a dict like {{'name': (store, weight)}}"

@@ -1,0 +1,28 @@
+"""How do arrays become tensors?  Without copying, pinned on request.  The only file of the loader that imports torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def as_tensors(arrays: dict[str, Any], *, pin_memory: bool) -> dict[str, Any]:
+    """Arrays as tensors that share their memory; plain numbers stay."""
+    out = {}
+    for name, value in arrays.items():
+        if isinstance(value, np.ndarray):
+            tensor = torch.from_numpy(value)
+            out[name] = tensor.pin_memory() if pin_memory else tensor
+        else:
+            out[name] = value
+    return out
+
+
+def document_mask(documents: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """A mask function for flex attention: causal, and within one sample.  `documents` is a batch's seq_idx."""
+
+    def mask(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (documents[batch, query] == documents[batch, key]) & (query >= key)
+
+    return mask

@@ -1,0 +1,136 @@
+"""The same rows in every form that a model may want."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.engines import LocalEngine
+from penstock.errors import PlanError
+from penstock.sources import open_source
+from penstock.store import build
+from penstock.templates import open_template, open_tokenizer
+
+
+@pytest.fixture
+def store(tokenizer_path, cache):
+    """Prompts and completions, so that part of every sample is not trained."""
+    rng = np.random.default_rng(3)
+    words = ["fox", "dog", "runs", "over", "away"]
+
+    def text(least):
+        return " ".join(rng.choice(words, rng.integers(least, 12)).tolist())
+
+    records = [{"prompt": text(1), "completion": " " + text(1)} for _ in range(200)]
+    source = open_source(records, cache=cache)
+    template = open_template("prompt_completion", open_tokenizer(tokenizer_path), {})
+    return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=50)
+
+
+def expected(store, spans, row):
+    """(ids, labels) of a row's samples, by the store's own word."""
+    out = []
+    for _, sample, start, stop in spans[row].tolist():
+        ids = store[sample].input_ids[start:stop].astype(np.int64)
+        mask = store[sample].loss_mask[start:stop].copy()
+        mask[0] = False
+        out.append((ids, np.where(mask, ids, -100)))
+    return out
+
+
+@pytest.mark.parametrize("align", [1, 4])
+@pytest.mark.parametrize("window", [None, "all"])
+def test_packed_rows(store, align, window):
+    for batch in ps.Loader(store, batch_size=2, max_length=48, align=align, window=window, pad_id=7):
+        assert batch["input_ids"].shape == (2, 48)
+        borders = set(batch["cu_seqlens"].tolist())
+        for r in range(2):
+            place = 0
+            for number, (ids, labels) in enumerate(expected(store, batch.rows, r)):
+                end = place + len(ids)
+                assert np.array_equal(batch["input_ids"][r, place:end], ids)
+                assert np.array_equal(batch["labels"][r, place:end], labels)
+                assert np.array_equal(batch["position_ids"][r, place:end], np.arange(len(ids)))
+                assert (batch["seq_idx"][r, place:end] == number).all() and r * 48 + place in borders
+                place = place + -(-len(ids) // align) * align
+            assert (batch["input_ids"][r, place:] == 7).all() and (batch["seq_idx"][r, place:] == -1).all()
+        assert "attention_mask" not in batch
+
+
+def test_a_flat_row_holds_the_same_tokens_without_padding(store):
+    options = {"batch_size": 3, "max_length": 48}
+    pairs = zip(ps.Loader(store, **options), ps.Loader(store, **options, padding_free=True), strict=True)
+    for padded, flat in pairs:
+        real = padded["seq_idx"] >= 0
+        for name in ("input_ids", "labels", "position_ids"):
+            assert np.array_equal(flat[name][0], padded[name][real])
+        assert flat["cu_seqlens"][-1] == real.sum() and (flat["seq_idx"] >= 0).all()
+        assert len(flat["cu_seqlens"]) == len(flat.rows.spans) + 1
+    for flat in ps.Loader(store, **options, padding_free=True, pad_to=64):
+        assert flat["input_ids"].shape[1] % 64 == 0
+
+
+def test_shifted_labels_are_what_a_model_that_shifts_would_compare_with(store):
+    options = {"batch_size": 2, "max_length": 48}
+    pairs = zip(ps.Loader(store, **options), ps.Loader(store, **options, labels="shifted"), strict=True)
+    for plain, shifted in pairs:
+        assert np.array_equal(shifted["labels"][:, :-1], plain["labels"][:, 1:])
+        assert (shifted["labels"][:, -1] == -100).all()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("padding", ["longest", "max_length"])
+def test_unpacked_rows_are_padded(store, side, padding):
+    options = {"batch_size": 4, "max_length": 64, "packing": "none", "padding": padding, "pad_side": side, "pad_to": 8}
+    for batch in ps.Loader(store, **options):
+        lengths = (batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist()
+        width = batch["input_ids"].shape[1]
+        assert width == (64 if padding == "max_length" else -(-max(lengths) // 8) * 8)
+        assert batch["attention_mask"].sum(axis=1).tolist()[: len(lengths)] == lengths
+        for r, length in enumerate(lengths):
+            real = slice(width - length, width) if side == "left" else slice(0, length)
+            ids, labels = expected(store, batch.rows, r)[0]
+            assert np.array_equal(batch["input_ids"][r, real], ids) and np.array_equal(batch["labels"][r, real], labels)
+            assert batch["attention_mask"][r, real].all()
+            assert np.array_equal(batch["position_ids"][r, real], np.arange(length))
+
+
+def test_a_block_mask_lets_a_token_see_its_own_sample_only(store):
+    batch = next(iter(ps.Loader(store, batch_size=2, max_length=32, attention_mask="4d")))
+    mask, documents = batch["attention_mask"], batch["seq_idx"]
+    assert mask.shape == (2, 1, 32, 32)
+    for r in range(2):
+        for q in range(32):
+            for k in range(32):
+                assert mask[r, 0, q, k] == (k <= q and documents[r, q] == documents[r, k])
+
+
+def test_tensors_hold_what_arrays_hold(store):
+    torch = pytest.importorskip("torch", reason="tensors need torch")
+    options = {"batch_size": 2, "max_length": 48}
+    pairs = zip(ps.Loader(store, **options), ps.Loader(store, **options, output="torch"), strict=True)
+    for arrays, tensors in pairs:
+        for name, value in arrays.items():
+            if isinstance(value, np.ndarray):
+                assert isinstance(tensors[name], torch.Tensor) and np.array_equal(tensors[name].numpy(), value)
+    from penstock.loader.torch import document_mask
+
+    batch = next(iter(ps.Loader(store, **options, output="torch")))
+    see = document_mask(batch["seq_idx"])
+    index = torch.arange(48)
+    found = see(torch.tensor(0), torch.tensor(0), index[:, None], index[None, :])
+    block = next(iter(ps.Loader(store, **options, attention_mask="4d")))["attention_mask"][0, 0]
+    assert np.array_equal(found.numpy(), block)
+
+
+def test_forms_that_contradict_themselves_are_refused(store):
+    for options, message in [
+        ({"labels": "left"}, "labels is 'left', expected one of unshifted, shifted"),
+        ({"pin_memory": True}, "pin_memory is for output='torch'"),
+        ({"padding_free": "yes"}, "padding_free is 'yes'"),
+        ({"padding_free": True, "attention_mask": "4d"}, "square of all its tokens"),
+        ({"padding_free": True, "pad_side": "left"}, "no padding to put on the left"),
+        ({"pad_to": 0}, "pad_to is 0"),
+        ({"pad_id": -1}, "pad_id is -1"),
+    ]:
+        with pytest.raises(PlanError, match=message):
+            ps.Loader(store, batch_size=2, max_length=48, **options)
