@@ -27,10 +27,12 @@ class _Layout:
 
     ids: list[npt.NDArray[Any]]
     masks: list[npt.NDArray[np.bool_]]
-    sizes: list[int]  # of each segment
-    documents: list[int]  # number of the span in its row; PADDING for padding
-    firsts: list[int]  # where each span's tokens begin
-    size: int = 0
+    sizes: Ints  # of each segment
+    documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
+
+    @property
+    def size(self) -> int:
+        return int(self.sizes.sum())
 
 
 class Collator:
@@ -42,8 +44,9 @@ class Collator:
         self._align = settings.align
         self._packed = settings.packing != "none" and not settings.packing.startswith("group_")
         self._form = form
-        self._pad_ids = np.full(self._max_length, form.pad_id, np.uint32)
-        self._pad_mask = np.zeros(self._max_length, np.bool_)
+        longest = max(self._max_length, form.pad_to)
+        self._pad_ids = np.full(longest, form.pad_id, np.uint32)
+        self._pad_mask = np.zeros(longest, np.bool_)
 
     def __call__(self, rows: Rows) -> dict[str, Any]:
         if self._form.padding_free:
@@ -66,11 +69,7 @@ class Collator:
 
     def _flat(self, rows: Rows) -> dict[str, Any]:
         """One row of all tokens, without padding but for `pad_to`."""
-        layout = self._lay_out(rows, None)
-        missing = -layout.size % self._form.pad_to
-        if missing:
-            self._pad(layout, missing)
-        return self._arrays(layout, (1, layout.size))
+        return self._arrays(self._lay_out(rows, None))
 
     def _row_length(self, rows: Rows) -> int:
         if self._packed or self._form.padding == "max_length":
@@ -80,76 +79,73 @@ class Collator:
         return -(-longest // self._form.pad_to) * self._form.pad_to
 
     def _lay_out(self, rows: Rows, length: int | None) -> _Layout:
-        """All spans in order; with a `length`, each row is filled up to it."""
-        layout = _Layout([], [], [], [], [])
-        pieces = iter(self._reader.read(rows.spans))
-        left = self._form.pad_side == "left"
-        for count in np.diff(rows.starts).tolist():
-            begin = layout.size
-            row = [next(pieces) for _ in range(count)]
-            if left and length is not None:
-                self._pad(layout, length - sum(self._room(len(ids)) for ids, _ in row))
-            for number, (ids, mask) in enumerate(row):
-                self._put(layout, ids, mask, number)
-            if not left and length is not None:
-                self._pad(layout, begin + length - layout.size)
-        return layout
+        """All spans in order; with a `length`, each row is filled up to it, else the whole to a multiple of `pad_to`."""
+        ids, masks = self._reader.read(rows.spans)
+        sizes = rows.spans["stop"] - rows.spans["start"]
+        rooms = -(-sizes // self._align) * self._align
+        if self._align > 1:
+            ids, masks = self._fill_up(ids, masks, (rooms - sizes).tolist())
+        counts = np.diff(rows.starts)
+        numbers = np.arange(len(sizes)) - np.repeat(rows.starts[:-1], counts)
+        if length is None:
+            pads, ends = [-int(rooms.sum()) % self._form.pad_to], [len(sizes)]
+            numbers = np.arange(len(sizes))
+        else:
+            used = np.concatenate(([0], np.cumsum(rooms)))[rows.starts]
+            pads, ends = (length - np.diff(used)).tolist(), rows.starts[1:].tolist()
+        places = np.array(ends if self._form.pad_side == "right" else [0, *ends[:-1]], np.int64)
+        holes = np.flatnonzero(pads)
+        every_ids, every_masks, done = [], [], 0
+        for hole in holes.tolist():  # one turn per row that is not full
+            place = int(places[hole])
+            every_ids += ids[done:place]
+            every_masks += masks[done:place]
+            every_ids.append(self._pad_ids[: pads[hole]])
+            every_masks.append(self._pad_mask[: pads[hole]])
+            done = place
+        return _Layout(
+            ids=every_ids + ids[done:],
+            masks=every_masks + masks[done:],
+            sizes=np.insert(rooms, places[holes], np.array(pads, np.int64)[holes]),
+            documents=np.insert(numbers, places[holes], PADDING).astype(np.int32),
+        )
 
-    def _room(self, size: int) -> int:
-        return -(-size // self._align) * self._align
+    def _fill_up(self, ids: list[Any], masks: list[Any], missing: list[int]) -> tuple[list[Any], list[Any]]:
+        """Each span's ids and mask with what alignment adds to it."""
+        filled = [
+            np.concatenate([a, self._pad_ids[:size]]) if size else a for a, size in zip(ids, missing, strict=True)
+        ]
+        covered = [
+            np.concatenate([m, self._pad_mask[:size]]) if size else m for m, size in zip(masks, missing, strict=True)
+        ]
+        return filled, covered
 
-    def _put(self, layout: _Layout, ids: Any, mask: Any, number: int) -> None:
-        room = self._room(len(ids))
-        layout.ids.append(ids)
-        layout.masks.append(mask)
-        if room > len(ids):
-            layout.ids.append(self._pad_ids[: room - len(ids)])
-            layout.masks.append(self._pad_mask[: room - len(ids)])
-        layout.firsts.append(layout.size)
-        layout.sizes.append(room)
-        layout.documents.append(number)
-        layout.size += room
-
-    def _pad(self, layout: _Layout, size: int) -> None:
-        if not size:
-            return
-        for start in range(0, size, self._max_length):
-            layout.ids.append(self._pad_ids[: min(size - start, self._max_length)])
-            layout.masks.append(self._pad_mask[: min(size - start, self._max_length)])
-        layout.sizes.append(size)
-        layout.documents.append(PADDING)
-        layout.size += size
-
-    def _arrays(self, layout: _Layout, shape: tuple[int, int]) -> dict[str, Any]:
-        ids = np.empty(layout.size, np.int64)
-        mask = np.empty(layout.size, np.bool_)
-        if layout.size:
+    def _arrays(self, layout: _Layout, shape: tuple[int, int] | None = None) -> dict[str, Any]:
+        size = layout.size
+        shape = shape or (1, size)
+        ids = np.empty(size, np.int64)
+        mask = np.empty(size, np.bool_)
+        if size:
             np.concatenate(layout.ids, out=ids, casting="unsafe")
             np.concatenate(layout.masks, out=mask)
-        # The first token of a piece would be predicted from another sample, or from nothing: it is no target.
-        mask[layout.firsts] = False
+        ends = np.cumsum(layout.sizes)
+        begins = ends - layout.sizes
+        mask[begins] = (
+            False  # the first token of a piece would be predicted from another sample, or from nothing: no target
+        )
         labels = (ids - IGNORE) * mask + IGNORE  # a third of the time of np.where
-        if self._form.labels == "shifted" and layout.size:
+        if self._form.labels == "shifted" and size:
             labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
             labels[-1] = IGNORE
-        sizes = np.array(layout.sizes, np.int64)
-        ends = np.cumsum(sizes)
-        positions = np.arange(layout.size, dtype=np.int64) - np.repeat(ends - sizes, sizes)
+        positions = np.arange(size, dtype=np.int64) - np.repeat(begins, layout.sizes)
         return {
             "input_ids": ids.reshape(shape),
             "labels": labels.reshape(shape),
             "position_ids": positions.reshape(shape),
             "cu_seqlens": np.concatenate(([0], ends)).astype(np.int32),
-            "max_seqlen": max(layout.sizes, default=0),
-            "seq_idx": self._documents(layout, sizes).reshape(shape),
+            "max_seqlen": int(layout.sizes.max()) if size else 0,
+            "seq_idx": np.repeat(layout.documents, layout.sizes).reshape(shape),
         }
-
-    def _documents(self, layout: _Layout, sizes: Ints) -> npt.NDArray[np.int32]:
-        """The number of each token's sample in its row, counted through in a flat one; PADDING where there is none."""
-        numbers = np.array(layout.documents, np.int32)
-        if self._form.padding_free:
-            numbers = np.where(numbers == PADDING, PADDING, np.cumsum(numbers != PADDING) - 1).astype(np.int32)
-        return np.repeat(numbers, sizes)
 
 
 def _block_mask(documents: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
