@@ -56,7 +56,7 @@ def test_a_writer_that_fails_leaves_nothing(cache: Cache) -> None:
     def write(file: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(StoreError, match=r"cannot write .*cache/a: No space left on device; check space"):
+    with pytest.raises(StoreError, match=r"cannot write .*cache/a: No space left on device; free some space"):
         cache.publish("a", write)
     assert cache.size("a") is None
     assert leftovers(cache) == []

@@ -334,4 +334,4 @@ def test_cut_anywhere_and_opened_again_it_is_the_same(
             with pytest.raises(IndexError):
                 source[step]
     assert list(kept(Stream(records), cache)) == records
-    assert [path.name for path in cache.root.iterdir()] in ([], ["iterables"])  # small chunks need no sidecars
+    assert {path.name for path in cache.root.iterdir()} <= {"iterables", "leases"}  # small chunks need no sidecars

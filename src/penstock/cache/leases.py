@@ -1,0 +1,189 @@
+"""Who uses what?  A file per process, in the cache, with a line for each name it took up (+) and laid down (-).
+
+Nobody waits for a lease.  They only tell whoever wants to remove files which ones to leave alone.  The lease of a dead
+process counts for nothing; the lease of another machine, where nobody here can tell, counts for a month after its last line.
+A cache that cannot be written to is used without a lease: nobody can be expected to write in order to read.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import socket
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.cache.faults import again
+from penstock.cache.folder import Folder, file_mode, lookup, write_new
+from penstock.cache.owner import Owner
+from penstock.errors import StoreError
+
+FOLDER = "leases"
+TEMPORARY = re.compile(r"\.(.+)-[0-9a-f]{16}\.tmp")
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOREIGN_SECONDS = 30 * 86400  # both ends by the clock of the file system
+
+
+class Lease:
+    """What this process uses of one cache."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._owner = Owner.me()
+        self._uses: Counter[str] = Counter()
+        self._lock = threading.RLock()  # a finalizer may run while the same thread writes a line
+        self._is_off = False
+        self._has_file = False
+
+    def hold(self, name: str, holder: object = None) -> bool:
+        """Until `holder` is gone, or else this process.  True where this is news and could be written down."""
+        with self._lock:
+            self._uses[name] += 1
+            is_new = self._uses[name] == 1
+            if is_new:
+                self._write(f"+ {name}\n")
+            if holder is not None:
+                weakref.finalize(holder, self._release, name).atexit = False
+            return is_new and not self._is_off
+
+    def _release(self, name: str) -> None:
+        if os.getpid() != self._owner.pid:  # a forked child has a copy of the holder, not the lease
+            return
+        with self._lock:
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                self._write(f"- {name}\n")
+
+    def _write(self, line: str) -> None:
+        if self._is_off:
+            return
+        try:
+            if not self._has_file:
+                self._begin()
+            with self._folder.within([FOLDER]) as fd:
+                file = again(lambda: os.open(str(self._owner), _APPEND, file_mode(os.fstat(fd)), dir_fd=fd))
+                try:
+                    os.write(file, line.encode())
+                finally:
+                    os.close(file)
+        except (OSError, StoreError):
+            self._is_off = True  # reading must not fail because nothing can be noted down
+
+    def _begin(self) -> None:
+        with self._folder.within() as fd:
+            if not os.access(".", os.W_OK, dir_fd=fd, effective_ids=os.access in os.supports_effective_ids):
+                raise PermissionError
+        with self._folder.within([FOLDER], make=True) as fd:
+            live_leases(fd, now=None)
+        self._has_file = True
+        self._write(f"# {socket.gethostname()} process {self._owner.pid}\n")
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if os.getpid() == self._owner.pid:
+            with contextlib.suppress(OSError, StoreError), self._folder.within([FOLDER]) as fd:
+                os.unlink(str(self._owner), dir_fd=fd)
+
+
+_leases: dict[tuple[int, Path], Lease] = {}
+_making = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()  # the other thread that held it is not here
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def my_lease(folder: Folder) -> Lease:
+    """The one of this process; a forked child begins its own."""
+    key = (os.getpid(), folder.root)
+    with _making:
+        if key not in _leases:
+            _leases[key] = Lease(folder)
+        return _leases[key]
+
+
+def held(folder: Folder) -> set[str]:
+    """Names that some process uses, as far as anybody can tell."""
+    try:
+        with folder.within([FOLDER]) as fd:
+            names: set[str] = set()
+            for lease in live_leases(fd, now=clock(fd)):
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    folder.reading(fd, lease, folder.root / FOLDER / lease) as file,
+                ):
+                    names |= _names(os.fdopen(os.dup(file), "rb").read())
+            return names
+    except FileNotFoundError:
+        return set()
+
+
+def _names(text: bytes) -> set[str]:
+    uses: Counter[str] = Counter()
+    for line in text.decode(errors="replace").splitlines():
+        if line.startswith("+ "):
+            uses[line[2:]] += 1
+        elif line.startswith("- "):
+            uses[line[2:]] -= 1
+    return {name for name, count in uses.items() if count > 0}
+
+
+def live_leases(fd: int, *, now: float | None) -> list[str]:
+    """Leases in the open folder; those of dead processes are removed on the way, and old ones of other machines."""
+    live = []
+    for name in os.listdir(fd):  # noqa: PTH208 - of an open folder
+        owner = Owner.parse(name)
+        if owner is None:
+            continue
+        if owner.is_dead or (now is not None and not owner.is_here and _is_older(fd, name, now - _FOREIGN_SECONDS)):
+            _unlink(fd, name)
+        else:
+            live.append(name)
+    return live
+
+
+def sweep(fd: int, *, now: Callable[[], float]) -> list[str]:
+    """Remove temporary files whose writers were killed; what was removed."""
+    removed = []
+    for name in os.listdir(fd):  # noqa: PTH208 - of an open folder
+        parts = TEMPORARY.fullmatch(name)
+        owner = Owner.parse(parts[1]) if parts else None
+        if owner is None:
+            continue
+        if owner.is_dead or (not owner.is_here and _is_older(fd, name, now() - _FOREIGN_SECONDS)):
+            _unlink(fd, name)
+            removed.append(name)
+    return removed
+
+
+def clock(fd: int) -> float:
+    """What time it is for the file system: of two machines that share a folder, neither clock is right."""
+    name = temporary_name()
+    write_new(fd, name, lambda file: None)
+    try:
+        return os.stat(name, dir_fd=fd).st_mtime
+    finally:
+        _unlink(fd, name)
+
+
+def temporary_name() -> str:
+    """Names its process, and cannot be guessed."""
+    return f".{Owner.me()}-{os.urandom(8).hex()}.tmp"
+
+
+def _is_older(fd: int, name: str, than: float) -> bool:
+    status = lookup(fd, name, Path(name))
+    return status is not None and status.st_mtime < than
+
+
+def _unlink(fd: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        again(lambda: os.unlink(name, dir_fd=fd))
