@@ -41,6 +41,11 @@ PACKINGS = ("best_fit", "first_fit", "next_fit", "window_100", "concat", "none")
 REPEAT = 5
 
 
+def samples_of(lengths: np.ndarray) -> BlockSamples:
+    """A block of one source's samples with these lengths."""
+    return BlockSamples(np.zeros(lengths.size, np.int64), np.arange(lengths.size), lengths)
+
+
 @dataclass(slots=True)
 class Timing:
     """Repetitions of one piece of work: seconds by the clock, and of CPU (all threads of this process)."""
@@ -150,8 +155,7 @@ def compare_packing() -> tuple[list[Verdict], list[str]]:
     settings = PlanSettings(max_length=MAX_LENGTH)
 
     def block(of: np.ndarray) -> tuple[Rows, Any]:
-        samples = BlockSamples(np.zeros(of.size, np.int32), np.arange(of.size), of)
-        return pack_block(samples, settings, epoch=0, number=0)
+        return pack_block(samples_of(of), settings, names=["made"], epoch=0, number=0)
 
     def trl(**map_kwargs: Any) -> Any:
         return pack_dataset(dataset, seq_length=MAX_LENGTH, strategy="bfd", map_kwargs=map_kwargs)
@@ -355,7 +359,9 @@ def price_of_a_table() -> Verdict:
     """A step *number* instead of a saved position needs the rows of every block: measured on some, told for all."""
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK)
     lengths = [made_up_lengths(0, np.arange(i * BLOCK, (i + 1) * BLOCK)) for i in range(20)]
-    timings, _ = take_turns({"count": (1, lambda: [count_block(of, settings) for of in lengths])}, REPEAT)
+    timings, _ = take_turns(
+        {"count": (1, lambda: [count_block(samples_of(of), settings, names=["made"]) for of in lengths])}, REPEAT
+    )
     seconds = timings["count"].seconds / len(lengths) * SEEK_SAMPLES / BLOCK
     return Verdict("4 plan.seek(step number) in 10⁹: rows of every block (extrapolated)", f"{seconds:.0f} s", "")
 
@@ -365,11 +371,11 @@ def price_of_a_table() -> Verdict:
 
 def every_packing() -> list[str]:
     lengths = lognormal_lengths(BLOCK)
-    samples = BlockSamples(np.zeros(BLOCK, np.int32), np.arange(BLOCK), lengths)
+    samples = samples_of(lengths)
 
     def pack(name: str) -> Callable[[], Any]:
         settings = PlanSettings(max_length=MAX_LENGTH, packing=name)
-        return lambda: pack_block(samples, settings, epoch=0, number=0)
+        return lambda: pack_block(samples, settings, names=["made"], epoch=0, number=0)
 
     timings, results = take_turns({name: (BLOCK, pack(name)) for name in PACKINGS}, REPEAT)
     rows = [[name, t.spread(), f"{t.per_sample:.3f}", f"{results[name][1].fill:.4%}"] for name, t in timings.items()]
