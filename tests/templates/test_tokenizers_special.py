@@ -1,14 +1,17 @@
 """Do special tokens in a text become what was asked for, and nothing else changes?"""
 
+import json
 import re
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Reference
 from vocabularies import ADDED, EVERY, SPECIAL, TEXT, VOCABULARIES, both, expected, told
 
 from penstock.errors import TemplateError
 from penstock.templates.special_text import Ranges
+from penstock.templates.tokenizers import open_tokenizer
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "unigram"])  # which cannot spell them: below
@@ -147,10 +150,35 @@ def test_half_of_a_pair_is_named_wherever_it_comes() -> None:
         assert caught.value.record == 1
 
 
-def test_the_noncharacter_that_marks_tokens_is_refused_only_where_it_would_matter() -> None:
+def test_the_noncharacters_that_mark_tokens_are_refused_only_where_it_would_matter() -> None:
     tokenizer, _ = both("byte level")
-    text = "a\U0010fffe<s>"
+    text = "a\ufdd0\ufdd5\ufddb<s>"
     assert tokenizer.encode_spans([text], plain=[[(0, 3)]]).ids.tolist() == tokenizer.encode([text])[0].tolist()
-    with pytest.raises(TemplateError, match=r"U\+10FFFE") as caught:
-        tokenizer.encode_spans(["b", text], plain=[[], [(0, 8)]])
+    with pytest.raises(TemplateError, match=r"U\+FDD0") as caught:
+        tokenizer.encode_spans(["b", text], plain=[[], [(0, 13)]])
     assert caught.value.record == 1
+
+
+def test_a_token_within_one_that_is_text_is_found() -> None:
+    reference = VOCABULARIES["byte level"]()
+    reference.add_special_tokens(["<a><b>", "<b>"])
+    tokenizer = open_tokenizer(reference)
+    encoded = tokenizer.encode_spans(["<a><b>"], plain=[[(0, 3)]])  # "<b>" is the template's
+    alone, _ = tokenizer.encode(["<a>"])
+    assert encoded.ids.tolist() == [*alone.tolist(), tokenizer.token_id("<b>")]
+    assert (encoded.starts[-1], encoded.stops[-1]) == (3, 6)
+
+
+def test_fastokens_is_used_for_what_it_does_right() -> None:
+    """A special token with letters that the vocabulary lacks: as text fastokens takes it for a word, tokenizers spells it."""
+    spec = json.loads(VOCABULARIES["gemma"]().to_str())
+    spec["model"]["vocab"]["ⓢⓣⓞⓟ"] = number = len(spec["model"]["vocab"])
+    special = [token for token in spec["added_tokens"] if token["special"]]
+    spec["added_tokens"] = [*special, special[0] | {"id": number, "content": "ⓢⓣⓞⓟ"}]
+    oracle = Reference.from_str(json.dumps(spec))
+    tokenizer = open_tokenizer(oracle)
+    assert tokenizer.engine.startswith("fastokens") and "not where special tokens are text" in tokenizer.describe()
+    assert tokenizer.encode(["the ⓢⓣⓞⓟ"])[0][-1] == number
+    ids, _ = tokenizer.encode(["the ⓢⓣⓞⓟ"], special="text")
+    oracle.encode_special_tokens = True
+    assert ids.tolist() == oracle.encode("the ⓢⓣⓞⓟ", add_special_tokens=False).ids and number not in ids

@@ -13,7 +13,7 @@ from penstock.types import Ints
 
 Ranges = Sequence[tuple[int, int]]  # (start, stop) in bytes of one text, in order, without overlap
 
-_MARK = "\U0010fffe"  # a noncharacter: Unicode promises that no text means anything by it
+_MARK = "\ufdd0\ufdd5\ufddb"  # noncharacters: Unicode promises that no text means anything by them
 _WORD = re.compile(r"\w")
 
 
@@ -33,7 +33,7 @@ def inside(encoded: Encoded, marks: Ints, plain: Sequence[Ranges]) -> Ints:
 class SelectiveReference:
     """`tokenizers` with special tokens only where they are wanted.
 
-    Every special token gets a twin that no text can hold: its content behind a noncharacter, an added token that is not
+    Every special token gets a twin that no text can hold: its content behind noncharacters, an added token that is not
     special.  The engine takes special tokens for text, and the wanted ones are written as their twins, which cut the
     text, take blanks along and ask for word borders just as the originals do.  Slow, and only for texts that need it.
     """
@@ -54,7 +54,7 @@ class SelectiveReference:
         """Ids of one of the texts; special tokens that touch a range of `plain` are text."""
         text = texts[record]
         if _MARK in text:
-            reason = "the text holds the noncharacter U+10FFFE beside a special token, expected text; remove it"
+            reason = "the text holds the noncharacters U+FDD0 U+FDD5 U+FDDB beside a special token; remove them"
             raise TemplateError(reason, record=record)
         wanted = self._wanted(text, plain)
         pieces, done = [], 0
@@ -95,9 +95,11 @@ class _Shifted:
 
     def __init__(self, encoding: tokenizers.Encoding, marks: list[int]) -> None:
         self.ids = encoding.ids
-        with_marks = np.array(marks, dtype=np.int64) + np.arange(len(marks))  # where they stand in the marked text
+        with_marks = np.array(marks, dtype=np.int64) + len(_MARK) * np.arange(
+            len(marks)
+        )  # where they stand in the marked text
         chars = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        self.offsets = chars - np.searchsorted(with_marks, chars, side="left")
+        self.offsets = chars - len(_MARK) * np.searchsorted(with_marks, chars, side="left")
 
 
 def _twin(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
