@@ -15,7 +15,7 @@ from penstock.templates.tokenizers import open_tokenizer
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "unigram"])  # which cannot spell them: below
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_special_tokens_can_be_text(name: str, texts: list[str]) -> None:
     tokenizer, oracle = both(name)
@@ -64,7 +64,7 @@ SPELLING = sorted(VOCABULARIES.keys() - {"unigram"})  # those that can write a s
 
 
 @pytest.mark.parametrize("name", SPELLING)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=st.lists(written(), max_size=3))
 @example(rows=[("<s>a<s>b<s>", [(3, 8)]), ("<s>", []), ("<|im_end|><|im_end|>", [(0, 10)]), ("é<s>é", [(2, 3)])])
 @example(rows=[("a  <mask>  b<mask> c", [(11, 18)]), ("<think><s></s>", [(7, 10)])])
