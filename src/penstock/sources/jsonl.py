@@ -9,12 +9,13 @@ import numpy as np
 from penstock.files import RangeFile
 from penstock.fingerprint import Digest
 from penstock.sources.offsets import lines
-from penstock.sources.parse import has_long_digits, parse
+from penstock.sources.parse import has_long_digits, parse, parse_lines
 from penstock.sources.parts import Part
 from penstock.sources.rows import TOO_LONG, Index, RowsPart, RowsSource
 from penstock.types import BadRow, Record
 
 _BLOCK = 1 << 20
+_TOGETHER = 256  # rows parsed at once: enough to save calls, few enough to stay in the cache of a core
 _SPACE = b" \t\r\n"
 
 
@@ -32,10 +33,21 @@ class JsonlPart(RowsPart):
         return raw[: len(raw) - self.tail].strip(_SPACE)
 
     def decode(self, raw: bytes) -> Record | BadRow:
-        return parse(raw[: len(raw) - self.tail], exact=has_long_digits(raw), unique_keys=self._unique_keys)
+        if self.tail:
+            raw = raw[: -self.tail]
+        return parse(raw, exact=has_long_digits(raw), unique_keys=self._unique_keys)
 
     def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
-        view, exact, unique_keys, tail = memoryview(raw), has_long_digits(raw), self._unique_keys, self.tail
+        for first in range(0, len(edges) - 1, _TOGETHER):
+            some = edges[first : first + _TOGETHER + 1]
+            piece = raw[some[0] : some[-1]]
+            exact = has_long_digits(piece)
+            plain = not (exact or self._unique_keys or self.tail)
+            yield from (parse_lines(piece, len(some) - 1) if plain else None) or self._each(raw, some, exact)
+
+    def _each(self, raw: bytes, edges: list[int], exact: bool) -> Iterator[Record | BadRow]:
+        """One by one, for what is out of the ordinary."""
+        view, unique_keys, tail = memoryview(raw), self._unique_keys, self.tail
         for start, stop in pairwise(edges):
             line = view[start : stop - tail]
             yield parse(line, exact=exact and has_long_digits(line.tobytes()), unique_keys=unique_keys)

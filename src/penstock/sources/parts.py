@@ -87,10 +87,10 @@ class FilesSource(RowAccess):
         self.identities = identities
         self._parts: OrderedDict[int, Part] = OrderedDict()
         counts = [self._part(index).num_rows for index in range(len(identities))]
-        self._first_rows = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self._first_rows: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
 
     def __len__(self) -> int:
-        return int(self._first_rows[-1])
+        return self._first_rows[-1]
 
     @property
     def files(self) -> list[str]:
@@ -147,8 +147,9 @@ class FilesSource(RowAccess):
         return at_most(np.array([*borders, len(self)], dtype=np.int64), num_rows)
 
     def _record(self, row: int) -> Record:
-        index, local = self._home(row)
-        record = self._part(index).record(local)
+        index = bisect_right(self._first_rows, row) - 1
+        part = self._parts.get(index) or self._part(index)
+        record = part.record(row - self._first_rows[index])
         if type(record) is BadRow:
             raise BadRecord(self._placed(row, record).message)  # asked for by number, there is nothing to skip to
         return record  # type: ignore[return-value]
@@ -166,6 +167,9 @@ class FilesSource(RowAccess):
         return BadRow(
             reason=found.reason, message=f"{where.file}:{where.line}:{where.byte}: {found.message} (row {row})"
         )
+
+    def _row(self, row: int) -> int:
+        return row if 0 <= row < self._first_rows[-1] else super()._row(row)
 
     def _home(self, row: int) -> tuple[int, int]:
         index = bisect_right(self._first_rows, row) - 1

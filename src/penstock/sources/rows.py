@@ -42,6 +42,7 @@ class RowsPart(Part):
         self._file = file
         self._index = index
         self._starts = index.starts
+        self._start = index.starts.data  # gives a plain int in half the time
         self._max_row_bytes = max_row_bytes
         self.num_rows = index.num_rows
         self.num_bytes = file.identity.size
@@ -60,7 +61,7 @@ class RowsPart(Part):
             yield self.decode(raw[start:stop])
 
     def record(self, row: int) -> Record | BadRow:
-        start, stop = self._starts.item(row), self._starts.item(row + 1)
+        start, stop = self._start[row], self._start[row + 1]
         if stop - start > self._max_row_bytes:
             return self._too_long(stop - start)
         raw = self._file.read(start, stop)

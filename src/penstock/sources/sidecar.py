@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
-from penstock.files import FileId, RangeFile
+from penstock.files import FileId, RangeFile, buffer
 from penstock.fingerprint import Digest, fingerprint
 from penstock.types import Ints
 
@@ -110,10 +110,10 @@ def digest_of(file: RangeFile) -> str:
 
 def extend(content: Digest, file: RangeFile, stop: int) -> None:
     """Add the first `stop` bytes of a file."""
-    buffer = bytearray(_BLOCK)
+    room = buffer(_BLOCK)
     position = 0
-    while position < stop and (count := min(file.readinto(buffer, position), stop - position)):
-        content.extend(memoryview(buffer)[:count])
+    while position < stop and (count := min(file.readinto(room, position), stop - position)):
+        content.extend(room[:count])
         position += count
     file.check()
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from penstock.cache import Cache
-from penstock.files import RangeFile
+from penstock.files import RangeFile, buffer
 from penstock.sources.sidecar import Index, digest_of, index
 from penstock.types import Ints
 
@@ -62,8 +62,8 @@ def after_bom(file: RangeFile) -> int:
 
 def blocks(file: RangeFile, start: int, stop: int) -> Iterator[tuple[int, Bytes]]:
     """(position, bytes) over a range.  One buffer serves all blocks, so a block is gone when the next one is asked for."""
-    buffer = bytearray(_BLOCK)
-    while start < stop and (count := min(file.readinto(buffer, start), stop - start)):
-        yield start, np.frombuffer(buffer, dtype=np.uint8, count=count)
+    room = buffer(_BLOCK)
+    while start < stop and (count := min(file.readinto(room, start), stop - start)):
+        yield start, np.frombuffer(room, dtype=np.uint8, count=count)
         start += count
     file.check()  # a file that grew or shrank meanwhile has no index

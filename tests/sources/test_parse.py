@@ -1,0 +1,73 @@
+"""Fast ways to parse and to look must find what the plain ones find."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.files import buffer
+from penstock.sources.offsets import newlines
+from penstock.sources.parse import has_long_digits, parse, parse_lines
+from penstock.types import BadRow
+
+NUMBER = b"9007199254740993"  # what parse_lines puts between lines
+
+PIECES = [
+    b'{"a": 1}',
+    b'{"a": [{}, {"b": "x,y"}]}',
+    b'{"a": 1}, {"b": 2}',  # two values in one line,
+    b'{"a": [{}',  # and one value
+    b"{}]}",  # in two lines: as many as there should be
+    b'{"a": "x',
+    b'y"}',
+    b'{"a": 1},' + NUMBER + b',{"b": 2}',
+    b'{"a": 1},9.007199254740993e15,{"b": 2}',
+    b'{"a": 1},9007199254740992,{"b": 2}',
+    b'{"a": ' + NUMBER + b"}",
+    b"1",
+    b"null",
+    b"[]",
+    b'{"a": 1}\r',
+    b'{"a": 1}\r{"b": 2}',
+    b"\xff",
+    b"{}",
+    b"",
+    b"{",
+    b"}",
+    b",",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), st.booleans())
+@example([b'{"a": 1}, {"b": 2}', b'{"a": [{}', b"{}]}"], True)
+@example([b'{"a": 1},' + NUMBER + b',{"b": 2}', b'{"a": "x', b'y"}'], False)
+@example([b'{"a": 1},9.007199254740993e15,{"b": 2}', b'{"a": "x', b'y"}'], True)
+def test_lines_parsed_together_are_those_parsed_one_by_one(lines: list[bytes], ended: bool) -> None:
+    together = parse_lines(b"\n".join(lines) + b"\n" * ended, len(lines))
+    one_by_one = [parse(line, exact=False) for line in lines]
+    assert together is None or together == one_by_one
+    plain = not any(isinstance(record, BadRow) for record in one_by_one) and not any(NUMBER in line for line in lines)
+    assert (together is not None) == plain
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\n" * 2, b"x", b"x" * 7, b"x" * 30, b"\n".ljust(8, b"x")]), max_size=40))
+def test_newlines_are_found_by_words_as_by_bytes(pieces: list[bytes]) -> None:
+    block = np.frombuffer(b"".join(pieces), dtype=np.uint8)
+    assert newlines(block).tolist() == np.flatnonzero(block == 10).tolist()
+
+
+@pytest.mark.parametrize("size", [0, 100, 127, 128, 129, 1000, 16_384, 16_385, 50_000])
+@pytest.mark.parametrize("digits", [18, 19, 40])
+def test_long_digits_are_seen_wherever_they_stand(size: int, digits: int) -> None:
+    for before in range(20):
+        raw = b"x" * before + b"7" * digits + b"x" * (size - before - digits)
+        assert has_long_digits(raw) == (digits >= 19)
+        assert has_long_digits(raw[::-1]) == (digits >= 19)
+        assert has_long_digits(b'{"id": 1234567890123, "t": "2026-11-15"}' + raw) == (digits >= 19)
+
+
+def test_a_buffer_begins_where_a_cache_line_does() -> None:
+    for num_bytes in (1, 4096, 1 << 20):
+        room = buffer(num_bytes)
+        assert len(room) == num_bytes
+        assert np.frombuffer(room, dtype=np.uint8).ctypes.data % 64 == 0
