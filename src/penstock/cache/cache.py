@@ -6,7 +6,6 @@ Names say what a file is made of, so two writers of one name write the same byte
 import contextlib
 import mmap
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -201,7 +200,7 @@ class Cache:
     def discard(self, name: str) -> "Discarded":
         """Take a file's name away; it is gone with `empty`, or comes back with `restore`."""
         *folders, last = _parts(name)
-        aside = f"{secrets.token_hex(8)}.{last}"
+        aside = leases.temporary_name()  # so that it goes the way of all leftovers if this process is killed now
         try:
             with self._folder.within(folders) as fd, self._folder.within([TRASH], make=True) as trash:
                 again(lambda: os.rename(last, aside, src_dir_fd=fd, dst_dir_fd=trash))
@@ -218,10 +217,6 @@ class Cache:
             with self._folder.within() as fd:
                 for _, _, _, inner in os.fwalk(".", dir_fd=fd):
                     count += len(leases.sweep(inner, now=self.now))
-            with contextlib.suppress(FileNotFoundError), self._folder.within([TRASH]) as fd:
-                for name in os.listdir(fd):  # noqa: PTH208 - of an open folder
-                    os.unlink(name, dir_fd=fd)
-                    count += 1
         except FileNotFoundError:
             pass
         except OSError as error:

@@ -63,25 +63,30 @@ class Lease:
             return
         try:
             if not self._has_file:
-                self._begin()
+                line = self._begin()
             with self._folder.within([FOLDER]) as fd:
                 file = again(lambda: os.open(str(self._owner), _APPEND, file_mode(os.fstat(fd)), dir_fd=fd))
                 try:
                     os.write(file, line.encode())
                 finally:
                     os.close(file)
-        except (OSError, StoreError):
-            self._is_off = True  # reading must not fail because nothing can be noted down
+        except (OSError, StoreError) as error:
+            # Reading must not fail because nothing can be noted down.  A cache that is still to be made will hear it later.
+            self._is_off = self._has_file or not isinstance(error, FileNotFoundError)
+        else:
+            if not self._has_file:
+                self._has_file = True
+                atexit.register(self._end)
 
-    def _begin(self) -> None:
+    def _begin(self) -> str:
+        """A folder to write to, and all that there is to be said."""
         with self._folder.within() as fd:
             if not os.access(".", os.W_OK, dir_fd=fd, effective_ids=os.access in os.supports_effective_ids):
                 raise PermissionError
         with self._folder.within([FOLDER], make=True) as fd:
             live_leases(fd, now=None)
-        self._has_file = True
-        self._write(f"# {socket.gethostname()} process {self._owner.pid}\n")
-        atexit.register(self._end)
+        names = [f"+ {name}\n" for name, count in self._uses.items() if count]
+        return f"# {socket.gethostname()} process {self._owner.pid}\n{''.join(names)}"
 
     def _end(self) -> None:
         if os.getpid() == self._owner.pid:
@@ -139,7 +144,7 @@ def _names(text: bytes) -> set[str]:
 def live_leases(fd: int, *, now: float | None) -> list[str]:
     """Leases in the open folder; those of dead processes are removed on the way, and old ones of other machines."""
     live = []
-    for name in os.listdir(fd):  # noqa: PTH208 - of an open folder
+    for name in os.listdir(fd):
         owner = Owner.parse(name)
         if owner is None:
             continue
@@ -153,7 +158,7 @@ def live_leases(fd: int, *, now: float | None) -> list[str]:
 def sweep(fd: int, *, now: Callable[[], float]) -> list[str]:
     """Remove temporary files whose writers were killed; what was removed."""
     removed = []
-    for name in os.listdir(fd):  # noqa: PTH208 - of an open folder
+    for name in os.listdir(fd):
         parts = TEMPORARY.fullmatch(name)
         owner = Owner.parse(parts[1]) if parts else None
         if owner is None:

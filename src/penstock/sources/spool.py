@@ -65,6 +65,7 @@ class SpooledSource(JsonlSource):
         )
         self._make: Any = make
         self._folder = f"iterables/{fingerprint(['iterable', self.name, version])}"
+        self.cache.hold(self._folder)  # a chain that is read must not lose a chunk to tidying up
         self._chunks, self._ended = _read_folder(self.cache, self._folder)
         self.identities = [identify(str(self.cache.path(f"{self._folder}/{chunk.name}"))) for chunk in self._chunks]
         self._first_rows = [0, *(chunk.last for chunk in self._chunks)]

@@ -5,7 +5,7 @@
     row        int32                   record number, counted from the shard's first record
 
 Rows are counted inside the shard because a shard is named by what its records say, wherever they stand.
-The schema's metadata holds one JSON value under `penstock`: the shard's counts and a digest of its tokens.
+The schema's metadata holds one JSON value under `penstock`: the shard's key, its counts and a digest of its tokens.
 """
 
 import json
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import StoreError
+from penstock.fingerprint import Digest, fingerprint
 
-FORMAT_VERSION = 1  # raise when the same samples give other bytes; announced under "On-disk format"
+FORMAT_VERSION = 2  # raise when the same samples give other bytes; announced under "On-disk format"
 FIRST_FEW = 5  # places kept per reason
 METADATA = b"penstock"
 
@@ -68,9 +69,18 @@ def to_json(counts: Counts) -> dict[str, Any]:
 
 def from_json(value: dict[str, Any]) -> Counts:
     dropped = {
-        reason: Dropped(count=part["count"], rows=tuple(part["rows"])) for reason, part in value["dropped"].items()
+        reason: Dropped(count=whole(part["count"]), rows=tuple(whole(row) for row in part["rows"]))
+        for reason, part in value["dropped"].items()
     }
-    return Counts(rows=value["rows"], tokens=value["tokens"], trained=value["trained"], dropped=dropped)
+    rows, tokens, trained = (whole(value[name]) for name in ("rows", "tokens", "trained"))
+    return Counts(rows=rows, tokens=tokens, trained=trained, dropped=dropped)
+
+
+def whole(value: Any) -> int:
+    """A count from a file that anybody may have written."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r}, expected a count")
+    return value
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -87,7 +97,20 @@ def schema(vocab_size: int, metadata: dict[str, Any]) -> pa.Schema:
     )
 
 
+def content_digest(offsets: np.ndarray[Any, Any], ids: np.ndarray[Any, Any], bits: np.ndarray[Any, Any]) -> str:
+    """A digest of everything in a shard that reaches a trainer."""
+    content = Digest()
+    for part in (offsets, ids, bits):
+        content.update(np.ascontiguousarray(part).view(np.uint8).data)
+    return content.hexdigest()
+
+
+def shard_key(records: str, template: dict[str, Any]) -> str:
+    """The name of a shard: a digest of its records, and everything that makes tokens of them."""
+    return fingerprint({"format": FORMAT_VERSION, "records": records, "template": template})
+
+
 def shard_name(key: str) -> str:
-    if len(key) != 32 or not set(key) <= set("0123456789abcdef"):
+    if not isinstance(key, str) or len(key) != 32 or not set(key) <= set("0123456789abcdef"):
         raise StoreError(f"{key!r} is no shard key, expected 32 hex digits; the manifest that names it is damaged")
     return f"shards/{key[:2]}/{key}.arrow"

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import StoreError
-from penstock.fingerprint import Digest
-from penstock.store.schema import FIRST_FEW, FORMAT_VERSION, Counts, Dropped, id_dtype, schema, to_json
+from penstock.store.schema import FIRST_FEW, FORMAT_VERSION, Counts, Dropped, content_digest, id_dtype, schema, to_json
 from penstock.types import Samples
 
 _MAX_TOKENS = (1 << 31) - 1  # Arrow's list offsets are int32
@@ -27,17 +26,19 @@ def count(samples: Samples) -> Counts:
     )
 
 
-def write_shard(file: IO[bytes], samples: Samples, *, vocab_size: int) -> Counts:
-    """Lay samples out as one Arrow record batch."""
+def write_shard(file: IO[bytes], samples: Samples, *, vocab_size: int, key: str = "") -> Counts:
+    """Lay samples out as one Arrow record batch.  `key`: so that a file under another shard's name is noticed."""
     _check(samples, vocab_size)
     counts = count(samples)
     ids = samples.input_ids.astype(id_dtype(vocab_size), copy=False)
     offsets = samples.offsets.astype("<i4")
     bits = np.packbits(samples.loss_mask, bitorder="little")
-    content = Digest()
-    for part in (offsets, ids, bits):
-        content.update(np.ascontiguousarray(part).view(np.uint8).data)
-    metadata = {"format": FORMAT_VERSION, "counts": to_json(counts), "digest": content.hexdigest()}
+    metadata = {
+        "format": FORMAT_VERSION,
+        "key": key,
+        "counts": to_json(counts),
+        "digest": content_digest(offsets, ids, bits),
+    }
     mask = pa.Array.from_buffers(pa.bool_(), len(ids), [None, pa.py_buffer(bits)])
     batch = pa.record_batch(
         [
