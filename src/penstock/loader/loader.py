@@ -1,9 +1,10 @@
 """Which batch comes next, and where are we?  Walks the plan, reads the stores, counts what was handed over."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from penstock.errors import PlanError
@@ -39,7 +40,21 @@ class Batch(dict[str, Any]):
     @property
     def provenance(self) -> list[list[tuple[Where, int, int]]]:
         """For each row, its spans as (home of the record, first token, last token + 1)."""
+        if not self._stores:
+            raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
         return _provenance(self.rows, self._stores)
+
+    def to(self, device: Any, **options: Any) -> "Batch":
+        """The same batch with its tensors on `device`; trainers that move batches keep step and provenance so."""
+        moved = {name: value.to(device, **options) if hasattr(value, "to") else value for name, value in self.items()}
+        return Batch(moved, self.rows, self._stores, self.step)
+
+    def of(self, stores: Sequence[Store]) -> "Batch":
+        """The same batch, its rows being of these stores."""
+        return Batch(self, self.rows, stores, self.step)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (dict(self), self.rows, (), self.step)  # stores do not travel between processes with every batch
 
 
 class Loader:
@@ -56,6 +71,7 @@ class Loader:
         world_size: int | None = None,
         replicas: int = 1,
         prefetch: int = 2,
+        workers: int = 0,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
         collate: Callable[..., Any] | None = None,
@@ -63,6 +79,7 @@ class Loader:
     ) -> None:
         """`options` set the order (see PlanSettings: packing, overflow, shuffle, window, seed, tail, mix_by, stop, block, align,
         max_per_row) and the form of a batch (see BatchForm: output, padding_free, padding, pad_side, pad_to, pad_id, labels …).
+        workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead; 0 is a thread of this process.
         per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
         collate: for plain records, what makes a batch of a list of them.
         """
@@ -74,6 +91,7 @@ class Loader:
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=0)
         self._prefetch = whole_number("prefetch", prefetch, least=0)
+        self._workers = whole_number("workers", workers, least=0)
         sources = [
             PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes)
             for name, store in zip(names, self.stores, strict=True)
@@ -81,14 +99,13 @@ class Loader:
         self.plan = Plan(sources, self._lengths, settings)
         if collate is not None and not records:
             raise PlanError("collate= is for plain records; batches of tokens take their form from the options")
-        self._collate: Callable[[Rows], dict[str, Any]] = (
-            RecordCollator(self.stores, collate) if records else Collator(self.stores, settings, self.form)
-        )
+        self._record_collate = collate
+        self._collate = self._make_collate()
         if per_epoch and settings.tail == "wrap":
             raise PlanError(
                 "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"
             )
-        self._per_epoch = per_epoch
+        self.per_epoch = per_epoch
         self._skip = frozenset(skip)
         self.metrics = Metrics(names)
         self._position, self._step = Position(), 0
@@ -105,7 +122,7 @@ class Loader:
         """Steps of the whole run; after a resume, those before it and those that are left with this batch and world size."""
         if self.epochs is None:
             raise TypeError("an endless loader (epochs=None) has no length")
-        if self._per_epoch:  # steps of the epoch under way
+        if self.per_epoch:  # steps of the epoch under way
             start = Position(epoch=min(self._position.epoch, max(self.epochs - 1, 0)))
             return self.plan.num_steps(self._rows_per_step, epochs=min(start.epoch + 1, self.epochs), start=start)
         left = self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
@@ -115,7 +132,7 @@ class Loader:
         """Batches from the current position on; only what is handed over moves the position."""
         self._walks += 1
         walk = self._walks
-        ahead = read_ahead(self._batches(self._position, self._step), self._prefetch)
+        ahead = self._ahead()
         try:
             for batch, step in self.metrics.timed(ahead):
                 if walk != self._walks:
@@ -148,13 +165,22 @@ class Loader:
         parts += [f"{counts.samples_truncated:,} samples cut"] if counts.samples_truncated else []
         return ", ".join(part for part in parts if not part.endswith("empty"))
 
-    def _batches(self, position: Position, first: int) -> Iterator[tuple[Batch, Step]]:
-        epochs = position.epoch + 1 if self._per_epoch else self.epochs
+    def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
+        if not self._workers:
+            return read_ahead(self._batches(self._position, self._step), self._prefetch)
+        from penstock.loader.workers import make_in_processes  # here, so that torch is imported only where it is wanted
+
+        return make_in_processes(self, workers=self._workers, ahead=self._prefetch)
+
+    def _batches(
+        self, position: Position, first: int, *, passed: int = 0, every: int = 1
+    ) -> Iterator[tuple[Batch, Step]]:
+        """Batches from `position`, step `first`, on: those after `passed` of them, then of `every` so many the last."""
+        epochs = position.epoch + 1 if self.per_epoch else self.epochs
         epochs = epochs if self.epochs is None or epochs is None else min(epochs, self.epochs)
         walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=epochs)
-        for number, step in enumerate(walk, start=first):
-            if number in self._skip:
-                continue
+        kept = ((number, step) for number, step in enumerate(walk, start=first) if number not in self._skip)
+        for number, step in islice(kept, passed, None, every):
             mine = rank_rows(step.rows, self.world)
             yield Batch(self._arrays(mine), mine, self.stores, number), step
 
@@ -165,6 +191,12 @@ class Loader:
         from penstock.loader.torch import as_tensors  # here, so that torch is imported only where tensors are wanted
 
         return as_tensors(arrays, pin_memory=self.form.pin_memory)
+
+    def as_dataset(self) -> Any:
+        """A torch IterableDataset of the batches from here on, for a DataLoader (batch_size=None) of your own."""
+        from penstock.loader.workers import Steps
+
+        return Steps(self)
 
     def state_dict(self) -> dict[str, Any]:
         """How far all ranks together have come; small, plain JSON, the same on every rank."""
@@ -211,6 +243,20 @@ class Loader:
         """Under tail="error", say now what would fail at the epoch's end."""
         if self.plan.settings.tail == "error" and self.epochs is not None:
             self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
+
+    def _make_collate(self) -> Callable[[Rows], dict[str, Any]]:
+        if isinstance(self.stores[0], RecordStore):
+            return RecordCollator(self.stores, self._record_collate)
+        return Collator(self.stores, self.plan.settings, self.form)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings), "_collate": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        sources, settings = state["plan"]
+        self.plan = Plan(sources, self._lengths, settings)  # its caches stay behind, and are made again
+        self._collate = self._make_collate()
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths(samples)

@@ -1,0 +1,157 @@
+"""How do several processes make one order?  Worker w of W makes steps w, w + W, …; torch's DataLoader takes turns with them.
+
+Every worker walks the whole plan, which is cheap, and reads only the tokens of its own steps.  What was made and not handed over is
+not counted anywhere, so it is made again after a resume.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from penstock.errors import PlanError
+from penstock.loader.state import make_state, read_state
+from penstock.plan.plan import Position, Step
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Batch, Loader
+
+_LOOK = 1.0  # seconds between a worker's looks at whether its parent is still there
+
+
+class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
+    """The batches of a loader as a data set, for torch's DataLoader (batch_size=None) and torchdata's StatefulDataLoader.
+
+    A pass begins where the loader stood when this was made.  Of a loader with per_epoch=True a pass is one epoch, and
+    `set_epoch` chooses it, also in workers that stay alive.
+    """
+
+    def __init__(self, loader: "Loader") -> None:
+        self.loader = loader
+        self.start = loader.state_dict()
+        self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()  # (epoch, calls of set_epoch less one)
+        self._seen = -2  # the call of set_epoch that this process last made a pass for
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is of this epoch."""
+        self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1])
+
+    def __iter__(self) -> "_Pass":
+        return _Pass(self)
+
+    def begin(self) -> tuple[Position, int]:
+        """(position, step) where a new pass begins."""
+        position, first = read_state(self.start, self.loader.plan)
+        epoch, call = self._epoch.tolist()
+        if self.loader.per_epoch:
+            if call == self._seen:
+                raise PlanError("this pass would repeat the epoch of the one before: call set_epoch() before each pass")
+            self._seen = call
+            if call >= 0 and epoch != position.epoch:
+                position = Position(epoch=epoch, rows=position.rows)
+        return position, first
+
+
+class _Pass(Iterator[Any]):
+    """One worker's share of a pass.  Its state is what torchdata keeps for each worker."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        info = get_worker_info()
+        self._worker: int = info.id if info else 0
+        self._workers: int = info.num_workers if info else 1
+        self._state: dict[str, Any] | None = None
+        self._made: Iterator[tuple[Batch, Step]] | None = None
+
+    def __next__(self) -> "Batch":
+        return self.make()[0]
+
+    def make(self) -> tuple["Batch", Step]:
+        """The next batch of this worker and its step, which keeps this rank's rows only: both travel between processes."""
+        loader = self._steps.loader
+        if self._made is None:
+            if self._state is None:
+                position, first = self._steps.begin()
+                passed = self._worker
+            else:
+                position, first = read_state(self._state["loader"], loader.plan)
+                passed = self._state["passed"]
+            self._made = loader._batches(position, first, passed=passed, every=self._workers)
+        batch, step = next(self._made)
+        after = make_state(loader.plan, step.after, batch.step + 1)
+        self._state = {**self._whose(), "passed": self._workers - 1, "loader": after}
+        return batch, replace(step, rows=batch.rows)
+
+    def _whose(self) -> dict[str, Any]:
+        return {"worker": self._worker, "workers": self._workers}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state or {**self._whose(), "passed": self._worker, "loader": self._steps.start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (state["worker"], state["workers"]) != (self._worker, self._workers):
+            raise PlanError(
+                f"the state is of worker {state['worker']} of {state['workers']}, this is worker {self._worker} of "
+                f"{self._workers}; resume with as many workers, or save the state of the Loader, which knows of none"
+            )
+        read_state(state["loader"], self._steps.loader.plan)
+        self._state, self._made = state, None
+
+
+class _WithSteps(Steps):
+    """Batches together with their steps, so that the process that gets them knows how far it is."""
+
+    def __iter__(self) -> Iterator[tuple["Batch", Step]]:  # type: ignore[override]
+        share = _Pass(self)
+        while True:
+            try:
+                made = share.make()
+            except StopIteration:
+                return
+            yield made
+
+    def begin(self) -> tuple[Position, int]:
+        return read_state(self.start, self.loader.plan)
+
+
+def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generator[tuple["Batch", Step], None, None]:
+    """The batches from the loader's position on, made by `workers` processes that are each `ahead` steps ahead."""
+    made = DataLoader(
+        _WithSteps(loader),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=max(ahead, 1),
+        worker_init_fn=settle,
+        collate_fn=_as_is,
+    )
+    turns = iter(made)
+    try:
+        for batch, step in turns:
+            yield batch.of(loader.stores), step
+    finally:
+        del turns  # its last reference: the workers are told to stop, and waited for
+
+
+def settle(worker: int) -> None:
+    """What a worker does first: leave signals to its parent, which may still want to save, and go when the parent is gone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        os._exit(1)
+
+    threading.Thread(target=watch, name=f"penstock-worker-{worker}", daemon=True).start()
+
+
+def _as_is(made: Any) -> Any:
+    """torch would take a batch apart and put it together again as a plain dict."""
+    return made

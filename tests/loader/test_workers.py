@@ -1,0 +1,126 @@
+"""Batches made by worker processes come in the same order, and the state counts what was handed over."""
+
+import json
+import pickle
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")  # on two cores
+WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
+OPTIONS = {"batch_size": 2, "max_length": 64, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def store(tokenizer_path, tmp_path_factory):
+    rng = np.random.default_rng(2)
+    records = [{"text": " ".join(rng.choice(WORDS, rng.integers(0, 40)).tolist())} for _ in range(200)]
+    cache_dir = tmp_path_factory.mktemp("cache")
+    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+
+
+def contents(batches) -> list:
+    return [
+        (batch.step, batch["input_ids"].tolist(), [batch.rows[r].tolist() for r in range(len(batch.rows))])
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize(("workers", "output"), [(1, "numpy"), (3, "torch")])
+def test_workers_change_neither_order_nor_state(store, workers, output):
+    alone = ps.Loader(store, **OPTIONS, output=output)
+    states = [alone.state_dict()]
+    whole = []
+    for batch in alone:
+        whole.append(batch)
+        states.append(alone.state_dict())
+    loader = ps.Loader(store, **OPTIONS, output=output, workers=workers)
+    for number, batch in enumerate(loader):
+        assert contents([batch]) == contents([whole[number]])
+        assert loader.state_dict() == states[number + 1]  # what the workers have ready is not counted
+        assert batch.provenance == whole[number].provenance
+    assert number == len(whole) - 1
+    mine, theirs = loader.metrics.as_dict(), alone.metrics.as_dict()
+    assert {**mine, "wait_seconds": 0} == {**theirs, "wait_seconds": 0} and loader.counters == alone.counters
+
+
+def test_cuts_that_are_no_multiple_of_the_workers(store):
+    whole = contents(ps.Loader(store, **OPTIONS))
+    seen, state = [], None
+    for workers, steps in [(2, 3), (3, 4), (0, 2), (2, None)]:  # a second and a third resume, with other workers
+        loader = ps.Loader(store, **OPTIONS, workers=workers, prefetch=3)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        iterator = iter(loader)
+        seen += contents(islice(iterator, steps))
+        iterator.close()
+        state = loader.state_dict()
+    assert seen == whole
+
+
+def test_workers_pass_over_skipped_steps_and_end_with_the_epoch(store):
+    options = {**OPTIONS, "skip": [1, 2, 7]}
+    assert contents(ps.Loader(store, **options, workers=2)) == contents(ps.Loader(store, **options))
+    loader = ps.Loader(store, **OPTIONS, per_epoch=True, workers=2)
+    epochs = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)  # the workers of the epoch before are gone; those of this one begin where it begins
+        epochs += contents(loader)
+    assert epochs == contents(ps.Loader(store, **OPTIONS))
+
+
+def test_an_error_in_a_worker_reaches_the_consumer(store):
+    loader = ps.Loader(store, batch_size=2, max_length=24, overflow="error", workers=2)
+    with pytest.raises(ps.errors.Overlong, match="max_length is 24"):
+        list(loader)
+
+
+def test_a_data_set_for_a_dataloader_of_ones_own(store):
+    whole = contents(ps.Loader(store, **OPTIONS))
+    for workers in (0, 2):
+        loader = ps.Loader(store, **OPTIONS)
+        own = DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=workers)
+        assert contents(own) == whole
+        assert contents(own) == whole  # a pass begins where the data set was made
+    loader.seek(5)
+    batches = list(DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=2))
+    assert contents(batches) == whole[5:]
+    with pytest.raises(PlanError, match=r"without its stores; ask loader\.explain\(5\)"):
+        batches[0].provenance
+
+
+def test_persistent_workers_see_the_new_epoch(store):
+    whole = contents(ps.Loader(store, **OPTIONS))
+    steps = ps.Loader(store, **OPTIONS, per_epoch=True).as_dataset()
+    own = DataLoader(steps, batch_size=None, collate_fn=lambda x: x, num_workers=2, persistent_workers=True)
+    passes = []
+    for epoch in range(2):
+        steps.set_epoch(epoch)
+        passes += [content[1:] for content in contents(own)]
+    assert passes == [content[1:] for content in whole]
+    with pytest.raises(PlanError, match="call set_epoch"):
+        list(own)
+
+
+def test_a_loader_travels_to_another_process(store):
+    loader = ps.Loader(store, **OPTIONS)
+    iterator = iter(loader)
+    next(iterator)
+    again = pickle.loads(pickle.dumps(loader))
+    assert again.state_dict() == loader.state_dict() and again.plan.fingerprint == loader.plan.fingerprint
+    iterator.close()
+    assert contents(again) == contents(loader)
+
+
+def test_a_batch_moves_and_keeps_where_it_comes_from(store):
+    batch = next(iter(ps.Loader(store, **OPTIONS, output="torch")))
+    moved = batch.to("meta", non_blocking=True)
+    assert moved["input_ids"].device.type == "meta" and moved.provenance == batch.provenance
+    assert (moved.step, moved["max_seqlen"]) == (batch.step, batch["max_seqlen"])
