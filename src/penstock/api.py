@@ -2,6 +2,7 @@
 
 import logging
 import os
+from itertools import pairwise
 from typing import Any, cast
 
 from penstock.cache import Cache
@@ -10,6 +11,9 @@ from penstock.errors import StoreError, TemplateError
 from penstock.loader import Loader
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.store import Store, build
+from penstock.store.build import SHARD_BYTES, SHARD_ROWS
+from penstock.store.why import Why
+from penstock.store.why import why as why_not
 from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import Record, Source, Template
 
@@ -68,6 +72,24 @@ def prepare(
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
     made = _template(source, template, tokenizer, options)
     return build(source, made, engine=LocalEngine(num_proc), cache=folder, refresh=refresh)
+
+
+def why(
+    place: Any,
+    *,
+    tokenizer: Any = None,
+    template: str | Template = "auto",
+    name: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Why:
+    """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
+    folder = Cache(cache_dir)
+    source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
+    made = _template(source, template, tokenizer, options)
+    borders = source.cuts(num_bytes=SHARD_BYTES, num_rows=SHARD_ROWS)
+    records = [source.digest(start, stop) for start, stop in pairwise(borders.tolist())]
+    return why_not(made.identity(), records, borders, folder)
 
 
 def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:

@@ -2,13 +2,15 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.manifest import lengths_name, manifest_name
 from penstock.store.prune import Item, Survey, items, remove_item, store_of, survey
-from penstock.store.schema import Counts, shard_name
+from penstock.store.schema import Counts, shard_name, to_json
 from penstock.store.seen import Seen, recall
+from penstock.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,18 @@ def list_stores(cache: Cache) -> Listing:
         num_bytes=found.total,
         num_unfinished=sum(name.startswith("shards/") and not needed[name] for name in found.entries),
     )
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """A finished store, as plain JSON values."""
+    return {
+        "store": store.fingerprint,
+        "name": store.name,
+        "cache": str(store.cache.root),
+        "num_shards": store.num_shards,
+        "samples": store.counts.samples,
+        **to_json(store.counts),
+    }
 
 
 def find_store(wanted: str, cache: Cache) -> str:

@@ -1,0 +1,93 @@
+"""The `penstock` command.  How it ends:
+
+0    all is well
+1    problems were found (verify)
+2    the command was not understood
+3    the data, the settings or the cache are at fault: one line says what, where, and what to do
+70   Penstock itself is at fault: a traceback says where
+130  interrupted; what is finished is kept
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from penstock import __version__
+from penstock.cli import cache, prepare, screen, verify
+from penstock.errors import PenstockError
+
+OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, 130
+
+commands = typer.Typer(
+    name="penstock",
+    help="The pipe between a pile of raw records and a trainer.",
+    epilog="Ends with 0: well, 1: problems found, 2: not understood, 3: data or settings at fault, 130: interrupted.",
+    rich_markup_mode=None,  # plain help, also in a pipe
+    pretty_exceptions_enable=False,  # they would print what data says, raw
+    no_args_is_help=True,
+)
+commands.command("prepare")(prepare.prepare)
+commands.command("verify")(verify.verify)
+commands.add_typer(cache.commands, name="cache")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        screen.say(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@commands.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def app(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and end the process."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code.  No error leaves here as a traceback but our own."""
+    try:
+        code = commands(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except PenstockError as error:
+        screen.complain(error)
+        return DATA
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has had enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as error:
+        return _explain(error)
+    if code == INTERRUPTED:
+        screen.complain("interrupted; what is finished is kept: run the same command again to go on")
+    return code if isinstance(code, int) else OK
+
+
+def _explain(error: Exception) -> int:
+    """An error of usage, which typer's own library tells apart by how it can be shown, or a fault of ours."""
+    shown = getattr(error, "format_message", None)
+    if callable(shown):
+        message = str(shown())
+        if "\n" in message:  # help, where no command was given
+            screen.text_block(message)
+        else:
+            screen.complain(f"{message} (see penstock --help)")
+        return USAGE
+    import traceback
+
+    screen.text_block("".join(traceback.format_exception(error)))
+    screen.complain("this is a fault of Penstock itself; please report it with the lines above")
+    return FAULT

@@ -1,0 +1,111 @@
+"""What reaches the terminal?  Text that cannot steer it: whatever comes from data, file names or errors is escaped here.
+
+On a terminal, tables have columns and colours; in a pipe they are lines of fields between tabs.
+"""
+
+import json
+import logging
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+_JOINERS = {"\u200c", "\u200d"}  # within words of some languages, and of emoji; they move nothing
+_STEERING = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+}  # control, format (bidi among them), half characters, line and paragraph ends
+
+
+def escape(text: object, *, keep: str = "") -> str:
+    """Text in which every character that could steer a terminal, or hide, is spelled out; but those in `keep`."""
+    plain = str(text)
+    if plain.isascii() and plain.isprintable():
+        return plain
+    return "".join(char if char in keep or not _steers(char) else _spelled(char) for char in plain)
+
+
+def _steers(char: str) -> bool:
+    return unicodedata.category(char) in _STEERING and char not in _JOINERS
+
+
+def _spelled(char: str) -> str:
+    number = ord(char)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def say(text: object = "", *, style: str | None = None) -> None:
+    """One line of output."""
+    _write(sys.stdout, f"{escape(text)}\n", style)
+
+
+def complain(text: object) -> None:
+    """One line about what went wrong, where errors go."""
+    _write(sys.stderr, f"penstock: {escape(' '.join(str(text).splitlines()))}\n", "red")
+
+
+def note(text: object) -> None:
+    """What is under way, or where it happened: not part of the answer."""
+    _write(sys.stderr, f"{escape(text)}\n", "dim")
+
+
+def text_block(text: str) -> None:
+    """Several lines of our own words, such as help or a traceback, where errors go."""
+    _write(sys.stderr, escape(text, keep="\n\t").rstrip("\n") + "\n", None)
+
+
+def as_json(value: Any) -> None:
+    """For scripts: ASCII, so that nothing in it can steer a terminal either."""
+    _write(sys.stdout, json.dumps(value, indent=2, ensure_ascii=True) + "\n", None)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns whose names begin with # are numbers."""
+    titles = [column.removeprefix("#") for column in columns]
+    cells = [[escape(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (titles, *cells):
+            _write(sys.stdout, "\t".join(line) + "\n", None)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column, title in zip(columns, titles, strict=True):
+        made.add_column(title, justify="right" if column.startswith("#") else "left", overflow="fold")
+    for row in cells:
+        made.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False, markup=False, emoji=False).print(made)
+
+
+def num_bytes(number: int) -> str:
+    """For people: 1.4 GB."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} B"
+
+
+class LogLines(logging.Handler):
+    """The library's log, as notes: a line for each finished stage, and warnings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+def _write(stream: TextIO, text: str, style: str | None) -> None:
+    """`text` is escaped already."""
+    encoding = stream.encoding or "utf-8"
+    plain = text.encode(encoding, "backslashreplace").decode(encoding)  # a terminal of another alphabet
+    if style is None or not stream.isatty():
+        stream.write(plain)
+        return
+    from rich.console import Console
+
+    Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True).print(plain, style=style, end="")
