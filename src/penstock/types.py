@@ -1,6 +1,6 @@
 """The nouns that cross a border between rooms: record, samples, span, world; and the protocols of exchangeable parts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -103,4 +103,13 @@ Result = TypeVar("Result")
 class Engine(Protocol):
     """Runs tasks and yields results as they finish.  Knows nothing else."""
 
-    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]: ...
+    def run(
+        self,
+        work: Callable[[Task], Result | Generator[Any, None, Result]],
+        tasks: Iterable[Task | None],
+        *,
+        told: Callable[[Task, Any], object] | None = None,
+    ) -> Iterator[Result]:
+        """Tasks are asked for when somebody is free; None means nothing just now.  Work that is a generator yields notes on its
+        way, which `told` hears, and returns the result.  An error may ask the work to `describe(task, last note)`."""
+        ...

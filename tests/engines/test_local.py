@@ -1,15 +1,22 @@
 """Is every task done once, wherever it runs, and is a dead worker an error instead of a wait?"""
 
+import ctypes
+import faulthandler
 import os
 import signal
+import sys
+import threading
 import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.engines import LocalEngine
-from penstock.engines.local import num_cores
+from penstock.engines import LocalEngine, num_cores
 from penstock.errors import StoreError, TemplateError
+
+METHODS = pytest.mark.parametrize("start_method", ["fork", "spawn"])
 
 
 def double(task: int) -> tuple[int, int]:
@@ -27,9 +34,17 @@ def fail_at_three(task: int) -> int:
     return task
 
 
-def die_at_three(task: int) -> int:
-    if task == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+def die_of(task: str) -> str:
+    match task:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            faulthandler.disable()
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(123)
+        case "system exit":
+            sys.exit(5)
     return task
 
 
@@ -44,7 +59,35 @@ class Leave:
         return task
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+class Notes:
+    """Work that says how far it is, and dies at one place."""
+
+    def __init__(self, fatal: int = -1) -> None:
+        self.fatal = fatal
+
+    def __call__(self, task: int) -> Generator[int, None, int]:
+        for step in range(3):
+            yield 10 * task + step
+            if 10 * task + step == self.fatal:
+                os._exit(9)
+        return -task
+
+    def describe(self, task: int, note: Any) -> str:
+        return f"number {task} at {note}"
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("alone")
+
+
+def fail_oddly(task: int) -> Any:
+    if task == 1:
+        raise Unpicklable(1, 2)
+    return (lambda: task) if task == 2 else task
+
+
+@METHODS
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 50])
 def test_every_task_is_done_once(num_tasks: int, start_method: str, tmp_path: Path) -> None:
     engine = LocalEngine(3, start_method=start_method)
@@ -52,8 +95,11 @@ def test_every_task_is_done_once(num_tasks: int, start_method: str, tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == num_tasks
 
 
-def test_one_process_is_this_process() -> None:
+def test_one_process_is_this_process_unless_that_must_stay_free() -> None:
     assert list(LocalEngine(1).run(double, [1, 2])) == [(2, os.getpid()), (4, os.getpid())]
+    (result,) = LocalEngine(1, inline=False).run(double, [1])
+    assert result[0] == 2 and result[1] != os.getpid()
+    assert list(LocalEngine(2, inline=False).run(double, [])) == []
 
 
 def test_a_slow_task_does_not_hold_up_the_others() -> None:
@@ -64,20 +110,116 @@ def test_a_slow_task_does_not_hold_up_the_others() -> None:
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])
-def test_an_error_in_a_task_is_raised_as_it_is(num_proc: int) -> None:
+def test_a_task_may_come_of_a_result(num_proc: int) -> None:
+    """Tasks are asked for when somebody is free, and again a little later after None."""
+    waiting, seen, results = [1], [], 0
+
+    def tasks() -> Iterator[int | None]:
+        while results < 5:
+            yield waiting.pop() if waiting else None
+
+    for result, _ in LocalEngine(num_proc).run(double, tasks()):
+        seen.append(result)
+        results += 1
+        waiting.append(result)
+    assert seen == [2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_notes_are_heard_on_the_way(num_proc: int) -> None:
+    heard: list[tuple[int, int]] = []
+    results = LocalEngine(num_proc).run(Notes(), [1, 2, 3], told=lambda task, note: heard.append((task, note)))
+    assert sorted(results) == [-3, -2, -1]
+    assert sorted(heard) == [(task, 10 * task + step) for task in (1, 2, 3) for step in range(3)]
+
+
+@METHODS
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_an_error_in_a_task_is_raised_as_it_is(num_proc: int, start_method: str) -> None:
     with pytest.raises(TemplateError, match="row 3 is bad") as caught:
-        list(LocalEngine(num_proc).run(fail_at_three, range(10)))
+        list(LocalEngine(num_proc, start_method=start_method).run(fail_at_three, range(10)))
     assert caught.value.record == 3
+    if num_proc > 1:
+        assert "in fail_at_three" in caught.value.__notes__[0]  # where it was raised, over there
 
 
+def test_what_cannot_be_sent_back_is_told_in_words() -> None:
+    with pytest.raises(StoreError, match=r"a task failed with Unpicklable: alone\n(.|\n)*in fail_oddly"):
+        list(LocalEngine(2).run(fail_oddly, [0, 1]))
+    with pytest.raises(StoreError, match=r"a result cannot be sent from its worker process: .*lambda"):
+        list(LocalEngine(2).run(fail_oddly, [0, 2]))
+
+
+@METHODS
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_dead_worker_is_an_error(start_method: str) -> None:
-    with pytest.raises(StoreError, match=r"a worker process died .* run again"):
-        list(LocalEngine(2, start_method=start_method).run(die_at_three, range(10)))
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("kill", "was killed by signal 9, probably out of memory, while it worked on task 'kill'; .* run again"),
+        ("segfault", r"crashed with signal 11 \(SIGSEGV\) while it worked on task 'segfault'"),
+        ("exit", "ended with exit code 123 while it worked on task 'exit'"),
+        ("system exit", "a task failed with SystemExit: 5"),
+    ],
+)
+def test_a_dead_worker_is_an_error_that_names_its_task(start_method: str, how: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        list(LocalEngine(2, start_method=start_method).run(die_of, [*"abc", how, *"def"]))
+    assert no_children()
 
 
-def test_the_number_of_processes_is_checked() -> None:
+def test_the_work_puts_a_death_into_words() -> None:
+    with pytest.raises(StoreError, match="exit code 9 while it worked on number 2 at 21;"):
+        list(LocalEngine(2).run(Notes(fatal=21), [1, 2, 3]))
+
+
+def test_letting_go_of_the_results_ends_the_workers() -> None:
+    for taken in (0, 1):
+        results = LocalEngine(2).run(uneven, range(100))
+        for _ in range(taken):
+            next(results)
+        del results
+        assert no_children()
+
+
+@pytest.mark.timeout(60)
+def test_a_stopped_worker_is_ended_too() -> None:
+    results = LocalEngine(2).run(double, iter(range(1000)))
+    os.kill(next(results)[1], signal.SIGSTOP)
+    results.close()
+    assert no_children()
+
+
+def test_threads_of_the_parent_do_not_matter() -> None:
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    found: list[tuple[int, int]] = []
+    inside = threading.Thread(target=lambda: found.extend(LocalEngine(2).run(double, range(20))))
+    inside.start()  # the workers of a thread that is not the main one
+    inside.join()
+    stop.set()
+    assert sorted(value for value, _ in found) == list(range(0, 40, 2)) and no_children()
+
+
+def test_what_cannot_be_sent_is_said_clearly() -> None:
+    with pytest.raises(StoreError, match=r"the work cannot be sent to a worker process: .*lambda.*num_proc=1"):
+        list(LocalEngine(2, start_method="spawn").run(lambda task: task, [1, 2]))
+    assert list(LocalEngine(2, start_method="fork").run(lambda task: task, [1, 1])) == [1, 1]
+
+
+def test_settings_are_checked() -> None:
     with pytest.raises(StoreError, match="num_proc is 0, expected at least 1"):
         LocalEngine(0)
+    with pytest.raises(StoreError, match="start_method is 'forkserver', expected one of fork, spawn"):
+        LocalEngine(2, start_method="forkserver")
     assert LocalEngine().num_proc == num_cores() >= 1
+
+
+def no_children() -> bool:
+    """Whether every child of this process is gone and waited for."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False

@@ -1,80 +1,105 @@
-"""Who runs the tasks?  Processes of this machine that take the next small task when they are done with one."""
+"""Who runs the tasks?  Processes of this machine; whoever is free gets the next one, so nobody waits for the slowest.
 
-import multiprocessing
-import os
+The work is sent once per process (or inherited, where it forks); a task and its result are a few numbers.
+"""
+
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from operator import length_hint
 from typing import Any
 
+from penstock.engines.cores import num_cores
+from penstock.engines.pool import Pool
+from penstock.engines.worker import do
 from penstock.errors import StoreError
 from penstock.types import Result, Task
 
-_AHEAD = 2  # tasks handed out per process: one under way, one waiting, so that nobody idles and nobody hoards
+_PAUSE = 0.05  # seconds until somebody who had no task for us is asked again
+
+_BEGUN, _NO_MORE = object(), object()
+
+START_METHODS = ("fork", "spawn")
 
 
 class LocalEngine:
-    """`num_proc` processes; 1 runs in this one.  The work is sent once per process, a task is a few numbers."""
+    """`num_proc` processes (None: the cores there are).  One process is this one, unless `inline` is False."""
 
-    def __init__(self, num_proc: int | None = None, *, start_method: str | None = None) -> None:
+    def __init__(self, num_proc: int | None = None, *, start_method: str | None = None, inline: bool = True) -> None:
         if num_proc is not None and num_proc < 1:
             raise StoreError(f"num_proc is {num_proc}, expected at least 1 (or None for all cores)")
-        self.num_proc = num_proc or num_cores()
         # fork starts in milliseconds and shares the loaded tokenizer; elsewhere it is unsafe or missing
         self.start_method = start_method or ("fork" if sys.platform == "linux" else "spawn")
+        if self.start_method not in START_METHODS:
+            raise StoreError(f"start_method is {start_method!r}, expected one of {', '.join(START_METHODS)}")
+        self.num_proc = num_proc or num_cores()
+        self.inline = inline
 
-    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Results as they finish.  The first error stops the rest and is raised here."""
-        if self.num_proc == 1 or len(tasks) <= 1:
-            yield from map(work, tasks)
-            return
-        pool = ProcessPoolExecutor(
-            max_workers=min(self.num_proc, len(tasks)),
-            mp_context=multiprocessing.get_context(self.start_method),
-            initializer=_begin,
-            initargs=(work,),
-        )
+    def run(
+        self,
+        work: Callable[[Task], Result | Generator[Any, None, Result]],
+        tasks: Iterable[Task | None],
+        *,
+        told: Callable[[Task, Any], object] | None = None,
+    ) -> Iterator[Result]:
+        """Results as they finish.  The first error stops the rest and is raised here.
+
+        tasks: asked for one at a time, when a process is free; None means nothing just now, ask again.
+        told: hears the notes of work that is a generator.
+        Processes start before this returns, so in the caller's thread.
+        """
+        num_proc = min(self.num_proc, length_hint(tasks, self.num_proc))
+        if self.inline and num_proc <= 1:
+            return _here(work, tasks, told)
+        pool = Pool(work, start_method=self.start_method)
         try:
-            yield from _finished(pool, tasks, self.num_proc * _AHEAD)
-        except BrokenProcessPool as error:
-            raise StoreError(
-                "a worker process died (killed, out of memory, or crashed) before its task was done; "
-                "what is finished is kept: run again, with a smaller num_proc if memory ran out"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            for _ in range(max(1, num_proc)):
+                pool.grow()
+        except BaseException:
+            pool.stop()
+            raise
+        results = _there(pool, iter(tasks), told)
+        next(results)  # up to the first `yield`: from here on, letting go of it stops the pool
+        return results
 
     def __repr__(self) -> str:
         return f"LocalEngine({self.num_proc})"
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _here(work: Callable[[Any], Any], tasks: Iterable[Any], told: Callable[[Any, Any], object] | None) -> Iterator[Any]:
+    for task in tasks:
+        if task is None:
+            time.sleep(_PAUSE)
+            continue
+        yield do(work, task, partial(told, task) if told is not None else _nobody)
 
 
-def _finished(pool: ProcessPoolExecutor, tasks: Sequence[Any], ahead: int) -> Iterator[Any]:
-    rest = iter(tasks)
-    running: set[Future[Any]] = {pool.submit(_do, task) for task in islice(rest, ahead)}
-    while running:
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield future.result()
-            running.update(pool.submit(_do, task) for task in islice(rest, 1))
+def _nobody(note: Any) -> None: ...
 
 
-_work: Callable[[Any], Any] | None = None  # in a worker process: what it does with each task
-
-
-def _begin(work: Callable[[Any], Any]) -> None:
-    global _work
-    _work = work
-
-
-def _do(task: Any) -> Any:
-    assert _work is not None
-    return _work(task)
+def _there(pool: Pool, tasks: Iterator[Any], told: Callable[[Any, Any], object] | None) -> Iterator[Any]:
+    """Feed idle workers, hand out what they bring back."""
+    more = True
+    try:
+        yield _BEGUN
+        while True:
+            asked = None
+            while more and (worker := pool.idle()) is not None:
+                asked = next(tasks, _NO_MORE)
+                more = asked is not _NO_MORE
+                if asked is None or not more:
+                    break
+                pool.give(worker, asked)
+            busy = any(worker.task is not None for worker in pool.workers)
+            if not busy and not more:
+                return
+            for worker, kind, value in pool.hear(_PAUSE if more and asked is None and pool.idle() else None):
+                if kind == "note" and told is not None and worker.task is not None:
+                    told(worker.task[0], value)
+                elif kind == "error":
+                    raise value
+                elif kind == "done":
+                    yield value
+    finally:
+        pool.stop()
