@@ -13,6 +13,9 @@ from penstock.store.seen import Seen, recall
 from penstock.store.store import Store
 
 
+_FEWEST = 4  # digits of a fingerprint that may stand for it: fewer could be a name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInfo:
     """A store as a list shows it."""
@@ -68,7 +71,7 @@ def summary(store: Store) -> dict[str, Any]:
 def find_store(wanted: str, cache: Cache) -> str:
     """The fingerprint that begins like this, or the one store made of data with this name."""
     infos = list_stores(cache).stores
-    matches = [info.store for info in infos if wanted and info.store.startswith(wanted)]
+    matches = [info.store for info in infos if len(wanted) >= _FEWEST and info.store.startswith(wanted)]
     matches = matches or [info.store for info in infos if wanted and info.name == wanted]
     if len(matches) == 1:
         return matches[0]
