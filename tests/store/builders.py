@@ -64,6 +64,9 @@ def build(job: dict[str, Any]) -> None:
             raise OSError(38, "Function not implemented")
 
         fcntl.flock = fcntl.lockf = refuse
+    if job.get("timer"):
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, job["timer"], job["timer"])
     os.environ.update(BUILDERS_LOG=job["log"], BUILDERS_PAUSE=str(job["pause"]), BUILDERS_DEATH=job.get("death", ""))
     files = sorted(Path(job["data"]).iterdir())
     source = ps.concat([ps.open(file, cache_dir=job["cache"]) for file in files], name="data")
