@@ -129,6 +129,7 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
         prefetch_factor=max(ahead, 1),
         worker_init_fn=settle,
         collate_fn=_as_is,
+        generator=torch.Generator(),  # the seeds it deals out are not taken from the trainer's own chance
     )
     turns = iter(made)
     try:

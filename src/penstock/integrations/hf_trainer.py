@@ -1,0 +1,150 @@
+"""How does the Hugging Face Trainer take a Loader?  As it is: batches are neither dealt out again, nor skipped, nor replayed.
+
+    trainer = LoaderTrainer(model=model, args=args, loader=loader)
+    trainer.train(resume_from_checkpoint=True)
+
+The loader's state lies in the Trainer's own checkpoint folders.  For a Trainer of your own: `class Mine(FromLoader, Trainer)`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from penstock.errors import PlanError, PlanMismatch
+from penstock.integrations.model_inputs import ModelInputs
+from penstock.loader import Loader
+
+STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
+_TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is not whole
+_EPOCHS_UNLESS_TOLD = 3.0  # num_train_epochs of TrainingArguments that nobody set
+
+
+class FromLoader:
+    """A Trainer whose training batches come from `loader`, which also says how many there are."""
+
+    args: Any
+    state: Any
+    model: Any
+    _steps: "_Steps"
+
+    def __init__(self, *args: Any, loader: Loader, **options: Any) -> None:
+        if loader.form.output != "torch":
+            raise PlanError("the Trainer needs tensors: pass output='torch' to the Loader")
+        if loader.form.labels != "unshifted":
+            raise PlanError("the Trainer's models shift labels themselves: leave labels='unshifted' in the Loader")
+        if loader.per_epoch:
+            raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
+        super().__init__(*args, **options)
+        self.loader = loader
+        self._max_steps_given = self.args.max_steps
+        self._check_args()
+        self.add_callback(_Epochs(loader))  # type: ignore[attr-defined]
+
+    def _check_args(self) -> None:
+        args, epochs = self.args, self.loader.epochs
+        if args.n_gpu > 1:
+            raise PlanError(f"{args.n_gpu} GPUs in one process would cut packed batches apart; start with torchrun")
+        if args.auto_find_batch_size:
+            raise PlanError("auto_find_batch_size cannot change the Loader's batch_size; leave it out")
+        if args.num_train_epochs not in (_EPOCHS_UNLESS_TOLD, epochs) and args.max_steps <= 0:
+            raise PlanError(
+                f"num_train_epochs is {args.num_train_epochs}, the Loader has epochs={epochs}; set it in the Loader only"
+            )
+        if epochs is None and args.max_steps <= 0:
+            raise PlanError("an endless Loader (epochs=None) needs max_steps in the TrainingArguments")
+
+    def get_train_dataloader(self) -> Any:
+        return self._steps
+
+    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
+        done = self._resume(Path(resume_from_checkpoint)) if resume_from_checkpoint else 0
+        accumulate, given = self.args.gradient_accumulation_steps, self._max_steps_given
+        self._steps = _Steps(self.loader, ModelInputs(self.model), before=done * accumulate)
+        if self.loader.epochs is not None:
+            all_steps = -(-len(self._steps) // accumulate)
+            if given > all_steps:
+                raise PlanError(f"max_steps is {given}, the Loader has {all_steps} steps; give it more epochs")
+            self.args.max_steps = given if given > 0 else all_steps
+        options["resume_from_checkpoint"] = resume_from_checkpoint
+        return super()._inner_training_loop(*args, **options)  # type: ignore[misc]
+
+    def _resume(self, folder: Path) -> int:
+        """Bring the loader to where the checkpoint was taken; optimizer steps done until then."""
+        if not (folder / _TRAINER_STATE).exists():
+            raise PlanMismatch(
+                f"{folder} is not whole: no {_TRAINER_STATE} in it; resume from the checkpoint before it"
+            )
+        if not (folder / STATE).exists():
+            raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without a Loader; start a new run")
+        self.loader.load_state_dict(json.loads((folder / STATE).read_text()))
+        return int(json.loads((folder / _TRAINER_STATE).read_text())["global_step"])
+
+    def _run_epoch(self, **options: Any) -> Any:
+        """The Trainer's one pass.  After a resume it is over what is left, and there is nothing to skip."""
+        accumulate = self.args.gradient_accumulation_steps
+        left = self._steps.left
+        if left is None:
+            left = (self.args.max_steps - self.state.global_step) * accumulate
+        options |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // accumulate)}
+        options["steps_trained_in_current_epoch"] = 0
+        return super()._run_epoch(**options)  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.args.should_save:  # rank 0; before all else, so that a whole checkpoint has it
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = folder / f".{STATE}.tmp"
+            with temporary.open("w") as file:
+                json.dump(self.loader.state_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(folder / STATE)
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+
+class LoaderTrainer(FromLoader, Trainer):  # type: ignore[misc]
+    """transformers.Trainer, fed by a Loader."""
+
+
+class _Steps:
+    """What the Trainer sees of the loader: a length, and an iteration.  No sampler, no data set, nothing to deal out anew."""
+
+    def __init__(self, loader: Loader, inputs: ModelInputs, *, before: int) -> None:
+        self._loader, self._inputs, self._before = loader, inputs, before
+        self._first: int = loader.state_dict()["step"]
+
+    @property
+    def left(self) -> int | None:
+        """Batches from where the loader stood on; None where there is no end."""
+        return None if self._loader.epochs is None else len(self._loader) - self._first
+
+    def __len__(self) -> int:
+        """As the Trainer counts: batches behind its optimizer steps so far, and those that are left."""
+        return self._before + len(self._loader) - self._first
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._inputs, iter(self._loader))
+
+
+class _Epochs(TrainerCallback):  # type: ignore[misc]
+    """The Trainer makes one pass over all epochs; this tells it which one it is in, and where one ends."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._epoch = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._epoch = self._loader.state_dict()["epoch"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        epoch, epochs = self._loader.state_dict()["epoch"], self._loader.epochs
+        state.epoch = float(epoch) if epochs is None else epochs * state.global_step / state.max_steps
+        if epoch > self._epoch and epoch != epochs:  # the Trainer itself sees to the end of the last one
+            control.should_log |= args.logging_strategy == "epoch"
+            control.should_evaluate |= args.eval_strategy == "epoch"
+            control.should_save |= args.save_strategy == "epoch"
+        self._epoch = epoch

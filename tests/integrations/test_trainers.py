@@ -1,0 +1,43 @@
+"""A training that was killed and resumed through its framework's own checkpoint trains what an uninterrupted one does, batch by batch."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .runs import DIE_AT, RUNS, open_loader
+
+ROOT = Path(__file__).parents[2]
+NEEDS = {
+    "hf": ["transformers", "accelerate"],
+    "trl": ["trl", "datasets"],
+    "accelerate": ["accelerate", "transformers"],
+    "lightning": ["lightning", "transformers"],
+    "torchdata": ["torchdata"],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
+    for package in NEEDS[name]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    env = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    job = [sys.executable, "-m", "tests.integrations.runs", name, folder]
+    result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    lines = {
+        part: [json.loads(line) for line in (folder / f"{part}.jsonl").read_text().splitlines()]
+        for part in ("whole", "cut", "rest")
+    }
+    loader = open_loader(folder, output="numpy")
+    assert [line["ids"] for line in lines["whole"]] == [batch["input_ids"].tolist() for batch in loader]
+    assert len(lines["cut"]) == DIE_AT and lines["cut"] == lines["whole"][:DIE_AT]
+    kept = len(lines["whole"]) - len(lines["rest"])
+    assert 0 < kept < DIE_AT  # it went on from a checkpoint, not from the start
+    assert lines["rest"] == lines["whole"][kept:]  # the losses too, to the last bit
