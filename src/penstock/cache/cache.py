@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from penstock.cache import leases
 from penstock.cache.faults import again, again_if_stale, refuse
-from penstock.cache.folder import Folder, lookup, lstat, write_new
+from penstock.cache.folder import Folder, lookup, lstat, read_whole, write_new
 from penstock.cache.naming import give_name
 from penstock.cache.settings import default_root, flag_from_environment, size_from_environment
 from penstock.errors import StoreError
@@ -144,8 +144,8 @@ class Cache:
 
     def read(self, name: str) -> bytes:
         """A small published file, whole."""
-        with self.opened(name) as fd, os.fdopen(os.dup(fd), "rb") as file:
-            return file.read()
+        with self.opened(name) as fd:
+            return read_whole(fd)
 
     def map(self, name: str, *, size: int) -> memoryview:
         """A published file of exactly `size` bytes, memory-mapped."""

@@ -148,6 +148,11 @@ def write_new(fd: int, name: str, write: Callable[[IO[bytes]], object]) -> int:
         return os.fstat(file_fd).st_size
 
 
+def read_whole(fd: int) -> bytes:
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return file.read()
+
+
 def lstat(fd: int, name: str) -> os.stat_result:
     return again(lambda: os.stat(name, dir_fd=fd, follow_symlinks=False))
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cache.faults import again
-from penstock.cache.folder import Folder, file_mode, lookup, write_new
+from penstock.cache.folder import Folder, file_mode, lookup, read_whole, write_new
 from penstock.cache.owner import Owner
 from penstock.errors import StoreError
 
@@ -125,7 +125,7 @@ def held(folder: Folder) -> set[str]:
                     contextlib.suppress(FileNotFoundError),
                     folder.reading(fd, lease, folder.root / FOLDER / lease) as file,
                 ):
-                    names |= _names(os.fdopen(os.dup(file), "rb").read())
+                    names |= _names(read_whole(file))
             return names
     except FileNotFoundError:
         return set()
