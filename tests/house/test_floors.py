@@ -100,5 +100,6 @@ def test_torch_is_imported_by_the_loader_by_one_shape_and_in_integrations() -> N
     }
     assert {user for user in users if not user.startswith("integrations/")} <= {
         "loader/torch.py",
+        "loader/workers.py",  # processes of its DataLoader
         "sources/pt_chunks.py",
     }

@@ -1,4 +1,4 @@
-"""How do arrays become tensors?  Without copying, pinned on request.  The only file of the loader that imports torch."""
+"""How do arrays become tensors?  Without copying, pinned on request.  Here and in workers.py alone, the loader imports torch."""
 
 from collections.abc import Callable
 from typing import Any
