@@ -1,5 +1,6 @@
 """Where do bytes come from?  List, identify, read a range.  The only file that knows a place; local folders for now."""
 
+import functools
 import glob
 import os
 import re
@@ -12,8 +13,15 @@ import numpy as np
 
 from penstock.errors import SourceChanged, SourceError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 _MAGIC = re.compile(r"[*?[]")
 _LINE = 64  # bytes of a cache line
+_MAX_OPEN = 64
+_SHOWN = 300  # characters of a path in an error: somebody may give us a text instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,7 @@ class FileId:
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = 0  # moves with every write, and nobody can put it back; a new link or mode moves it, too
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -38,21 +47,29 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
     Of a folder: what lies directly in it and is not hidden.
     """
     text = local(pattern)
-    if Path(text).is_dir():
-        inside = [path for path in Path(text).iterdir() if path.name[0] != "."]
-        found = [str(path) for path in inside if path.is_file()]
+    if not text:
+        raise SourceError("the path is empty, expected a file, a folder or a glob")
+    if is_folder(text):
+        inside = _inside(text)
+        found = [str(path) for path in inside if not path.is_dir()]  # a link that leads nowhere is an error, not a gap
         folders = len(inside) - len(found)
         expected = "a file in this folder"
         if folders:
             expected += f"; there are {folders} folders in it: {text.rstrip('/')}/** stands for all files below"
-    elif Path(text).exists() or not _MAGIC.search(text):
+    elif os.path.lexists(text) or not _MAGIC.search(text):
         found, expected = [text], "a file"
+        identify(str(Path(text).absolute()))  # before anybody wonders what shape it has
     else:
-        found = [path for path in glob.glob(text, recursive=True) if not Path(path).is_dir()]  # noqa: PTH207
+        found = _matches(text)
         expected = f"at least one file to match (current folder: {Path.cwd()})"
     if not found:
         raise SourceError(f"{text}: nothing there, expected {expected}")
     return sorted((str(Path(path).absolute()) for path in found), key=natural)
+
+
+def is_folder(place: str | os.PathLike[str]) -> bool:
+    """Whether a folder lies there; of what may not be looked at, or can be no path at all, nobody knows one."""
+    return os.path.isdir(local(place))  # noqa: PTH112 - Path raises at names that are too long
 
 
 def local(place: str | os.PathLike[str]) -> str:
@@ -67,8 +84,9 @@ def identify(path: str) -> FileId:
     """A quick look at a file that must be there and be readable as a file."""
     try:
         status = os.stat(path)  # noqa: PTH116
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}; check the path (current folder: {Path.cwd()})") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path[:_SHOWN]}: {reason}; check the path (current folder: {Path.cwd()})") from error
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{path}: not a regular file, and random access needs one; copy it to a file first")
     return _file_id(path, status)
@@ -82,6 +100,14 @@ def read(path: str) -> bytes:
         raise SourceError(f"{path}: {error.strerror}; check the path and its permissions") from error
 
 
+def max_open() -> int:
+    """How many files of data to keep open: few beside what the process may, as one may be mapped as well, and others need some."""
+    if resource is None:
+        return _MAX_OPEN
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_OPEN if soft < 0 else max(1, min(_MAX_OPEN, soft // 8))  # below 0: as many as you like
+
+
 class RangeFile:
     """Any range of one file, from any thread or forked process: reads share no cursor.  Pickles as its identity."""
 
@@ -92,6 +118,10 @@ class RangeFile:
             self._fd = os.open(identity.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise SourceError(f"{identity.path}: {error.strerror}; check the path and its permissions") from error
+        if (
+            os.fstat(self._fd).st_ino != identity.inode
+        ):  # opened again, later or elsewhere, by a path that now means another
+            raise self._changed("another file has taken its place")
         self.check()
 
     def read(self, start: int, stop: int) -> bytes:
@@ -147,4 +177,34 @@ def buffer(num_bytes: int) -> memoryview:
 
 
 def _file_id(path: str, status: os.stat_result) -> FileId:
-    return FileId(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+    return FileId(
+        path=path,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        inode=status.st_ino,
+        ctime_ns=status.st_ctime_ns,
+    )
+
+
+def _inside(folder: str) -> list[Path]:
+    """What lies in a folder and is not hidden."""
+    try:
+        return [path for path in Path(folder).iterdir() if path.name[0] != "."]
+    except OSError as error:
+        raise SourceError(f"{folder}: {error.strerror}; check the folder and its permissions") from error
+
+
+def _matches(pattern: str) -> list[str]:
+    """Files that match, each once: `**` follows links to folders, and passes again where one leads back up.
+
+    Folders that are really called so come first: brackets in their names are no pattern.
+    """
+    folder = next((parent for parent in Path(pattern).parents if is_folder(parent)), None)
+    if folder is not None:
+        pattern = str(Path(glob.escape(str(folder))) / Path(pattern).relative_to(folder))
+    real = functools.cache(os.path.realpath)
+    homes: dict[str, str] = {}
+    for path in sorted(glob.glob(pattern, recursive=True), key=len):  # noqa: PTH207
+        above, name = os.path.split(path)
+        homes.setdefault(os.path.join(real(above), name), path)  # noqa: PTH118
+    return [path for home, path in homes.items() if not is_folder(home)]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def age(path: Path, seconds: float = 60) -> None:
     """Written a while ago, so that its time can be trusted."""
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - int(seconds * 1e9)))
+    time.sleep(0.03)  # this itself was a change, and its time nobody can set
 
 
 def read(path: Path, cache: Cache) -> list[Any]:
@@ -105,6 +107,7 @@ def test_the_same_content_elsewhere_is_digested_once_and_not_scanned(
         shutil.copy2(path, other)
         other.replace(path)  # another inode under the old name, with the old time
         other = path
+    time.sleep(0.03)  # a new name is a change, too
     assert work.of(lambda: read(other, cache)) == (0, size)
     assert work.of(lambda: read(other, cache)) == (0, 0)
     assert read(other, cache) == ROWS

@@ -54,6 +54,9 @@ class ArrowPart(Part):
     def check(self) -> None:
         self._file.check()
 
+    def let_go(self) -> None:
+        self._decoded.drop(self._path)  # batches in place hold the map, and that the file
+
     def _batch(self, number: int) -> Any:
         """A record batch whose every offset has been checked once, as the values are taken from it without looking."""
         self.check()  # pages behind the end of a file that was cut would be no memory

@@ -2,12 +2,12 @@
 
 import base64
 import json
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import BadRecord, SourceError
+from penstock.sources.lock import ProcessLock
 from penstock.types import BadRow, Where
 
 POLICIES = ("stop", "skip", "quarantine")
@@ -31,19 +31,18 @@ class BadRows:
         self.quarantine = quarantine
         self.counts: Counter[str] = Counter()  # by reason
         self._rows: dict[tuple[str, int], str] = {}  # (file, row) → reason: sources opened together share a ledger
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def met(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
         """Called for each bad row that is read; raises where the policy says stop."""
         if self.on_bad == "stop":
             raise BadRecord(f"{found.message}; {_HINT}")
         with self._lock:
-            if (where.file, row) in self._rows:
-                return
-            self._rows[where.file, row] = found.reason
-            self.counts[found.reason] += 1
-            if self.quarantine is not None:
-                _append(Path(self.quarantine), row, found, where, raw)
+            if (where.file, row) not in self._rows:
+                self._rows[where.file, row] = found.reason
+                self.counts[found.reason] += 1
+                if self.quarantine is not None:
+                    _append(Path(self.quarantine), row, found, where, raw)
             if self.max_bad is not None and len(self._rows) > self.max_bad:
                 raise BadRecord(
                     f"{found.message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}"
@@ -53,13 +52,6 @@ class BadRows:
     def rows(self) -> list[int]:
         """Bad rows met so far, ascending."""
         return sorted({row for _, row in self._rows})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
 
 def _append(path: Path, row: int, found: BadRow, where: Where, raw: bytes) -> None:

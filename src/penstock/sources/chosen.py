@@ -1,7 +1,6 @@
 """Which rows, where no range says it?  By number, by a function of the record, or by chance with a name.  8 bytes per row."""
 
 import math
-import threading
 from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import numpy as np
 
 from penstock.errors import BadRecord, SourceError
 from penstock.fingerprint import fingerprint
+from penstock.sources.lock import ProcessLock
 from penstock.sources.view import Rows, Slice, View, at_most
 from penstock.types import BadRow, Bools, Ints, Record
 
@@ -63,7 +63,7 @@ class Filtered(Selection):
         super().__init__(source, np.zeros(0, dtype=np.int64))
         self._rows = None
         self._fn = fn
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     @property
     def rows(self) -> Ints:
@@ -85,13 +85,6 @@ class Filtered(Selection):
             return bool(self._fn(record))
         except Exception as error:
             raise failed(self._source, row, "filter", self._fn, error) from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         rows = "" if self._rows is None else f", {len(self._rows):_} rows"

@@ -22,6 +22,8 @@ SLICE_ROWS = 8192  # and never more rows than this
 COLUMNAR_OPTIONS = ("columns", "json_columns", "cache_bytes")
 CACHE_BYTES = 64 << 20  # decoded batches kept per source
 
+Key = tuple[Hashable, ...]  # begins with the file's path
+
 # Everything that pyarrow is known to raise at damaged files.
 _DAMAGE = (OSError, ValueError, ArithmeticError, MemoryError, LookupError, TypeError, NotImplementedError)
 
@@ -55,14 +57,14 @@ class ByteCache:
     def _begin(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
         self.num_bytes = 0
 
     def _mine(self) -> None:
         if self._owner != os.getpid():  # the lock may have been held by a thread that was not forked
             self._begin()
 
-    def get(self, key: Hashable) -> Any:
+    def get(self, key: Key) -> Any:
         self._mine()
         with self._lock:
             found = self._kept.get(key)
@@ -71,7 +73,7 @@ class ByteCache:
             self._kept.move_to_end(key)
             return found[0]
 
-    def pop(self, key: Hashable) -> Any:
+    def pop(self, key: Key) -> Any:
         """Take a value out: it is now the caller's alone."""
         self._mine()
         with self._lock:
@@ -79,13 +81,20 @@ class ByteCache:
             self.num_bytes -= num_bytes
             return value
 
-    def put(self, key: Hashable, value: Any, num_bytes: int) -> None:
+    def put(self, key: Key, value: Any, num_bytes: int) -> None:
         self._mine()
         with self._lock:
             self.num_bytes += num_bytes - self._kept.pop(key, (None, 0))[1]
             self._kept[key] = value, num_bytes
             while self.num_bytes > self.budget and len(self._kept) > 1:
                 self.num_bytes -= self._kept.popitem(last=False)[1][1]
+
+    def drop(self, path: str) -> None:
+        """Forget what came from a file."""
+        self._mine()
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == path]:
+                self.num_bytes -= self._kept.pop(key)[1]
 
     def __reduce__(self) -> tuple[type["ByteCache"], tuple[int]]:
         return ByteCache, (self.budget,)

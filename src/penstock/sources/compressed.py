@@ -40,14 +40,18 @@ class SpooledFile(RangeFile):
 
 
 def is_compressed(path: str) -> bool:
-    return Path(path).suffix in _CODECS
+    return _suffix(path) in _CODECS
+
+
+def _suffix(path: str) -> str:
+    return Path(path).suffix.lower()  # names are read so wherever a shape is found by them
 
 
 def spool(identity: FileId, cache: Cache, *, max_expansion: int) -> SpooledFile:
     """The plain text of a compressed file: from the cache, or by one pass that leaves it there."""
     origin = RangeFile(identity)
     content = index(origin, cache, kind="compressed", write=lambda file, _out, _old: ((0, 0), digest_of(file))).content
-    name = f"spools/{content[:2]}/{content}{Path(identity.path).suffix}.text"
+    name = f"spools/{content[:2]}/{content}{_suffix(identity.path)}.text"
     if cache.size(name) is None:
         cache.publish(name, lambda out: _expand(origin, out, max_expansion))
     return SpooledFile(identify(str(cache.path(name))), origin)
@@ -76,7 +80,7 @@ def _expand(origin: RangeFile, out: IO[bytes], max_expansion: int) -> None:
 
 def _text(origin: RangeFile) -> Iterator[bytes]:
     """What is inside, in pieces; whatever a codec complains of becomes one error."""
-    path, suffix = origin.identity.path, Path(origin.identity.path).suffix
+    path, suffix = origin.identity.path, _suffix(origin.identity.path)
     written = 0
     try:
         for piece in _CODECS[suffix](origin):

@@ -238,7 +238,7 @@ class CsvSource(RowsSource):
         super().__init__(paths, **rest)
 
     def rows(self, file: RangeFile, path: str) -> Part:
-        tabs = re.search(r"\.tsv(\.[a-z0-9]+)?$", path)
+        tabs = re.search(r"\.tsv(\.[a-z0-9]+)?$", path, re.IGNORECASE)
         cells = Cells(self.delimiter or ("\t" if tabs else ","), quotes=self.quotes)
         kind = f"csv {cells.delimiter!r} {cells.quotes}"
         index = spans(file, self.cache, kind=kind, scan=lambda file: _scan(file, cells))

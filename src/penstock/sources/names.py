@@ -12,10 +12,9 @@ Percent are rounded as `datasets` rounds them: to the closest row.  Edges beyond
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from penstock.errors import SourceError
-from penstock.files import local
+from penstock.files import is_folder, local
 
 _NUMBER = r"-?[0-9][0-9_]*%?"
 _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
@@ -24,6 +23,7 @@ _SPLIT_NAME = r"\w+(?:\.\w+)*"
 _AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
 _BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
+_STARS = re.compile(r"[*?]")
 _OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
 _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
@@ -96,9 +96,12 @@ def _read(text: str) -> Name:
     if (found := _BEHIND.fullmatch(text)) and found["step"] is None:
         if _exists(found["place"]):
             return Name(found["place"], cuts=(_cut(found, text),))
-        if (of := _OF_FOLDER.fullmatch(found["place"])) and Path(local(of["place"])).is_dir():
+        if (of := _OF_FOLDER.fullmatch(found["place"])) and is_folder(of["place"]):
             return Name(of["place"], (Split(of["split"], _cut(found, text)),))
-    if (found := _OF_FOLDER.fullmatch(text)) and Path(local(found["place"])).is_dir():
+        if _STARS.search(found["place"]):
+            rows = text[len(found["place"]) :]
+            raise SourceError(f"{text}: rows of a glob are written with an @: {found['place']}@{rows}")
+    if (found := _OF_FOLDER.fullmatch(text)) and is_folder(found["place"]):
         return Name(found["place"], (Split(found["split"]),))
     return Name(text)
 

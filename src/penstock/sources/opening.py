@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.files import find, local
+from penstock.files import find, is_folder, local
 from penstock.sources.bad import BadRows
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource
@@ -72,6 +72,10 @@ def _open_records(place: Any, wish: Wish) -> RowAccess:
     """What is no place: a source, records in memory, a stream of them."""
     if is_source(place):
         _check_options("a source that is open already", (), wish.options)
+        if wish.bad is not None and wish.bad.on_bad != "stop":
+            raise SourceError(
+                f"on_bad={wish.bad.on_bad!r}, but the source is open already; pass it where the files are opened"
+            )
         if isinstance(place, RowAccess) and wish.name in (None, place.name):
             return place
         return Concat([place], name=wish.name or place.name)
@@ -165,7 +169,7 @@ def _opener(shape: Shape) -> Callable[..., RowAccess]:
 def _folder_shape(place: str, asked: str | None) -> str | None:
     """The shape of a folder that is one data set as a whole."""
     path = local(place)
-    if not Path(path).is_dir() or (asked is not None and not SHAPES[asked].folder):
+    if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
         return None
     for name, shape in SHAPES.items():
         marked = asked is None and any((Path(path) / mark).is_file() for mark in shape.marks)
@@ -177,16 +181,17 @@ def _folder_shape(place: str, asked: str | None) -> str | None:
 def _data_files(place: str, asked: str | None) -> list[str]:
     """Files of a place.  From a folder or a glob of everything, those that are data; what is left out is said."""
     paths = find(place)
-    if not Path(local(place)).is_dir() and not re.search(r"\*\*?$", place):
+    if not is_folder(place) and not re.search(r"\*\*?$", place):
         return paths
     if asked is not None:
-        return [path for path in paths if _suffix(path, SHAPES[asked].suffixes)] or paths
-    known = [path for path in paths if _known(path) and not _BESIDE.fullmatch(Path(path).name)]
-    known = known or [path for path in paths if _known(path)]
+        known = [path for path in paths if _suffix(path, SHAPES[asked].suffixes)] or paths
+    else:
+        known = [path for path in paths if _known(path) and not _BESIDE.fullmatch(Path(path).name)]
+        known = known or [path for path in paths if _known(path)]
     if not known:
         _shape_of(paths[0])
     if len(known) < len(paths):
-        left = [Path(path).name for path in paths if path not in set(known)]
+        left = [Path(path).name for path in sorted(set(paths) - set(known))]
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         _log.info("%s: %d files are no data and are left out: %s%s", place, len(left), ", ".join(left[:3]), more)
     return known

@@ -20,6 +20,7 @@ from penstock.sources.values import ToRecords
 from penstock.types import BadRow, Ints, Record
 
 _BUFFER = 1 << 18  # read ahead per column
+_LOOK = 64  # rows that are weighed
 
 
 class ParquetPart(Part):
@@ -43,7 +44,7 @@ class ParquetPart(Part):
             counts, sizes = self._groups(source.columns)
         self._group_starts: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]  # rows
         self._first_bytes = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._slice_rows = [slice_rows(count, size) for count, size in zip(counts, sizes, strict=True)]
+        self._at_once: dict[int, int] = {}  # rows decoded together, of each group met so far
         self.num_rows = self._group_starts[-1]
         self.num_bytes = int(self._first_bytes[-1])
         if self.num_rows != self._metadata.num_rows:
@@ -53,8 +54,9 @@ class ParquetPart(Part):
             )
 
     def record(self, row: int) -> Record | BadRow:
+        self.check()
         group = bisect_right(self._group_starts, row) - 1
-        number, within = divmod(row - self._group_starts[group], self._slice_rows[group])
+        number, within = divmod(row - self._group_starts[group], self._slice_rows(group))
         return self._to_records(self._slice(group, number).slice(within, 1))[0]
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
@@ -79,9 +81,12 @@ class ParquetPart(Part):
     def check(self) -> None:
         self._file.check()
 
+    def let_go(self) -> None:
+        self._decoded.drop(self._path)  # parked readers hold the file
+
     def _batches(self, group: int, first: int, last: int) -> Iterator[Any]:
         """Rows first..last of a group, in pieces."""
-        size = self._slice_rows[group]
+        size = self._slice_rows(group)
         number, final = first // size, (last - 1) // size
         if number == final:  # one row, or a few: likely to be followed by others from here
             yield self._slice(group, number).slice(first - number * size, last - first)
@@ -102,17 +107,19 @@ class ParquetPart(Part):
             self._park(slices, group, number)
 
     def _slice(self, group: int, number: int) -> Any:
-        """One slice, from the cache or by decoding towards it."""
+        """One slice, from the cache or by decoding towards it, and on to the group's end as long as all of it fits the cache."""
         found = self._decoded.get((self._path, group, number))
         if found is not None:
             return found
         size = int(self._first_bytes[group + 1] - self._first_bytes[group])
         final = self._num_slices(group) - 1 if size <= self._decoded.budget // 2 else number
         at, slices = self._parked(group, number)
-        while at <= final:
+        room = self._decoded.budget // 2  # a text that is repeated in every row weighs nothing in the file
+        while at <= number or (at <= final and room > 0):
             batch = self._next(slices, group, at)
             self._keep(group, at, batch)
             found = batch if at == number else found
+            room -= batch.get_total_buffer_size()
             at += 1
         self._park(slices, group, at)
         return found
@@ -135,15 +142,19 @@ class ParquetPart(Part):
             self._decoded.put((self._path, group, "reader"), (number, slices), weight)
 
     def _read(self, group: int) -> Iterator[Any]:
+        """A reader of a group from its start, slice by slice."""
+        return self._begin(group, self._slice_rows(group))
+
+    def _begin(self, group: int, batch_size: int) -> Iterator[Any]:
         with reading(self._path, "Parquet"):
             batches: Iterator[Any] = self._reader(self._metadata).iter_batches(
-                batch_size=self._slice_rows[group], row_groups=[group], columns=self._names, use_threads=False
+                batch_size=batch_size, row_groups=[group], columns=self._names, use_threads=False
             )
         return batches
 
     def _next(self, batches: Iterator[Any], group: int, number: int) -> Any:
         """The slice that comes next.  pyarrow hands it out in pieces where a dictionary changes or text passes 2 GiB."""
-        size = self._slice_rows[group]
+        size = self._slice_rows(group)
         count = self._group_starts[group + 1] - self._group_starts[group]
         expected = min(size, count - number * size)
         pieces: list[Any] = []
@@ -161,9 +172,28 @@ class ParquetPart(Part):
     def _keep(self, group: int, number: int, batch: Any) -> None:
         self._decoded.put((self._path, group, number), batch, batch.get_total_buffer_size())
 
+    def _slice_rows(self, group: int) -> int:
+        """How many rows to decode at once.  A few are weighed first: a text that many rows share is in the file but once."""
+        found = self._at_once.get(group)
+        if found is None:
+            first, last = self._group_starts[group : group + 2]
+            size = int(self._first_bytes[group + 1] - self._first_bytes[group])
+            if self._shares_text(group):
+                with reading(self._path, "Parquet"):
+                    few = next(self._begin(group, _LOOK), None)
+                    size = max(size, few.nbytes * (last - first) // few.num_rows if few else 0)
+            found = self._at_once[group] = slice_rows(last - first, size)
+        return found
+
+    def _shares_text(self, group: int) -> bool:
+        with reading(self._path, "Parquet"):
+            columns = self._metadata.row_group(group)
+            chunks = (columns.column(leaf) for leaf in range(columns.num_columns))
+            return any(chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page for chunk in chunks)
+
     def _num_slices(self, group: int) -> int:
         count = self._group_starts[group + 1] - self._group_starts[group]
-        return -(-count // self._slice_rows[group])
+        return -(-count // self._slice_rows(group))
 
     def _reader(self, metadata: Any) -> Any:
         # No threads and no read-ahead: they would not survive a fork, and the engine is what makes things parallel.

@@ -3,25 +3,28 @@
 A shape writes a `Part`: one file, its rows counted from 0.  Everything that all shapes share is here.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from operator import index as as_index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.cache import Cache
-from penstock.errors import BadRecord, SourceError
-from penstock.files import FileId, identify
+from penstock.errors import BadRecord, SourceChanged, SourceError
+from penstock.files import FileId, identify, max_open
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.canonical import record_bytes
 from penstock.sources.view import RowAccess, at_most
 from penstock.types import BadRow, Ints, Record, Where
 
-_MAX_OPEN = 64  # parts kept open at once
+# (source, file) of every part that this process keeps open, the oldest first: what may be open is the process's, not a source's.
+_OPEN: "OrderedDict[tuple[int, int], weakref.ref[FilesSource]]" = OrderedDict()
 
 
 class Part(ABC):
@@ -61,11 +64,16 @@ class Part(ABC):
     def check(self) -> None:
         """Raise SourceChanged if the file is no longer the one that was opened."""
 
+    def let_go(self) -> None:
+        """Called when the source no longer keeps this part: whatever of it is kept elsewhere holds its file open."""
+        return
+
 
 class FilesSource(RowAccess):
     """One or more files of one shape.  Pickles as the files' identities and the options."""
 
     shape: str = ""
+    _first_rows: list[int]  # of each file, and the number of all rows
     OPTIONS: tuple[str, ...] = ()  # names of what `options` may hold; whoever opens checks against them
 
     def __init__(
@@ -86,8 +94,9 @@ class FilesSource(RowAccess):
         self.cache = cache
         self.identities = identities
         self._parts: OrderedDict[int, Part] = OrderedDict()
+        self._first_rows = [0]
         counts = [self._part(index).num_rows for index in range(len(identities))]
-        self._first_rows: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self._first_rows = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
 
     def __len__(self) -> int:
         return self._first_rows[-1]
@@ -114,7 +123,7 @@ class FilesSource(RowAccess):
             part.check()
 
     def where(self, row: int) -> Where:
-        index, local = self._home(self._row(row))
+        index, local = self._home(self._row(as_index(row)))  # numpy's integers are no integers to JSON
         line, byte = self._part(index).place(local)
         return Where(file=self.identities[index].path, line=line, byte=byte)
 
@@ -186,10 +195,23 @@ class FilesSource(RowAccess):
     def _part(self, index: int) -> Part:
         part = self._parts.get(index)
         if part is None:
-            part = self._parts[index] = self.part(self.identities[index])
-            while len(self._parts) > _MAX_OPEN:
-                self._parts.popitem(last=False)  # closed when its last reader lets go
+            part = self.part(self.identities[index])
+            if index + 1 < len(self._first_rows):  # opened again
+                self._expect_rows(index, part.num_rows)
+            self._parts[index] = part
+            _OPEN[id(self), index] = weakref.ref(self)
+            while len(_OPEN) > max_open():
+                (_, oldest), source = _OPEN.popitem(last=False)
+                _close(source(), oldest)
         return part
+
+    def _expect_rows(self, index: int, found: int) -> None:
+        expected = self._first_rows[index + 1] - self._first_rows[index]
+        if found != expected:
+            raise SourceChanged(
+                f"{self.identities[index].path}: changed while open: it has {found} rows, expected {expected}; "
+                f"open the source again"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parts": OrderedDict()}
@@ -197,3 +219,10 @@ class FilesSource(RowAccess):
     def __repr__(self) -> str:
         files = "1 file" if len(self.identities) == 1 else f"{len(self.identities)} files"
         return f"{type(self).__name__}({self.name!r}, {len(self):_} rows, {files}, {self.num_bytes:_} bytes)"
+
+
+def _close(source: FilesSource | None, index: int) -> None:
+    """Files are closed when their last reader lets go."""
+    part = source._parts.pop(index, None) if source is not None else None
+    if part is not None:
+        part.let_go()

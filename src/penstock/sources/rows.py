@@ -136,8 +136,8 @@ class RowsSource(FilesSource):
         `max_expansion`: how many times its own size a compressed file may grow.
         """
         for name, value in (("max_row_bytes", max_row_bytes), ("max_expansion", max_expansion)):
-            if value < 1:
-                raise SourceError(f"{name} is {value}, expected a number ≥ 1")
+            if not isinstance(value, int) or value < 1:
+                raise SourceError(f"{name} is {value!r}, expected a number ≥ 1")
         self.max_row_bytes = max_row_bytes
         self.max_expansion = max_expansion
         super().__init__(paths, cache=cache, **rest)

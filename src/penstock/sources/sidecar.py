@@ -6,7 +6,7 @@ it.  A note under the file's path says what that file looked like when its index
 | the file | what happens |
 |---|---|
 | small | it is scanned, in less time than looking up and publishing takes; nothing is kept |
-| as noted: size, time, inode, probe | the index is mapped; nothing else is read |
+| as noted: size, times of the last write and the last change, inode, probe | the index is mapped; nothing else is read |
 | touched, moved, copied, or written so lately that its time cannot tell | one pass for the digest, several times faster than a scan |
 | longer than noted | one pass for the digest of the old part; if it is still the same, only the new part is scanned |
 | anything else | a scan |
@@ -15,6 +15,7 @@ Probes alone never prove an old part unchanged: a line rewritten in the middle, 
 offsets that are off by one row give wrong records without a word.
 """
 
+import contextlib
 import io
 import json
 import time
@@ -30,12 +31,12 @@ from penstock.files import FileId, RangeFile, buffer
 from penstock.fingerprint import Digest, fingerprint
 from penstock.types import Ints
 
-_HEADER = 8  # magic, file size, two words of the kind's own, two of digest, two of probe
+_HEADER = 9  # magic, file size, number of words behind the header, two of the kind's own, two of digest, two of probe
 _WORD = np.dtype("<i8")
 _BLOCK = 1 << 20
 _PROBE = 1 << 14
 _SMALL = 1 << 16  # bytes of a file not worth a sidecar: ten thousand of them would cost minutes of waiting for the disk
-_MAGIC = int.from_bytes(b"PSSIDE01", "little")
+_MAGIC = int.from_bytes(b"PSSIDE02", "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Note:
 
     size: int
     mtime_ns: int
+    ctime_ns: int
     inode: int
     probe: str
     content: str
@@ -88,7 +90,8 @@ def index(file: RangeFile, cache: Cache, *, kind: str, write: Write) -> Index:
                 f"{cache.path(name)}: not what was just written; is another program writing to this folder?"
             )
     text = json.dumps(asdict(_note(known, mark, found.content, settled))).encode()
-    cache.publish(note_name, lambda out: out.write(text), replace=True)
+    with contextlib.suppress(StoreError):  # it only saves time, and a cache that is shared may not be ours to write to
+        cache.publish(note_name, lambda out: out.write(text), replace=True)
     return found
 
 
@@ -131,8 +134,10 @@ def _write(file: RangeFile, out: IO[bytes], write: Write, old: Index | None, mar
     out.write(bytes(_HEADER * _WORD.itemsize))
     counts, content = write(file, out, old)
     file.check()  # a file that grew or shrank meanwhile has no index
+    num_words = out.tell() // _WORD.itemsize - _HEADER
+    header = [_MAGIC, file.identity.size, num_words, *counts, *_words(content), *_words(mark)]
     out.seek(0)
-    out.write(np.array([_MAGIC, file.identity.size, *counts, *_words(content), *_words(mark)], dtype=_WORD).tobytes())
+    out.write(np.array(header, dtype=_WORD).tobytes())
     out.seek(0, 2)
 
 
@@ -142,10 +147,12 @@ def _load(cache: Cache, name: str, *, size: int, mark: str) -> Index | None:
     if num_bytes is None or num_bytes % _WORD.itemsize or num_bytes < _HEADER * _WORD.itemsize:
         return None
     words = np.frombuffer(cache.map(name, size=num_bytes), dtype=_WORD)
-    magic, found_size, one, two = words[:4].tolist()
-    if magic != _MAGIC or found_size != size or words[6:8].tobytes().hex() != mark:
+    magic, found_size, num_words, one, two = words[:5].tolist()
+    if magic != _MAGIC or found_size != size or num_words != len(words) - _HEADER:
         return None
-    return Index(size=size, content=words[4:6].tobytes().hex(), counts=(one, two), words=words[_HEADER:])
+    if words[7:9].tobytes().hex() != mark:
+        return None
+    return Index(size=size, content=words[5:7].tobytes().hex(), counts=(one, two), words=words[_HEADER:])
 
 
 def _read_note(cache: Cache, name: str) -> Note | None:
@@ -161,6 +168,7 @@ def _note(known: FileId, mark: str, content: str, settled: bool) -> Note:
     return Note(
         size=known.size,
         mtime_ns=known.mtime_ns,
+        ctime_ns=known.ctime_ns,
         inode=known.inode,
         probe=mark,
         content=content,
@@ -173,8 +181,9 @@ def _settled(known: FileId) -> bool:
 
     Kernels stamp in ticks of up to 10 ms; a time of whole seconds comes from a file system that counts in those.
     """
-    tick = 2_000_000_000 if known.mtime_ns % 1_000_000_000 == 0 else 20_000_000
-    return time.time_ns() - known.mtime_ns > tick
+    now = time.time_ns()
+    times = (known.mtime_ns, known.ctime_ns)
+    return all(now - written > (2_000_000_000 if written % 1_000_000_000 == 0 else 20_000_000) for written in times)
 
 
 def _index_name(kind: str, size: int, mark: str) -> str:

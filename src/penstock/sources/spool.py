@@ -226,7 +226,7 @@ class SpooledSource(JsonlSource):
 
     def _begin(self) -> Iterator[Any]:
         """The stream, at the row that comes next."""
-        if self._known and _takes_start(self._make):
+        if _takes_start(self._make):
             return iter(self._make(start=self._known))
         if _is_iterator(self._make) and getattr(self, "_begun", False):
             raise SourceError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.sources.parse import has_long_digits
 from penstock.types import BadRow, Record
@@ -132,6 +133,15 @@ def _maps(array: Any, parse_json: bool) -> Values:
     return _with_nulls(array, [pairs[start - begin : stop - begin] for start, stop in pairwise(offsets)])
 
 
+def _list_views(array: Any, parse_json: bool) -> Values:
+    """Views may lie in any order and overlap, so each is taken by itself."""
+    return [None if not cell.is_valid else _values(cell.values, parse_json) for cell in array]
+
+
+def _runs(array: Any, parse_json: bool) -> Values:
+    return _values(pc.run_end_decode(array), parse_json)
+
+
 def _dictionaries(array: Any, parse_json: bool) -> Values:
     return _values(array.dictionary_decode(), parse_json)
 
@@ -142,6 +152,8 @@ _NESTED: tuple[tuple[Callable[[Any], bool], Callable[[Any, bool], Values]], ...]
     (pa.types.is_fixed_size_list, _fixed_lists),
     (pa.types.is_map, _maps),
     (pa.types.is_dictionary, _dictionaries),
+    (lambda kind: pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind), _list_views),
+    (pa.types.is_run_end_encoded, _runs),
 )
 
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from operator import index
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -117,7 +118,7 @@ class RowAccess(ABC):
         return []
 
     def _row(self, row: int) -> int:
-        num_rows = len(self)
+        row, num_rows = index(row), len(self)  # numpy's integers are no integers to JSON
         if not -num_rows <= row < num_rows:
             raise IndexError(f"row {row} of {self!r}: expected {-num_rows} <= row < {num_rows}")
         return row % num_rows

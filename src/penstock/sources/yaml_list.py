@@ -51,6 +51,7 @@ _CALLED = {
     "kwargs": "options",
 }
 _KEYS = ("path", "shape", "split", "weight", "name", "data_folder", "options")
+_NO_OPTIONS = ("place", "cache", "name", "shape", "split", "bad")
 _SHAPES = {"hf_dataset": "hf", "huggingface": "hf", "txt": "text", "tsv": "csv", "ndjson": "jsonl", "yml": "yaml"}
 
 
@@ -66,6 +67,7 @@ class DatasetEntry:
     data_folder: str | None = None  # absolute; where pictures and sounds named in the records lie
     options: dict[str, Any] = field(default_factory=dict)
     line: int = 0  # in the file that lists it
+    listed_in: str = field(default="", compare=False)
 
     def open(self, *, cache: Cache, bad: BadRows | None = None) -> RowAccess:
         return open_source(
@@ -77,13 +79,12 @@ def read_list(path: str) -> list[DatasetEntry]:
     """The data sets that a file lists, in its order."""
     root = _compose(path)
     if isinstance(root, yaml.MappingNode):
-        known = {key.value: value for key, value in root.value}
-        for key, _ in root.value:
-            if key.value != "datasets":
+        for key, value in root.value:
+            if _key(path, key) != "datasets":
                 raise _fault(
                     path, key, f"unknown key {key.value!r}, expected datasets{_nearest(key.value, ['datasets'])}"
                 )
-        root = known.get("datasets")
+            root = value
     if not isinstance(root, yaml.SequenceNode) or not root.value:
         raise SourceError(
             f"{path}: no list of data sets, expected 'datasets:' with entries such as '- path: chat.jsonl'"
@@ -104,20 +105,29 @@ def open_list(paths: Sequence[str], *, cache: Cache, name: str | None = None, ba
         raise SourceError(f"{loop.pop()}: lists itself, by way of {' → '.join(above)}; take one of them out")
     token = _ABOVE.set((*above, *paths))
     try:
-        return concat([entry.open(cache=cache, bad=bad) for entry in entries], name=name)
+        return concat([_opened(entry, cache, bad) for entry in entries], name=name)
     finally:
         _ABOVE.reset(token)
 
 
+def _opened(entry: DatasetEntry, cache: Cache, bad: BadRows) -> RowAccess:
+    try:
+        return entry.open(cache=cache, bad=bad)
+    except SourceError as error:
+        raise type(error)(f"{entry.listed_in}:{entry.line}: {error}") from error
+
+
 def _entry(path: str, node: yaml.Node) -> DatasetEntry:
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
-        return DatasetEntry(path=_absolute(path, node.value), line=_line(node))
+        _check(path, node, "path", node.value)
+        return DatasetEntry(path=_absolute(path, node.value), line=_line(node), listed_in=path)
     if not isinstance(node, yaml.MappingNode):
         raise _fault(path, node, "expected a data set such as {path: chat.jsonl}")
     found: dict[str, Any] = {}
     nodes: dict[str, yaml.Node] = {}
     for key_node, value_node in _pairs(path, node):
-        key = _CALLED.get(str(key_node.value), str(key_node.value))
+        written = _key(path, key_node)
+        key = _CALLED.get(written, written)
         if key not in _KEYS:
             known = [*_KEYS, *_CALLED]
             raise _fault(
@@ -138,7 +148,7 @@ def _entry(path: str, node: yaml.Node) -> DatasetEntry:
     for key in ("path", "data_folder"):
         if key in found:
             found[key] = _absolute(path, found[key])
-    return DatasetEntry(**found, line=_line(node))
+    return DatasetEntry(**found, line=_line(node), listed_in=path)
 
 
 def _check(path: str, node: yaml.Node, key: str, value: Any) -> None:
@@ -148,13 +158,22 @@ def _check(path: str, node: yaml.Node, key: str, value: Any) -> None:
     elif key == "options":
         if not isinstance(value, dict):
             raise _fault(path, node, f"options is a {type(value).__name__}, expected a mapping")
-    elif not isinstance(value, str):
+        for option in value:
+            if not isinstance(option, str) or option in _NO_OPTIONS:
+                raise _fault(path, node, f"{option!r} is no option of a shape; write it beside path, if it is a key")
+    elif not isinstance(value, str) or (key == "path" and not value):
         raise _fault(path, node, f"{key} is {str(value)[:100]!r} ({type(value).__name__}), expected text")
     elif key == "shape" and value not in SHAPES and value not in _SHAPES:
         known = [*SHAPES, *_SHAPES]
         raise _fault(
             path, node, f"the shape {value!r} is not known, expected one of {', '.join(SHAPES)}{_nearest(value, known)}"
         )
+
+
+def _key(path: str, node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _fault(path, node, "a list or mapping as a key, expected a word")
+    return str(node.value)
 
 
 def _number(value: Any) -> float:
@@ -211,16 +230,18 @@ def _value(path: str, node: yaml.Node) -> Any:
 def _pairs(path: str, node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     """Keys and values; what `<<` brings along stands behind what is written out."""
     written = [pair for pair in node.value if pair[0].tag != "tag:yaml.org,2002:merge"]
-    own = {key.value for key, _ in written}
+    own = {_key(path, key) for key, _ in written}
     for key, value in node.value:
         if key.tag == "tag:yaml.org,2002:merge":
             if not isinstance(value, yaml.MappingNode):
                 raise _fault(path, key, "<< brings one mapping along, expected such as '<<: *defaults'")
-            written += [pair for pair in value.value if pair[0].value not in own]
+            written += [pair for pair in value.value if _key(path, pair[0]) not in own]
     return written
 
 
 def _absolute(path: str, place: str) -> str:
+    if "://" in place:
+        return place  # elsewhere, which is not for us to say
     return str(Path(path).parent / os.path.expanduser(place))  # noqa: PTH111 - may be a glob
 
 
