@@ -71,7 +71,7 @@ def build(job: dict[str, Any]) -> None:
     files = sorted(Path(job["data"]).iterdir())
     source = ps.concat([ps.open(file, cache_dir=job["cache"]) for file in files], name="data")
     template = FunctionTemplate(count_and_split, open_tokenizer(job["tokenizer"]), version="1")
-    store = ps.prepare(source, template=template, cache_dir=job["cache"], num_proc=job["num_proc"])
+    store = ps.prepare(source, template=template, cache_dir=job["cache"], num_proc=job["num_proc"], progress="none")
     print(store.fingerprint, flush=True)
 
 
