@@ -55,9 +55,9 @@ def test_without_a_cache_nothing_stays(write_jsonl: Write, tokenizer_path: Path,
     assert not root.exists() and not own_cache.exists()
 
 
-def test_what_is_not_built_is_refused(tokenizer_path: Path) -> None:
-    with pytest.raises(StoreError, match="background=True is not built yet"):
-        ps.prepare(RECORDS, tokenizer=tokenizer_path, background=True)
+def test_what_makes_no_sense_is_refused(tokenizer_path: Path) -> None:
+    with pytest.raises(StoreError, match="progress is 'loud', expected one of 'auto', 'plain', 'none', or a function"):
+        ps.prepare(RECORDS, tokenizer=tokenizer_path, progress="loud")
     with pytest.raises(StoreError, match="leave one of the two out"):
         ps.prepare(RECORDS, tokenizer=tokenizer_path, cache=False, cache_dir="somewhere")
     with pytest.raises(TemplateError, match="no tokenizer given"):

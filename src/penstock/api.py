@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -9,8 +10,9 @@ from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import StoreError, TemplateError
 from penstock.loader import Loader
+from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
-from penstock.store import Store, build
+from penstock.store import Progress, Store, build
 from penstock.store.build import SHARD_BYTES, SHARD_ROWS
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
@@ -58,20 +60,27 @@ def prepare(
     refresh: bool = False,
     cache: bool = True,
     background: bool = False,
+    progress: str | Callable[[Progress], object] = "auto",
     **options: Any,
 ) -> Store:
     """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.
 
+    num_proc: processes; None is the cores that this process may use, shared with the other ranks on this machine.
     refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone.
+    background: return at once, and make the shards while they are used, in the order in which a loader asks for them.
+    progress: "auto" (a bar on a terminal, else a line every few seconds), "plain", "none", or a function of a Progress.
     """
-    if background:
-        raise StoreError("background=True is not built yet; leave it out, and prepare returns when all is made")
     if not cache and cache_dir is not None:
         raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
     folder = Cache(cache_dir) if cache else Cache.temporary()
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
     made = _template(source, template, tokenizer, options)
-    return build(source, made, engine=LocalEngine(num_proc), cache=folder, refresh=refresh)
+    engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
+    with showing(progress) as show:
+        return build(
+            source, made, engine=engine, cache=folder, refresh=refresh, background=background,
+            progress=None if background and not callable(progress) else show,
+        )  # fmt: skip
 
 
 def why(

@@ -5,6 +5,7 @@ import glob
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,19 @@ def identify(path: str) -> FileId:
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{path}: not a regular file, and random access needs one; copy it to a file first")
     return _file_id(path, status)
+
+
+def changed(known: FileId) -> int:
+    """When a file last changed in any way, in ns; nobody can set that time, other than that of the last write.
+
+    SourceChanged where it is no longer the file that was identified, or where the clock has not moved on since, so that
+    another change could get the same time.
+    """
+    status = os.stat(known.path)  # noqa: PTH116
+    tick = 2_000_000_000 if status.st_ctime_ns % 1_000_000_000 == 0 else 20_000_000
+    if _file_id(known.path, status) != known or time.time_ns() - status.st_ctime_ns <= tick:
+        raise SourceChanged(f"{known.path}: changed since it was opened, or just now; open the source again")
+    return status.st_ctime_ns
 
 
 def read(path: str) -> bytes:

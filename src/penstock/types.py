@@ -1,6 +1,6 @@
 """The nouns that cross a border between rooms: record, samples, span, world; and the protocols of exchangeable parts."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -97,7 +97,6 @@ class Template(Protocol):
 
 
 Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 class Engine(Protocol):
@@ -105,11 +104,11 @@ class Engine(Protocol):
 
     def run(
         self,
-        work: Callable[[Task], Result | Generator[Any, None, Result]],
+        work: Callable[[Task], Any],
         tasks: Iterable[Task | None],
         *,
         told: Callable[[Task, Any], object] | None = None,
-    ) -> Iterator[Result]:
+    ) -> Iterator[Any]:
         """Tasks are asked for when somebody is free; None means nothing just now.  Work that is a generator yields notes on its
         way, which `told` hears, and returns the result.  An error may ask the work to `describe(task, last note)`."""
         ...

@@ -5,7 +5,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.engines import LocalEngine
 from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
-from penstock.store.build import MakeShard
+from penstock.store.make import Made, MakeShard, ShardTask, run_here
 from penstock.store.writer import write_shard
 from penstock.templates import TextTemplate, open_tokenizer
 from penstock.types import Record, Samples
@@ -34,23 +34,25 @@ def template(tokenizer_path: Path) -> TextTemplate:
 
 
 class Count(LocalEngine):
-    """The real engine, which also remembers what it was asked to do."""
+    """The real engine, which also remembers which shards were made."""
 
-    tasks: list[Any]
+    made: list[Made]
 
-    def run(self, work: Any, tasks: Sequence[Any]) -> Any:
-        self.tasks = list(tasks)
-        return super().run(work, tasks)
+    def run(self, work: Any, tasks: Any, **more: Any) -> Any:
+        for result in super().run(work, tasks, **more):
+            if result.is_new:
+                self.made.append(result)
+            yield result
 
 
 def small(
     source: Any, template: Any, cache: Cache, *, num_proc: int = 1, refresh: bool = False
-) -> tuple[Store, list[Any]]:
-    """A store of shards of 100 rows at most, and the tasks that were run for it."""
+) -> tuple[Store, list[Made]]:
+    """A store of shards of 100 rows at most, and what was made for it."""
     engine = Count(num_proc)
-    engine.tasks = []
+    engine.made = []
     store = build(source, template, engine=engine, cache=cache, refresh=refresh, shard_bytes=10_000, shard_rows=100)
-    return store, engine.tasks
+    return store, engine.made
 
 
 def expected_text(record: Record) -> str:
@@ -99,7 +101,7 @@ def test_lengths_are_gathered_in_any_order(cache: Cache, template: TextTemplate,
     store, _ = small(ListSource(RECORDS), template, cache)
     expected = np.array([len(sample) for sample in store])
     if not whole:  # as an unfinished store reads them: from the shards
-        store.manifest = None
+        store._manifest = None
     ids = np.random.Generator(np.random.PCG64(1)).integers(0, 500, 2000)
     for chosen in (ids, ids[:0], np.arange(500), np.array([499]), np.zeros(3, dtype=np.int64)):
         lengths = store.lengths(chosen)
@@ -304,37 +306,15 @@ def test_lost_lengths_are_made_again(cache: Cache, template: TextTemplate) -> No
     assert tasks == [] and store.lengths(np.arange(500)).tolist() == [len(sample) for sample in store]
 
 
-def test_an_unfinished_store_makes_a_shard_when_somebody_asks(cache: Cache, template: TextTemplate) -> None:
-    source = ListSource(RECORDS)
-    whole, tasks = small(source, template, Cache(cache.root / "whole"))
-    made: list[int] = []
-
-    def make(shard: int) -> None:
-        made.append(MakeShard(source, template, cache)(tasks[shard]))
-
-    store = Store(
-        source=source, template=template, cache=cache, keys=[task.key for task in tasks],
-        shard_sizes=whole.shard_sizes, make=make,
-    )  # fmt: skip
-    assert len(store) == 500 and store.fingerprint == whole.fingerprint and made == []
-    assert "tokens not counted yet" in repr(store)
-    with pytest.raises(StoreError, match="not whole yet"):
-        store.counts
-    assert store.lengths(np.array([450, 3])).tolist() == whole.lengths(np.array([450, 3])).tolist()
-    assert sorted(made) == [0, store.num_shards - 1]
-    assert [sample.text for sample in store] == [sample.text for sample in whole]
-    assert sorted(made) == list(range(store.num_shards))
-
-
 def test_a_source_that_changes_under_the_work_is_refused(
     write_jsonl: Write, cache: Cache, template: TextTemplate
 ) -> None:
     records = [dict(record) for record in RECORDS]
     source = ListSource(records)
-    _, tasks = small(source, template, Cache(cache.root / "other"))
+    task = ShardTask(shard=0, start=0, stop=50, digest=source.digest(0, 50))
     records[3]["text"] = "changed"
-    with pytest.raises(SourceChanged, match=r"list:1: rows 0\.\.\d+ changed while they were tokenized"):
-        MakeShard(source, template, cache)(tasks[0])
+    with pytest.raises(SourceChanged, match=r"list:1: rows 0\.\.50 changed while they were tokenized"):
+        list(run_here(MakeShard(source, template, cache), [task]))
     assert not cache.root.joinpath("shards").exists()
 
 

@@ -101,6 +101,12 @@ class Cache:
         except OSError as error:
             refuse(error, self.path(folder), "list")
 
+    @contextlib.contextmanager
+    def folder(self, name: str, *, make: bool = False) -> Iterator[int]:
+        """A folder of the cache, open, for files that are not published but come and go."""
+        with self._folder.within(_parts(name), make=make) as fd:
+            yield fd
+
     def entries(self) -> list[Entry]:
         """Every published file of the cache; nothing is taken up by looking."""
         found: list[Entry] = []

@@ -5,7 +5,7 @@ The work is sent once per process (or inherited, where it forks); a task and its
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import length_hint
 from typing import Any
@@ -14,7 +14,7 @@ from penstock.engines.cores import num_cores
 from penstock.engines.pool import Pool
 from penstock.engines.worker import do
 from penstock.errors import StoreError
-from penstock.types import Result, Task
+from penstock.types import Task
 
 _PAUSE = 0.05  # seconds until somebody who had no task for us is asked again
 
@@ -38,11 +38,11 @@ class LocalEngine:
 
     def run(
         self,
-        work: Callable[[Task], Result | Generator[Any, None, Result]],
+        work: Callable[[Task], Any],
         tasks: Iterable[Task | None],
         *,
         told: Callable[[Task, Any], object] | None = None,
-    ) -> Iterator[Result]:
+    ) -> Iterator[Any]:
         """Results as they finish.  The first error stops the rest and is raised here.
 
         tasks: asked for one at a time, when a process is free; None means nothing just now, ask again.

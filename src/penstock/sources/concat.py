@@ -6,7 +6,7 @@ For a mixture by weight, keep them apart and give them to the loader.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,6 +62,10 @@ class Concat(RowAccess):
         for piece in pieces:
             content.update(piece.encode())
         return content.hexdigest()
+
+    def stamp(self) -> Any:
+        stamps = [source.stamp() if isinstance(source, RowAccess) else None for source in self._sources]
+        return None if None in stamps else ["concat", *stamps]
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         """Each source's own cuts: no range reaches over a border between sources."""

@@ -90,6 +90,9 @@ class HfFolderSource(Rows):
     def num_bytes(self) -> int | None:
         return None if self._indices else self._files.num_bytes
 
+    def stamp(self) -> Any:
+        return None if self._indices else self._files.stamp()
+
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         rows = self.rows
         chosen = self._files if isinstance(rows, range) else Selection(self._files, rows)

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
-from penstock.files import FileId, identify, max_open
+from penstock.files import FileId, changed, identify, max_open
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.canonical import record_bytes
@@ -25,6 +25,9 @@ from penstock.types import BadRow, Ints, Record, Where
 
 # (source, file) of every part that this process keeps open, the oldest first: what may be open is the process's, not a source's.
 _OPEN: "OrderedDict[tuple[int, int], weakref.ref[FilesSource]]" = OrderedDict()
+
+
+_NO_MATTER = {"cache_bytes"}  # options that change no record
 
 
 class Part(ABC):
@@ -137,6 +140,16 @@ class FilesSource(RowAccess):
             part.add_digest(content, first, last)
         return content.hexdigest()
 
+    def stamp(self) -> Any:
+        """The files as the system sees them, and every option.  The time of the last change of any kind is among it, which
+        nobody can set: a file whose time of writing was put back is another."""
+        try:
+            files = [[known.path, known.size, known.inode, changed(known)] for known in self.identities]
+            options = [[name, _text(getattr(self, name))] for name in sorted({*self.OPTIONS} - _NO_MATTER)]
+        except (SourceError, OSError, AttributeError):  # written to meanwhile, or just now; or an option is not kept
+            return None
+        return [type(self).__name__, self.shape, repr(sorted(self.options.items())), options, files]
+
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         """A large file is cut every `num_bytes` from its start, so that appending moves no border but the last.
 
@@ -226,3 +239,7 @@ def _close(source: FilesSource | None, index: int) -> None:
     part = source._parts.pop(index, None) if source is not None else None
     if part is not None:
         part.let_go()
+
+
+def _text(value: Any) -> str:
+    return repr(sorted(value)) if isinstance(value, set | frozenset) else repr(value)

@@ -106,6 +106,13 @@ class RowAccess(ABC):
         """Bytes of all files, where that is known and every row of them is here."""
         return None
 
+    def stamp(self) -> Any:
+        """Plain values that stay the same as long as nobody writes to the files; None where only reading tells.
+
+        They save reading all rows to see that nothing has changed, and never name anything by themselves.
+        """
+        return None
+
     @property
     def bad_counts(self) -> Counter[str]:
         """Bad rows met so far, by reason; a view counts what its source met."""
@@ -197,6 +204,10 @@ class Slice(Rows):
         if isinstance(row, slice):
             return Slice(self._source, self._rows[row])  # a slice of a slice is a slice
         return self._record(self._row(row))
+
+    def stamp(self) -> Any:
+        inner = self._source.stamp() if isinstance(self._source, RowAccess) else None
+        return None if inner is None else ["slice", inner, self._rows.start, self._rows.stop, self._rows.step]
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         """The source's cuts, in this view's numbers; ranges shrink with the step."""

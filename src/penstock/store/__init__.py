@@ -1,7 +1,8 @@
 """Samples, on disk, whole."""
 
 from penstock.store.build import build
+from penstock.store.progress import Progress
 from penstock.store.reader import ShardTokens
 from penstock.store.store import Sample, Store
 
-__all__ = ["Sample", "ShardTokens", "Store", "build"]
+__all__ = ["Progress", "Sample", "ShardTokens", "Store", "build"]

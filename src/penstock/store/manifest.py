@@ -6,7 +6,7 @@ zeros in the digest's place, makes every changed byte of it an error.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ def seal(key: str, cache: Cache, *, num_rows: int, vocab_size: int) -> tuple[Sha
     return ShardEntry(key=key, num_bytes=len(data), counts=shard.counts, digest=digest(data)), shard
 
 
-def save(manifest: Manifest, lengths: Sequence[Ints], cache: Cache) -> Manifest:
+def save(manifest: Manifest, lengths: Iterable[Ints], cache: Cache) -> Manifest:
     """Lengths of all samples, as one raw int32 array, and then the manifest; the manifest with all digests."""
     cache.hold(manifest_name(manifest.name), manifest)  # by the caller's object, and by the one that is returned
     manifest = replace(manifest, shards=tuple(_sealed(entry, manifest.vocab_size, cache) for entry in manifest.shards))

@@ -1,11 +1,12 @@
 """What does a user hold?  Sample i of a store: shards are opened when somebody asks, and made first if they must be."""
 
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from penstock.store.manifest import Manifest, map_lengths, store_fingerprint
 from penstock.store.reader import ShardTokens, open_shard
 from penstock.store.schema import Counts
 from penstock.types import Bools, Ints, Source, Template, Where
+
+if TYPE_CHECKING:
+    from penstock.store.background import Background
 
 _MAX_OPEN = 1024  # shards kept mapped; views into a shard outlive its place here
 
@@ -48,8 +52,8 @@ class Sample:
 class Store:
     """Samples of one source through one template; sample i is row i of the source.
 
-    Which shards there are is known at once.  `manifest` is there when all of them are made; otherwise `make(shard)` is
-    asked to make one before it is opened.
+    Which shards there are is known at once.  `manifest` is there when all of them are made; until then `background` is asked
+    for a shard before it is opened.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Store:
         keys: list[str],
         shard_sizes: Ints,
         manifest: Manifest | None = None,
-        make: Callable[[int], None] | None = None,
+        background: "Background | None" = None,
     ) -> None:
         self.name = source.name
         self.source = source
@@ -70,16 +74,25 @@ class Store:
         self.shard_sizes = shard_sizes  # (num_shards,) rows per shard
         self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(np.int64)  # (num_shards + 1,)
         self.fingerprint = store_fingerprint(keys)
-        self.manifest = manifest
+        self._manifest = manifest
         self._counts = manifest.counts if manifest else None
         self._keys = keys
-        self._make = make
+        self._background = background
+        if background is not None:
+            weakref.finalize(self, background.stop)
         self._starts = self.shard_starts.tolist()
         self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
         self._lengths: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What is promised of the store; None until all of its shards are made."""
+        if self._manifest is None and self._background is not None:
+            self._manifest = self._background.manifest
+        return self._manifest
 
     @property
     def vocab_size(self) -> int:
@@ -93,8 +106,28 @@ class Store:
     def counts(self) -> Counts:
         """Rows, tokens, trained tokens, dropped by reason; of a whole store only."""
         if self._counts is None:
-            raise StoreError(f"{self!r} is not whole yet, so its tokens are not counted")
+            if self.manifest is None:
+                raise StoreError(
+                    f"{self!r} is not whole yet, so its tokens are not counted; store.wait() waits for that"
+                )
+            self._counts = self.manifest.counts
         return self._counts
+
+    def wait(self) -> "Store":
+        """Return when all shards are made; at once where they were made before."""
+        if self.manifest is None and self._background is not None:
+            self._background.wait()
+        return self
+
+    def want(self, shards: Iterable[int]) -> None:
+        """Shards that will be asked for soon, in this order: of a store under way, they are made first."""
+        if self.manifest is None and self._background is not None:
+            self._background.want(shards)
+
+    def close(self) -> None:
+        """Stop making shards; those that are made can be read."""
+        if self._background is not None:
+            self._background.stop()
 
     def __getitem__(self, row: int, /) -> Sample:
         if not -len(self) <= row < len(self):
@@ -127,6 +160,7 @@ class Store:
         lengths = np.empty(len(sample_ids), dtype=np.int64)
         order = np.argsort(shards, kind="stable")
         borders = np.flatnonzero(np.diff(shards[order], prepend=-1, append=-1))
+        self.want(dict.fromkeys(shards.tolist()))
         for first, last in pairwise(borders):
             chosen = order[first:last]
             offsets = self.tokens(int(shards[chosen[0]])).offsets
@@ -137,8 +171,8 @@ class Store:
         """All samples of a shard, flat, as views of its memory map; made first where it does not exist yet."""
         tokens = self._shards.get(shard)
         if tokens is None:
-            if self._make is not None:
-                self._make(shard)
+            if self.manifest is None and self._background is not None:
+                self._background.make(shard)
             num_rows = int(self.shard_sizes[shard])
             tokens = open_shard(self._keys[shard], self.cache, num_rows=num_rows, vocab_size=self.vocab_size)
             self._shards[shard] = tokens
@@ -148,6 +182,8 @@ class Store:
 
     def describe(self) -> str:
         """One line: rows in, samples out, what was dropped and where first."""
+        if self.manifest is None:
+            return f"{len(self):,} rows in {self.num_shards:,} shards, which are made while they are used"
         counts = self.counts
         line = (
             f"{counts.rows:,} rows → {counts.samples:,} samples, {counts.tokens:,} tokens ({counts.trained:,} trained)"
