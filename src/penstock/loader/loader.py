@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import PlanError
 from penstock.loader.collate import Collator
 from penstock.loader.form import BatchForm
+from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import read_ahead
 from penstock.loader.records import RecordCollator, RecordStore, is_records
@@ -179,6 +180,7 @@ class Loader:
         epochs = position.epoch + 1 if self.per_epoch else self.epochs
         epochs = epochs if self.epochs is None or epochs is None else min(epochs, self.epochs)
         walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=epochs)
+        walk = with_hints(walk, self.plan, self.stores, position)
         kept = ((number, step) for number, step in enumerate(walk, start=first) if number not in self._skip)
         for number, step in islice(kept, passed, None, every):
             mine = rank_rows(step.rows, self.world)

@@ -1,0 +1,37 @@
+"""What will be needed soon?  A store that is still being made hears which shards the coming blocks need, and makes those first.
+
+The walk itself is not touched: hints change when a shard is made, never what is in it or in which order it is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from penstock.plan.plan import Plan, Position, Step
+from penstock.store import Store
+
+_BLOCKS = 2  # the one that begins, and the next
+
+
+def with_hints(walk: Iterator[Step], plan: Plan, stores: Sequence[Any], start: Position) -> Iterator[Step]:
+    """The steps of a walk from `start`; before each block, its shards are wished for."""
+    position: Position | None = start
+    while True:
+        if position is not None:
+            _hint(plan, stores, position)
+        step = next(walk, None)
+        if step is None:
+            return
+        moved = (step.after.epoch, step.after.block) != (start.epoch, start.block)
+        position, start = (step.after, step.after) if moved else (None, start)
+        yield step
+
+
+def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:
+    under_way = {n: store for n, store in enumerate(stores) if isinstance(store, Store) and store.manifest is None}
+    # By tokens, shares are known only once the shards before them are made; then `lengths` itself says what it needs.
+    if not under_way or (plan.settings.weights is not None and plan.settings.mix_by == "tokens"):
+        return
+    blocks = range(position.block, position.block + _BLOCKS)
+    pairs = [pair for block in blocks for pair in plan.shards(position.epoch, block) or ()]
+    for number, store in under_way.items():
+        store.want([shard for source, shard in pairs if source == number])

@@ -1,0 +1,185 @@
+"""Is a store that is made while it is used the same store, with the same batches, byte for byte?"""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.cache import Cache
+from penstock.engines import LocalEngine
+from penstock.errors import StoreError, TemplateError
+from penstock.sources import ListSource, open_source
+from penstock.store import Store, build
+from penstock.templates import TextTemplate, open_tokenizer
+
+Write = Callable[..., Path]
+
+RECORDS = [{"text": "the quick brown fox " * (1 + row % 7), "row": row} for row in range(2000)]
+
+
+@pytest.fixture
+def template(tokenizer_path: Path) -> TextTemplate:
+    return TextTemplate(open_tokenizer(tokenizer_path))
+
+
+def small(source: Any, template: Any, cache: Cache, *, background: bool, **more: Any) -> Store:
+    engine = LocalEngine(2, inline=not background)
+    return build(
+        source, template, engine=engine, cache=cache, background=background, shard_bytes=10_000, shard_rows=100, **more
+    )
+
+
+def contents(cache: Cache) -> dict[str, str]:
+    files = [path for folder in ("shards", "stores") for path in (cache.root / folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(cache.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+class Gate(TextTemplate):
+    """A template that waits for a file before it encodes any but the first rows, so that a store stays unfinished."""
+
+    def __init__(self, tokenizer: Any, gate: Path) -> None:
+        super().__init__(tokenizer)
+        self._gate = gate
+
+    def encode(self, records: Any) -> Any:
+        records = list(records)
+        while any(record["row"] >= 300 for record in records) and not self._gate.exists():
+            threading.Event().wait(0.01)
+        return super().encode(records)
+
+
+def test_the_same_files_as_prepared_ahead(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
+    path = write_jsonl(RECORDS)
+    caches = [Cache(tmp_path / name) for name in ("ahead", "background")]
+    ahead = small(open_source(path, cache=caches[0]), template, caches[0], background=False)
+    store = small(open_source(path, cache=caches[1]), template, caches[1], background=True)
+    assert store.fingerprint == ahead.fingerprint and len(store) == 2000 and store.num_shards == ahead.num_shards
+    assert [sample.text for sample in store] == [sample.text for sample in ahead]
+    store.wait()
+    assert store.manifest == ahead.manifest and store.counts == ahead.counts
+    assert contents(caches[0]) == contents(caches[1]) and contents(caches[0])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("mix", ["one", "rows", "tokens"])
+def test_the_same_batches_as_prepared_ahead(tmp_path: Path, template: TextTemplate, shuffle: bool, mix: str) -> None:
+    def batches(background: bool) -> list[dict[str, Any]]:
+        cache = Cache(tmp_path / str(background))
+        stores = [
+            small(ListSource(records, name=name), template, cache, background=background)
+            for name, records in (("a", RECORDS), ("b", RECORDS[::3]))
+        ]
+        chosen = stores[0] if mix == "one" else {"a": (stores[0], 0.7), "b": (stores[1], 0.3)}
+        more = {"mix_by": mix} if mix != "one" else {}
+        loader = ps.Loader(chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, epochs=2, **more)
+        return [dict(batch) for batch in loader]
+
+    ahead, streamed = batches(False), batches(True)
+    assert len(ahead) == len(streamed) > 10
+    for one, two in zip(ahead, streamed, strict=True):
+        assert one.keys() == two.keys()
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -> None:
+    gate = tmp_path / "gate"
+    template = Gate(open_tokenizer(tokenizer_path), gate)
+    cache = Cache(tmp_path / "cache")
+    store = small(ListSource(RECORDS), template, cache, background=True)
+    assert "which are made while they are used" in store.describe() and "tokens not counted yet" in repr(store)
+    with pytest.raises(StoreError, match=r"not whole yet.*store\.wait\(\)"):
+        store.counts
+    assert store[250].text.startswith("the quick")  # of the first shards, which need no gate
+    last = store.num_shards - 1
+    store.want([last, 7])
+    gate.touch()
+    assert store.lengths(np.array([1999, 3])).tolist() == [len(store[1999]), len(store[3])]
+    assert store.wait().counts.rows == 2000
+    store.want([0])  # of a whole store nobody has to be told
+
+
+def test_copies_in_other_processes_make_what_they_need(tmp_path: Path, tokenizer_path: Path) -> None:
+    gate = tmp_path / "gate"
+    template = Gate(open_tokenizer(tokenizer_path), gate)
+    store = small(ListSource(RECORDS), template, Cache(tmp_path / "cache"), background=True)
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.fingerprint == store.fingerprint and copy[150].text == store[150].text
+    gate.touch()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            code = 0 if store[1500].text.startswith("the quick") else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert copy[1999].text == store[1999].text
+    store.wait()
+
+
+def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
+    path = write_jsonl([*RECORDS[:1990], {"text": None}, *RECORDS[1991:]])
+    cache = Cache(tmp_path / "cache")
+    store = small(open_source(path, cache=cache), template, cache, background=True)
+    with pytest.raises(TemplateError, match=rf"^{path}:1991: key 'text' is NoneType"):
+        list(store)
+    with pytest.raises(TemplateError, match=rf"^{path}:1991: key 'text' is NoneType"):
+        store.wait()
+    assert not (cache.root / "stores").exists()
+
+
+def test_letting_go_stops_the_work_and_leaves_nothing_half(tmp_path: Path, tokenizer_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    template = Gate(open_tokenizer(tokenizer_path), tmp_path / "gate")
+    store = small(ListSource(RECORDS), template, cache, background=True)
+    assert store[0].text.startswith("the quick")
+    store.close()
+    with pytest.raises(StoreError, match="closed before all of its shards were made"):
+        store.wait()
+    del store
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-prepare"]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert not list(cache.root.rglob(".*.tmp"))
+    (tmp_path / "gate").touch()
+    assert small(ListSource(RECORDS), template, cache, background=False).counts.rows == 2000
+
+
+def test_a_finished_store_has_nothing_to_make(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
+    cache = Cache(tmp_path / "cache")
+    source = open_source(write_jsonl(RECORDS), cache=cache)
+    small(source, template, cache, background=False)
+    store = small(source, template, cache, background=True)
+    assert store.manifest is not None and store.wait().counts.rows == 2000
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_script_that_ends_early_ends_cleanly(tmp_path: Path, tokenizer_path: Path, cache: bool) -> None:
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS * 40))
+    script = f"""
+        import sys, penstock as ps
+        store = ps.prepare({str(tmp_path / "data.jsonl")!r}, tokenizer={str(tokenizer_path)!r}, cache={cache},
+                           background=True, num_proc=2)
+        print(store[0].text[:9])
+        if {cache}: sys.exit(3)
+        raise RuntimeError("mine")
+    """
+    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "the quick\n" and result.returncode == (3 if cache else 1)
+    assert ("RuntimeError: mine" in result.stderr) != cache and "Exception ignored" not in result.stderr
+    assert not list((tmp_path / "tmp").iterdir())
