@@ -73,6 +73,11 @@ def is_folder(place: str | os.PathLike[str]) -> bool:
     return os.path.isdir(local(place))  # noqa: PTH112 - Path raises at names that are too long
 
 
+def has_folders(place: str | os.PathLike[str]) -> bool:
+    """Whether it is a folder in which others lie that are not hidden."""
+    return is_folder(place) and any(path.is_dir() for path in _inside(local(place)))
+
+
 def local(place: str | os.PathLike[str]) -> str:
     """A place on this machine, with `~` spelled out."""
     text = os.path.expanduser(os.fspath(place))  # noqa: PTH111 - a glob is no path

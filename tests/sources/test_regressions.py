@@ -120,6 +120,15 @@ def test_suffixes_that_shout_are_understood_to_their_end(tmp_path: Path, cache: 
         assert list(open_source(tmp_path / name, cache=cache)) == [{"a": "1", "b": "2"}]
 
 
+def test_a_readme_is_not_the_data_of_the_folders_beside_it(tmp_path: Path, cache: Cache) -> None:
+    fill(tmp_path / "data" / "README.md", "about")
+    fill(tmp_path / "data" / "train" / "a.jsonl", {"row": 0})
+    with pytest.raises(SourceError, match=r"data: no data beside README\.md; .* write .*/data/\*\* for"):
+        open_source(tmp_path / "data", cache=cache)
+    assert len(open_source(f"{tmp_path}/data/**", cache=cache)) == 1
+    assert len(open_source(tmp_path / "data" / "README.md", cache=cache)) == 1
+
+
 def test_a_shape_that_is_asked_for_does_not_hush_what_is_left_out(
     tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +153,17 @@ def test_a_place_is_plain_numbers_whatever_the_row_is(tmp_path: Path, cache: Cac
     assert (
         json.dumps([source.where(np.int64(-1)).line, source.select(np.arange(2)).where(np.int32(1)).line]) == "[2, 2]"
     )
+
+
+@pytest.mark.parametrize("step", [2, -1])
+def test_scattered_rows_cost_no_more_than_rows_by_number(tmp_path: Path, cache: Cache, step: int) -> None:
+    source = open_source(fill(tmp_path / "a.jsonl", *ROWS * 5), cache=cache)
+    started = time.process_time()
+    by_number = [source[row] for row in range(len(source))[::step]]
+    spent = time.process_time() - started
+    started = time.process_time()
+    assert list(source[::step]) == by_number
+    assert time.process_time() - started < 3 * spent + 0.05  # once 4 times as much, and 20 times a plain read
 
 
 def test_too_many_bad_rows_are_too_many_the_second_time(tmp_path: Path, cache: Cache) -> None:

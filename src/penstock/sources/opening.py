@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.files import find, is_folder, local
+from penstock.files import find, has_folders, is_folder, local
 from penstock.sources.bad import BadRows
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource
@@ -187,9 +187,14 @@ def _data_files(place: str, asked: str | None) -> list[str]:
         known = [path for path in paths if _suffix(path, SHAPES[asked].suffixes)] or paths
     else:
         known = [path for path in paths if _known(path) and not _BESIDE.fullmatch(Path(path).name)]
-        known = known or [path for path in paths if _known(path)]
     if not known:
-        _shape_of(paths[0])
+        known = [path for path in paths if _known(path)]
+        _shape_of((known or paths)[0])  # says what is known, where nothing is
+        if has_folders(place):
+            raise SourceError(
+                f"{place}: no data beside {', '.join(_few(known))}; name such a file to open it, "
+                f"or write {place.rstrip('/')}/** for what lies in the folders below"
+            )
     if len(known) < len(paths):
         left = [Path(path).name for path in sorted(set(paths) - set(known))]
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""

@@ -26,7 +26,7 @@ from penstock.types import BadRow, Ints, Record, Where
 # (source, file) of every part that this process keeps open, the oldest first: what may be open is the process's, not a source's.
 _OPEN: "OrderedDict[tuple[int, int], weakref.ref[FilesSource]]" = OrderedDict()
 
-
+_FEW = 4  # rows that are read one by one
 _NO_MATTER = {"cache_bytes"}  # options that change no record
 
 
@@ -118,6 +118,12 @@ class FilesSource(RowAccess):
 
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         self._range(start, stop)
+        if stop - start <= _FEW:  # as views of scattered rows ask: each by itself is sooner there than a block
+            for row in range(start, stop):
+                index, local = self._home(row)
+                found = self._part(index).record(local)
+                yield self._met(row, found) if type(found) is BadRow else found
+            return
         for index, first, last in self._pieces(start, stop):
             part = self._part(index)
             part.check()
