@@ -8,17 +8,19 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import penstock as ps
 
 SAVE_EVERY = 4
 
 
-def open_loader(folder: Path, rank: int, world_size: int) -> ps.Loader:
+def open_loader(folder: Path, rank: int | None, world_size: int | None, **options: Any) -> ps.Loader:
     store = ps.prepare(
         folder / "data.jsonl", tokenizer=folder / "tokenizer", template="text", cache_dir=folder / "cache", num_proc=1
     )
-    return ps.Loader(store, batch_size=2, max_length=64, overflow="split", seed=7, rank=rank, world_size=world_size)
+    options = {"batch_size": 2, "max_length": 64, "overflow": "split", "seed": 7, **options}
+    return ps.Loader(store, rank=rank, world_size=world_size, **options)
 
 
 def run_rank(folder: Path, rank: int, world_size: int) -> None:
@@ -29,16 +31,25 @@ def run_rank(folder: Path, rank: int, world_size: int) -> None:
     run = os.environ["RUN"]
     with (folder / f"log-{run}-{rank}.jsonl").open("a") as log:
         for batch in loader:
-            spans = [[[str(where), start, stop] for where, start, stop in row] for row in batch.provenance]
-            log.write(json.dumps({"step": batch.step, "rank": rank, "world": world_size, "rows": spans}) + "\n")
+            log.write(line(batch, rank, world_size))
             log.flush()
             _wait_for_all(folder, run, rank, world_size, batch.step)
             if rank == 0 and (batch.step + 1) % SAVE_EVERY == 0:
-                temporary = folder / "state.tmp"
-                temporary.write_text(json.dumps(loader.state_dict()))
-                temporary.replace(saved)
+                save(loader, saved)
             time.sleep(0.002)
     (folder / f"done-{run}-{rank}").touch()
+
+
+def line(batch: Any, rank: int, world_size: int) -> str:
+    """What a rank trained in a step, for the log."""
+    spans = [[[str(where), start, stop] for where, start, stop in row] for row in batch.provenance]
+    return json.dumps({"step": batch.step, "rank": rank, "world": world_size, "rows": spans}) + "\n"
+
+
+def save(loader: ps.Loader, path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(loader.state_dict()))
+    temporary.replace(path)
 
 
 def _wait_for_all(folder: Path, run: str, rank: int, world_size: int, step: int) -> None:

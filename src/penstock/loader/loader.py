@@ -4,10 +4,12 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
+from penstock.cache import Cache
 from penstock.errors import PlanError
+from penstock.loader.agree import agree, find_board
 from penstock.loader.collate import Collator
 from penstock.loader.form import BatchForm
 from penstock.loader.hints import with_hints
@@ -15,7 +17,7 @@ from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import read_ahead
 from penstock.loader.records import RecordCollator, RecordStore, is_records
 from penstock.loader.state import make_state, read_state
-from penstock.loader.world import find_world
+from penstock.loader.world import find_place
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position, Step
@@ -25,6 +27,8 @@ from penstock.store import Store
 from penstock.types import Ints, Where
 
 _log = logging.getLogger("penstock")
+
+_NUMBERS = count()  # of the loaders of this process: ranks make theirs in one order
 
 Mixture = Mapping[str, Store | tuple[Store, float]]
 
@@ -71,6 +75,8 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         replicas: int = 1,
+        mesh: Any = None,
+        run_id: str | None = None,
         prefetch: int = 2,
         workers: int = 0,
         per_epoch: bool = False,
@@ -80,6 +86,8 @@ class Loader:
     ) -> None:
         """`options` set the order (see PlanSettings: packing, overflow, shuffle, window, seed, tail, mix_by, stop, block, align,
         max_per_row) and the form of a batch (see BatchForm: output, padding_free, padding, pad_side, pad_to, pad_id, labels …).
+        replicas: neighbouring ranks that share their rows.  mesh: the data-parallel dimension of a device mesh, instead of ranks.
+        run_id: under this name, ranks without torch.distributed compare their plans through the cache folder.
         workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead; 0 is a thread of this process.
         per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
         collate: for plain records, what makes a batch of a list of them.
@@ -88,7 +96,9 @@ class Loader:
         if records := isinstance(self.stores[0], RecordStore):
             max_length, options = 1, {"packing": "none", **options}
         settings, self.form = _settings(max_length, weights, options)
-        self.world = find_world(rank, world_size, replicas=replicas)
+        self._place = find_place(rank, world_size, replicas=replicas, mesh=mesh)
+        self.world = self._place.world
+        self._run_id, self._number, self._passes = run_id, next(_NUMBERS), 0
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=0)
         self._prefetch = whole_number("prefetch", prefetch, least=0)
@@ -133,6 +143,7 @@ class Loader:
         """Batches from the current position on; only what is handed over moves the position."""
         self._walks += 1
         walk = self._walks
+        self._agree()
         ahead = self._ahead()
         try:
             for batch, step in self.metrics.timed(ahead):
@@ -165,6 +176,17 @@ class Loader:
         parts = [f"{count:,} samples dropped: {reason}" for reason, count in counts.samples_dropped.items()]
         parts += [f"{counts.samples_truncated:,} samples cut"] if counts.samples_truncated else []
         return ", ".join(part for part in parts if not part.endswith("empty"))
+
+    def _agree(self) -> None:
+        """All ranks are about to do the same, or this is where it ends."""
+        self._passes += 1
+        cache = getattr(self.stores[0], "cache", None) or Cache()
+        exchange = f"{self._number}-{self._passes}"
+        if board := find_board(self._place, run_id=self._run_id, root=cache.root, exchange=exchange):
+            sizes = {"batch_size": self.batch_size, "world_size": self.world.size, "epochs": self.epochs}
+            mine = {**self.state_dict(), **sizes, "per_epoch": self.per_epoch, "skip": sorted(self._skip)}
+            del mine["check"]
+            agree(mine, rank=self._place.rank, others=board[1], board=board[0])
 
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
         if not self._workers:

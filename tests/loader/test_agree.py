@@ -1,0 +1,110 @@
+"""Ranks that are about to train different things find out before the first batch, and never wait without end."""
+
+import threading
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError, PlanMismatch
+from penstock.loader.agree import FileBoard, agree
+
+RECORDS = [{"n": n} for n in range(40)]
+PLAN = {"plan": "0" * 64, "settings": {"seed": 0}, "step": 0}
+
+
+def start(*loaders: ps.Loader) -> list[object]:
+    """What each loader's first step brings, or the error; each in a thread, as ranks are side by side."""
+    found: list[object] = [None] * len(loaders)
+
+    def run(number: int) -> None:
+        try:
+            found[number] = next(iter(loaders[number])).step
+        except PlanMismatch as error:
+            found[number] = str(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(loaders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(FileBoard, "grace", 0.2)
+
+    def make(*changes: dict, run_id: str = "run 1/a") -> list[ps.Loader]:
+        loaders = []
+        for rank, change in enumerate(changes):
+            options = {"batch_size": 2, "rank": rank, "world_size": len(changes), "run_id": run_id, **change}
+            loaders.append(ps.Loader(ps.open(options.pop("records", RECORDS)), **options))
+            loaders[-1]._number = 0  # ranks are processes, and this is the first loader of each
+        return loaders
+
+    return make
+
+
+def test_ranks_of_one_plan_begin(make):
+    loaders = make({}, {}, {})
+    assert start(*loaders) == [0, 0, 0]
+    assert start(*loaders) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"seed": 5}, "settings seed 'default' → 5"),
+        ({"batch_size": 3}, "batch_size 2 → 3"),
+        ({"epochs": 2}, "epochs 1 → 2"),
+        ({"skip": [4]}, "skip [] → [4]"),
+        ({"records": RECORDS[1:]}, "settings sources data"),
+        ({"tail": "drop"}, "settings tail 'default' → 'drop'"),
+    ],
+)
+def test_a_rank_that_differs_is_named_with_what_differs(make, change, field):
+    first, second = start(*make({}, change))
+    assert f"rank 0 → rank 1: {field}" in first
+    assert "rank 1 → rank 0" in second
+
+
+def test_a_rank_that_resumed_elsewhere_is_named(make):
+    loaders = make({}, {})
+    loaders[1].seek(3)
+    assert "step 0 → 3" in start(*loaders)[0]
+
+
+def test_files_of_an_earlier_start_do_not_count(make):
+    assert start(*make({}, {})) == [0, 0]
+    assert start(*make({"seed": 1}, {"seed": 1})) == [0, 0]  # under the same name, and both have changed
+
+
+def test_a_rank_that_does_not_come_is_an_error_that_names_it(tmp_path):
+    board = FileBoard(tmp_path, "run", "0-1")
+    with pytest.raises(PlanMismatch, match=r"rank 0 has waited 0 s for ranks \[1, 2\]"):
+        agree(PLAN, rank=0, others=range(3), board=board, patience=0.1)
+
+
+def test_without_a_name_for_the_run_nobody_waits(make):
+    loaders = make({}, {}, run_id=None)
+    assert next(iter(loaders[0])).step == 0
+
+
+def test_the_name_that_torchrun_gives_is_enough(make, monkeypatch):
+    for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_PATIENCE", "0.1")
+    ranks = {"rank": None, "world_size": None}
+    [loader] = make(ranks, run_id=None)
+    assert next(iter(loader)).step == 0  # no launcher, no name: nobody to meet
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert next(iter(loader)).step == 1  # what torchrun says when nobody named the run
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7f3a")
+    with pytest.raises(PlanMismatch, match=r"rank 2 has waited 0 s for ranks \[3\]"):  # those of this node only
+        next(iter(loader))
+
+
+def test_a_mesh_says_it_alone():
+    with pytest.raises(PlanError, match="leave out rank, world_size and replicas"):
+        ps.Loader(ps.open(RECORDS), batch_size=2, mesh="dp", rank=0, world_size=2)
