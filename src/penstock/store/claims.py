@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from penstock.cache import Cache, Owner
+from penstock.cache import Cache, Owner, leases
 from penstock.errors import StoreError
 
 STALE_SECONDS = 60.0  # without a new mark, the claim of another machine counts for nothing
@@ -107,7 +107,7 @@ def look(cache: Cache) -> dict[str, Held]:
 
 
 def sweep(cache: Cache) -> None:
-    """Remove claims of the dead."""
+    """Remove claims of the dead, and what they left half written."""
     with contextlib.suppress(OSError, StoreError), cache.folder(_FOLDER) as fd:
         for key, number in _list(fd):
             held = _read(fd, f"{key}.{number}")
@@ -135,6 +135,21 @@ def _read(fd: int, name: str) -> Held | None:
 
 
 def _create(fd: int, name: str) -> None:
+    """Whole from its first moment: a claim of somebody who was killed before saying who it is would be waited for."""
+    temporary = leases.temporary_name()
+    try:
+        _write(fd, temporary)
+        os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        _write(fd, name)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=fd)
+
+
+def _write(fd: int, name: str) -> None:
     file = os.open(name, _NEW, 0o644, dir_fd=fd)
     try:
         os.write(file, f"{Owner.me()} {socket.gethostname()}\n".encode())
