@@ -73,6 +73,11 @@ def is_folder(place: str | os.PathLike[str]) -> bool:
     return os.path.isdir(local(place))  # noqa: PTH112 - Path raises at names that are too long
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file lies there, as far as one may look."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path raises where one may not
+
+
 def has_folders(place: str | os.PathLike[str]) -> bool:
     """Whether it is a folder in which others lie that are not hidden."""
     return is_folder(place) and any(path.is_dir() for path in _inside(local(place)))

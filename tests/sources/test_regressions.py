@@ -7,6 +7,7 @@ import pickle
 import resource
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -92,6 +93,22 @@ def test_what_can_be_no_path_is_an_error_of_ours(cache: Cache, place: str) -> No
 def test_a_folder_that_is_not_there_is_no_file_of_unknown_shape(tmp_path: Path, cache: Cache) -> None:
     with pytest.raises(SourceError, match="nowhere: No such file or directory; check the path"):
         open_source(tmp_path / "nowhere", cache=cache)
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_of_ours(cache: Cache) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        Path(root).chmod(0o755)
+        fill(Path(root) / "d" / "a.jsonl", {"row": 0})
+        (Path(root) / "d").chmod(0)
+        me = os.geteuid()
+        try:
+            if me == 0:
+                os.seteuid(65534)  # root may read everything
+            with pytest.raises(SourceError, match="d: Permission denied; check the folder"):
+                open_source(Path(root) / "d", cache=cache)
+        finally:
+            os.seteuid(me)
+            (Path(root) / "d").chmod(0o755)
 
 
 def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

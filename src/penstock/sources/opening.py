@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.files import find, has_folders, is_folder, local
+from penstock.files import find, has_folders, is_file, is_folder, local
 from penstock.sources.bad import BadRows
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource
@@ -172,7 +172,7 @@ def _folder_shape(place: str, asked: str | None) -> str | None:
     if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
         return None
     for name, shape in SHAPES.items():
-        marked = asked is None and any((Path(path) / mark).is_file() for mark in shape.marks)
+        marked = asked is None and any(is_file(Path(path) / mark) for mark in shape.marks)
         if asked == name or (marked and getattr(import_module(f"penstock.sources.{shape.module}"), shape.folder)(path)):
             return name
     return None
