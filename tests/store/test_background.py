@@ -25,7 +25,7 @@ from penstock.templates import TextTemplate, open_tokenizer
 
 Write = Callable[..., Path]
 
-RECORDS = [{"text": "the quick brown fox " * (1 + row % 7), "row": row} for row in range(2000)]
+RECORDS = [{"text": "the quick brown fox " * (1 + row % 7), "row": row} for row in range(1200)]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_the_same_files_as_prepared_ahead(tmp_path: Path, write_jsonl: Write, te
     caches = [Cache(tmp_path / name) for name in ("ahead", "background")]
     ahead = small(open_source(path, cache=caches[0]), template, caches[0], background=False)
     store = small(open_source(path, cache=caches[1]), template, caches[1], background=True)
-    assert store.fingerprint == ahead.fingerprint and len(store) == 2000 and store.num_shards == ahead.num_shards
+    assert store.fingerprint == ahead.fingerprint and len(store) == 1200 and store.num_shards == ahead.num_shards
     assert [sample.text for sample in store] == [sample.text for sample in ahead]
     store.wait()
     assert store.manifest == ahead.manifest and store.counts == ahead.counts
@@ -82,7 +82,7 @@ def test_the_same_batches_as_prepared_ahead(tmp_path: Path, template: TextTempla
         ]
         chosen = stores[0] if mix == "one" else {"a": (stores[0], 0.7), "b": (stores[1], 0.3)}
         more = {"mix_by": mix} if mix != "one" else {}
-        loader = ps.Loader(chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, epochs=2, **more)
+        loader = ps.Loader(chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, **more)
         return [dict(batch) for batch in loader]
 
     ahead, streamed = batches(False), batches(True)
@@ -104,8 +104,8 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     last = store.num_shards - 1
     store.want([last, 7])
     gate.touch()
-    assert store.lengths(np.array([1999, 3])).tolist() == [len(store[1999]), len(store[3])]
-    assert store.wait().counts.rows == 2000
+    assert store.lengths(np.array([1199, 3])).tolist() == [len(store[1199]), len(store[3])]
+    assert store.wait().counts.rows == 1200
     store.want([0])  # of a whole store nobody has to be told
 
 
@@ -120,21 +120,21 @@ def test_copies_in_other_processes_make_what_they_need(tmp_path: Path, tokenizer
     if not pid:
         code = 1
         try:
-            code = 0 if store[1500].text.startswith("the quick") else 2
+            code = 0 if store[1100].text.startswith("the quick") else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert copy[1999].text == store[1999].text
+    assert copy[1199].text == store[1199].text
     store.wait()
 
 
 def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
-    path = write_jsonl([*RECORDS[:1990], {"text": None}, *RECORDS[1991:]])
+    path = write_jsonl([*RECORDS[:1190], {"text": None}, *RECORDS[1191:]])
     cache = Cache(tmp_path / "cache")
     store = small(open_source(path, cache=cache), template, cache, background=True)
-    with pytest.raises(TemplateError, match=rf"^{path}:1991: key 'text' is NoneType"):
+    with pytest.raises(TemplateError, match=rf"^{path}:1191: key 'text' is NoneType"):
         list(store)
-    with pytest.raises(TemplateError, match=rf"^{path}:1991: key 'text' is NoneType"):
+    with pytest.raises(TemplateError, match=rf"^{path}:1191: key 'text' is NoneType"):
         store.wait()
     assert not (cache.root / "stores").exists()
 
@@ -153,7 +153,7 @@ def test_letting_go_stops_the_work_and_leaves_nothing_half(tmp_path: Path, token
         os.waitpid(-1, os.WNOHANG)
     assert not list(cache.root.rglob(".*.tmp"))
     (tmp_path / "gate").touch()
-    assert small(ListSource(RECORDS), template, cache, background=False).counts.rows == 2000
+    assert small(ListSource(RECORDS), template, cache, background=False).counts.rows == 1200
 
 
 def test_a_finished_store_has_nothing_to_make(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
@@ -161,12 +161,12 @@ def test_a_finished_store_has_nothing_to_make(tmp_path: Path, write_jsonl: Write
     source = open_source(write_jsonl(RECORDS), cache=cache)
     small(source, template, cache, background=False)
     store = small(source, template, cache, background=True)
-    assert store.manifest is not None and store.wait().counts.rows == 2000
+    assert store.manifest is not None and store.wait().counts.rows == 1200
 
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_script_that_ends_early_ends_cleanly(tmp_path: Path, tokenizer_path: Path, cache: bool) -> None:
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS * 40))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS * 60))
     script = f"""
         import sys, penstock as ps
         store = ps.prepare({str(tmp_path / "data.jsonl")!r}, tokenizer={str(tokenizer_path)!r}, cache={cache},

@@ -140,12 +140,17 @@ class _Job:
 
 
 def _sizes(source: Source, borders: Ints) -> list[int]:
-    """About how many bytes each shard's records take, as far as the places of its first rows tell; empty where they do not."""
-    starts = borders[:-1].tolist()
-    if not starts:
+    """About how many bytes each shard's records take, as far as the places of rows tell; empty where they do not."""
+    known = [_size(source, start, stop, int(borders[-1])) for start, stop in pairwise(borders.tolist())]
+    if not any(known):
         return []
-    places = [source.where(row) for row in starts]
-    ends = [*places[1:], source.where(int(borders[-1]) - 1)]
-    known = [end.byte - place.byte if end.file == place.file else 0 for place, end in zip(places, ends, strict=True)]
     usual = sorted(known)[len(known) // 2]
-    return [size if size > 0 else usual for size in known] if any(size > 0 for size in known) else []
+    return [size or usual for size in known]
+
+
+def _size(source: Source, start: int, stop: int, num_rows: int) -> int:
+    first = source.where(start)
+    if stop < num_rows and (behind := source.where(stop)).file == first.file:
+        return max(0, behind.byte - first.byte)
+    last = source.where(stop - 1)  # the last row of a file: take it to be as long as the others
+    return max(0, last.byte - first.byte) * (stop - start) // max(1, stop - start - 1) if last.file == first.file else 0

@@ -15,7 +15,7 @@ from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, map_lengths, store_fingerprint
 from penstock.store.reader import ShardTokens, open_shard
-from penstock.store.schema import Counts
+from penstock.store.schema import Counts, id_dtype
 from penstock.types import Bools, Ints, Source, Template, Where
 
 if TYPE_CHECKING:
@@ -99,6 +99,11 @@ class Store:
         return self.template.vocab_size
 
     @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """The type of ids on disk: the narrowest that holds the vocabulary."""
+        return id_dtype(self.vocab_size)
+
+    @property
     def num_shards(self) -> int:
         return len(self._keys)
 
@@ -179,6 +184,12 @@ class Store:
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)
         return tokens
+
+    def to_hf(self) -> Any:
+        """A `datasets.Dataset` over the same files, without a copy: `input_ids`, `loss_mask`; without what was dropped."""
+        from penstock.store.hf import to_hf
+
+        return to_hf(self)
 
     def describe(self) -> str:
         """One line: rows in, samples out, what was dropped and where first."""

@@ -1,0 +1,140 @@
+"""Are rows read again only when they may have changed, and is content the truth?"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cache import Cache
+from penstock.engines import LocalEngine
+from penstock.sources import ListSource, concat, open_source
+from penstock.sources.jsonl import JsonlPart
+from penstock.store import Store, build
+from penstock.store.digests import recall, stamp
+from penstock.templates import TextTemplate, open_tokenizer
+
+Write = Callable[..., Path]
+RECORDS = [{"text": "the quick brown fox " * (row % 7), "row": row} for row in range(500)]
+
+
+@pytest.fixture
+def template(tokenizer_path: Path) -> TextTemplate:
+    return TextTemplate(open_tokenizer(tokenizer_path))
+
+
+@pytest.fixture
+def digested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows whose content was digested in this process, one entry per range."""
+    rows: list[int] = []
+    plain = JsonlPart.add_digest
+
+    def add_digest(self: JsonlPart, content: Any, first: int, last: int) -> None:
+        rows.append(last - first)
+        plain(self, content, first, last)
+
+    monkeypatch.setattr(JsonlPart, "add_digest", add_digest)
+    return rows
+
+
+def small(path: Path, template: Any, cache: Cache, **more: Any) -> Store:
+    source = open_source(path, cache=cache)
+    return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=100, **more)
+
+
+def settle() -> None:
+    time.sleep(0.03)  # until the clock has moved on since the file was written
+
+
+def test_unchanged_files_are_not_read_again(
+    write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int]
+) -> None:
+    path = write_jsonl(RECORDS)
+    settle()
+    first = small(path, template, cache)
+    assert sum(digested) == 2 * 500  # for the keys, and after the work
+    digested.clear()
+    assert small(path, template, cache).fingerprint == first.fingerprint and digested == []
+    other = TextTemplate(template.tokenizer, eos=False)
+    assert small(path, other, cache).fingerprint != first.fingerprint and sum(digested) == 500  # after the work
+    digested.clear()
+    assert small(path, template, cache, refresh=True).fingerprint == first.fingerprint and sum(digested) == 1000
+
+
+def test_whatever_may_have_changed_is_read(
+    write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int], tmp_path: Path
+) -> None:
+    path = write_jsonl(RECORDS)
+    settle()
+    first = small(path, template, cache)
+    status = path.stat()
+    digested.clear()
+    path.touch()
+    settle()
+    assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
+    digested.clear()
+    moved = tmp_path / "moved.jsonl"
+    shutil.copy2(path, moved)
+    settle()
+    assert small(moved, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
+    # Rewritten in place with the same length, and its time put back: only the time of change tells.
+    text = path.read_text().replace('"row": 0}', '"row": 9}')
+    with path.open("r+") as file:
+        file.write(text)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    settle()
+    assert small(path, template, cache).fingerprint != first.fingerprint
+
+
+def test_a_file_written_just_now_has_no_stamp(write_jsonl: Write, cache: Cache) -> None:
+    path = write_jsonl(RECORDS)
+    os.utime(path)
+    source = open_source(path, cache=cache)
+    until = time.monotonic() + 10
+    while stamp(source) is None and time.monotonic() < until:
+        time.sleep(0.005)
+    assert stamp(source) is not None
+    path.write_text("{}\n")
+    assert stamp(source) is None  # it is no longer what was opened
+
+
+def test_stamps_of_views(write_jsonl: Write, cache: Cache) -> None:
+    paths = [write_jsonl(RECORDS, name) for name in ("a.jsonl", "b.jsonl")]
+    settle()
+    one, two = (open_source(path, cache=cache) for path in paths)
+    stamps = [
+        stamp(source)
+        for source in (one, two, one[:100], one[100:], one[::2], concat([one, two]), concat([two, one]),
+                       open_source(paths[0], cache=cache, max_row_bytes=99))
+    ]  # fmt: skip
+    assert None not in stamps and len(set(stamps)) == len(stamps)
+    assert stamp(open_source(paths[0], cache=cache)) == stamps[0]
+    for source in (
+        ListSource(RECORDS), one.map(dict), one.filter(bool), concat([one, ListSource(RECORDS)]), ListSource([])[:0],
+    ):  # fmt: skip
+        assert stamp(source) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"digests": [], "check": "x"}', "swapped"])
+def test_a_damaged_note_is_no_note(
+    write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int], damage: str
+) -> None:
+    path = write_jsonl(RECORDS)
+    settle()
+    first = small(path, template, cache)
+    (note,) = (cache.root / "digests").rglob("*.json")
+    if damage == "swapped":
+        value = json.loads(note.read_text())
+        damage = json.dumps({**value, "digests": value["digests"][::-1]})
+    note.write_text(damage)
+    digested.clear()
+    assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
+    source = open_source(path, cache=cache)
+    borders = source.cuts(num_bytes=8 << 20, num_rows=100)
+    assert recall(stamp(source), borders, cache) is not None  # and there is a good one again
+    assert recall(None, borders, cache) is None and recall(stamp(source), np.array([0, 500]), cache) is None
