@@ -69,14 +69,18 @@ def test_what_is_used_is_held_until_it_is_let_go(cache: Cache) -> None:
     put(cache, "a/one")
     put(cache, "a/two")
     holder, other = Holder(), Holder()
-    cache.hold("a/three", holder)
-    cache.hold("a/three", other)
-    assert cache.held() == {"a/one", "a/two", "a/three"}
+    cache.hold("a/three", "a/four", holder=holder)
+    cache.hold("a/three", holder=other)
+    assert cache.held() == {"a/one", "a/two", "a/three", "a/four"}
     del holder
     gc.collect()
-    assert "a/three" in cache.held()
+    assert cache.held() == {"a/one", "a/two", "a/three"}
+    cache.release("a/three", "a/two", "a/never")  # an object holds the first, nothing holds the last
+    assert cache.held() == {"a/one", "a/three"}
     del other
     gc.collect()
+    assert cache.held() == {"a/one"}
+    cache.hold("a/two")
     assert cache.held() == {"a/one", "a/two"}
 
 
@@ -153,7 +157,7 @@ def in_child(cache: Cache, name: str, answers: "multiprocessing.Queue[set[str]]"
 def test_a_forked_child_has_a_lease_of_its_own(cache: Cache) -> None:
     holder = Holder()
     put(cache, "a/parent")
-    cache.hold("a/object", holder)
+    cache.hold("a/object", holder=holder)
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     child = context.Process(target=in_child, args=(cache, "a/child", answers))

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from penstock.cache.settings import default_root, flag_from_environment, size_fr
 from penstock.errors import StoreError
 
 TRASH = "trash"
+
+_LOOKS, _LOOK_SECONDS = 20, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +110,18 @@ class Cache:
         with self._folder.within(_parts(name), make=make) as fd:
             yield fd
 
-    def entries(self) -> list[Entry]:
-        """Every published file of the cache; nothing is taken up by looking."""
+    def entries(self, below: str = "") -> list[Entry]:
+        """Every published file of the cache, or below one of its folders; nothing is taken up by looking."""
         found: list[Entry] = []
         try:
-            with self._folder.within() as fd:
+            with self._folder.within(_parts(below) if below else ()) as fd:
                 for folder, folders, files, inner in os.fwalk(".", dir_fd=fd):
-                    folders[:] = [
-                        name for name in folders if not name.startswith(".") and (folder, name) != (".", TRASH)
-                    ]
+                    folders[:] = [name for name in folders if not name.startswith(".")]
                     for file in files:
                         with contextlib.suppress(FileNotFoundError):
                             status = lstat(inner, file)
                             if stat.S_ISREG(status.st_mode) and not file.startswith("."):
-                                name = os.path.normpath(f"{folder}/{file}")
+                                name = os.path.normpath(f"{below or '.'}/{folder}/{file}")
                                 found.append(Entry(name, status.st_size, status.st_mtime))
         except FileNotFoundError:
             return []
@@ -140,7 +141,7 @@ class Cache:
                 return stack.enter_context(self._folder.reading(fd, last, path))
 
             try:
-                file = again_if_stale(enter)
+                file = self._patiently(name, enter)
                 found = os.fstat(file).st_size
                 if size is not None and found != size:
                     raise StoreError(f"{path}: {found} bytes, expected {size}; remove the file, it will be made again")
@@ -148,18 +149,29 @@ class Cache:
             except OSError as error:
                 refuse(error, path, "read")
 
+    def _patiently(self, name: str, enter: Callable[[], int]) -> int:
+        """A file that we hold may be away for a moment: whoever took it sees our lease next, and puts it back."""
+        for _ in range(_LOOKS if leases.my_lease(self._folder).holds(name) else 0):
+            with contextlib.suppress(FileNotFoundError):
+                return again_if_stale(enter)
+            time.sleep(_LOOK_SECONDS)
+        return again_if_stale(enter)
+
     def read(self, name: str) -> bytes:
         """A small published file, whole."""
         with self.opened(name) as fd:
             return read_whole(fd)
 
-    def map(self, name: str, *, size: int) -> memoryview:
+    def map(self, name: str, *, size: int, hold: bool = True) -> memoryview:
         """A published file of exactly `size` bytes, memory-mapped."""
         with self.opened(name, size=size) as fd:
-            self.hold(name)
+            if hold:
+                self.hold(name)
             return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if size else b"")
 
-    def publish(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+    def publish(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False, hold: bool = True
+    ) -> int:
         """Write a file beside its place, make it durable, give it its name; its size.
 
         A name that is taken keeps its file: equal bytes are no news, other bytes are an error unless `replace`.
@@ -172,7 +184,8 @@ class Cache:
                 self._sweep("/".join(folders), fd)
                 try:
                     size = write_new(fd, temporary, write)
-                    self.hold(name)  # before it can be seen, so that nobody removes it in between
+                    if hold:
+                        self.hold(name)  # before it can be seen, so that nobody removes it in between
                     give_name(self._folder, fd, temporary, last, path, replace=replace)
                 finally:
                     with contextlib.suppress(OSError):
@@ -181,12 +194,16 @@ class Cache:
             refuse(error, path, "write")
         return size
 
-    def hold(self, name: str, holder: object = None) -> None:
-        """Tell others that this name is in use, until `holder` is gone or this process; it is also used just now."""
-        if leases.my_lease(self._folder).hold(name, holder):
+    def hold(self, *names: str, holder: object = None) -> None:
+        """Tell others that these are in use, until `holder` is gone or this process; they are also used just now."""
+        for name in leases.my_lease(self._folder).hold(names, holder):
             *folders, last = _parts(name)
             with contextlib.suppress(OSError, StoreError), self._folder.within(folders) as fd:
                 os.utime(last, dir_fd=fd, follow_symlinks=False)
+
+    def release(self, *names: str) -> None:
+        """This process needs these no longer, or an object holds them now."""
+        leases.my_lease(self._folder).release(names)
 
     def held(self) -> set[str]:
         """Names that some living process holds."""

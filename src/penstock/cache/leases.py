@@ -13,11 +13,11 @@ import socket
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.cache.faults import again
-from penstock.cache.folder import Folder, file_mode, lookup, read_whole, write_new
+from penstock.cache.folder import Folder, file_mode, lookup, write_new
 from penstock.cache.owner import Owner
 from penstock.errors import StoreError
 
@@ -25,6 +25,7 @@ FOLDER = "leases"
 TEMPORARY = re.compile(r"\.(.+)-[0-9a-f]{16}\.tmp")
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LOOKS = 1000  # at a lease that ends in the middle of a line; then its writer was stopped there
 _FOREIGN_SECONDS = 30 * 86400  # both ends by the clock of the file system
 
 
@@ -34,40 +35,55 @@ class Lease:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._owner = Owner.me()
-        self._uses: Counter[str] = Counter()
+        self._holders: Counter[str] = Counter()  # name → objects that hold it
+        self._kept: set[str] = set()  # names held until they are released, or this process ends
         self._lock = threading.RLock()  # a finalizer may run while the same thread writes a line
         self._is_off = False
         self._has_file = False
 
-    def hold(self, name: str, holder: object = None) -> bool:
-        """Until `holder` is gone, or else this process.  True where this is news and could be written down."""
+    def hold(self, names: Sequence[str], holder: object = None) -> list[str]:
+        """Until `holder` is gone, or else this process.  Those that are news, where this could be written down."""
         with self._lock:
-            self._uses[name] += 1
-            is_new = self._uses[name] == 1
-            if is_new:
-                self._write(f"+ {name}\n")
-            if holder is not None:
-                weakref.finalize(holder, self._release, name).atexit = False
-            return is_new and not self._is_off
+            new = [name for name in names if not self._is_held(name)]
+            if holder is None:
+                self._kept.update(names)
+            else:
+                self._holders.update(names)
+                weakref.finalize(holder, self._drop, names).atexit = False
+            self._write("+", new)
+            return [] if self._is_off else new
 
-    def _release(self, name: str) -> None:
+    def holds(self, name: str) -> bool:
+        with self._lock:
+            return self._is_held(name)
+
+    def release(self, names: Sequence[str]) -> None:
+        """What this process held by itself; objects go on holding it."""
+        with self._lock:
+            ended = [name for name in names if name in self._kept]
+            self._kept.difference_update(ended)
+            self._write("-", [name for name in ended if not self._is_held(name)])
+
+    def _drop(self, names: Sequence[str]) -> None:
         if os.getpid() != self._owner.pid:  # a forked child has a copy of the holder, not the lease
             return
         with self._lock:
-            self._uses[name] -= 1
-            if not self._uses[name]:
-                self._write(f"- {name}\n")
+            self._holders.subtract(names)
+            self._write("-", [name for name in names if not self._is_held(name)])
 
-    def _write(self, line: str) -> None:
-        if self._is_off:
+    def _is_held(self, name: str) -> bool:
+        return name in self._kept or self._holders[name] > 0
+
+    def _write(self, sign: str, names: Sequence[str]) -> None:
+        if self._is_off or not names:
             return
         try:
-            if not self._has_file:
-                line = self._begin()
+            text = "".join(f"{sign} {name}\n" for name in names) if self._has_file else self._begin()
             with self._folder.within([FOLDER]) as fd:
                 file = again(lambda: os.open(str(self._owner), _APPEND, file_mode(os.fstat(fd)), dir_fd=fd))
                 try:
-                    os.write(file, line.encode())
+                    with os.fdopen(os.dup(file), "wb") as out:
+                        out.write(text.encode())
                 finally:
                     os.close(file)
         except (OSError, StoreError) as error:
@@ -85,7 +101,7 @@ class Lease:
                 raise PermissionError
         with self._folder.within([FOLDER], make=True) as fd:
             live_leases(fd, now=None)
-        names = [f"+ {name}\n" for name, count in self._uses.items() if count]
+        names = [f"+ {name}\n" for name in sorted(self._kept | set(+self._holders))]
         return f"# {socket.gethostname()} process {self._owner.pid}\n{''.join(names)}"
 
     def _end(self) -> None:
@@ -125,10 +141,19 @@ def held(folder: Folder) -> set[str]:
                     contextlib.suppress(FileNotFoundError),
                     folder.reading(fd, lease, folder.root / FOLDER / lease) as file,
                 ):
-                    names |= _names(read_whole(file))
+                    names |= _names(_read_lines(file))
             return names
     except FileNotFoundError:
         return set()
+
+
+def _read_lines(fd: int) -> bytes:
+    """A lease, when no line of it is half written."""
+    for _ in range(_LOOKS):
+        text = os.pread(fd, os.fstat(fd).st_size, 0)
+        if not text or text.endswith(b"\n"):
+            break
+    return text
 
 
 def _names(text: bytes) -> set[str]:

@@ -1,17 +1,15 @@
 """Which stores are there?  By fingerprint, by the name of their data, with what they hold and cost."""
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.manifest import lengths_name, manifest_name
-from penstock.store.prune import Item, Survey, items, remove_item, store_of, survey
+from penstock.store.prune import Item, Survey, items, remove_items, store_of, survey
 from penstock.store.schema import Counts, shard_name, to_json
 from penstock.store.seen import Seen, recall
 from penstock.store.store import Store
-
 
 _FEWEST = 4  # digits of a fingerprint that may stand for it: fewer could be a name
 
@@ -46,13 +44,13 @@ class Listing:
 
 def list_stores(cache: Cache) -> Listing:
     found = survey(cache)
-    everything = items(found)
-    needed = Counter(shard for item in everything for shard in item.shards)
-    stores = [_info(store, item, needed, found, cache) for item in everything if (store := store_of(item.name))]
+    stores = [
+        _info(store, item, found, cache) for item in items(found) if item.is_store and (store := store_of(item.name))
+    ]
     return Listing(
         stores=tuple(sorted(stores, key=lambda info: (-info.used, info.store))),
         num_bytes=found.total,
-        num_unfinished=sum(name.startswith("shards/") and not needed[name] for name in found.entries),
+        num_unfinished=sum(name.startswith("shards/") and not found.needed[name] for name in found.entries),
     )
 
 
@@ -89,14 +87,13 @@ def remove(wanted: str, cache: Cache) -> tuple[str, int]:
     found = survey(cache)
     name = manifest_name(store)
     item = next(item for item in items(found) if item.name == name)
-    others = {shard for other in items(found) if other.name != name for shard in other.shards}
-    gone = [] if found.is_held(name) else remove_item(item, sorted(item.shards - others), cache)
+    gone = [] if found.is_held(name) else remove_items([item], found, cache)
     if not gone:
         raise StoreError(f"{cache.path(name)}: in use by another process, so it stays; stop that process first")
     return store, found.num_bytes(gone)
 
 
-def _info(store: str, item: Item, needed: Counter[str], found: Survey, cache: Cache) -> StoreInfo:
+def _info(store: str, item: Item, found: Survey, cache: Cache) -> StoreInfo:
     manifest = found.manifests[store]
     counts, num_shards = (None, 0) if isinstance(manifest, StoreError) else (manifest.counts, len(manifest.shards))
     return StoreInfo(
@@ -105,7 +102,7 @@ def _info(store: str, item: Item, needed: Counter[str], found: Survey, cache: Ca
         counts=counts,
         num_shards=num_shards,
         num_bytes=found.num_bytes((*item.files, *item.shards)),
-        num_own=found.num_bytes((*item.files, *(shard for shard in item.shards if needed[shard] == 1))),
+        num_own=found.num_bytes((*item.files, *found.own_shards(item))),
         used=item.used,
         is_held=found.is_held(item.name),
         problem=_problem(store, found),

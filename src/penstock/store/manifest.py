@@ -82,9 +82,15 @@ def seal(key: str, cache: Cache, *, num_rows: int, vocab_size: int) -> tuple[Sha
 
 def save(manifest: Manifest, lengths: Iterable[Ints], cache: Cache) -> Manifest:
     """Lengths of all samples, as one raw int32 array, and then the manifest; the manifest with all digests."""
-    cache.hold(manifest_name(manifest.name), manifest)  # by the caller's object, and by the one that is returned
-    manifest = replace(manifest, shards=tuple(_sealed(entry, manifest.vocab_size, cache) for entry in manifest.shards))
     name = manifest.name
+    files = (
+        manifest_name(name),
+        lengths_name(name),
+        *dict.fromkeys(shard_name(entry.key) for entry in manifest.shards),
+    )
+    cache.hold(*files, holder=manifest)  # until it is published, only this process knows that they belong together
+    manifest = replace(manifest, shards=tuple(_sealed(entry, manifest.vocab_size, cache) for entry in manifest.shards))
+    cache.hold(*files, holder=manifest)  # by the one that is returned, too
 
     def write_lengths(file: Any) -> None:
         content = Digest()
@@ -96,9 +102,9 @@ def save(manifest: Manifest, lengths: Iterable[Ints], cache: Cache) -> Manifest:
 
     text = to_text(manifest)
     # replace: whoever comes here has just read every shard, so these bytes are right whatever lay there
-    cache.hold(manifest_name(name), manifest)
-    cache.publish(lengths_name(name), write_lengths, replace=True)
-    cache.publish(manifest_name(name), lambda file: file.write(text), replace=True)
+    cache.publish(lengths_name(name), write_lengths, replace=True, hold=False)
+    cache.publish(manifest_name(name), lambda file: file.write(text), replace=True, hold=False)
+    cache.release("shards", *files)  # the two manifests hold them now
     if cache.max_bytes is not None:
         from penstock.store.prune import prune  # here: it reads manifests
 
@@ -135,7 +141,7 @@ def load(name: str, cache: Cache) -> Manifest | None:
         return None
     reading = _Reading()
     cache.hold(
-        manifest_name(name), reading
+        manifest_name(name), holder=reading
     )  # first the lease, then the look: whoever removes stores does it the other way
     try:
         manifest = read(name, cache)
@@ -144,7 +150,7 @@ def load(name: str, cache: Cache) -> Manifest | None:
             cache.hold("shards")
             return None
         raise
-    cache.hold(manifest_name(name), manifest)
+    cache.hold(manifest_name(name), holder=manifest)
     return manifest
 
 
@@ -202,7 +208,7 @@ def is_whole(manifest: Manifest, cache: Cache) -> bool:
 
 def map_lengths(name: str, num_rows: int, cache: Cache) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Lengths of all samples of a whole store, memory-mapped."""
-    data = cache.map(lengths_name(name), size=lengths_bytes(num_rows))
+    data = cache.map(lengths_name(name), size=lengths_bytes(num_rows), hold=False)
     if cache.verify or len(data) <= _AT_ONCE:
         check_lengths(data, cache.path(lengths_name(name)))
     return np.frombuffer(data[:-_TRAILER], dtype="<i4")

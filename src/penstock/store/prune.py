@@ -1,14 +1,14 @@
 """What may go?  What was not used for longest, and is open nowhere; a shard stays as long as one store needs it.
 
-A store is removed manifest first: from then on it does not exist, and whoever asks makes it again.  After each name is
-taken away, the leases are read once more, so that a reader who came in between gets the file back.
+A store is removed manifest first: from then on it does not exist, and whoever asks makes it again.  When names are taken
+away, leases and manifests are read once more, so that whoever came in between gets the files back.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock.cache import Cache, Entry
+from penstock.cache import Cache, Discarded, Entry
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, lengths_name, manifest_name, read
 from penstock.store.schema import shard_name
@@ -26,6 +26,10 @@ class Item:
     shards: frozenset[str] = frozenset()
     used: float
 
+    @property
+    def is_store(self) -> bool:
+        return self.files[0] == self.name and store_of(self.name) is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -34,12 +38,22 @@ class Survey:
     entries: dict[str, Entry]
     manifests: dict[str, Manifest | StoreError]  # by the store's fingerprint
     held: set[str]
+    needed: Counter[str]  # shard → how many stores hold it
 
     def is_held(self, name: str) -> bool:
         return _is_held(name, self.held)
 
     def num_bytes(self, names: Iterable[str]) -> int:
         return sum(self.entries[name].num_bytes for name in names if name in self.entries)
+
+    def own_shards(self, item: Item) -> list[str]:
+        """Those that no other store needs."""
+        return sorted(shard for shard in item.shards if self.needed[shard] == 1)
+
+    def forget(self, item: Item) -> None:
+        """A store that is gone: what it shared may go with the next one."""
+        self.needed.subtract(item.shards)
+        self.manifests.pop(store_of(item.name) or "", None)
 
     @property
     def total(self) -> int:
@@ -62,17 +76,25 @@ def seen_name(store: str) -> str:
 
 
 def survey(cache: Cache) -> Survey:
-    """Every file, every manifest, every lease."""
+    """Every file, every lease, every manifest; in this order, because a lease on a shard ends after a manifest names it."""
     entries = {entry.name: entry for entry in cache.entries() if entry.name.partition("/")[0] not in _OURS}
-    manifests: dict[str, Manifest | StoreError] = {}
-    for name in entries:
+    held = cache.held()
+    entries |= {entry.name: entry for entry in cache.entries("stores")}
+    manifests = _manifests(entries, cache)
+    needed = Counter(shard for manifest in manifests.values() for shard in _shards([manifest]))
+    return Survey(entries=entries, manifests=manifests, held=held, needed=needed)
+
+
+def _manifests(names: Iterable[str], cache: Cache) -> dict[str, Manifest | StoreError]:
+    found: dict[str, Manifest | StoreError] = {}
+    for name in names:
         store = store_of(name)
         if store is not None:
             try:
-                manifests[store] = read(store, cache)
+                found[store] = read(store, cache)
             except StoreError as error:
-                manifests[store] = error
-    return Survey(entries=entries, manifests=manifests, held=cache.held())
+                found[store] = error
+    return found
 
 
 def store_of(name: str) -> str | None:
@@ -86,22 +108,36 @@ def prune(cache: Cache, *, max_bytes: int | None = None, older_than: float | Non
     cache.tidy()
     found = survey(cache)
     oldest = None if older_than is None else cache.now() - older_than
-    needed = Counter(shard for item in items(found) for shard in item.shards)
     pruned = Pruned(num_left=found.total)
+    left = found.total
+    loose: list[
+        Item
+    ] = []  # removed together, at the end: there may be very many, and a look at the leases has its price
     for item in sorted(items(found), key=lambda item: (item.used, item.name)):
-        is_too_much = max_bytes is not None and pruned.num_left > max_bytes
+        is_too_much = max_bytes is not None and left > max_bytes
         is_too_old = oldest is not None and item.used < oldest
         if not (is_too_much or is_too_old):
             continue
         if found.is_held(item.name):
             pruned.num_held += 1
-            continue
-        shards = [shard for shard in sorted(item.shards) if needed[shard] == 1]
-        gone = remove_item(item, shards, cache)
-        if gone:
-            needed.subtract(item.shards)
-            _count(pruned, item, gone, found)
+        elif item.is_store:
+            left -= _remove([item], found, cache, pruned)
+        else:
+            loose.append(item)
+            left -= found.num_bytes(item.files)
+    _remove(loose, found, cache, pruned)
     return pruned
+
+
+def _remove(chosen: list[Item], found: Survey, cache: Cache, pruned: Pruned) -> int:
+    """Remove, and count; the bytes that are free now."""
+    gone = remove_items(chosen, found, cache)
+    num_bytes = found.num_bytes(gone)
+    pruned.stores += [store for name in gone if (store := store_of(name))]
+    pruned.num_files += len(gone)
+    pruned.num_bytes += num_bytes
+    pruned.num_left -= num_bytes
+    return num_bytes
 
 
 def items(found: Survey) -> list[Item]:
@@ -111,8 +147,7 @@ def items(found: Survey) -> list[Item]:
     for store, manifest in found.manifests.items():
         name = manifest_name(store)
         files = [name, lengths_name(store), seen_name(store)]
-        keys = [] if isinstance(manifest, StoreError) else [shard_name(entry.key) for entry in manifest.shards]
-        shards = frozenset(key for key in keys if key in found.entries)
+        shards = frozenset(shard for shard in _shards([manifest]) if shard in found.entries)
         owned.update(files, shards)
         present = tuple(file for file in files if file in found.entries)
         result.append(Item(name=name, files=present, shards=shards, used=found.entries[name].used))
@@ -125,18 +160,27 @@ def items(found: Survey) -> list[Item]:
     return result
 
 
-def remove_item(item: Item, shards: list[str], cache: Cache) -> list[str]:
-    """Files that are gone now; none where somebody took the item up meanwhile."""
-    first, *rest = item.files
-    taken = [cache.discard(first)]
-    if _is_held(item.name, cache.held()):
-        taken[0].restore()
-        return []
-    taken += [cache.discard(name) for name in (*rest, *shards)]
-    held = cache.held()
+def remove_items(chosen: Sequence[Item], found: Survey, cache: Cache) -> list[str]:
+    """Take the names away, then look whether anybody came in between; the names of files that are gone for good."""
+    taken: list[tuple[Item, Discarded]] = []
+    for item in chosen:
+        first, *rest = item.files
+        manifest = cache.discard(first)
+        if item.is_store:
+            # Whoever opens a store takes a lease before it looks for the manifest: it finds none, or is found here.
+            held = cache.held()
+            if _is_held(item.name, held):
+                manifest.restore()
+                continue
+            rest += [shard for shard in found.own_shards(item) if shard not in held]
+        taken += [(item, manifest), *((item, cache.discard(name)) for name in rest)]
+    for item in chosen:
+        found.forget(item)
+    held = cache.held()  # before the manifests, as in a survey
+    named = _named_since(found, cache)
     gone = []
-    for part in taken:
-        if part.name in held:  # by its own name: a shard that a store under way counts on
+    for item, part in taken:
+        if part.name in held or part.name in named or _is_held(item.name, held):
             part.restore()
         else:
             part.empty()
@@ -144,19 +188,23 @@ def remove_item(item: Item, shards: list[str], cache: Cache) -> list[str]:
     return gone
 
 
-def _count(pruned: Pruned, item: Item, gone: list[str], found: Survey) -> None:
-    num_bytes = found.num_bytes(gone)
-    pruned.num_files += len(gone)
-    pruned.num_bytes += num_bytes
-    pruned.num_left -= num_bytes
-    store = store_of(item.name)
-    if store is not None:
-        pruned.stores.append(store)
+def _named_since(found: Survey, cache: Cache) -> set[str]:
+    """Shards of stores that were finished after the survey."""
+    new = [name for entry in cache.entries("stores") if store_of(name := entry.name) not in found.manifests]
+    return set(_shards(_manifests(new, cache).values()))
+
+
+def _shards(manifests: Iterable[Manifest | StoreError]) -> Iterator[str]:
+    for manifest in manifests:
+        if not isinstance(manifest, StoreError):
+            yield from dict.fromkeys(shard_name(entry.key) for entry in manifest.shards)
 
 
 def _group(name: str) -> str:
-    """The chunks of a spooled stream are one chain; anything else stands alone."""
-    return name.rpartition("/")[0] if name.startswith("iterables/") else name
+    """What holds a file that stands alone: lengths belong to a manifest, chunks of a spooled stream are one chain."""
+    if name.startswith("iterables/"):
+        return name.rpartition("/")[0]
+    return manifest_name(name.rpartition("/")[2].removesuffix(".lengths")) if name.endswith(".lengths") else name
 
 
 def _is_held(name: str, held: set[str]) -> bool:

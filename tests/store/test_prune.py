@@ -1,0 +1,267 @@
+"""Does what was used longest ago go first, and does what is in use never go?"""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shelves import SOAK, make, records
+
+from penstock.cache import Cache
+from penstock.errors import StoreError
+from penstock.sources.spool import SpooledSource
+from penstock.store import Store
+from penstock.store.listing import find_store, list_stores, remove
+from penstock.store.manifest import lengths_name, manifest_name
+from penstock.store.prune import prune, survey
+from penstock.store.seen import recall, remember
+from penstock.store.verify import verify
+
+DAY = 86400
+
+
+def made_elsewhere(spans: list[tuple[int, int]], cache: Cache) -> list[str]:
+    """Stores that another process made, of these rows, and that nobody uses."""
+    script = (
+        "import sys\nfrom shelves import make, records\nfrom penstock.cache import Cache\n"
+        f"for start, stop in {spans}: print(make(records(stop - start, start), Cache(sys.argv[1])).fingerprint)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script, str(cache.root)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return made.stdout.split()
+
+
+def last_used(store: str, days: float, cache: Cache) -> None:
+    at = cache.now() - days * DAY
+    os.utime(cache.path(manifest_name(store)), (at, at))
+
+
+def there(cache: Cache) -> set[str]:
+    return {info.store for info in list_stores(cache).stores}
+
+
+@pytest.fixture
+def three(cache: Cache) -> list[str]:
+    """Stores of other processes, used 3, 2 and 1 days ago; the first two share a shard."""
+    stores = made_elsewhere([(0, 200), (100, 300), (500, 700)], cache)
+    for days, store in zip((3, 2, 1), stores, strict=True):
+        last_used(store, days, cache)
+    return stores
+
+
+def test_the_least_recently_used_goes_first(cache: Cache, three: list[str]) -> None:
+    total = survey(cache).total
+    assert prune(cache, max_bytes=total).stores == []
+    assert prune(cache, max_bytes=total - 1).stores == three[:1] and there(cache) == set(three[1:])
+    pruned = prune(cache, max_bytes=0)
+    assert pruned.stores == three[1:] and pruned.num_left == 0 == survey(cache).total and pruned.num_held == 0
+
+
+def test_a_shard_stays_as_long_as_one_store_needs_it(cache: Cache, three: list[str]) -> None:
+    before = survey(cache)
+    pruned = prune(cache, max_bytes=before.total - 1)
+    assert pruned.stores == three[:1] and pruned.num_files == 3  # manifest, lengths, the one shard that is its own
+    assert pruned.num_bytes == before.total - survey(cache).total
+    assert verify(three[1], cache).is_whole and verify(three[2], cache).is_whole
+
+
+def test_what_was_not_used_for_long_goes(cache: Cache, three: list[str]) -> None:
+    assert prune(cache, older_than=4 * DAY).stores == []
+    assert prune(cache, older_than=1.5 * DAY).stores == three[:2]
+    assert there(cache) == {three[2]}
+
+
+def test_using_a_store_makes_it_young(cache: Cache, three: list[str]) -> None:
+    assert made_elsewhere([(0, 200)], cache) == three[:1]
+    assert prune(cache, older_than=1.5 * DAY).stores == [three[1]]
+
+
+def test_an_open_store_stays_until_it_is_let_go(cache: Cache) -> None:
+    store = make(records(250), cache)
+    name = store.fingerprint
+    tokens = store.tokens(0).input_ids
+    last_used(name, 100, cache)
+    pruned = prune(cache, max_bytes=0, older_than=DAY)
+    assert pruned.stores == [] and pruned.num_held == 1 and verify(name, cache).is_whole
+    with pytest.raises(StoreError, match="in use by another process, so it stays"):
+        remove(name, cache)
+    (info,) = list_stores(cache).stores
+    assert info.is_held
+    del store
+    gc.collect()
+    assert len(tokens)  # a view of a file outlives its name
+
+
+def test_a_store_that_another_process_has_open_stays(cache: Cache, three: list[str]) -> None:
+    script = (
+        "import sys\nfrom shelves import make, records\nfrom penstock.cache import Cache\n"
+        "store = make(records(200), Cache(sys.argv[1]))\nprint('open', flush=True)\nsys.stdin.read()\n"
+        "print(sum(len(sample) for sample in store))"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script, str(cache.root)], cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert reader.stdout is not None and reader.stdout.readline() == "open\n"
+    last_used(three[0], 50, cache)
+    pruned = prune(cache, max_bytes=0)
+    assert set(pruned.stores) == set(three[1:]) and pruned.num_held == 1
+    assert verify(three[0], cache).is_whole
+    output, _ = reader.communicate("")
+    assert reader.returncode == 0 and int(output) > 0
+    assert prune(cache, max_bytes=0).stores == [three[0]]
+
+
+def test_shards_of_a_store_under_way_stay(cache: Cache, three: list[str]) -> None:
+    """Nobody's manifest names them yet; whoever makes them says so."""
+    cache.path(manifest_name(three[0])).unlink()
+    cache.path(lengths_name(three[0])).unlink()
+    orphan = cache.root / "leases" / "000000000000-1-1"
+    orphan.write_text("# elsewhere\n+ shards\n")
+    pruned = prune(cache, max_bytes=0)
+    assert set(pruned.stores) == set(three[1:]) and pruned.num_held == 1
+    assert list_stores(cache).num_unfinished == 1
+    orphan.unlink()
+    assert prune(cache, max_bytes=0).num_left == 0
+
+
+def test_a_cap_is_kept_whenever_a_store_is_finished(tmp_path: Path) -> None:
+    free = Cache(tmp_path / "free")
+    size = survey_of(make(records(250), free))
+    cache = Cache(tmp_path / "capped", max_bytes=int(2.5 * size))
+    names = []
+    for start in range(5):
+        names.append(made_capped(start * 250, cache))
+        assert survey(cache).total <= cache.max_bytes
+    assert there(cache) == set(names[-2:])
+
+
+def survey_of(store: Store) -> int:
+    return survey(store.cache).total
+
+
+def made_capped(start: int, cache: Cache) -> str:
+    store = make(records(250, start), cache)
+    name = store.fingerprint
+    assert verify(store).is_whole  # what was just made is never what goes
+    del store
+    gc.collect()
+    return name
+
+
+def test_other_files_have_their_turn_too(cache: Cache, three: list[str]) -> None:
+    script = (
+        "import sys\nfrom penstock.cache import Cache\ncache = Cache(sys.argv[1])\n"
+        "cache.publish('spools/ab/x.text', lambda file: file.write(bytes(1000)))\n"
+        "for number in range(3): cache.publish(f'iterables/abc/{number}.jsonl', lambda file: file.write(bytes(10)))\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(cache.root)], check=True)
+    old = cache.now() - 90 * DAY
+    for name in ("spools/ab/x.text", "iterables/abc/0.jsonl", "iterables/abc/1.jsonl"):
+        os.utime(cache.path(name), (old, old))
+    pruned = prune(cache, older_than=30 * DAY)
+    assert pruned.num_bytes == 1000 and cache.size("spools/ab/x.text") is None
+    assert len(cache.names("iterables/abc")) == 3  # a chain goes as a whole, and one link of it is young
+    os.utime(cache.path("iterables/abc/2.jsonl"), (old, old))
+    assert prune(cache, older_than=30 * DAY).num_files == 3
+
+
+def test_a_stream_that_is_being_read_keeps_its_chunks(cache: Cache) -> None:
+    source = SpooledSource(lambda: ({"row": row} for row in range(10)), cache=cache, name="stream", version=1)
+    assert len(source) == 10
+    assert prune(cache, max_bytes=0).num_files == 0
+    assert source[3] == {"row": 3}
+
+
+def test_what_killed_processes_left_goes_too(cache: Cache, three: list[str]) -> None:
+    (cache.root / "trash").mkdir(exist_ok=True)
+    script = "from penstock.cache.leases import temporary_name\nprint(temporary_name())"
+    name = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    for folder in ("trash", "shards", "stores"):
+        (cache.root / folder / name).write_bytes(b"half")
+    assert prune(cache, older_than=10 * DAY).num_files == 0  # none of these is a file of the cache
+    assert list(cache.root.rglob("*.tmp")) == []
+
+
+def test_a_damaged_manifest_is_listed_and_can_be_removed(cache: Cache, three: list[str]) -> None:
+    cache.path(manifest_name(three[0])).write_text("{")
+    (info,) = [info for info in list_stores(cache).stores if info.store == three[0]]
+    assert info.problem and "damaged" in info.problem and info.counts is None
+    assert remove(three[0][:8], cache)[0] == three[0] and there(cache) == set(three[1:])
+    assert all(verify(store, cache).is_whole for store in three[1:])
+    assert list_stores(cache).num_unfinished == 1  # its own shard belongs to nobody now
+
+
+def test_a_list_says_what_is_there_and_what_is_missing(cache: Cache, three: list[str]) -> None:
+    listing = list_stores(cache)
+    assert [info.store for info in listing.stores] == three[::-1] and listing.num_unfinished == 0
+    first = listing.stores[-1]
+    assert first.counts is not None and first.counts.rows == 200 and first.num_shards == 2
+    assert first.num_own < first.num_bytes and first.problem is None and not first.is_held
+    key = survey(cache).manifests[three[2]].shards[0].key  # type: ignore[union-attr]
+    cache.path(f"shards/{key[:2]}/{key}.arrow").write_bytes(b"x")
+    cache.path(lengths_name(three[1])).unlink()
+    assert [info.problem for info in list_stores(cache).stores[:2]] == [
+        "1 shards of another size",
+        "its lengths are missing",
+    ]
+    cache.path(f"shards/{key[:2]}/{key}.arrow").unlink()
+    assert list_stores(cache).stores[0].problem == "1 shards missing"
+
+
+def test_stores_are_found_by_a_piece_of_their_name(cache: Cache) -> None:
+    wiki, other = make(records(50), cache, name="wiki"), make(records(60), cache, name="wiki")
+    remember(wiki)
+    assert find_store(wiki.fingerprint[:6], cache) == find_store("wiki", cache) == wiki.fingerprint
+    remember(other)
+    with pytest.raises(StoreError, match=r"'wiki' means 2 stores: .*give more of the fingerprint"):
+        find_store("wiki", cache)
+    for wanted in ("", "zzz", wiki.fingerprint[:3], "../x"):
+        with pytest.raises(StoreError, match=r"no such store in .*which has 2; `penstock cache ls`"):
+            find_store(wanted, cache)
+
+
+def test_what_was_seen_is_a_note_and_no_more(cache: Cache) -> None:
+    store = make(records(50), cache, name="wiki")
+    before = cache.path(manifest_name(store.fingerprint)).read_bytes()
+    assert recall(store.fingerprint, cache) is None
+    remember(store)
+    seen = recall(store.fingerprint, cache)
+    assert seen is not None and (seen.name, seen.places) == ("wiki", ("wiki",)) and abs(seen.time - cache.now()) < 3600
+    assert cache.path(manifest_name(store.fingerprint)).read_bytes() == before and verify(store).is_whole
+    for damage in ("", "[]", '{"name": 1}', "[" * 99999):
+        cache.path(f"seen/{store.fingerprint}.json").write_text(damage)
+        assert recall(store.fingerprint, cache) is None
+
+
+def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(cache: Cache) -> None:
+    """Each reader opens one of three stores, reads all of it, lets go; somebody prunes everything all the time."""
+    script = (
+        "import gc, random, sys\nfrom shelves import make, records\nfrom penstock.cache import Cache\n"
+        "cache, chance = Cache(sys.argv[1]), random.Random(sys.argv[2])\n"
+        "for _ in range(int(sys.argv[3])):\n"
+        "    start = chance.choice([0, 100, 500])\n"
+        "    store = make(records(200, start), cache)\n"
+        "    found = [sample.input_ids.tolist() for sample in store]\n"
+        "    assert found == [record['ids'] for record in records(200, start)]\n"
+        "    assert store.lengths(__import__('numpy').arange(200)).sum() == store.counts.tokens\n"
+        "    del store; gc.collect()\n"
+    )
+    rounds = "200" if SOAK else "15"
+    readers = [
+        subprocess.Popen([sys.executable, "-c", script, str(cache.root), str(seed), rounds], cwd=Path(__file__).parent,
+                         stderr=subprocess.PIPE, text=True)
+        for seed in range(3)
+    ]  # fmt: skip
+    num_removed = 0
+    while any(reader.poll() is None for reader in readers):
+        num_removed += len(prune(cache, max_bytes=0).stores)
+    errors = [reader.communicate()[1] for reader in readers]
+    assert [reader.returncode for reader in readers] == [0, 0, 0], "\n".join(errors)
