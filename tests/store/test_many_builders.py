@@ -18,7 +18,7 @@ def test_eight_builders_of_one_store(server: Server, memory_path: Path, tokenize
     assert reference.prepare().status == 0
     whole = reference.published()
     assert len(whole) == NUM_FILES + 2
-    for turn in range(ROUNDS):
+    for turn in range(1 if no_flock and not SOAK else ROUNDS):  # nothing here locks today; that must stay so
         cache = yard.cache()
         server.ask(do="gate")
         builders = [cache.start(no_flock=no_flock) for _ in range(NUM_BUILDERS)]
