@@ -156,6 +156,7 @@ class Loader:
         finally:
             ahead.close()
         if not self._step:
+            self.counters = self.plan.count(0, self._rows_per_step) if self.epochs else self.counters
             raise PlanError(
                 f"the run has no step: {self._dropped() or 'there are no samples'}; look at loader.counters"
             )
