@@ -14,6 +14,7 @@ from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.store import Progress, Store, build
 from penstock.store.build import SHARD_BYTES, SHARD_ROWS
+from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
 from penstock.templates import detect, open_template, open_tokenizer
@@ -77,10 +78,13 @@ def prepare(
     made = _template(source, template, tokenizer, options)
     engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
     with showing(progress) as show:
-        return build(
+        store = build(
             source, made, engine=engine, cache=folder, refresh=refresh, background=background,
             progress=None if background and not callable(progress) else show,
         )  # fmt: skip
+    if cache:
+        remember(store)
+    return store
 
 
 def why(

@@ -205,6 +205,15 @@ class Cache:
         """This process needs these no longer, or an object holds them now."""
         leases.my_lease(self._folder).release(names)
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether it is worth trying; nothing is written to find out."""
+        try:
+            with self._folder.within() as fd:
+                return leases.may_write(fd)
+        except (OSError, StoreError):
+            return False
+
     def held(self) -> set[str]:
         """Names that some living process holds."""
         try:

@@ -97,7 +97,7 @@ class Lease:
     def _begin(self) -> str:
         """A folder to write to, and all that there is to be said."""
         with self._folder.within() as fd:
-            if not os.access(".", os.W_OK, dir_fd=fd, effective_ids=os.access in os.supports_effective_ids):
+            if not may_write(fd):
                 raise PermissionError
         with self._folder.within([FOLDER], make=True) as fd:
             live_leases(fd, now=None)
@@ -192,6 +192,11 @@ def sweep(fd: int, *, now: Callable[[], float]) -> list[str]:
             _unlink(fd, name)
             removed.append(name)
     return removed
+
+
+def may_write(fd: int) -> bool:
+    """Into the open folder."""
+    return os.access(".", os.W_OK, dir_fd=fd, effective_ids=os.access in os.supports_effective_ids)
 
 
 def clock(fd: int) -> float:

@@ -25,10 +25,11 @@ def prepare(
 
     from penstock import api
     from penstock.store.listing import summary
-    from penstock.store.seen import remember
 
     logger = logging.getLogger("penstock")
-    logger.addHandler(screen.LogLines(logging.WARNING if json else logging.INFO))
+    logger.addHandler(
+        screen.LogLines(logging.WARNING if json else logging.INFO, skip="build")
+    )  # its line is our answer
     logger.setLevel(logging.WARNING if json else logging.INFO)
     options = arguments.template_options(option, train_on=train_on, chat_template=chat_template)
     store = api.prepare(
@@ -39,9 +40,9 @@ def prepare(
         cache_dir=cache_dir,
         num_proc=num_proc,
         refresh=refresh,
+        progress="none" if json else "auto",
         **options,
     )
-    remember(store)
     if json:
         screen.as_json(summary(store))
     else:

@@ -1,4 +1,4 @@
-"""What reaches the terminal?  Text that cannot steer it: whatever comes from data, file names or errors is escaped here.
+"""What reaches the terminal?  Text that cannot steer it: everything that is printed goes through `escape`, here.
 
 On a terminal, tables have columns and colours; in a pipe they are lines of fields between tabs.
 """
@@ -6,37 +6,10 @@ On a terminal, tables have columns and colours; in a pipe they are lines of fiel
 import json
 import logging
 import sys
-import unicodedata
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-_JOINERS = {"\u200c", "\u200d"}  # within words of some languages, and of emoji; they move nothing
-_STEERING = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Zl",
-    "Zp",
-}  # control, format (bidi among them), half characters, line and paragraph ends
-
-
-def escape(text: object, *, keep: str = "") -> str:
-    """Text in which every character that could steer a terminal, or hide, is spelled out; but those in `keep`."""
-    plain = str(text)
-    if plain.isascii() and plain.isprintable():
-        return plain
-    return "".join(char if char in keep or not _steers(char) else _spelled(char) for char in plain)
-
-
-def _steers(char: str) -> bool:
-    return unicodedata.category(char) in _STEERING and char not in _JOINERS
-
-
-def _spelled(char: str) -> str:
-    number = ord(char)
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+from penstock.report.escape import escape
 
 
 def say(text: object = "", *, style: str | None = None) -> None:
@@ -93,7 +66,11 @@ def num_bytes(number: int) -> str:
 
 
 class LogLines(logging.Handler):
-    """The library's log, as notes: a line for each finished stage, and warnings."""
+    """The library's log, as notes: a line for each finished stage, and warnings; but none of the module `skip`."""
+
+    def __init__(self, level: int, *, skip: str = "") -> None:
+        super().__init__(level)
+        self.addFilter(lambda record: record.module != skip or record.levelno >= logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())

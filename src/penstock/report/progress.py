@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
+from penstock.report.escape import escape
 from penstock.store.progress import Progress, Show
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class _Lines:
             return
         self._next, self._said = now + _LINE_SECONDS, True
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed stream must not stop the work
-            sys.stderr.write(f"{progress}\n")
+            sys.stderr.write(f"{escape(progress)}\n")
             sys.stderr.flush()
 
 
@@ -88,7 +89,7 @@ class _Bar:
         numbers = str(progress).removeprefix(f"{progress.name}: ")
         if self._task is None:
             self._bars.start()
-            self._task = self._bars.add_task(progress.name, total=progress.num_rows, numbers=numbers)
+            self._task = self._bars.add_task(escape(progress.name), total=progress.num_rows, numbers=numbers)
         self._bars.update(self._task, completed=progress.rows, numbers=numbers, refresh=True)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ _MOST_PLACES = 20
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A source as it was when a store was last made of it or found for it."""
+    """A source as it was when a store was first made of it, or found for it after it was moved or renamed."""
 
     name: str
     places: tuple[str, ...]  # some of its files
@@ -25,6 +25,9 @@ class Seen:
 def remember(store: Store) -> None:
     """Note the source's name and files.  A cache that cannot be written to is no reason to stop."""
     seen = Seen(store.name, tuple(_places(store)), round(time.time(), 3))
+    known = recall(store.fingerprint, store.cache)
+    if (known and (known.name, known.places) == (seen.name, seen.places)) or not store.cache.is_writable:
+        return
     text = json.dumps(asdict(seen)).encode()
     with contextlib.suppress(StoreError):
         store.cache.publish(seen_name(store.fingerprint), lambda file: file.write(text), replace=True)
