@@ -89,9 +89,8 @@ class FromLoader:
         left = self._steps.left
         if left is None:
             left = (self.args.max_steps - self.state.global_step) * accumulate
-        options |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // accumulate)}
-        options["steps_trained_in_current_epoch"] = 0
-        return super()._run_epoch(**options)  # type: ignore[misc]
+        steps = {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // accumulate)}
+        return super()._run_epoch(**{**options, **steps, "steps_trained_in_current_epoch": 0})  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.args.should_save:  # rank 0; before all else, so that a whole checkpoint has it
@@ -141,8 +140,9 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
         self._epoch = self._loader.state_dict()["epoch"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        epoch, epochs = self._loader.state_dict()["epoch"], self._loader.epochs
-        state.epoch = float(epoch) if epochs is None else epochs * state.global_step / state.max_steps
+        here, epochs = self._loader.state_dict(), self._loader.epochs
+        epoch = here["epoch"]
+        state.epoch = float(epoch) if epochs is None else epochs * here["step"] / len(self._loader)
         if epoch > self._epoch and epoch != epochs:  # the Trainer itself sees to the end of the last one
             control.should_log |= args.logging_strategy == "epoch"
             control.should_evaluate |= args.eval_strategy == "epoch"
