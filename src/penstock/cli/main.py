@@ -65,15 +65,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return DATA
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    except BrokenPipeError:
+        return _unread()
+    except SystemExit as end:  # typer's answer to the same, and to a shell that asks for completions
+        return _unread() if isinstance(end.__context__, BrokenPipeError) else int(end.code or OK)
     except Exception as error:
         return _explain(error)
     if code == INTERRUPTED:
         screen.complain("interrupted; what is finished is kept: run the same command again to go on")
     return code if isinstance(code, int) else OK
+
+
+def _unread() -> int:
+    """Whoever read our output has had enough; what is left of it goes nowhere, also when the process ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return OK
 
 
 def _explain(error: Exception) -> int:

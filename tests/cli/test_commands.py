@@ -1,0 +1,287 @@
+"""Does the command do what it says, end with the code it promises, and print nothing that steers a terminal?"""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cache import Cache
+from penstock.cli.main import run as run_here
+
+Write = Callable[..., Path]
+Result = subprocess.CompletedProcess[str]
+Penstock = Callable[..., Result]
+
+RECORDS = [{"text": f"the quick brown fox {row} " * (row % 5 + 1)} for row in range(300)]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Penstock:
+    """The command in a process of its own, in an empty folder, with a cache of its own."""
+
+    def run(*arguments: str | Path, **environment: str) -> Result:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), **environment},
+        )
+
+    return run
+
+
+@pytest.fixture
+def prepared(command: Penstock, write_jsonl: Write, tokenizer_path: Path) -> dict[str, object]:
+    """A store, made by the command, as its JSON tells it."""
+    result = command("prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1", "--json")
+    assert result.returncode == 0, result.stderr
+    value: dict[str, object] = json.loads(result.stdout)
+    return value
+
+
+def test_prepare_says_what_it_made_and_where(command: Penstock, write_jsonl: Write, tokenizer_path: Path) -> None:
+    arguments = ("prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1")
+    first, second = command(*arguments), command(*arguments)
+    assert first.returncode == 0 == second.returncode, first.stderr
+    line = r"[0-9a-f]{8}  data: 300 rows → 300 samples, [\d,]+ tokens \([\d,]+ trained\)\n"
+    assert re.fullmatch(line, first.stdout) and second.stdout == first.stdout
+    assert "rows look like text" in first.stderr and "/cache\n" in first.stderr
+    refreshed = command(*arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text")
+    assert refreshed.returncode == 0 and "renamed: 300 rows" in refreshed.stdout
+    assert refreshed.stdout[:8] != first.stdout[:8]
+
+
+def test_prepare_for_scripts(prepared: dict[str, object], tmp_path: Path) -> None:
+    assert prepared["rows"] == prepared["samples"] == 300 and prepared["dropped"] == {}
+    assert prepared["name"] == "data" and prepared["cache"] == str(tmp_path / "cache")
+
+
+def test_a_whole_cache_is_verified_and_damage_ends_with_1(
+    command: Penstock, prepared: dict[str, object], tmp_path: Path
+) -> None:
+    store = str(prepared["store"])
+    for arguments in (("--all",), (store,), (store[:6],), ("data",)):
+        result = command("verify", *arguments)
+        assert result.returncode == 0 and result.stdout.startswith(f"{store[:8]}: whole ("), result.stderr
+    (path,) = (tmp_path / "cache" / "shards").rglob("*.arrow")
+    path.write_bytes(path.read_bytes()[:-1])
+    result = command("verify", "--all")
+    assert (
+        result.returncode == 1 and "1 of 3 files are damaged or missing" in result.stdout and str(path) in result.stdout
+    )
+    result = command("verify", "--all", "--json")
+    (report,) = json.loads(result.stdout)
+    assert result.returncode == 1 and not report["is_whole"] and len(report["problems"]) == 1
+
+
+def test_stores_are_listed_and_removed(command: Penstock, prepared: dict[str, object], tmp_path: Path) -> None:
+    store = str(prepared["store"])
+    listed = command("cache", "ls")
+    header, row = listed.stdout.splitlines()
+    assert header.split("\t") == ["store", "data", "rows", "tokens", "size", "last used", ""]
+    assert row.split("\t")[:3] == [store[:8], "data", "300"]
+    (info,) = json.loads(command("cache", "ls", "--json").stdout)["stores"]
+    assert info["store"] == store and info["seen"]["places"] == [str(tmp_path / "data.jsonl")]
+    removed = command("cache", "rm", "data")
+    assert removed.returncode == 0 and removed.stdout.startswith(f"{store[:8]} removed, "), removed.stderr
+    assert command("cache", "ls").stdout == "" and command("verify", "--all").stdout.startswith("no stores in ")
+    missing = command("cache", "rm", store)
+    assert missing.returncode == 3 and missing.stderr.startswith(f"penstock: '{store}': no such store in ")
+
+
+def test_a_cache_is_pruned_by_size_and_by_age(command: Penstock, prepared: dict[str, object]) -> None:
+    assert command("cache", "prune").returncode == 2
+    kept = command("cache", "prune", "--older-than", "30d", "--max-bytes", "1G")
+    assert kept.returncode == 0 and kept.stdout.startswith("0 files removed (0 B), 0 stores among them; "), kept.stderr
+    pruned = json.loads(command("cache", "prune", "--json", PENSTOCK_CACHE_MAX="0").stdout)
+    assert pruned["stores"] == [prepared["store"]] and pruned["num_left"] == 0
+
+
+def test_why_names_what_differs(
+    command: Penstock, prepared: dict[str, object], write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    path = write_jsonl(RECORDS)
+    hit = command("cache", "why", path, "--tokenizer", tokenizer_path)
+    assert hit.stdout == f"{str(prepared['store'])[:8]} is there and whole: this is a hit\n", hit.stderr
+    other = command("cache", "why", path, "--tokenizer", tokenizer_path, "-o", "eos=false")
+    assert other.returncode == 0 and "data: the same" in other.stdout and "template, suffix: [0] → []" in other.stdout
+    longer = command("cache", "why", write_jsonl([*RECORDS, {"text": "more"}]), "--tokenizer", tokenizer_path)
+    assert "data: 300 rows → 301" in longer.stdout
+    value = json.loads(command("cache", "why", path, "--tokenizer", tokenizer_path, "--json").stdout)
+    assert value["num_rows"] == [300, 301] and not value["is_hit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["prepare"], "Missing argument"),
+        (["prepare", "x", "--num-proc", "0"], "num-proc"),
+        (["prepare", "x", "-o", "novalue"], "'novalue': expected KEY=VALUE"),
+        (["prepare", "x", "--chat-template", "missing"], "missing"),
+        (["verify"], "name one or more stores, or give --all"),
+        (["verify", "x", "--all"], "name one or more stores, or give --all"),
+        (["cache", "prune", "--older-than", "soon"], "'soon': expected a duration such as 90m, 12h, 30d or 4w"),
+        (["cache", "ls", "--nonsense"], "No such option"),
+    ],
+)
+def test_what_is_not_understood_ends_with_2_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    assert run_here(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and reason in captured.err, captured.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["cache"]])
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert run_here(arguments) == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+def test_help_is_plain_and_names_the_exit_codes(command: Penstock) -> None:
+    for arguments in (("--help",), ("prepare", "--help"), ("cache", "prune", "--help")):
+        result = command(*arguments)
+        assert result.returncode == 0 and "\x1b" not in result.stdout and "╭" not in result.stdout
+    assert "130: interrupted" in " ".join(command("--help").stdout.split())
+    assert command("--version").stdout == f"penstock {penstock.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["prepare", "missing.jsonl", "--tokenizer", "x"], "missing.jsonl: No such file or directory"),
+        (["verify", "abcdef"], "'abcdef': no such store in "),
+        (["cache", "prune", "--max-bytes", "lots"], "'lots' is no size"),
+    ],
+)
+def test_what_the_data_or_settings_are_at_fault_for_ends_with_3_in_one_line(
+    command: Penstock, arguments: list[str], reason: str
+) -> None:
+    result = command(*arguments)
+    assert result.returncode == 3 and result.stderr.count("\n") == 1 and reason in result.stderr, result.stderr
+
+
+def test_a_fault_of_ours_shows_where(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Cache) -> list[object]:
+        raise RuntimeError("\x1b[2Jgone")
+
+    monkeypatch.setattr(Cache, "entries", broken)
+    assert run_here(["cache", "ls"]) == 70
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and "this is a fault of Penstock itself" in shown
+    assert "\x1b" not in shown and r"\x1b[2Jgone" in shown
+
+
+def test_an_interrupt_ends_with_130(command: Penstock, tmp_path: Path, tokenizer_path: Path) -> None:
+    """A fifo in the place of the data: the command waits in the middle of its work until it is interrupted."""
+    script = (
+        "import os, signal\nfrom penstock import api\nfrom penstock.cli.main import app\n"
+        "api.prepare = lambda *args, **options: os.kill(os.getpid(), signal.SIGINT)\n"
+        "app(['prepare', 'x'])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 130
+    assert result.stderr == "penstock: interrupted; what is finished is kept: run the same command again to go on\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_fault(
+    command: Penstock, prepared: dict[str, object], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "cache", "ls"], cwd=tmp_path,
+        env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 0 and b"Traceback" not in errors and b"Exception" not in errors
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202ex"
+
+
+def test_nothing_in_names_data_or_errors_steers_the_terminal(tmp_path: Path, tokenizer_path: Path) -> None:
+    """On a terminal of its own, where there are colours and a bar: no other control characters than those."""
+    data = tmp_path / f"{HOSTILE}.jsonl"
+    data.write_text("".join(json.dumps({"text": f"the {HOSTILE} fox"}) + "\n" for _ in range(20)))
+    bad = tmp_path / f"bad{HOSTILE}.jsonl"
+    bad.write_text('{"text": 7}\n')
+    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm-256color"}
+    for arguments in (
+        ["prepare", str(data), "--tokenizer", str(tokenizer_path), "--num-proc", "1"],
+        ["prepare", str(bad), "--tokenizer", str(tokenizer_path), "--template", "text", "--num-proc", "1"],
+        ["prepare", str(tmp_path / HOSTILE), "--tokenizer", "x"],
+        ["prepare", str(data), "--tokenizer", HOSTILE],
+        ["cache", "ls"],
+        ["cache", "ls", "--json"],
+        ["cache", "why", f"{data}@[:5]", "--tokenizer", str(tokenizer_path)],
+        ["cache", "rm", HOSTILE],
+        [HOSTILE],
+        ["verify", HOSTILE],
+        ["verify", "--all"],
+    ):
+        output = on_a_terminal([sys.executable, "-m", "penstock", *arguments], environment)
+        assert output
+        rest = (
+            re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", output).replace(b"\r", b"").decode()
+        )  # colours, and those of a bar
+        steering = {
+            char for char in rest if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e"
+        }
+        assert steering == set(), (arguments, rest)
+
+
+def on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(command[0], command, environment)
+    output = b""
+    while True:
+        try:
+            block = os.read(terminal, 1 << 16)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not block:
+            break
+        output += block
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    return output
+
+
+def test_a_terminal_of_another_alphabet_is_no_reason_to_fail(command: Penstock, prepared: dict[str, object]) -> None:
+    result = command("cache", "why", "data.jsonl@[:5]", "--tokenizer", "missing", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert result.returncode == 3 and result.stderr.isascii()
+    listed = command("cache", "ls", PYTHONIOENCODING="latin-1")
+    assert listed.returncode == 0
+
+
+def test_importing_the_command_brings_nothing_heavy() -> None:
+    script = (
+        "import sys\nimport penstock.cli.main\n"
+        "heavy = {'numpy', 'pyarrow', 'tokenizers', 'rich.table', 'torch', 'yaml', 'jinja2'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_python_dash_m_and_the_script_are_the_same(tmp_path: Path) -> None:
+    script = Path(sys.executable).parent / "penstock"
+    if not script.exists():
+        pytest.skip("the package is not installed with its script")
+    result = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"penstock {penstock.__version__}\n"
+    assert signal.SIGINT  # and both end through the same `app`
