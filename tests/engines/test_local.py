@@ -28,6 +28,10 @@ def uneven(task: int) -> tuple[int, int]:
     return task, os.getpid()
 
 
+def sleep(task: float) -> None:
+    time.sleep(task)
+
+
 def fail_at_three(task: int) -> int:
     if task == 3:
         raise TemplateError("row 3 is bad", record=3)
@@ -179,6 +183,16 @@ def test_letting_go_of_the_results_ends_the_workers() -> None:
             next(results)
         del results
         assert no_children()
+
+
+@pytest.mark.timeout(60)
+def test_another_thread_can_end_it() -> None:
+    results = LocalEngine(2).run(sleep, [100, 100])
+    waiting = threading.Thread(target=lambda: list(results))
+    waiting.start()
+    results.close()  # type: ignore[attr-defined]
+    waiting.join()
+    assert no_children() and list(results) == []
 
 
 @pytest.mark.timeout(60)

@@ -3,9 +3,10 @@
 The work is sent once per process (or inherited, where it forks); a task and its result are a few numbers.
 """
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from operator import length_hint
 from typing import Any
@@ -59,12 +60,26 @@ class LocalEngine:
         except BaseException:
             pool.stop()
             raise
-        results = _there(pool, iter(tasks), told)
-        next(results)  # up to the first `yield`: from here on, letting go of it stops the pool
-        return results
+        return Results(pool, _there(pool, iter(tasks), told))
 
     def __repr__(self) -> str:
         return f"LocalEngine({self.num_proc})"
+
+
+class Results(Iterator[Any]):
+    """Results as they come.  Letting go of them stops the pool, and so does `close`, from any thread."""
+
+    def __init__(self, pool: Pool, results: Generator[Any, None, None]) -> None:
+        self._pool, self._results = pool, results
+        next(results)  # up to the first `yield`: from here on, its end is the pool's
+
+    def __next__(self) -> Any:
+        return next(self._results)
+
+    def close(self) -> None:
+        self._pool.is_halted = True
+        with contextlib.suppress(ValueError):  # another thread waits for a result just now, and will stop there
+            self._results.close()
 
 
 def _here(work: Callable[[Any], Any], tasks: Iterable[Any], told: Callable[[Any, Any], object] | None) -> Iterator[Any]:
@@ -78,12 +93,12 @@ def _here(work: Callable[[Any], Any], tasks: Iterable[Any], told: Callable[[Any,
 def _nobody(note: Any) -> None: ...
 
 
-def _there(pool: Pool, tasks: Iterator[Any], told: Callable[[Any, Any], object] | None) -> Iterator[Any]:
+def _there(pool: Pool, tasks: Iterator[Any], told: Callable[[Any, Any], object] | None) -> Generator[Any, None, None]:
     """Feed idle workers, hand out what they bring back."""
     more = True
     try:
         yield _BEGUN
-        while True:
+        while not pool.is_halted:
             asked = None
             while more and (worker := pool.idle()) is not None:
                 asked = next(tasks, _NO_MORE)

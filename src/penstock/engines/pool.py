@@ -19,7 +19,7 @@ from typing import Any
 from penstock.engines.worker import Pipe, Stop, serve, settle
 from penstock.errors import StoreError
 
-_LOOK = 1.0  # seconds between looks at processes whose pipe is silent
+_LOOK = 0.5  # seconds between looks at processes whose pipe is silent
 _SILENT = 60.0  # seconds without a word from a worker until a warning
 _GRACE = 3.0  # seconds that a worker has for leaving things tidy
 
@@ -66,6 +66,7 @@ class Pool:
         self._owner = os.getpid()
         self._parcel: Any = None  # the work, ready to be sent
         self.workers: list[Worker] = []
+        self.is_halted = False  # set by any thread: nobody wants more results
 
     def grow(self) -> None:
         """One more worker."""
@@ -92,7 +93,7 @@ class Pool:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
             ready = connection.wait([worker.pipe for worker in self.workers], max(0.0, left))
             heard = [(worker, *self._receive(worker)) for worker in self.workers if worker.pipe in ready]
-            if heard or (until is not None and time.monotonic() >= until):
+            if heard or self.is_halted or (until is not None and time.monotonic() >= until):
                 return heard
             self._look()
 

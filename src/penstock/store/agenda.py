@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from penstock.cache import Cache
 from penstock.store import claims
@@ -35,8 +36,8 @@ class _Watch:
 
     key: str
     held: Held
-    begun: float
-    changed: float  # when its claim last showed a sign of life
+    begun: float  # when the claim was first looked at again
+    changed: float  # when it last showed a sign of life
 
 
 class Agenda:
@@ -88,7 +89,7 @@ class Agenda:
         if self._undigested:
             task = replace(self._undigested.popleft(), only_digest=True)
         else:
-            if not self._left and self._waiting:
+            if self._waiting:
                 self._look()
             while self._wanted and self._wanted[0] not in self._left:
                 self._wanted.popleft()
@@ -111,7 +112,7 @@ class Agenda:
                 self.entries[made.shard] = made.entry
             elif made.held is not None:
                 now = time.monotonic()
-                self._waiting[made.shard] = _Watch(made.key, made.held, now, now)
+                self._waiting[made.shard] = _Watch(made.key, made.held, inf, now)
             else:
                 self._left[made.shard] = task
 
@@ -161,11 +162,12 @@ class Agenda:
             return ""
         if held.value != watch.held.value:
             watch.held, watch.changed = held, now
+        watch.begun = min(watch.begun, now)
         silent, waited = now - watch.changed, now - watch.begun
         if silent <= claims.STALE_SECONDS and waited <= _PATIENCE:
             return None
         _log.warning(
-            "shard %d was claimed by %s %.0f s ago, last sign of life %.0f s ago; it is made here now",
+            "shard %d is claimed by %s, waited for %.0f s, last sign of life %.0f s ago; it is made here now",
             shard, held, waited, silent,
         )  # fmt: skip
         return held.value

@@ -15,9 +15,11 @@ from penstock.store.agenda import Agenda, Stopped
 from penstock.store.make import MakeShard, Note, ShardTask, run_here
 from penstock.store.manifest import Manifest
 from penstock.store.progress import Meter
+from penstock.store.schema import shard_key, shard_name
 from penstock.types import Engine
 
 _JOIN_SECONDS = 10.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0  # seconds between looks at whether somebody else has made a shard
 
 _log = logging.getLogger("penstock")
 
@@ -63,8 +65,12 @@ class Background:
         if shard in self._agenda.entries:
             return
         self._agenda.want([shard])
+        pause = _FIRST_PAUSE
         with self._changed:
-            self._changed.wait_for(lambda: shard in self._agenda.entries or self._is_over)
+            while not self._changed.wait_for(lambda: shard in self._agenda.entries or self._is_over, pause):
+                if self._is_published(shard):  # by another process, which ours have not noticed yet
+                    return
+                pause = min(2 * pause, _LONGEST_PAUSE)
         if shard in self._agenda.entries:
             return
         if self._error is not None:
@@ -86,14 +92,17 @@ class Background:
         if not self._is_mine:
             return
         self._agenda.stop()
-        if self._thread is None:
-            self._close()
-        elif self._thread is not threading.current_thread():
+        self._close()
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
     @property
     def _is_mine(self) -> bool:
         return os.getpid() == self._owner
+
+    def _is_published(self, shard: int) -> bool:
+        name = shard_name(shard_key(self._tasks[shard].digest or "", self._work.identity))
+        return name in self._work.cache.names(name.rpartition("/")[0])
 
     def _told(self, task: ShardTask, note: Note) -> None:
         if self._agenda.is_stopped:
@@ -122,7 +131,7 @@ class Background:
 
     def _close(self) -> None:
         with contextlib.suppress(Exception):
-            self._results.close()  # type: ignore[attr-defined]  # a generator, where the engine is ours
+            self._results.close()  # type: ignore[attr-defined]  # the engine's own offer, not every iterator's
 
     def _make_here(self, shard: int) -> None:
         """In this thread, or wait for the process that makes it."""

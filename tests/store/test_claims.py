@@ -1,0 +1,242 @@
+"""Do claims keep others from doing the same work, and never keep anybody from finishing?"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cache import Cache, Owner
+from penstock.engines import LocalEngine
+from penstock.sources import ListSource
+from penstock.store import agenda, build, claims
+from penstock.store.claims import Claim, Held, look, sweep, take
+from penstock.store.make import MakeShard, ShardTask, run_here
+from penstock.store.schema import shard_key, shard_name
+from penstock.templates import TextTemplate, open_tokenizer
+
+FORK = multiprocessing.get_context("fork")
+RECORDS = [{"text": "the quick brown fox " * (row % 7), "row": row} for row in range(1200)]
+KEY = "0123456789abcdef" * 2
+
+
+class Logged(TextTemplate):
+    """Notes the first row of each shard that is begun, and takes its time."""
+
+    def __init__(self, tokenizer: Any, log: Path, pause: float = 0.002) -> None:
+        super().__init__(tokenizer)
+        self._log, self._pause = log, pause
+
+    def encode(self, records: Any) -> Any:
+        records = list(records)
+        with self._log.open("a") as file:
+            file.write(f"{records[0]['row'] // 100}\n" * len(records))
+        time.sleep(self._pause)
+        return super().encode(records)
+
+
+@pytest.fixture
+def template(tokenizer_path: Path, tmp_path: Path) -> Logged:
+    return Logged(open_tokenizer(tokenizer_path), tmp_path / "log")
+
+
+def prepare(template: Any, cache: Cache, *, num_proc: int = 1) -> str:
+    source = ListSource(RECORDS)
+    return build(source, template, engine=LocalEngine(num_proc), cache=cache, shard_rows=100).fingerprint
+
+
+def hold_forever(key: str, cache: Cache, ready: Any) -> None:
+    assert isinstance(take(key, cache), Claim)
+    ready.set()
+    signal.pause()
+
+
+def other_place(key: str, cache: Cache, number: int = 0) -> Path:
+    """A claim that a process on another machine has made."""
+    path = cache.path(f"claims/{key}.{number}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{Owner('f' * 12, 4711, 1)} elsewhere\n")
+    return path
+
+
+def test_a_claim_is_one_process_s_until_it_is_released(cache: Cache) -> None:
+    with take(KEY, cache) as claim:  # type: ignore[union-attr]
+        assert isinstance(claim, Claim)
+        held = take(KEY, cache)
+        assert isinstance(held, Held) and held.owner == Owner.me() and not held.is_dead
+        assert f"process {os.getpid()} on " in str(held) and look(cache) == {KEY: held}
+        assert isinstance(take(KEY[::-1], cache), Claim)
+    assert KEY not in look(cache) and isinstance(take(KEY, cache), Claim)
+
+
+def test_marks_change_what_others_see(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_BEAT_SECONDS", -1.0)
+    claim = take(KEY, cache)
+    assert isinstance(claim, Claim)
+    seen = set()
+    for _ in range(3):
+        seen.add(look(cache)[KEY].value)
+        claim.beat()
+    assert len(seen) == 3
+
+
+@pytest.mark.timeout(60)
+def test_the_claim_of_a_dead_process_is_taken_over_at_once(cache: Cache) -> None:
+    ready = FORK.Event()
+    process = FORK.Process(target=hold_forever, args=(KEY, cache, ready))
+    process.start()
+    ready.wait()
+    assert isinstance(take(KEY, cache), Held)
+    process.kill()
+    process.join()
+    with take(KEY, cache) as claim:  # type: ignore[union-attr]
+        assert isinstance(claim, Claim)
+        held = take(KEY, cache)
+        assert isinstance(held, Held) and held.owner == Owner.me()
+    assert list(cache.path("claims").iterdir()) == []  # the dead one's is gone, too
+
+
+def test_claims_of_the_dead_are_swept(cache: Cache) -> None:
+    dead = cache.path(f"claims/{KEY}.0")
+    dead.parent.mkdir(parents=True)
+    me = Owner.me()
+    dead.write_text(f"{Owner(me.place, me.pid, me.start + 1)} here\n")
+    living, strange = other_place(KEY[::-1], cache), cache.path("claims/something")
+    strange.touch()
+    sweep(cache)
+    assert not dead.exists() and living.exists() and strange.exists()
+
+
+def test_of_another_machine_only_silence_tells(cache: Cache) -> None:
+    path = other_place(KEY, cache)
+    held = take(KEY, cache)
+    assert isinstance(held, Held) and not held.is_dead
+    with path.open("a") as file:
+        file.write(".")
+    assert isinstance(take(KEY, cache, stale=held.value), Held)  # it has shown a sign of life since
+    now = look(cache)[KEY].value
+    assert now != held.value and isinstance(take(KEY, cache, stale=now), Claim)
+    assert isinstance(take(KEY, cache, stale=now), Held)  # only one can take it over
+
+
+def test_an_empty_claim_is_somebody_s(cache: Cache) -> None:
+    path = other_place(KEY, cache)
+    path.write_bytes(b"")
+    held = take(KEY, cache)
+    assert isinstance(held, Held) and held.owner is None and str(held) == "an unknown process"
+    assert isinstance(take(KEY, cache, stale=held.value), Claim)
+
+
+def test_where_no_claim_can_be_made_work_goes_on(cache: Cache) -> None:
+    cache.root.mkdir()
+    cache.path("claims").write_text("in the way")
+    with take(KEY, cache) as claim:  # type: ignore[union-attr]
+        assert isinstance(claim, Claim)
+        claim.beat()
+        assert isinstance(take(KEY, cache), Claim)
+    assert look(cache) == {}
+    sweep(cache)
+
+
+@pytest.mark.timeout(120)
+def test_eight_builders_share_the_work(cache: Cache, template: Logged, tmp_path: Path) -> None:
+    barrier = FORK.Barrier(8)
+
+    def run() -> None:
+        barrier.wait()
+        prepare(template, cache)
+
+    builders = [FORK.Process(target=run) for _ in range(8)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert [builder.exitcode for builder in builders] == [0] * 8
+    done = Counter((tmp_path / "log").read_text().split())
+    assert done.total() <= 1.2 * len(RECORDS) and len(done) == 12
+    assert list(cache.path("claims").iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_builder_s_shards_are_made_by_the_others(cache: Cache, template: Logged, tmp_path: Path) -> None:
+    stuck = Logged(template.tokenizer, tmp_path / "stuck", pause=1000)
+    victim = FORK.Process(target=prepare, args=(stuck, cache))
+    victim.start()
+    while not (cache.root / "claims").exists() or not look(cache):
+        time.sleep(0.01)
+    killer = FORK.Process(target=lambda: (time.sleep(0.3), victim.kill()))
+    killer.start()
+    prepare(template, cache)
+    killer.join()
+    victim.join()
+    assert len((tmp_path / "log").read_text().split()) == len(RECORDS)
+
+
+@pytest.mark.timeout(60)
+def test_a_silent_machine_s_shard_is_made_here_after_a_while(
+    cache: Cache, template: Logged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(agenda, "_TELL_SECONDS", 0.0)
+    caplog.set_level("INFO", logger="penstock")
+    source = ListSource(RECORDS)
+    key = shard_key(source.digest(100, 200), template.identity())
+    other_place(key, cache)
+    prepare(template, cache)
+    assert "shard 1 is claimed by process 4711 on elsewhere" in caplog.text
+    assert "waiting for 1 shards that other processes make" in caplog.text
+    assert list(cache.path("claims").iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_busy_machine_is_waited_for_but_not_forever(
+    cache: Cache, template: Logged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agenda, "_PATIENCE", 0.5)
+    source = ListSource(RECORDS)
+    key = shard_key(source.digest(100, 200), template.identity())
+    path = other_place(key, cache)
+
+    def beat() -> None:
+        while path.exists():
+            with path.open("a") as file:
+                file.write(".")
+            time.sleep(0.05)
+
+    owner = FORK.Process(target=beat, daemon=True)
+    owner.start()
+    prepare(template, cache)
+    owner.kill()
+    owner.join()
+    assert Counter((tmp_path / "log").read_text().split())["1"] == 100
+
+
+@pytest.mark.timeout(60)
+def test_what_another_machine_finishes_is_taken_from_it(cache: Cache, template: Logged, tmp_path: Path) -> None:
+    """The other one makes its shard elsewhere, and publishes it while we wait."""
+    source = ListSource(RECORDS)
+    elsewhere = Cache(tmp_path / "elsewhere")
+    task = ShardTask(shard=1, start=100, stop=200)
+    (made,) = run_here(MakeShard(source, TextTemplate(template.tokenizer), elsewhere), [task])
+    data = elsewhere.read(shard_name(made.key))
+    other_place(made.key, cache)
+
+    def publish() -> None:
+        time.sleep(0.5)
+        cache.publish(shard_name(made.key), lambda file: file.write(data))
+
+    other = FORK.Process(target=publish)
+    other.start()
+    prepare(template, cache)
+    other.join()
+    assert Counter((tmp_path / "log").read_text().split())["1"] == 0
+
+
+def test_two_equal_shards_are_made_once(cache: Cache, template: Logged, tmp_path: Path) -> None:
+    source = ListSource([RECORDS[7]] * 400)
+    store = build(source, template, engine=LocalEngine(2), cache=cache, shard_rows=100)
+    assert store.num_shards == 4 and len((tmp_path / "log").read_text().split()) == 100
