@@ -1,12 +1,14 @@
 """Which tokens and which loss mask does a conversation get?  Rendered once, whole, by its own chat template; encoded once.
 
 What is trained is found on that one rendering, by dye (dye.py, turns.py) or by the template's `{% generation %}` tags, and
-verified: the undyed text must equal the plain rendering.  A conversation whose marks cannot be verified is an event, never a guess.
+verified: the undyed text must equal the plain rendering.  A conversation is rendered plainly too, by both engines, if it is among the
+first ones or holds something that none before it held; by one engine, if the template might see the dye (reads.py).
+A conversation whose marks cannot be verified is an event, never a guess.
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,45 +16,42 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.templates.builtin import CHATML
-from penstock.templates.dye import Dye, Undyed, has_private
+from penstock.templates.colours import Atom, aliased, atoms, is_plain, plain
+from penstock.templates.dye import Unverified
+from penstock.templates.ink import Ink, Render
+from penstock.templates.masks import Rendering, byte_spans, token_mask
 from penstock.templates.messages import Conversation, Message, train_flag
-from penstock.templates.render import CLOSE, OPEN, Renderer
+from penstock.templates.probes import probes
+from penstock.templates.render import Renderer, outcome
+from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
+from penstock.templates.sandbox import Endless
 from penstock.templates.tokenizers import Tokenizer
-from penstock.templates.turns import TurnShape, learn_turns
 from penstock.types import Record, Samples
 
 _log = logging.getLogger("penstock")
 
 _FIRST_ROWS = 16  # of every batch handed over: rendered by both engines, dyed and plain
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers treats as one
+_ODD_SPACE = "\x1c\x1d\x1e\x1f"  # white space to Python, not to minijinja
 _BATCH = 512
-
-Reader = Callable[[Record, int], Conversation]
-
-
-class Unverified(TemplateError):
-    """The dye did not come through a template unharmed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """A conversation as text, and the character ranges that are trained."""
-
-    text: str
-    spans: list[tuple[int, int]]
+TURN = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
 
 @dataclass(slots=True)
-class _Refusals:
-    """What to do with a conversation that the template refuses or whose mask cannot be verified."""
+class _Run:
+    """What one call of `encode` has met so far.  Tokens depend on the records handed over, and on nothing before them."""
 
-    policy: str
+    on_refused: str
+    seen: set[Atom] = field(default_factory=set)  # in conversations that were verified
+    odd: set[Atom] = field(default_factory=set)  # in one that minijinja rendered in another way
     dropped: dict[int, str] = field(default_factory=dict)
+    reference: bool = False  # whether minijinja was caught at it with nothing odd in sight
 
-    def met(self, number: int, error: TemplateError) -> None:
-        if self.policy == "stop":
-            hint = "mend the record, or pass on_refused='skip' (skips are counted)"
-            raise TemplateError(f"{error}; {hint}", record=number) from error
+    def refused(self, number: int, error: TemplateError) -> None:
+        if self.on_refused == "stop" or isinstance(error, Endless):
+            hint = (
+                "" if isinstance(error, Endless) else "; mend the record, or pass on_refused='skip' (skips are counted)"
+            )
+            raise TemplateError(f"{error}{hint}", record=number) from error
         self.dropped[number] = "mask_unverified" if isinstance(error, Unverified) else "template_refused"
 
 
@@ -61,6 +60,7 @@ class ChatTemplate:
 
     train_on: "assistant", "last" (the last assistant turn), "completion" (what follows the prompt), "all", or a list of roles.
     verify: "first" rows of every shard, or "all".  on_refused: "stop", or "skip" and count.
+    special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
     """
 
     version = 1  # raise when the same record gives other tokens
@@ -77,13 +77,15 @@ class ChatTemplate:
         today: str = "2025-01-01",
         verify: str = "first",
         on_refused: str = "stop",
+        on_nothing: str = "drop",
         special_in_text: str = "token",
     ) -> None:
-        _choice("verify", verify, ("first", "all"))
-        _choice("on_refused", on_refused, ("stop", "skip"))
-        _choice("special_in_text", special_in_text, ("token", "text", "error"))
+        check_choice("verify", verify, ("first", "all"))
+        check_choice("on_refused", on_refused, ("stop", "skip"))
+        check_choice("on_nothing", on_nothing, POLICIES)
+        check_choice("special_in_text", special_in_text, SPECIAL)
         if isinstance(train_on, str):
-            _choice("train_on", train_on, ("assistant", "last", "completion", "all"))
+            check_choice("train_on", train_on, ("assistant", "last", "completion", "all"))
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.reader = reader
@@ -92,12 +94,11 @@ class ChatTemplate:
         self.template_kwargs = dict(template_kwargs or {})
         self.verify = verify
         self.on_refused = on_refused
+        self.on_nothing = on_nothing
         self.special_in_text = special_in_text
         self.renderer = Renderer(self._find_template(chat_template), today=today)
-        special = tokenizer.special_added
-        self.turns: TurnShape = learn_turns(lambda messages, **o: self._plain(self._context(messages, **o)), special)
-        self.gentle = False
-        self._probe()
+        self.renderer.try_fast(self._context(probe.messages, probe) for probe in probes())
+        self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
 
     def _find_template(self, given: str | None) -> str:
         known = self.tokenizer.chat_templates
@@ -134,17 +135,21 @@ class ChatTemplate:
         }
 
     def describe(self) -> str:
-        """How this template renders and how it finds what is trained."""
-        how = (
-            "by its generation tags"
-            if self.renderer.has_generation
-            else "by dye" + (" (letters only)" if self.gentle else "")
+        """How this template renders, how it finds what is trained, and what it does to earlier turns."""
+        turns, reason = self.ink.turns, self.ink.reads.reason
+        how = "generation tags" if self.renderer.has_generation else "dye"
+        twice = f"every conversation is rendered twice, as the template might see the dye ({reason})" if reason else ""
+        forgets = (
+            "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
         )
-        ends = ", ".join(map(repr, self.turns.ends)) or "none found"
-        return (
-            f"rendered by {self.renderer.engine} ({self.renderer.reason}); trained characters found {how}; "
-            f"header {self.turns.header!r}, end of turn {ends}"
+        lines = (
+            f"rendered by {self.renderer.engine} ({self.renderer.reason})",
+            f"trained characters found by {how}; header {turns.header!r}, "
+            f"end of turn {', '.join(map(repr, turns.ends)) or 'not found'}",
+            twice,
+            forgets if self.ink.forgets else "",
         )
+        return "\n".join(filter(None, lines))
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return self.tokenizer.decode(input_ids)
@@ -152,37 +157,105 @@ class ChatTemplate:
     # Records → samples
 
     def encode(self, records: Iterable[Record]) -> Samples:
-        refusals = _Refusals(self.on_refused)
-        parts, batch, first = [], [], 0
+        run = _Run(self.on_refused)
+        parts: list[Tokens] = []
+        batch: list[Rendering] = []
+        first = 0
         for number, record in enumerate(records):
             try:
-                batch.append(self.rendering(record, number))
+                batch.append(self._rendering(record, number, run))
             except TemplateError as error:
-                refusals.met(number, error)
+                run.refused(number, error)
                 batch.append(Rendering("", []))
             if len(batch) == _BATCH:
-                parts.append(self._encode(batch, first))
+                parts.append(self._tokens(batch, first, run))
                 batch, first = [], number + 1
-        parts.append(self._encode(batch, first))
-        return _joined(parts, refusals.dropped)
+        return join([*parts, self._tokens(batch, first, run)], on_nothing=self.on_nothing)
 
-    def rendering(self, record: Record, number: int = 0) -> Rendering:
-        """One record as text with its trained ranges: what `encode` makes tokens of."""
+    def rendering(self, record: Record) -> Rendering:
+        """One record as text with its trained ranges, verified: what `encode` makes tokens of."""
+        return self._rendering(record, 0, _Run("stop"))
+
+    def num_turns(self, record: Record) -> int:
+        """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""
+        try:
+            return sum(self._trained(self.reader(record, 0)))
+        except TemplateError:
+            return 1  # the error comes where it can say which record it is
+
+    def _tokens(self, batch: list[Rendering], first: int, run: _Run) -> Tokens:
+        texts = [rendering.text for rendering in batch]
+        held = any(rendering.plain for rendering in batch)
+        ranges = [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
+        try:
+            encoded = self.tokenizer.encode_spans(texts, plain=ranges)
+        except TemplateError as error:
+            raise TemplateError(str(error), record=first + (error.record or 0)) from error
+        dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
+        lengths = np.diff(encoded.offsets)
+        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch), lengths=lengths, dropped=dropped)
+
+    # One conversation → text and trained ranges
+
+    def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
         conversation = self.reader(record, number)
+        trained = self._trained(conversation)
+        if TURN in record:
+            conversation, trained = _only_turn(conversation, trained, record[TURN])
         if not conversation.messages:
             return Rendering("", [])
-        check = self.verify == "all" or number < _FIRST_ROWS
-        context = self._context(_aliased(conversation.messages), conversation)
-        if check and not self.renderer.agrees(context):
-            self.renderer.fall_back("minijinja renders a row of this source in another way than jinja2")
-        trained = self._trained(conversation)
+        context = self._context(aliased(conversation.messages), conversation)
+        others = {name: value for name, value in context.items() if name != "messages"}
+        found = atoms(context["messages"], others, self.ink.reads.keys)
+        if not is_plain(found):
+            context = plain(context)
+        fresh = found - run.seen
+        check = self.verify == "all" or number < _FIRST_ROWS or bool(fresh)
+        render = self._render(context, run, found, fresh) if check else self._known_render(run, found)
+        made = self._trained_text(trained, context, render, check=check)
+        if not check and any(space in made.text for space in _ODD_SPACE):
+            made = self._trained_text(trained, context, self.renderer.render_reference, check=True)
+        run.seen |= fresh  # behind what may be refused: it would not be verified the next time
+        return self._with_special(made, context, render)
+
+    def _known_render(self, run: _Run, found: set[Atom]) -> Render:
+        if run.reference or (run.odd and found & run.odd):
+            return self.renderer.render_reference
+        return self.renderer.render
+
+    def _render(self, context: dict[str, Any], run: _Run, found: set[Atom], fresh: set[Atom]) -> Render:
+        """With which engine: jinja2 where minijinja says something else, now and whenever the same things come up."""
+        render = self._known_render(run, found)
+        if self.renderer.is_fast and render == self.renderer.render:
+            expected, made = (outcome(engine, context) for engine in (self.renderer.render_reference, render))
+            if expected != made:
+                _log.info("minijinja renders a conversation in another way than jinja2, which renders its like now")
+                run.odd |= fresh
+                run.reference = run.reference or not fresh
+                return self.renderer.render_reference
+        return render
+
+    def _with_special(self, made: Rendering, context: dict[str, Any], render: Render) -> Rendering:
+        if self.special_in_text == "error" and (token := self.ink.special_in(context)) is not None:
+            raise TemplateError(
+                f"special token {token!r} stands in a message; choose special_in_text='token' to let it be one, "
+                f"or 'text' to encode its letters"
+            )
+        if self.special_in_text == "text" and (words := self.ink.words(render, context, made.text)):
+            return replace(made, plain=words)
+        return made
+
+    def _trained_text(self, trained: list[bool], context: dict[str, Any], render: Render, *, check: bool) -> Rendering:
         if self.train_on == "all":
-            text = self._plain(context)
+            text = self.ink.plain(render, context)
             return Rendering(text, [(0, len(text))])
-        plainly = self.renderer.has_generation and self.train_on == "assistant" and self.train_reasoning
-        if plainly and all(_flag(message) is None for message in conversation.messages):
-            return self._by_tags(context, trained, check=check)
-        return self._by_dye(context, trained, check=check)
+        check = check or self.ink.reads.reason is not None
+        plainly = self.renderer.has_generation and self.train_reasoning
+        if plainly and all(
+            yes == (m.get("role") == "assistant") for m, yes in zip(context["messages"], trained, strict=True)
+        ):
+            return self.ink.by_tags(render, context, trained, check=check)
+        return self.ink.by_dye(render, context, trained, check=check)
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Which messages are trained; a message's own word counts most."""
@@ -204,8 +277,6 @@ class ChatTemplate:
                 chosen[place] = flag
         return chosen
 
-    # One conversation → text and trained ranges
-
     def _context(
         self, messages: list[Message], conversation: Conversation | None = None, **options: Any
     ) -> dict[str, Any]:
@@ -221,281 +292,19 @@ class ChatTemplate:
             **options,
         }
 
-    def _plain(self, context: dict[str, Any]) -> str:
-        return self.renderer.render(context).replace(OPEN, "").replace(CLOSE, "")
-
-    def _by_tags(self, context: dict[str, Any], trained: list[bool], *, check: bool) -> Rendering:
-        tagged = _tagged(self.renderer.render(context))
-        if check and any(trained):
-            dyed = self._undyed(context, trained, Dye())
-            if dyed.text != tagged.text or not _inside(dyed, tagged.spans):
-                raise Unverified("the template's generation tags and the dye disagree about what the assistant wrote")
-        return tagged
-
-    def _by_dye(self, context: dict[str, Any], trained: list[bool], *, check: bool) -> Rendering:
-        if not any(trained):
-            return Rendering(self._plain(context), [])
-        rendered = self._undyed(context, trained, Dye())
-        if check and rendered.text != self._plain(context):
-            raise Unverified("the chat template changes what it is given, so what the assistant wrote cannot be told")
-        if self.renderer.has_generation:
-            dyed = np.concatenate(([0], np.cumsum(rendered.dyed)))
-            tagged = _tagged(self.renderer.render(context))
-            spans = [(a, b) for a, b in tagged.spans if dyed[b] > dyed[a]]
-            if self.train_reasoning:
-                return Rendering(rendered.text, spans)
-        return Rendering(rendered.text, self.turns.spans(rendered, whole=self.train_reasoning))
-
-    def _undyed(self, context: dict[str, Any], trained: list[bool], dye: Dye) -> Undyed:
-        messages = context["messages"]
-        for message, yes in zip(messages, trained, strict=True):
-            if yes:
-                self._fields(message, lambda text, gentle: dye.add(text, gentle=gentle or self.gentle))
-            elif _any_private(message):
-                raise Unverified("a message holds private-use characters of the planes that the dye uses")
-        rest = iter(dye.dyed())
-        changed, after_trained = [], False
-        for message, yes in zip(messages, trained, strict=True):
-            if yes:
-                changed.append(self._fields(message, lambda text, gentle: next(rest)))
-            else:
-                changed.append(_marked(message, dye) if after_trained else message)
-            after_trained = yes
-        rendered = self.renderer.render({**context, "messages": changed})
-        return dye.undo(rendered.replace(OPEN, "").replace(CLOSE, ""))
-
-    def _fields(self, message: Message, change: Callable[[str, bool], Any]) -> Message:
-        """A copy of a message in which every trained string went through `change`, always in the same order."""
-        content = message.get("content")
-        if len(message) == 2 and type(content) is str and self.train_reasoning:  # by far the most common one
-            return {"role": message["role"], "content": change(content, False)}
-        new = dict(message)
-        if isinstance(content, str):
-            new["content"] = self._content(content, change)
-        elif isinstance(content, list):
-            new["content"] = [
-                {**part, "text": self._content(part["text"], change)}
-                if isinstance(part, dict) and isinstance(part.get("text"), str)
-                else part
-                for part in content
-            ]
-        for name in _REASONING:
-            if isinstance(message.get(name), str) and self.train_reasoning:
-                new[name] = change(message[name], False)
-        if isinstance(message.get("tool_calls"), list):
-            new["tool_calls"] = [_called(call, change) for call in message["tool_calls"]]
-        return new
-
-    def _content(self, text: str, change: Callable[[str, bool], Any]) -> Any:
-        """Without its reasoning where that is not trained: what stands before `</think>` keeps its colour."""
-        if self.train_reasoning or "</think>" not in text:
-            return change(text, False)
-        reasoning, tag, answer = text.rpartition("</think>")
-        changed = change(answer, False)
-        return f"{reasoning}{tag}{changed}" if isinstance(changed, str) else changed
-
-    # What a template can do
-
-    def _probe(self) -> None:
-        """Choose the engine and the strength of the dye on small conversations; say what was found when the source is opened."""
-        for context in _probes(self._context):
-            if not self.renderer.agrees(context):
-                self.renderer.fall_back("minijinja renders a probe in another way than jinja2")
-                break
-        for gentle in (False, True):
-            self.gentle = gentle
-            if all(self._comes_through(context) for context in _probes(self._context)):
-                return
-        self.gentle = False  # rows are verified one by one; those that fail are events
-
-    def _comes_through(self, context: dict[str, Any]) -> bool:
-        trained = [message["role"] == "assistant" for message in context["messages"]]
-        try:
-            plain = self._plain(context)
-        except TemplateError:
-            return True  # refused as it is: says nothing about the dye
-        try:
-            return self._undyed(context, trained, Dye()).text == plain
-        except TemplateError:
-            return False
-
-    def _encode(self, batch: list[Rendering], first: int) -> Samples:
-        texts = [rendering.text for rendering in batch]
-        try:
-            encoded = self.tokenizer.encode_spans(texts)
-        except TemplateError as error:
-            raise TemplateError(str(error), record=first + (error.record or 0)) from error
-        num_tokens = len(encoded.ids)
-        change = np.zeros(num_tokens + 1, np.int32)
-        owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
-        if owners:
-            begins, ends = _byte_spans(batch)
-            # Token ranges relative to their text become increasing over the whole batch: one search finds all spans.
-            sizes = np.array([len(text.encode()) + 1 for text in texts], np.int64)
-            bases = np.concatenate(([0], np.cumsum(sizes)))[:-1]
-            base = np.repeat(bases, np.diff(encoded.offsets))
-            low = np.searchsorted(encoded.stops + base, begins + bases[owners], side="right")
-            high = np.searchsorted(encoded.starts + base, ends + bases[owners], side="left")
-            np.add.at(change, low, 1)
-            np.add.at(change, np.maximum(high, low), -1)
-        mask = np.cumsum(change[:-1]) > 0
-        return Samples(input_ids=encoded.ids, loss_mask=mask, offsets=encoded.offsets)
-
     def __repr__(self) -> str:
         return f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
 
 
-def _byte_spans(batch: list[Rendering]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Trained character ranges as byte ranges of each text's UTF-8."""
-    begins: list[int] = []
-    ends: list[int] = []
-    for rendering in batch:
-        if rendering.text.isascii():
-            begins += [begin for begin, _ in rendering.spans]
-            ends += [end for _, end in rendering.spans]
-            continue
-        place = size = 0
-        for begin, end in rendering.spans:  # ascending, so each character is encoded once
-            size += len(rendering.text[place:begin].encode())
-            begins.append(size)
-            size += len(rendering.text[begin:end].encode())
-            ends.append(size)
-            place = end
-    return np.array(begins, np.int64), np.array(ends, np.int64)
-
-
-def _joined(parts: list[Samples], refused: dict[int, str]) -> Samples:
-    """Batches as one; samples with nothing to train on lose their tokens and get a reason."""
-    ids = np.concatenate([part.input_ids for part in parts])
-    mask = np.concatenate([part.loss_mask for part in parts])
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    trained = np.concatenate(([0], np.cumsum(mask)))
-    barren = trained[offsets[1:]] == trained[offsets[:-1]]
-    if barren.any():
-        keep = np.repeat(~barren, lengths)
-        ids, mask = ids[keep], mask[keep]
-        offsets = np.concatenate(([0], np.cumsum(np.where(barren, 0, lengths))))
-    dropped = dict.fromkeys(np.flatnonzero(barren).tolist(), "nothing_to_train") | refused
-    return Samples(input_ids=ids, loss_mask=mask, offsets=offsets, dropped=dict(sorted(dropped.items())))
-
-
-def _tagged(rendered: str) -> Rendering:
-    """Text without marks, and what stood between them."""
-    if OPEN not in rendered:
-        return Rendering(rendered, [])
-    texts, spans, size = [], [], 0
-    for part in rendered.split(OPEN):
-        inside, mark, outside = part.partition(CLOSE)
-        texts += [inside, outside]
-        if mark:
-            spans.append((size, size + len(inside)))
-        size += len(inside) + len(outside)
-    return Rendering("".join(texts), spans)
-
-
-def _inside(rendered: Undyed, spans: list[tuple[int, int]]) -> bool:
-    """Does all of the dye lie in the tagged ranges?"""
-    covered = np.zeros(len(rendered.text) + 1, np.bool_)
-    for begin, end in spans:
-        covered[begin:end] = True
-    return bool(covered[:-1][rendered.dyed].all())
-
-
-def _aliased(messages: list[Message]) -> list[Message]:
-    """Reasoning under the names that templates look for, as transformers does it."""
-    if all(len(message) == 2 or not any(name in message for name in _REASONING) for message in messages):
-        return messages
-    out = []
-    for message in messages:
-        reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-        out.append(message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning})
-    return out
-
-
-def _called(call: Any, change: Callable[[str, bool], Any]) -> Any:
-    """A tool call: names and arguments end up inside JSON, so they are dyed gently."""
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _called(call["function"], change)}
-    new = dict(call)
-    given = next((key for key in ("arguments", "parameters") if call.get(key)), None)
-    if given is not None:
-        new[given] = _strings(call[given], change)
-    elif isinstance(call.get("name"), str):
-        # Only for want of arguments: templates repeat a call's name before its result, which nobody is to be trained on.
-        new["name"] = change(call["name"], True)
-    return new
-
-
-def _strings(value: Any, change: Callable[[str, bool], Any]) -> Any:
-    if isinstance(value, str):
-        return change(value, True)
-    if isinstance(value, dict):
-        return {change(key, True): _strings(inner, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_strings(inner, change) for inner in value]
-    return value
-
-
-def _marked(message: Message, dye: Dye) -> Message:
-    content = message.get("content")
-    if isinstance(content, str):
-        return {**message, "content": dye.mark(content)}
-    if isinstance(content, list):
-        parts, found = [], False
-        for part in content:
-            if not found and isinstance(part, dict) and isinstance(part.get("text"), str):
-                part, found = {**part, "text": dye.mark(part["text"])}, True
-            parts.append(part)
-        return {**message, "content": parts}
-    return message
+def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tuple[Conversation, list[bool]]:
+    """The conversation up to one of its trained messages, which alone is trained."""
+    places = [place for place, yes in enumerate(trained) if yes]
+    if turn >= len(places):
+        return conversation, [False] * len(trained)
+    messages = conversation.messages[: places[turn] + 1]
+    return replace(conversation, messages=messages), [False] * places[turn] + [True]
 
 
 def _flag(message: Message) -> bool | None:
     """What a message says of its own loss; one with just a role and content says nothing."""
     return None if len(message) == 2 else train_flag(message)
-
-
-def _any_private(message: Message) -> bool:
-    content = message.get("content")
-    texts = (
-        [content]
-        if isinstance(content, str)
-        else [part.get("text", "") for part in content or [] if isinstance(part, dict)]
-    )
-    return any(isinstance(text, str) and has_private(text) for text in texts)
-
-
-def _probes(context: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
-    """Small conversations that templates treat differently: white space at edges, reasoning, quotes, tool calls."""
-    user, again = {"role": "user", "content": "What is 2 + 2?"}, {"role": "user", "content": 'And "3" + 3?\n'}
-    plain = {"role": "assistant", "content": ' It\'s "4" – é 🙂. \n'}
-    thought = {"role": "assistant", "content": "<think>\nadd them\n</think>\n\nFour."}
-    fields = {"role": "assistant", "content": "Six.", "reasoning_content": "add\nthem", "thinking": "add\nthem"}
-    call = {
-        "function": {"name": "add", "arguments": {"a": '2 "x"', "b": [2, None]}},
-        "id": "call00001",
-        "type": "function",
-    }
-    calls = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": '{"sum": 4}'}
-    tool = {
-        "type": "function",
-        "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}},
-    }
-    system = {"role": "system", "content": "Be brief."}
-    conversations = [
-        [user, plain],
-        [system, user, plain, again, plain],
-        [user, thought, again, thought],
-        [user, plain, again, fields],
-    ]
-    out = [context(messages) for messages in conversations]
-    return [*out, context([user, calls, result, plain], Conversation(messages=[], tools=[tool]))]
-
-
-def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise TemplateError(f"{name}={value!r} is not known, expected one of {', '.join(map(repr, known))}")

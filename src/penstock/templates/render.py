@@ -1,29 +1,31 @@
 """What does a conversation look like as text?  The model's own chat template, in a sandbox; minijinja where it agrees with jinja2.
 
-minijinja takes a quarter of jinja2's time.  It is used only while it renders probes and first rows as jinja2 does.
-`{% generation %}` is no tag of either engine by itself: it becomes a filter block that puts marks around what it holds, so
-that white space around it behaves as around any block tag.
+minijinja takes a quarter of jinja2's time.  It is used only where it renders probes as jinja2 does, and jinja2, whose limits are
+tighter, sees every probe first.  `{% generation %}` is no tag of either engine by itself: it becomes a filter block that puts
+marks around what it holds, so that white space around it behaves as around any block tag.
 """
 
 import datetime
 import json
 import re
 import time
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
+import jinja2.nodes as nodes
 import minijinja
 
 from penstock.errors import TemplateError
+from penstock.templates import sandbox
+from penstock.templates.reads import wants_reference
+from penstock.templates.sandbox import Endless, Sandbox
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: around what a `{% generation %}` block held
 _TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
-_FUEL = 50_000_000  # instructions of minijinja; a conversation takes some ten thousand
-_SECONDS = 10.0  # for jinja2, which counts no instructions
-_MOST_CHARACTERS = 1 << 28
+_FUEL = 20_000_000  # instructions of minijinja; a conversation takes some ten thousand
+_MOST_SOURCE = 1 << 20  # characters of a template; the longest that are known have twenty thousand
 # What a template raises by itself, or by doing to a value what the value cannot do.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
 
@@ -31,141 +33,156 @@ _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeErr
 class Renderer:
     """A chat template, compiled once.  Pickles as its text."""
 
-    def __init__(self, text: str, *, today: str, engine: str | None = None) -> None:
+    def __init__(self, text: str, *, today: str, engine: str = "jinja2") -> None:
         """`today` is an ISO date: a template that prints the date must print the same one tomorrow."""
+        if len(text) > _MOST_SOURCE:
+            raise TemplateError(f"the chat template has {len(text):_} characters, expected at most {_MOST_SOURCE:_}")
         self.text = text
         self.today = today
-        self.has_generation = _TAG.search(re.sub(r"\{#.*?#\}", "", text, flags=re.DOTALL)) is not None
+        self.reason = "not compared with minijinja"
         self._moment = datetime.datetime.fromisoformat(today)
         self._source = _TAG.sub(_as_filter, text)
+        self.has_generation = _TAG.search(_without_comments(text)) is not None
+        self._blocks = 0  # generation blocks met in a rendering
+        self._sandbox: Sandbox | None = None
         self._reference: jinja2.Template | None = None
         self._fast: minijinja.Environment | None = None
-        self.reason = "minijinja renders the probes as jinja2 does"
-        if engine == "jinja2":
-            self.reason = "asked for"
-        elif fault := self._open_fast():
-            self.reason = f"minijinja refuses this template: {fault}"
+        if engine == "minijinja":
+            self._fast = self._open_fast()
+        else:
+            self._open_reference()
+
+    @property
+    def is_fast(self) -> bool:
+        return self._fast is not None
 
     @property
     def engine(self) -> str:
         name = "minijinja" if self._fast is not None else "jinja2"
         return f"{name} {version(name)}"
 
+    def tree(self) -> nodes.Template:
+        """The template as jinja2 reads it."""
+        self._open_reference()
+        assert self._sandbox is not None
+        return self._sandbox.parse(self._source)
+
+    def try_fast(self, contexts: Iterable[dict[str, Any]]) -> None:
+        """Use minijinja if it renders all of these as jinja2 does."""
+        if (why := wants_reference(self.tree())) is not None:
+            self.reason = f"minijinja has no limit for {why}"
+            return
+        contexts = list(contexts)
+        expected = [outcome(self.render_reference, context) for context in contexts]
+        try:
+            self._fast = self._open_fast()
+        except minijinja.TemplateError as error:
+            self.reason = f"minijinja refuses this template: {_reason(error)}"
+            return
+        if [outcome(self.render, context) for context in contexts] == expected:
+            self.reason = "minijinja renders the probes as jinja2 does"
+        else:
+            self._fast, self.reason = None, "minijinja renders a probe in another way"
+
     def render(self, context: dict[str, Any]) -> str:
         """Text with OPEN and CLOSE around what generation blocks held."""
         if self._fast is None:
             return self.render_reference(context)
+        self._blocks = 0
         try:
             text = self._fast.render_template("chat", **context)
         except (minijinja.TemplateError, *_REFUSALS) as error:
-            raise TemplateError(f"the chat template refuses the conversation: {_reason(error)}") from error
-        return _bounded(text)
+            if "out of fuel" in str(error):
+                sandbox.stop()
+            raise _refusal(error) from error
+        return self._checked(text)
 
     def render_reference(self, context: dict[str, Any]) -> str:
         """The same by jinja2."""
         template = self._open_reference()
-        deadline = time.monotonic() + _SECONDS
-        parts, size = [], 0
+        assert self._sandbox is not None
+        self._sandbox.start()
+        deadline = time.monotonic() + sandbox.SECONDS
+        self._blocks, parts, size = 0, [], 0
         try:
-            _Sandbox.deadline = deadline
             for part in template.generate(**context):
                 size += len(part)
-                if size > _MOST_CHARACTERS or time.monotonic() > deadline:
-                    _stop()
+                if size > sandbox.MOST_CHARACTERS or time.monotonic() > deadline:
+                    sandbox.stop()
                 parts.append(part)
         except TemplateError:
             raise
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            IndexError,
-            OverflowError,
-        ) as error:
-            raise TemplateError(f"the chat template refuses the conversation: {_reason(error)}") from error
-        except RecursionError as error:
-            raise TemplateError("the chat template recurses without end") from error
-        return "".join(parts)
+        except _REFUSALS as error:
+            raise _refusal(error) from error
+        except (RecursionError, MemoryError) as error:
+            raise Endless("the chat template calls itself without end, or fills the memory") from error
+        return self._checked("".join(parts))
 
-    def agrees(self, context: dict[str, Any]) -> bool:
-        """Do both engines say the same of this conversation?  Both refusing it counts as the same."""
-        outcomes = []
-        for render in (self.render, self.render_reference):
-            try:
-                outcomes.append(render(context))
-            except TemplateError:
-                outcomes.append("")
-        return outcomes[0] == outcomes[1]
+    def _checked(self, text: str) -> str:
+        if len(text) > sandbox.MOST_CHARACTERS:
+            sandbox.stop()
+        if self.has_generation and not text.count(OPEN) == text.count(CLOSE) == self._blocks:
+            raise TemplateError(
+                f"the text holds {OPEN!r} or {CLOSE!r}, noncharacters that mark what is generated; remove them"
+            )
+        return text
 
-    def fall_back(self, reason: str) -> None:
-        """From now on jinja2."""
-        if self._fast is not None:
-            self._fast = None
-            self.reason = reason
-
-    def _open_fast(self) -> str | None:
+    def _open_fast(self) -> minijinja.Environment:
         environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, fuel=_FUEL, debug=False)
         environment.auto_escape_callback = lambda name: False
         environment.add_filter("tojson", _to_json)
-        environment.add_filter("penstock_generation", _marked)
+        environment.add_filter("penstock_generation", self._marked)
         environment.add_test("iterable", lambda value: isinstance(value, str | list | tuple | dict))  # None is not
         environment.add_global("raise_exception", _raise)
-        environment.add_global("strftime_now", self._moment.strftime)
-        try:
-            environment.add_template("chat", self._source)
-        except minijinja.TemplateError as error:
-            self._open_reference()  # if neither takes it, the error is jinja2's, which people know
-            return _reason(error)
-        self._fast = environment
-        return None
+        environment.add_global("strftime_now", self._now)
+        environment.add_template("chat", self._source)
+        return environment
 
     def _open_reference(self) -> jinja2.Template:
         if self._reference is None:
-            environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
-            environment.filters["tojson"] = _to_json
-            environment.filters["penstock_generation"] = _marked
-            environment.globals["raise_exception"] = _raise
-            environment.globals["strftime_now"] = self._moment.strftime
+            environment = Sandbox()
+            environment.filters["tojson"] = sandbox.measured("tojson", _to_json)
+            environment.filters["penstock_generation"] = self._marked
+            environment.globals["strftime_now"] = self._now
             try:
                 self._reference = environment.from_string(self._source)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
+            except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
+                raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
+            self._sandbox = environment
         return self._reference
 
+    def _now(self, format: str) -> str:
+        return self._moment.strftime(format)
+
+    def _marked(self, text: str) -> str:
+        self._blocks += 1
+        return f"{OPEN}{text}{CLOSE}"
+
     def __reduce__(self) -> tuple[Any, ...]:
-        engine = None if self._fast is not None else "jinja2"
-        return _reopen, (self.text, self.today, engine, self.reason)
+        return _reopen, (self.text, self.today, "jinja2" if self._fast is None else "minijinja", self.reason)
 
 
-def _reopen(text: str, today: str, engine: str | None, reason: str) -> Renderer:
+def _reopen(text: str, today: str, engine: str, reason: str) -> Renderer:
     renderer = Renderer(text, today=today, engine=engine)
     renderer.reason = reason
     return renderer
 
 
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """No attribute escapes, no changes to what it is given, and an end: every call a template makes looks at the clock."""
-
-    deadline = 0.0
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        if time.monotonic() > _Sandbox.deadline:
-            _stop()
-        return super().call(*args, **kwargs)
-
-
-def _stop() -> NoReturn:
-    raise TemplateError(
-        f"the chat template does not end: more than {_SECONDS:.0f} s or {_MOST_CHARACTERS:_} characters for one conversation"
-    )
+def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> str | None:
+    """A rendering, or None where it is refused: why does not matter, unless there is no end."""
+    try:
+        return render(context)
+    except Endless:
+        raise
+    except TemplateError:
+        return None
 
 
-def _bounded(text: str) -> str:
-    if len(text) > _MOST_CHARACTERS:
-        _stop()
-    return text
+def _without_comments(text: str) -> str:
+    first, *rest = text.split("{#")
+    return first + "".join(part.partition("#}")[2] for part in rest)
 
 
 def _as_filter(match: re.Match[str]) -> str:
@@ -173,20 +190,26 @@ def _as_filter(match: re.Match[str]) -> str:
     return f"{{%{left} {'endfilter' if ends else 'filter penstock_generation'} {right}%}}"
 
 
-def _marked(text: str) -> str:
-    return f"{OPEN}{text}{CLOSE}"
-
-
-def _raise(message: str) -> NoReturn:
+def _raise(message: str) -> None:
     raise jinja2.TemplateError(str(message))
 
 
+def _refusal(error: BaseException) -> TemplateError:
+    return TemplateError(f"the chat template refuses the conversation: {_reason(error)}")
+
+
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """As transformers has it: jinja's own would escape HTML characters."""
     separators = None if separators is None else tuple(separators)
+    if any(_is_wide(value) for value in (indent, *(separators or ()))):
+        sandbox.stop()
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _is_wide(value: Any) -> bool:
+    return (isinstance(value, str) and len(value) > 64) or (isinstance(value, int) and value > 64)
 
 
 def _reason(error: BaseException) -> str:

@@ -6,6 +6,7 @@ generation prompt would have put there.  Both are learned from renderings of sma
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ Render = Callable[..., str]  # (messages, add_generation_prompt=False) → text
 
 _OPENING = re.compile(r"<[|｜]?[^\W\d][^<>\s\"]*>")  # a tag that closes nothing
 
+_THOUGHT_END = "</think>"
 _USER, _ANSWER, _AGAIN = "penstockasks", "penstockanswers", "penstockasksagain"
 
 
@@ -28,36 +30,48 @@ class TurnShape:
 
     prompt: str  # the generation prompt
     header: str  # as much of it as stands before a turn that is over; empty where a template has no such thing
+    lead: str  # what follows the header, or the message before, in front of every answer
     ends: tuple[str, ...]  # what may end a turn
 
-    def spans(self, rendered: Undyed, *, whole: bool = True) -> list[tuple[int, int]]:
-        """Character ranges that are trained.  `whole`: from the header on, not just from the first dyed character."""
+    def spans(
+        self, rendered: Undyed, *, whole: bool = True, begins: Callable[[int, int], int | None] = lambda low, high: None
+    ) -> list[tuple[int, int]]:
+        """Character ranges that are trained: a turn is what one author wrote, with what stands in between.
+
+        whole: from the header on, not just from where the answer begins.  begins: asked for the beginning of a turn
+        between two places if it has no header, unlike others.
+        """
         dyed = np.flatnonzero(rendered.dyed)
         if not dyed.size:
             return []
-        text, found = rendered.text, []
-        borders = self._borders(rendered)
-        places = [place for place, _ in borders]
-        edges = [*np.searchsorted(dyed, places).tolist(), dyed.size]
-        for number, (place, is_header) in enumerate(borders):
-            low, high = edges[number], edges[number + 1]
-            if low == high:
-                continue
-            first, last = dyed.item(low), dyed.item(high - 1)
-            limit = places[number + 1] if number + 1 < len(places) else len(text)
-            start = min(self._header_end(text, place), first) if is_header and whole else first
-            found.append((start, self._turn_end(text, last + 1, limit)))
+        text, found, low = rendered.text, [], 0
+        marks = rendered.marks
+        inner = np.searchsorted(dyed, [*rendered.turns, *marks]).tolist()
+        edges = sorted({0, dyed.size, *inner})
+        for number in range(len(edges) - 1):
+            first, last = dyed.item(edges[number]), dyed.item(edges[number + 1] - 1)
+            before = bisect_left(marks, first)
+            low = max(low, marks[before - 1]) if before else low
+            start = self._start(text, low, first, whole=whole, begins=begins)
+            limit = dyed.item(edges[number + 1]) if edges[number + 1] < dyed.size else len(text)
+            limit = min(limit, marks[before]) if before < len(marks) else limit
+            low = self._turn_end(text, last + 1, limit)
+            found.append((start, low))
         return found
 
-    def _borders(self, rendered: Undyed) -> list[tuple[int, bool]]:
-        """(place, is it a header) at which a new turn may begin, ascending, from 0 on."""
-        borders = {0: False} | dict.fromkeys(rendered.marks, False)
-        if self.header:
-            place = rendered.text.find(self.header)
-            while place >= 0:
-                borders[place] = True
-                place = rendered.text.find(self.header, place + len(self.header))
-        return sorted(borders.items())
+    def _start(self, text: str, low: int, first: int, *, whole: bool, begins: Callable[[int, int], int | None]) -> int:
+        header = text.rfind(self.header, low, first) if self.header else -1
+        if header >= 0:
+            start = min(self._header_end(text, header), first)
+        elif self.header:
+            start = _or(begins(low, first), first)
+        else:
+            start = first - len(self.lead) if text.endswith(self.lead, low, first) else first
+        if whole:
+            return start
+        thought = text.rfind(_THOUGHT_END, start, first)
+        start = start if thought < 0 else thought + len(_THOUGHT_END)
+        return start + len(text[start:first]) - len(text[start:first].lstrip())
 
     def _header_end(self, text: str, start: int) -> int:
         """Behind as much of the generation prompt as stands here."""
@@ -71,15 +85,22 @@ class TurnShape:
         return end
 
     def _turn_end(self, text: str, start: int, limit: int) -> int:
-        """Behind the first end-of-turn token before `limit`; `start` where there is none."""
-        if len(self.ends) == 1:  # nearly always
-            place = text.find(self.ends[0], start, limit)
-            return start if place < 0 else place + len(self.ends[0])
+        """Behind the first end-of-turn token before `limit`; where there is none, at the end of all, or at `start`."""
+        if self.header and limit < len(text):
+            limit = _or_none(text.find(self.header, start, limit), limit)
         places = [(place, len(end)) for end in self.ends if (place := text.find(end, start, limit)) >= 0]
         if not places:
-            return start
+            return len(text.rstrip()) if limit == len(text) else start
         first = min(place for place, _ in places)
         return first + max(size for place, size in places if place == first)
+
+
+def _or(place: int | None, other: int) -> int:
+    return other if place is None else place
+
+
+def _or_none(place: int, other: int) -> int:
+    return other if place < 0 else place
 
 
 def learn_turns(render: Render, special: Collection[str]) -> TurnShape:
@@ -98,13 +119,25 @@ def learn_turns(render: Render, special: Collection[str]) -> TurnShape:
             before = middle.partition(_ANSWER)[0] or before
             header = _longest_prefix(prompt, before[max(before.find(_USER), 0) :])
             ends = _enders(inner_tail, tail, special)
-            return TurnShape(prompt=prompt, header=header, ends=_with_call_end(ends, render, user, special))
-    return TurnShape(prompt="", header="", ends=())
+            asked = _try(render, [user])
+            lead = before[len(asked) :] if not header and asked and before.startswith(asked) else ""
+            lead = lead if lead.isspace() else ""  # a label there is a header without a generation prompt
+            ends = _with_call_end(ends, render, user, special)
+            return TurnShape(prompt=prompt, header=header, lead=lead, ends=ends)
+    return TurnShape(prompt="", header="", lead="", ends=())
 
 
 def _generation_prompt(render: Render, user: dict[str, Any]) -> str:
     without, with_prompt = _try(render, [user]), _try(render, [user], add_generation_prompt=True)
-    return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+    common = _num_common(without, with_prompt)
+    if common < len(without):  # something else stands in its place, such as an end of all; the two may begin alike
+        common = max(with_prompt.rfind(">", 0, common) + 1, with_prompt.rfind("\n", 0, common) + 1)
+    return with_prompt[common:] if common > with_prompt.find(_USER) else ""
+
+
+def _num_common(a: str, b: str) -> int:
+    """How many characters two texts have in common from the start."""
+    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _longest_prefix(prompt: str, text: str) -> str:
@@ -135,9 +168,13 @@ def _with_call_end(ends: tuple[str, ...], render: Render, user: Any, special: Co
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": "penstocktool", "tool_call_id": "penstock0", "content": _AGAIN}
     tail = _try(render, [user, calls, result], tools=[tool]).rpartition(_ANSWER)[2].partition(_AGAIN)[0]
+    last = _try(render, [user, calls], tools=[tool]).rpartition(_ANSWER)[2]
     found = [token for token in special if token in tail] or _OPENING.findall(tail)
     if not found or any(end in tail for end in ends):
         return ends
+    own = tail[: _num_common(tail, last)]  # without what belongs to the result
+    if any(token in own for token in found):
+        return (*ends, max(found, key=lambda token: (own.rfind(token), len(token))))
     return (*ends, min(found, key=lambda token: (tail.find(token), -len(token))))
 
 

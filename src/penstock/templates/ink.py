@@ -1,0 +1,190 @@
+"""Which characters of a rendering did those write who are trained?  By dye, or by the template's `{% generation %}` tags."""
+
+import re
+from collections.abc import Callable, Collection
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import TemplateError
+from penstock.templates.colours import Change, changed_strings, coloured, is_hollow, marked, strings
+from penstock.templates.dye import Dye, Palette, Undyed, Unverified, hollow_mark
+from penstock.templates.masks import Rendering, Spans, covered, runs, tagged
+from penstock.templates.messages import Message
+from penstock.templates.probes import with_thoughts
+from penstock.templates.reads import find_reads
+from penstock.templates.render import CLOSE, OPEN, Renderer, outcome
+from penstock.templates.turns import learn_turns
+
+Context = dict[str, Any]
+
+_TAG = re.compile(r"<[^<>\s]{0,40}>")
+Render = Callable[[Context], str]
+
+
+class Ink:
+    """What is known of one template: what it reads, how its turns look.  `context` makes one of messages."""
+
+    def __init__(
+        self, renderer: Renderer, context: Callable[..., Context], special: Collection[str], *, reasoning: bool
+    ) -> None:
+        self._has_generation = renderer.has_generation
+        self._reasoning = reasoning
+        self.reads = find_reads(renderer.tree())
+        self._palette = Palette(self.reads.needles, json=self.reads.json)
+        self.turns = learn_turns(lambda messages, **o: self.plain(renderer.render, context(messages, **o)), special)
+        self.forgets = any(
+            first not in text and second in text
+            for messages, first, second in with_thoughts()
+            if (text := outcome(renderer.render, context(messages))) is not None
+        )
+        self._special = _any_of(special)
+        others = tuple(needle for needle in self.reads.needles if not (self._special and self._special.search(needle)))
+        self._outer_palette = Palette(others, json=self.reads.json)
+
+    def plain(self, render: Render, context: Context) -> str:
+        """The text alone."""
+        return self._unmarked(render(context))
+
+    def by_tags(self, render: Render, context: Context, trained: list[bool], *, check: bool) -> Rendering:
+        rendering = tagged(render(context))
+        num_bare = sum(self._is_bare(rendering.text, span) for span in rendering.spans)
+        num_hollow = sum(yes and is_hollow(m) for m, yes in zip(context["messages"], trained, strict=True))
+        if not any(trained) or not (check or num_bare > num_hollow):
+            return rendering
+        dyed = self._undyed(render, context, trained, hollow=False)
+        inside = covered(len(rendering.text), rendering.spans)
+        if dyed.text != rendering.text or not inside[dyed.dyed].all():
+            raise Unverified(
+                "the template's generation tags and the dye disagree about what the assistant wrote"
+                + _hint(context["messages"])
+            )
+        silent = [(a, b) for a, b in runs(inside) if self._is_bare(dyed.text, (a, b)) and not dyed.dyed[a:b].any()]
+        if len(silent) > num_hollow:
+            # The template leaves out what somebody said there: the model would learn to say nothing.
+            return Rendering(dyed.text, [span for span in runs(inside) if span not in silent])
+        return rendering
+
+    def by_dye(self, render: Render, context: Context, trained: list[bool], *, check: bool) -> Rendering:
+        """`check`: whether the text is compared with what the template makes of plain messages."""
+        if not any(trained):
+            return Rendering(self.plain(render, context), [])
+        hollow = any(yes and is_hollow(message) for message, yes in zip(context["messages"], trained, strict=True))
+        if hollow and (found := self._with_hollow(render, context, trained)) is not None:
+            return found
+        rendered = self._undyed(render, context, trained, hollow=False)
+        if (check or rendered.bold) and rendered.text != self.plain(render, context):
+            raise Unverified(
+                "the chat template changes what it is given, so what the assistant wrote cannot be told"
+                + _hint(context["messages"])
+            )
+        return Rendering(rendered.text, self._spans(render, context, rendered))
+
+    def words(self, render: Render, context: Context, text: str) -> Spans:
+        """Where people's words stand in a rendering, if there are special tokens among them; else nowhere."""
+        others = {name: context[name] for name in ("tools", "documents") if context.get(name)}
+        said = "".join(strings(context["messages"], list(others.values())))  # as one: halves can meet
+        if self._special is None or not self._special.search(said):
+            return []
+        dye = Dye(self._outer_palette)
+        special = self._special
+
+        def walk(change: Change) -> Context:
+            messages = [coloured(m, change, name=change, keys=self.reads.keys) for m in context["messages"]]
+            outer = changed_strings(others, lambda text: change(text) if special.search(text) else text)
+            return {**context, "messages": messages, **outer}
+
+        walk(dye.keep)
+        rest = iter(dye.dyed())
+        rendered = dye.undo(self._unmarked(render(walk(lambda text: next(rest)))), ordered=False)
+        if rendered.text != text:
+            raise Unverified("the chat template looks for a special token that a message holds")
+        return runs(rendered.dyed)
+
+    def special_in(self, context: Context) -> str | None:
+        """A special token that stands in people's words."""
+        said = "".join(strings(context["messages"], [context.get("tools"), context.get("documents")]))
+        found = self._special.search(said) if self._special else None
+        return found[0] if found else None
+
+    def _spans(self, render: Render, context: Context, rendered: Undyed) -> Spans:
+        if self._has_generation:
+            dyed = np.concatenate(([0], np.cumsum(rendered.dyed)))
+            spans = [(a, b) for a, b in tagged(render(context)).spans if dyed[b] > dyed[a]]
+            if self._reasoning:
+                return spans
+
+        def begins(low: int, high: int) -> int | None:
+            return self._beginning(render, context, rendered.text, low, high)
+
+        return self.turns.spans(rendered, whole=self._reasoning, begins=begins)
+
+    def _beginning(self, render: Render, context: Context, text: str, low: int, high: int) -> int | None:
+        """Where a turn begins that has no header, such as one that goes on after a tool's answer: where a generation prompt ends."""
+        messages = context["messages"]
+        for number, message in enumerate(messages):
+            if message.get("role") == "assistant" and number:
+                asked = {**context, "messages": messages[:number], "add_generation_prompt": True}
+                before = outcome(lambda context: self.plain(render, context), asked)
+                if before is not None and low < len(before) <= high and text.startswith(before):
+                    return len(before)
+        return None
+
+    def _with_hollow(self, render: Render, context: Context, trained: list[bool]) -> Rendering | None:
+        """An empty turn is trained to end; None where the template treats it as no other."""
+        try:
+            rendered = self._undyed(render, context, trained, hollow=True)
+        except TemplateError:
+            return None
+        text, spans = rendered.text, self.turns.spans(rendered, whole=self._reasoning)
+        for place in reversed(rendered.hollow):
+            text = text[:place] + text[place + 1 :]
+            spans = [(start - (start > place), stop - (stop > place)) for start, stop in spans]
+        if self._has_generation or text != self.plain(render, context):
+            return None
+        return Rendering(text, [(start, stop) for start, stop in spans if start < stop])
+
+    def _is_bare(self, text: str, span: tuple[int, int]) -> bool:
+        """Whether nothing but special tokens, tags and white space stands there."""
+        start, stop = span
+        if stop - start > 100:
+            return False
+        inside = text[start:stop]
+        return not _TAG.sub("", self._special.sub("", inside) if self._special else inside).strip()
+
+    def _undyed(self, render: Render, context: Context, trained: list[bool], *, hollow: bool) -> Undyed:
+        messages: list[Message] = context["messages"]
+        dye = Dye(self._palette)
+        authors: list[int] = []
+        for number, (message, yes) in enumerate(zip(messages, trained, strict=True)):
+            if yes:
+                self._coloured(message, dye.keep, lambda text: text)
+                authors += [number] * (dye.num_texts - len(authors))
+        rest = iter(dye.dyed(authors))
+        changed, after_trained, numbers = [], False, count()
+        for message, yes in zip(messages, trained, strict=True):
+            if yes:
+                new = self._coloured(message, lambda text: next(rest), dye.once)
+                if hollow and is_hollow(message):
+                    new["content"] = hollow_mark(next(numbers)) + message["content"]
+                changed.append(new)
+            else:
+                changed.append(marked(message, dye.mark) if after_trained else message)
+            after_trained = yes
+        return dye.undo(self._unmarked(render({**context, "messages": changed})))
+
+    def _coloured(self, message: Message, change: Change, name: Change) -> Message:
+        return coloured(message, change, name=name, reasoning=self._reasoning, keys=self.reads.keys)
+
+    def _unmarked(self, text: str) -> str:
+        return text.replace(OPEN, "").replace(CLOSE, "") if self._has_generation else text
+
+
+def _hint(messages: list[Message]) -> str:
+    in_parts = any(isinstance(message.get("content"), list) for message in messages)
+    return " (content is a list, which it may not know: pass content_parts='text')" if in_parts else ""
+
+
+def _any_of(tokens: Collection[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None

@@ -1,0 +1,82 @@
+"""Which tokens lie in the trained characters of a text?  Characters → bytes → tokens, a batch at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.templates.render import CLOSE, OPEN
+from penstock.templates.token_bytes import Encoded
+from penstock.types import Bools, Ints
+
+Spans = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation as text, and the character ranges that are trained."""
+
+    text: str
+    spans: Spans
+    plain: Spans = field(default_factory=list)  # somebody's words in which special tokens are text
+
+
+def tagged(rendered: str) -> Rendering:
+    """Text without marks, and what stood between them."""
+    if OPEN not in rendered:
+        return Rendering(rendered, [])
+    texts, spans, size = [], [], 0
+    for part in rendered.split(OPEN):
+        inside, mark, outside = part.partition(CLOSE)
+        texts += [inside, outside]
+        if mark and inside:
+            spans.append((size, size + len(inside)))
+        size += len(inside) + len(outside)
+    return Rendering("".join(texts), spans)
+
+
+def covered(size: int, spans: Spans) -> Bools:
+    """(size,) True inside the spans."""
+    inside = np.zeros(size, np.bool_)
+    for begin, end in spans:
+        inside[begin:end] = True
+    return inside
+
+
+def runs(flags: Bools) -> Spans:
+    """Ranges in which flags are True."""
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def byte_spans(text: str, spans: Spans) -> Spans:
+    """Character ranges, ascending, as byte ranges of the text's UTF-8."""
+    if text.isascii():
+        return spans
+    found, place, size = [], 0, 0
+    for begin, end in spans:  # each character is encoded once
+        size += len(text[place:begin].encode())
+        start = size
+        size += len(text[begin:end].encode())
+        found.append((start, size))
+        place = end
+    return found
+
+
+def token_mask(encoded: Encoded, batch: Sequence[Rendering]) -> Bools:
+    """Tokens that cover a character of a span, for all texts."""
+    owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
+    change = np.zeros(len(encoded.ids) + 1, np.int32)
+    if owners:
+        spans = [span for rendering in batch for span in byte_spans(rendering.text, rendering.spans)]
+        begins, ends = np.array(spans, np.int64).T
+        # Token ranges relative to their text become increasing over the whole batch: one search finds all spans.
+        sizes = [len(r.text) if r.text.isascii() else len(r.text.encode()) for r in batch]
+        bases: Ints = np.concatenate(([0], np.cumsum(np.array(sizes, np.int64) + 1)))[:-1]
+        base = np.repeat(bases, np.diff(encoded.offsets))
+        low = np.searchsorted(encoded.stops + base, begins + bases[owners], side="right")
+        high = np.searchsorted(encoded.starts + base, ends + bases[owners], side="left")
+        np.add.at(change, low, 1)
+        np.add.at(change, np.maximum(high, low), -1)
+    mask: Bools = np.cumsum(change[:-1]) > 0
+    return mask
