@@ -1,7 +1,8 @@
 """What tests are made of: a small tokenizer, a cache of one's own, and files written on the spot."""
 
 import json
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def public_path() -> Iterator[Path]:
+    """A folder that other users can walk to; pytest's own are private, and made so again by every run beside this one."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

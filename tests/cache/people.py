@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -33,12 +32,3 @@ def run(script: str, *, uid: int | None = None, before: tuple[str, ...] = ()) ->
 def command(script: str, *, uid: int | None = None, before: tuple[str, ...] = ()) -> list[str]:
     become = "" if uid is None else BECOME.format(uid=uid)
     return [*before, sys.executable, "-c", become + script]
-
-
-def open_to_all(path: Path, mode: int = 0o755) -> None:
-    """Let other users walk to a folder below pytest's own, which is private."""
-    path.chmod(mode)
-    for parent in path.parents:
-        if parent.stat().st_uid != os.geteuid() or parent == Path("/"):
-            break
-        parent.chmod(parent.stat().st_mode | 0o055)

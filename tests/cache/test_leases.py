@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cache.people import NOBODY, as_root, open_to_all, run
+from tests.cache.people import NOBODY, as_root, run
 
 from penstock.cache import Cache, Owner, parse_size
 from penstock.cache.leases import temporary_name
@@ -168,10 +168,10 @@ def test_a_forked_child_has_a_lease_of_its_own(cache: Cache) -> None:
 
 
 @as_root
-def test_a_cache_that_cannot_be_written_to_is_used_without_a_lease(tmp_path: Path) -> None:
-    root = tmp_path / "cache"
+def test_a_cache_that_cannot_be_written_to_is_used_without_a_lease(public_path: Path) -> None:
+    root = public_path / "cache"
     root.mkdir()
-    open_to_all(root)
+    root.chmod(0o755)
     put(Cache(root), "a/b")
     script = f"cache = penstock.cache.Cache({str(root)!r})\nprint(cache.size('a/b'), bytes(cache.map('a/b', size=1)))"
     found = run(script, uid=NOBODY)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cache.people import NOBODY, as_root, command, open_to_all, run
+from tests.cache.people import NOBODY, as_root, command, run
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
@@ -87,10 +87,10 @@ def test_what_belongs_to_somebody_else_is_refused_unless_allowed(tmp_path: Path)
 
 
 @as_root
-def test_another_user_reads_a_cache_of_root_and_writes_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "cache"
+def test_another_user_reads_a_cache_of_root_and_writes_nothing(public_path: Path) -> None:
+    root = public_path / "cache"
     root.mkdir()
-    open_to_all(root)
+    root.chmod(0o755)
     put(Cache(root))
     before = {path: path.stat() for path in root.rglob("*") if path.is_file()}
     found = run(READ.format(root=str(root)), uid=NOBODY)
@@ -202,12 +202,12 @@ def test_nothing_is_written_under_a_name_that_can_be_guessed(cache: Cache) -> No
 
 
 @as_root
-def test_an_attacker_who_plants_links_all_the_time_gets_nothing(tmp_path: Path) -> None:
+def test_an_attacker_who_plants_links_all_the_time_gets_nothing(public_path: Path) -> None:
     """In a folder like /tmp another user may add names; no file of ours ends up behind one, and nobody waits."""
-    root = tmp_path / "cache"
+    root = public_path / "cache"
     root.mkdir()
-    open_to_all(root, 0o1777)
-    target = tmp_path / "target"
+    root.chmod(0o1777)
+    target = public_path / "target"
     target.write_text("precious")
     attack = (
         f"os.chdir({str(root)!r})\n"
