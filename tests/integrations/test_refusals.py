@@ -18,8 +18,8 @@ from pathlib import Path
 import transformers
 from transformers import TrainingArguments
 from trl import SFTConfig
-from lightning.pytorch import Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
+import torch
+from lightning.pytorch import LightningModule, Trainer
 from penstock.errors import PlanError
 from penstock.integrations.hf_trainer import LoaderTrainer
 from penstock.integrations.lightning import LoaderModule
@@ -43,9 +43,21 @@ def hugging_face(loader={}, resume=None, **arguments):
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
-def lightning(**options):
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
-    trainer.fit(BoringModel(), datamodule=LoaderModule(open_loader(folder)))
+class Tiny(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch, number):
+        return (self.weight * batch["input_ids"].sum()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+def lightning(resume=None, **options):
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, **options)
+    trainer.fit(Tiny(), datamodule=LoaderModule(open_loader(folder)), ckpt_path=resume)
+    return trainer
 
 refused("numpy", lambda: hugging_face({"output": "numpy"}))
 refused("shifted", lambda: hugging_face({"labels": "shifted"}))
@@ -60,6 +72,10 @@ for name in ("packing", "padding_free", "assistant_only_loss", "completion_only_
 refused("train_dataset", lambda: LoaderSFTTrainer(model=model, loader=open_loader(folder), train_dataset=[1]))
 refused("lightning endless", lambda: LoaderModule(open_loader(folder, epochs=None)))
 refused("lightning epochs", lambda: lightning(max_epochs=3))
+stopped = lightning(max_epochs=1, max_steps=4)
+stopped.save_checkpoint(folder / "stopped.ckpt")  # Lightning takes that pass for a whole one, and would train nothing more
+refused("lightning stopped", lambda: lightning(folder / "stopped.ckpt", max_epochs=1))
+said["lightning steps"] = [lightning(folder / "stopped.ckpt", max_epochs=2).global_step, len(open_loader(folder))]
 
 # What is allowed does what it says: an endless loader stops at max_steps, an epoch's end saves, a foreign checkpoint is refused.
 said["endless steps"] = hugging_face({"epochs": None}, max_steps=4).state.global_step
@@ -96,7 +112,8 @@ EXPECTED = {
     "completion_only_loss": "train_on= of prepare",
     "train_dataset": "leave out train_dataset and formatting_func",
     "lightning endless": "set the Loader's epochs",
-    "lightning epochs": "max_epochs=3, and the Loader counts 2 epochs itself: pass max_epochs=1",
+    "lightning epochs": "max_epochs=3; the Loader counts its 2 epochs itself, and Lightning makes one pass more: pass max_epochs=1",
+    "lightning stopped": "pass max_epochs=2",
     "foreign": "has no penstock.json: it was saved by a trainer without a Loader",
 }
 
@@ -112,6 +129,7 @@ def test_contradictions_are_refused_by_name(folder):
     said = json.loads((folder / "said.json").read_text())
     assert {name: text for name, text in EXPECTED.items() if text not in said.get(name, "nothing")} == {}
     assert said["endless steps"] == 4
+    assert said["lightning steps"][0] == said["lightning steps"][1]
     assert said["saved at"] == said["epoch ends"]  # the Trainer's one pass knows where epochs end
     assert said["steps with another size"][0] == said["steps with another size"][1]
     assert said["plain"] == ["input_ids", "labels"]

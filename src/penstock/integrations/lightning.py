@@ -24,14 +24,14 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         if val_dataloaders is not None:  # Lightning looks whether the method is there
             self.val_dataloader = lambda: val_dataloaders
 
-    def setup(self, stage: str) -> None:
-        if stage == "fit" and self.trainer.max_epochs != 1:
-            raise PlanError(
-                f"Trainer has max_epochs={self.trainer.max_epochs}, and the Loader counts {self.loader.epochs} epochs itself: "
-                f"pass max_epochs=1; validation goes by steps (val_check_interval)"
-            )
-
     def train_dataloader(self) -> "_Run":
+        ended = self.loader.state_dict()["step"] == len(self.loader)
+        passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
+        if self.trainer.max_epochs != passes and not ended:
+            raise PlanError(
+                f"Trainer has max_epochs={self.trainer.max_epochs}; the Loader counts its {self.loader.epochs} epochs itself, "
+                f"and Lightning makes one pass more: pass max_epochs={passes}; validation goes by steps (val_check_interval)"
+            )
         return _Run(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
