@@ -7,7 +7,9 @@ Each writes a line per batch it trains: the ids as the model sees them, and the 
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,13 +64,15 @@ def make_model(dropout: float = 0.1) -> Any:
     return LlamaForCausalLM(config)
 
 
-def hugging_face(folder: Path, log: Log, resume: bool) -> None:
+def hugging_face(folder: Path, log: Log, resume: bool, **options: Any) -> None:
     from transformers import TrainingArguments
 
     from penstock.integrations.hf_trainer import LoaderTrainer
 
     arguments = TrainingArguments(**hf_arguments(folder))
-    trainer = logged(LoaderTrainer, log)(model=make_model(), args=arguments, loader=open_loader(folder, workers=2))
+    trainer = logged(LoaderTrainer, log)(
+        model=make_model(), args=arguments, loader=open_loader(folder, workers=2, **options)
+    )
     trainer.train(resume_from_checkpoint=resume)
     assert trainer.state.epoch == 2 and trainer.state.global_step == trainer.state.max_steps
 
@@ -232,6 +236,28 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def two_ranks_then_one(folder: Path) -> None:
+    """The HF Trainer on two ranks, of which one dies; then on one rank with twice the batch."""
+    exec(IMPORTS["hf"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    def rank(number: int) -> None:
+        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        hugging_face(folder, Log(folder / f"cut-{number}.jsonl", DIE_AT if number else None), False)
+
+    children = [threading.Thread(target=lambda n=n: codes.append(in_child(lambda: rank(n)))) for n in range(2)]
+    codes: list[int] = []
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert sorted(codes) == [-signal.SIGKILL, 1], codes  # one was killed, the other missed it
+    assert in_child(lambda: hugging_face(folder, Log(folder / "rest.jsonl", None), True, batch_size=4)) == 0
+
+
 def main(name: str, folder: Path) -> None:
     exec(IMPORTS[name])  # before the children are forked, so that it is paid for once
     codes = {}
@@ -247,4 +273,7 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "ranks":
+        two_ranks_then_one(Path(sys.argv[2]))
+    else:
+        main(sys.argv[1], Path(sys.argv[2]))

@@ -13,6 +13,7 @@ from .runs import DIE_AT, RUNS, open_loader
 
 ROOT = Path(__file__).parents[2]
 NEEDS = {
+    "ranks": ["transformers", "accelerate"],
     "hf": ["transformers", "accelerate"],
     "trl": ["trl", "datasets"],
     "accelerate": ["accelerate", "transformers"],
@@ -21,8 +22,7 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
+def drive(name: str, folder: Path) -> None:
     for package in NEEDS[name]:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -31,13 +31,32 @@ def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
     result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
-    lines = {
-        part: [json.loads(line) for line in (folder / f"{part}.jsonl").read_text().splitlines()]
-        for part in ("whole", "cut", "rest")
-    }
+
+def logged(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
+    drive(name, folder)
+    lines = {part: logged(folder / f"{part}.jsonl") for part in ("whole", "cut", "rest")}
     loader = open_loader(folder, output="numpy")
     assert [line["ids"] for line in lines["whole"]] == [batch["input_ids"].tolist() for batch in loader]
     assert len(lines["cut"]) == DIE_AT and lines["cut"] == lines["whole"][:DIE_AT]
     kept = len(lines["whole"]) - len(lines["rest"])
     assert 0 < kept < DIE_AT  # it went on from a checkpoint, not from the start
     assert lines["rest"] == lines["whole"][kept:]  # the losses too, to the last bit
+
+
+def test_the_trainer_on_two_ranks_is_killed_and_goes_on_with_one(folder):
+    drive("ranks", folder)
+    whole = [batch["input_ids"].tolist() for batch in open_loader(folder, output="numpy", batch_size=4)]
+    cut = [[line["ids"] for line in logged(folder / f"cut-{rank}.jsonl")] for rank in range(2)]
+    steps = min(map(len, cut))
+    assert steps >= DIE_AT - 1
+    for step in range(steps):  # row i of a step is rank i modulo two's: nobody dealt them out again
+        mine, theirs = cut[0][step], cut[1][step]
+        assert [mine[0], theirs[0], mine[1], theirs[1]] == whole[step]
+    rest = [line["ids"] for line in logged(folder / "rest.jsonl")]
+    assert 0 < len(whole) - len(rest) < DIE_AT
+    assert rest == whole[len(whole) - len(rest) :]

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
     """
 
     def __init__(self, loader: "Loader") -> None:
-        self.loader = loader
+        self.loader = _unpinned(loader)
         self.start = loader.state_dict()
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()  # (epoch, calls of set_epoch less one)
         self._seen = -2  # the call of set_epoch that this process last made a pass for
@@ -134,9 +135,20 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
     turns = iter(made)
     try:
         for batch, step in turns:
+            if loader.form.pin_memory:
+                batch.update({name: value.pin_memory() for name, value in batch.items() if torch.is_tensor(value)})
             yield batch.of(loader.stores), step
     finally:
         del turns  # its last reference: the workers are told to stop, and waited for
+
+
+def _unpinned(loader: "Loader") -> "Loader":
+    """Memory is pinned by the process that uses it: a worker has no device."""
+    if not loader.form.pin_memory:
+        return loader
+    loader = copy(loader)
+    loader.form = replace(loader.form, pin_memory=False)
+    return loader
 
 
 def settle(worker: int) -> None:
