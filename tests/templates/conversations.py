@@ -123,7 +123,7 @@ CALLS = [
 RESULTS = [result("4.5"), result('{"sky": "blue", "t": 3}', "weather", 1)]
 Q, A = user("What is the answer?"), assistant("The answer is 42.")
 Q2, A2 = user("And the question?"), assistant("Nobody knows the question.")
-LONG = "All work and no play makes Jack a dull boy; é “quoted” 你好. " * 100
+LONG = "All work and no play makes Jack a dull boy; é “quoted” 你好. " * 30
 
 PART = {"type": "text", "text": "It is 42."}
 PARTS = [{"type": "text", "text": "It"}, {"type": "text", "text": " is 42."}]
