@@ -154,6 +154,16 @@ def test_a_shard_under_the_name_of_another_does_not_open(cache: Cache) -> None:
             open_shard(key, cache, num_rows=50, vocab_size=50_000)
 
 
+def test_swapped_shards_of_a_store_do_not_open(store: Store) -> None:
+    first, second, _ = shard_paths(store)
+    one, two = first.read_bytes(), second.read_bytes()
+    first.write_bytes(two)
+    second.write_bytes(one)
+    for shard in (0, 1):  # a hundred rows each: only what they say they are tells them apart
+        with pytest.raises(StoreError, match="it is shard"):
+            store.tokens(shard)
+
+
 def test_a_size_that_is_expected_is_held_to(store: Store) -> None:
     key, size = store._keys[0], shard_paths(store)[0].stat().st_size
     assert open_shard(key, store.cache, num_rows=100, vocab_size=50_000, num_bytes=size).counts.rows == 100
