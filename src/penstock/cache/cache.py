@@ -20,10 +20,12 @@ from penstock.cache import leases
 from penstock.cache.faults import again, again_if_stale, refuse
 from penstock.cache.folder import Folder, lookup, lstat, read_whole, write_new
 from penstock.cache.naming import give_name
+from penstock.cache.owner import Owner
 from penstock.cache.settings import default_root, flag_from_environment, size_from_environment
 from penstock.errors import StoreError
 
 TRASH = "trash"
+_TEMPORARY = "penstock-"
 
 _LOOKS, _LOOK_SECONDS = 20, 0.05
 
@@ -62,8 +64,9 @@ class Cache:
 
     @classmethod
     def temporary(cls) -> "Cache":
-        """A cache that is gone when the last user of this object is."""
-        cache = cls(tempfile.mkdtemp(prefix="penstock-"))
+        """A cache that is gone when the last user of this object is; one whose process was killed goes with the next."""
+        _sweep_temporary(Path(tempfile.gettempdir()))
+        cache = cls(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{Owner.me()}-"))
         weakref.finalize(cache, _remove, cache.root, os.getpid())
         return cache
 
@@ -305,6 +308,15 @@ def _parts(name: str) -> list[str]:
     if not all(parts) or any(part in (".", "..") or "\\" in part or "\0" in part for part in parts):
         raise StoreError(f"{name!r} is no name in a cache; the file that holds it is damaged, remove it")
     return parts
+
+
+def _sweep_temporary(folder: Path) -> None:
+    """Remove temporary caches of our own whose processes are dead."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{_TEMPORARY}*-*"):
+            owner = Owner.parse(path.name.removeprefix(_TEMPORARY).rpartition("-")[0])
+            if owner is not None and owner.is_dead and path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)  # which follows no links
 
 
 def _remove(root: Path, owner: int) -> None:

@@ -49,7 +49,9 @@ class Agenda:
         """`sizes` of the shards, where known.  `digest_first`: all digests before the first shard is made."""
         self._cache = cache
         self.tasks = {task.shard: task for task in tasks}
-        order = sorted(tasks, key=lambda task: -sizes[task.shard]) if len(sizes) else tasks
+        usual = sorted(sizes)[len(sizes) // 2] if len(sizes) else 0
+        # Whatever is at least twice the usual size goes first; the others keep their order, in which they lie on disk.
+        order = sorted(tasks, key=lambda task: -(sizes[task.shard] // (2 * usual))) if usual else tasks
         self._undigested = deque(task for task in tasks if digest_first and task.digest is None)
         early = {task.shard for task in self._undigested}
         self._left = {task.shard: task for task in order if task.shard not in early}  # in the order in which they go
