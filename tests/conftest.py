@@ -1,17 +1,29 @@
 """What tests are made of: a small tokenizer, a cache of one's own, and files written on the spot."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.cache import Cache
 
 WORDS = "the quick brown fox jumps over a lazy dog and runs far away from home 0 1 2 3"
+
+
+# A busy machine is no fault of the code under test, and a run that passes must pass again: no clock, and no chance but in a soak.
+settings.register_profile(
+    "penstock",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not os.environ.get("PENSTOCK_SOAK"),
+)
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
