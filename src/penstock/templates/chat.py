@@ -99,6 +99,8 @@ class ChatTemplate:
         self.renderer = Renderer(self._find_template(chat_template), today=today)
         self.renderer.try_fast(self._context(probe.messages, probe) for probe in probes())
         self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
+        if not self.ink.turns.ends and not self.renderer.has_generation and train_on != "all":
+            _log.warning("no token was found that ends a turn in this chat template: a model would not learn to stop")
 
     def _find_template(self, given: str | None) -> str:
         known = self.tokenizer.chat_templates

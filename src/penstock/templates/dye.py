@@ -139,6 +139,8 @@ class Dye:
             if is_pale and author not in vivid:
                 changed[start : start + len(text)] = _BOLD.dyed(text)
                 self._bold = True
+                if not (changed[start : start + len(text)] >> 18 == 1).any():
+                    raise Unverified(f"a message holds nothing that can be dyed: {text[:20]!r}")
             start += len(text) + 1
 
     def _cut(self, changed: Codes) -> list[str]:

@@ -21,7 +21,12 @@ Render = Callable[..., str]  # (messages, add_generation_prompt=False) → text
 _OPENING = re.compile(r"<[|｜]?[^\W\d][^<>\s\"]*>")  # a tag that closes nothing
 
 _THOUGHT_END = "</think>"
-_USER, _ANSWER, _AGAIN = "penstockasks", "penstockanswers", "penstockasksagain"
+# What is asked, answered and asked again in a probe; for templates that change some letters, or cut, in several ways.
+_WORDS = (
+    ("penstockasks", "penstockanswers", "penstockasksagain"),
+    ("7305", "91824", "66173"),
+    ("QZXJ", "VKWY", "JXQV"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,33 +111,38 @@ def _or_none(place: int, other: int) -> int:
 def learn_turns(render: Render, special: Collection[str]) -> TurnShape:
     """The shape of a template's turns, from probes; `special` are the tokenizer's special tokens as text."""
     for as_content in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
-        user, answer, again = (
-            {"role": role, "content": as_content(text)}
-            for role, text in (("user", _USER), ("assistant", _ANSWER), ("user", _AGAIN))
-        )
-        middle, last = _try(render, [user, answer, again]), _try(render, [user, answer])
-        if _ANSWER in last:
-            prompt = _generation_prompt(render, user)
-            before, _, tail = last.partition(_ANSWER)
-            inner_tail = middle.partition(_ANSWER)[2].partition(_AGAIN)[0]
-            # A turn that is over may have lost what only the last one has, such as an opened reasoning tag.
-            before = middle.partition(_ANSWER)[0] or before
-            header = _longest_prefix(prompt, before[max(before.find(_USER), 0) :])
-            ends = _enders(inner_tail, tail, special)
-            asked = _try(render, [user])
-            lead = before[len(asked) :] if not header and asked and before.startswith(asked) else ""
-            lead = lead if lead.isspace() else ""  # a label there is a header without a generation prompt
-            ends = _with_call_end(ends, render, user, special)
-            return TurnShape(prompt=prompt, header=header, lead=lead, ends=ends)
+        for words in _WORDS:
+            roles = zip(("user", "assistant", "user"), words, strict=True)
+            probe = [{"role": role, "content": as_content(text)} for role, text in roles]
+            if words[1] in _try(render, probe[:2]):
+                return _learn(render, special, probe, words)
     return TurnShape(prompt="", header="", lead="", ends=())
 
 
-def _generation_prompt(render: Render, user: dict[str, Any]) -> str:
-    without, with_prompt = _try(render, [user]), _try(render, [user], add_generation_prompt=True)
+def _learn(render: Render, special: Collection[str], probe: list[Any], words: tuple[str, str, str]) -> TurnShape:
+    question, answer, next_question = words
+    asked, last, middle = _try(render, probe[:1]), _try(render, probe[:2]), _try(render, probe)
+    prompt = _generation_prompt(asked, _try(render, probe[:1], add_generation_prompt=True), question)
+    before, _, tail = last.partition(answer)
+    inner_tail = middle.partition(answer)[2].partition(next_question)[0]
+    # A turn that is over may have lost what only the last one has, such as an opened reasoning tag.
+    before = middle.partition(answer)[0] or before
+    header = _longest_prefix(prompt, before[max(before.find(question), 0) :])
+    lead = before[len(asked) :] if not header and asked and before.startswith(asked) else ""
+    ends = _with_call_end(_enders(inner_tail, tail, special), render, probe[0], words, special)
+    return TurnShape(
+        prompt=prompt,
+        header=header,
+        lead=lead if lead.isspace() else "",  # a label there is a header without a generation prompt
+        ends=ends,
+    )
+
+
+def _generation_prompt(without: str, with_prompt: str, question: str) -> str:
     common = _num_common(without, with_prompt)
     if common < len(without):  # something else stands in its place, such as an end of all; the two may begin alike
         common = max(with_prompt.rfind(">", 0, common) + 1, with_prompt.rfind("\n", 0, common) + 1)
-    return with_prompt[common:] if common > with_prompt.find(_USER) else ""
+    return with_prompt[common:] if common > with_prompt.find(question) else ""
 
 
 def _num_common(a: str, b: str) -> int:
@@ -157,18 +167,21 @@ def _enders(inner: str, last: str, special: Collection[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end for end in (inner_end, "".join(last_run)) if end))
 
 
-def _with_call_end(ends: tuple[str, ...], render: Render, user: Any, special: Collection[str]) -> tuple[str, ...]:
+def _with_call_end(
+    ends: tuple[str, ...], render: Render, user: Any, words: tuple[str, str, str], special: Collection[str]
+) -> tuple[str, ...]:
     """Some templates end a turn that calls a tool in a way of its own."""
-    function = {"name": "penstocktool", "arguments": {"penstockkey": _ANSWER}}
+    _, answer, again = words
+    function = {"name": "penstocktool", "arguments": {"penstockkey": answer}}
     call = {"id": "penstock0", "type": "function", "function": function}
     tool = {
         "type": "function",
         "function": {"name": "penstocktool", "description": "", "parameters": {"type": "object"}},
     }
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "name": "penstocktool", "tool_call_id": "penstock0", "content": _AGAIN}
-    tail = _try(render, [user, calls, result], tools=[tool]).rpartition(_ANSWER)[2].partition(_AGAIN)[0]
-    last = _try(render, [user, calls], tools=[tool]).rpartition(_ANSWER)[2]
+    result = {"role": "tool", "name": "penstocktool", "tool_call_id": "penstock0", "content": again}
+    tail = _try(render, [user, calls, result], tools=[tool]).rpartition(answer)[2].partition(again)[0]
+    last = _try(render, [user, calls], tools=[tool]).rpartition(answer)[2]
     found = [token for token in special if token in tail] or _OPENING.findall(tail)
     if not found or any(end in tail for end in ends):
         return ends

@@ -1,0 +1,169 @@
+"""Who is trained when?  `train_on`, a message's own word, reasoning; and what becomes of rows on which nothing can be trained."""
+
+import pickle
+from typing import Any
+
+import pytest
+from conversations import CALLS, Q2, RESULTS, TOOL, A, Messages, Q, assistant, chat, system, tokenizer, user
+
+from penstock.errors import TemplateError
+from penstock.templates import Reader
+from penstock.templates.chat import ChatTemplate
+from penstock.templates.masks import runs
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TAGGED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TALK = [system("Be brief."), Q, assistant("One."), Q2, assistant("Two."), user("More?"), assistant("Three.")]
+
+
+def said(template: ChatTemplate, messages: Messages, **more: Any) -> list[str]:
+    """What is trained, turn by turn, from the tokens."""
+    samples = template.encode([{"messages": messages, **more}])
+    return [template.decode(samples.input_ids[a:b]) for a, b in runs(samples.loss_mask)]
+
+
+@pytest.mark.parametrize("text", [CHATML, TAGGED, "qwen3", "llama3"], ids=["chatml", "tagged", "qwen3", "llama3"])
+@pytest.mark.parametrize(
+    ("train_on", "expected"),
+    [
+        ("assistant", ["One.", "Two.", "Three."]),
+        ("last", ["Three."]),
+        (["assistant"], ["One.", "Two.", "Three."]),
+    ],
+)
+def test_assistant_and_last(text: str, train_on: Any, expected: list[str]) -> None:
+    end = "<|eot_id|>" if text == "llama3" else "<|im_end|>"
+    scaffold = "<think>\n\n</think>\n\n" if text == "qwen3" else ""  # which qwen3 puts before its last answer
+    expected = [*(turn + end for turn in expected[:-1]), scaffold + expected[-1] + end]
+    assert said(chat(text, train_on=train_on), TALK) == expected
+
+
+def test_all_is_the_whole_text() -> None:
+    template = chat(CHATML, train_on="all")
+    samples = template.encode([{"messages": TALK}])
+    assert samples.loss_mask.all()
+    assert template.decode(samples.input_ids) == template.rendering({"messages": TALK}).text
+
+
+@pytest.mark.parametrize("text", [CHATML, TAGGED], ids=["chatml", "tagged"])
+def test_other_roles(text: str) -> None:
+    if text is CHATML:
+        assert said(chat(text, train_on=["user"]), TALK) == [
+            Q["content"] + "<|im_end|>",
+            Q2["content"] + "<|im_end|>",
+            "More?<|im_end|>",
+        ]
+    both = said(chat(CHATML, train_on=["user", "assistant"]), TALK)
+    assert [turn.removesuffix("<|im_end|>") for turn in both] == [message["content"] for message in TALK[1:]]
+    assert said(chat(text, train_on=[]), TALK) == []
+
+
+def test_completion_is_what_follows_the_prompt() -> None:
+    reader = Reader(shape="prompt_completion")
+    template = ChatTemplate(tokenizer(), reader=reader, chat_template=CHATML, train_on="completion")
+    samples = template.encode([{"prompt": TALK[:4], "completion": [TALK[4]]}])
+    assert template.decode(samples.input_ids[samples.loss_mask]) == "Two.<|im_end|>"
+    with pytest.raises(TemplateError, match="needs records with a prompt and a completion"):
+        chat(CHATML, train_on="completion").encode([{"messages": TALK}])
+
+
+@pytest.mark.parametrize("text", [CHATML, TAGGED], ids=["chatml", "tagged"])
+@pytest.mark.parametrize("flag", [{"train": False}, {"weight": 0}, {"loss": False}, {"masked": True}])
+def test_a_message_can_say_no(text: str, flag: dict[str, Any]) -> None:
+    talk = [Q, assistant("One.", **flag), Q2, assistant("Two.")]
+    assert said(chat(text), talk) == ["Two.<|im_end|>"]
+
+
+def test_a_message_can_say_yes() -> None:
+    talk = [{**Q, "train": True}, assistant("One."), Q2, assistant("Two.", weight=1)]
+    assert said(chat(CHATML, train_on="last"), talk) == [Q["content"] + "<|im_end|>", "Two.<|im_end|>"]
+    with pytest.raises(TemplateError, match=r"'weight' is 0\.5, expected true, false, 0 or 1"):
+        said(chat(CHATML), [Q, assistant("One.", weight=0.5)])
+
+
+def test_reasoning_can_be_left_out() -> None:
+    thinks = [Q, assistant("<think>\nHm <b>.\n</think>\n\nOne.")]
+    field = [Q, assistant("One.", reasoning_content="Hm <b>.")]
+    for messages in (thinks, field):
+        assert said(chat("qwen3"), messages) == ["<think>\nHm <b>.\n</think>\n\nOne.<|im_end|>"]
+        assert said(chat("qwen3", train_reasoning=False), messages) == ["One.<|im_end|>"]
+    quoted = [Q, assistant('"One."', reasoning_content="Hm.")]
+    assert said(chat("qwen3", train_reasoning=False), quoted) == ['"One."<|im_end|>']
+
+
+def test_reasoning_that_a_template_drops_is_not_trained() -> None:
+    talk = [Q, assistant("One.", reasoning_content="First."), Q2, assistant("Two.", reasoning_content="Second.")]
+    assert said(chat("qwen3"), talk) == ["One.<|im_end|>", "<think>\nSecond.\n</think>\n\nTwo.<|im_end|>"]
+    assert "fan_out=True" in chat("qwen3").describe()
+    assert "fan_out=True" not in chat("llama3").describe()
+
+
+def test_calls_are_trained_with_their_names_and_not_their_results() -> None:
+    talk = [Q, assistant("", tool_calls=CALLS), *RESULTS, A]
+    first, last = said(chat("qwen3_instruct_2507"), talk, tools=[TOOL])
+    assert first.startswith('<tool_call>\n{"name": "add"') and first.endswith("</tool_call><|im_end|>")
+    assert first.count("<tool_call>") == 2 and '"name": "weather"' in first
+    assert last == A["content"] + "<|im_end|>"
+
+
+def test_nothing_to_train_is_an_event() -> None:
+    records = [{"messages": [Q]}, {"messages": [Q, A]}, {"messages": []}, {"messages": [Q, {**A, "train": False}]}]
+    samples = chat(CHATML).encode(records)
+    assert samples.dropped == {0: "nothing_to_train", 2: "nothing_to_train", 3: "nothing_to_train"}
+    lengths = [int(b - a) for a, b in zip(samples.offsets, samples.offsets[1:], strict=False)]
+    assert lengths[0] == lengths[2] == lengths[3] == 0 < lengths[1]
+    with pytest.raises(TemplateError, match="no token of this record is trained") as caught:
+        chat(CHATML, on_nothing="stop").encode(records)
+    assert caught.value.record == 0
+
+
+def test_refused_conversations_stop_or_are_counted() -> None:
+    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
+    records = [{"messages": [Q, A]}, {"messages": TALK}, {"messages": [Q, A]}]
+    with pytest.raises(TemplateError, match=r"refuses the conversation: no system; .*on_refused='skip'") as caught:
+        chat(strict).encode(records)
+    assert caught.value.record == 1
+    samples = chat(strict, on_refused="skip").encode(records)
+    assert samples.dropped == {1: "template_refused"}
+    assert samples.offsets[1] == samples.offsets[2] > 0
+
+
+def test_options_are_checked() -> None:
+    for option, value in (("verify", "some"), ("on_refused", "no"), ("train_on", "user"), ("special_in_text", "x")):
+        with pytest.raises(TemplateError, match=f"{option}='{value}' is not known, expected one of"):
+            chat(CHATML, **{option: value})
+    with pytest.raises(TemplateError, match="'tool_use' is neither a template nor the name of one"):
+        chat("tool_use")
+    with pytest.raises(TemplateError, match="not Jinja: line 2"):
+        chat("{% for m in messages %}\n{% endif %}")
+
+
+def test_a_template_pickles_and_says_the_same() -> None:
+    for text in (CHATML, TAGGED, "qwen3"):
+        template = chat(text)
+        again = pickle.loads(pickle.dumps(template))
+        records = [{"messages": TALK}]
+        assert again.identity() == template.identity() and again.describe() == template.describe()
+        assert (again.encode(records).loss_mask == template.encode(records).loss_mask).all()
+
+
+def test_batches_of_any_size_give_the_same_samples() -> None:
+    template = chat("qwen3")
+    records = [{"messages": [Q, assistant(f"Answer {number} é" * (number % 7)), Q2, A]} for number in range(1200)]
+    whole = template.encode(records)
+    parts = [template.encode(records[start : start + 100]) for start in range(0, 1200, 100)]
+    assert whole.input_ids.tolist() == [number for part in parts for number in part.input_ids.tolist()]
+    assert whole.loss_mask.tolist() == [number for part in parts for number in part.loss_mask.tolist()]
+
+
+def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate(tokenizer(), reader=Reader(shape="messages"))
+    assert "the built-in ChatML one is used" in caplog.text
+    assert said(template, [Q, A]) == [A["content"] + "<|im_end|>"]
