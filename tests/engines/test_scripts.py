@@ -29,10 +29,10 @@ def slow(task):
 
 def busy(task):
     try:
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}\\n".encode())  # one write: two workers share the pipe
         time.sleep(30)
     finally:
-        print("tidy", flush=True)
+        os.write(1, b"tidy\\n")
 """
 
 
