@@ -12,6 +12,7 @@ from penstock.errors import StoreError, TemplateError
 from penstock.loader import Loader
 from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
+from penstock.sources.fanout import FanOut
 from penstock.store import Progress, Store, build
 from penstock.store.build import SHARD_BYTES, SHARD_ROWS
 from penstock.store.seen import remember
@@ -61,6 +62,7 @@ def prepare(
     refresh: bool = False,
     cache: bool = True,
     background: bool = False,
+    fan_out: bool = False,
     progress: str | Callable[[Progress], object] = "auto",
     **options: Any,
 ) -> Store:
@@ -69,6 +71,7 @@ def prepare(
     num_proc: processes; None is the cores that this process may use, shared with the other ranks on this machine.
     refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone.
     background: return at once, and make the shards while they are used, in the order in which a loader asks for them.
+    fan_out: make a sample of each trained turn, whose conversation ends there; for templates that forget earlier reasoning.
     progress: "auto" (a bar on a terminal, else a line every few seconds), "plain", "none", or a function of a Progress.
     """
     if not cache and cache_dir is not None:
@@ -76,6 +79,7 @@ def prepare(
     folder = Cache(cache_dir) if cache else Cache.temporary()
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
     made = _template(source, template, tokenizer, options)
+    source = _fanned_out(source, made) if fan_out else source
     engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
     with showing(progress) as show:
         store = build(
@@ -94,12 +98,14 @@ def why(
     template: str | Template = "auto",
     name: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    fan_out: bool = False,
     **options: Any,
 ) -> Why:
     """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
     folder = Cache(cache_dir)
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
     made = _template(source, template, tokenizer, options)
+    source = _fanned_out(source, made) if fan_out else source
     borders = source.cuts(num_bytes=SHARD_BYTES, num_rows=SHARD_ROWS)
     records = [source.digest(start, stop) for start, stop in pairwise(borders.tolist())]
     return why_not(made.identity(), records, borders, folder)
@@ -117,6 +123,13 @@ def _template(source: Source, template: str | Template, tokenizer: Any, options:
         template, options = detection.chosen, {**detection.options, **options}
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     return open_template(template, opened, options)
+
+
+def _fanned_out(source: Source, template: Template) -> Source:
+    num_turns, key = getattr(template, "num_turns", None), getattr(template, "turn_key", None)
+    if num_turns is None or key is None:
+        raise TemplateError(f"fan_out=True makes a sample of each turn, but {template!r} knows no turns; leave it out")
+    return FanOut(source, num_turns, key=key)
 
 
 def _look(source: Source) -> list[Record]:

@@ -33,7 +33,6 @@ _log = logging.getLogger("penstock")
 _FIRST_ROWS = 16  # of every batch handed over: rendered by both engines, dyed and plain
 _ODD_SPACE = "\x1c\x1d\x1e\x1f"  # white space to Python, not to minijinja
 _BATCH = 512
-TURN = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
 
 @dataclass(slots=True)
@@ -64,6 +63,7 @@ class ChatTemplate:
     """
 
     version = 1  # raise when the same record gives other tokens
+    turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
     def __init__(
         self,
@@ -202,8 +202,8 @@ class ChatTemplate:
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
         conversation = self.reader(record, number)
         trained = self._trained(conversation)
-        if TURN in record:
-            conversation, trained = _only_turn(conversation, trained, record[TURN])
+        if self.turn_key in record:
+            conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
         if not conversation.messages:
             return Rendering("", [])
         context = self._context(aliased(conversation.messages), conversation)
