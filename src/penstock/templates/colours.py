@@ -157,6 +157,8 @@ def _collect(value: Any, name: Any, keys: frozenset[str], found: set[Atom]) -> N
     if kind is dict:
         found.add((name, kind, not value))
         for key, inner in value.items():
+            if type(key) is not str or not key.isascii():
+                found.add((name, type(key), "key"))
             _collect(inner, key if key in keys else "", keys, found)
     elif kind is list or kind is tuple:
         found.add((name, kind, not value))

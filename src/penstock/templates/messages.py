@@ -135,7 +135,7 @@ class Reader:
         if in_order and role_key == "role" and content_key == "content":
             if len(message) == 2:
                 return message  # by far the most common one
-            if None not in message.values() and not any(field in message for field in _CALLS):
+            if not any(value is None for value in message.values()) and not any(field in message for field in _CALLS):
                 return message
         what = f"{key}[{place}]"
         role = find_role(name, self._names, what)

@@ -35,8 +35,6 @@ _METHODS = frozenset(
         *("count", "partition", "rpartition", "removeprefix", "removesuffix", "join", "get", "items", "keys", "values"),
     )
 )
-# These change letters, not lengths: nothing for a dyed text, but no danger.
-_CASES = frozenset(("upper", "lower", "title", "capitalize", "dictsort", "sort", "unique", "int", "float", "sum", "e"))
 _TESTS = frozenset(
     (
         *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "boolean", "true"),
@@ -94,14 +92,22 @@ def find_reads(tree: nodes.Template) -> Reads:
 
 
 def wants_reference(tree: nodes.Template) -> str | None:
-    """What a template does that only jinja2's sandbox watches: change what it is given, make much of little."""
+    """What is left to jinja2, which watches over a template that changes what it is given or makes much of little,
+    and knows Python's own ways of treating letters."""
     for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Getattr) and call.node.attr not in _METHODS | _CASES:
+        if isinstance(call.node, nodes.Getattr) and not _is_common(call.node.attr, call.node.node):
             return f"the method {call.node.attr}"
     for node in tree.find_all(nodes.Filter):
-        if node.name not in _FILTERS | _CASES:
+        if not _is_common(node.name, node.node):
             return f"the filter {node.name}"
     return "repetition" if next(tree.find_all((nodes.Mul, nodes.Pow)), None) is not None else None
+
+
+def _is_common(name: str, node: nodes.Node | None) -> bool:
+    """Whether both engines do the same and no harm: of case, only where it is plain which letters there are."""
+    if name in ("title", "capitalize"):
+        return node is not None and _is_label(node)
+    return name in _METHODS or name in _FILTERS or name in ("upper", "lower", "dictsort")
 
 
 def _printed(tree: nodes.Template) -> Iterator[nodes.Node]:

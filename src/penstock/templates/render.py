@@ -70,7 +70,7 @@ class Renderer:
     def try_fast(self, contexts: Iterable[dict[str, Any]]) -> None:
         """Use minijinja if it renders all of these as jinja2 does."""
         if (why := wants_reference(self.tree())) is not None:
-            self.reason = f"minijinja has no limit for {why}"
+            self.reason = f"{why} is left to jinja2"
             return
         contexts = list(contexts)
         expected = [outcome(self.render_reference, context) for context in contexts]

@@ -23,7 +23,7 @@ from penstock.errors import TemplateError
 SECONDS = 10.0  # for one conversation
 MOST_TURNS = 20_000_000  # of all loops, and calls
 MOST_CHARACTERS = 1 << 25  # in one value, and in the output
-MOST_VALUES = 1 << 20  # in nested lists, counted as they would be printed
+MOST_VALUES = 1 << 18  # in nested lists, counted as they would be printed
 _MOST_WIDTH = 1000  # what a template may pad, indent or split to
 
 _PADDING = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "round"))
