@@ -1,34 +1,89 @@
 """Does dye come out where it went in?  A round trip over all letters, and what is refused."""
 
 import pickle
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.templates.dye import Dye, Palette, Unverified, hollow_mark
+from penstock.templates.dye import Dye, Palette, Undyed, Unverified, hollow_mark
+from penstock.templates.stitches import Stitches
 
 LETTERS = st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"])
 TEXTS = st.lists(st.text(LETTERS, max_size=30), min_size=1, max_size=6)
 PLAIN = Palette((), json=False)
 
 
+def dyed_by(texts: list[str], authors: list[int], palette: Palette = PLAIN) -> tuple[Dye, list[str]]:
+    dye = Dye(palette)
+    for text, author in zip(texts, authors, strict=True):
+        dye.add(text, author)
+    return dye, dye.dyed()
+
+
+def is_dyeable(letter: str) -> bool:
+    return letter > "\x1f" and not letter.isspace()
+
+
 @given(texts=TEXTS)
 def test_what_is_dyed_comes_back(texts: list[str]) -> None:
-    dye = Dye(PLAIN)
-    for text in texts:
-        dye.keep(text)
     try:
-        dyed = dye.dyed(range(len(texts)))
+        dye, dyed = dyed_by(texts, list(range(len(texts))))
     except Unverified:
-        assert any(text.strip() and not any(c > "\x1f" and not c.isspace() for c in text) for text in texts)
+        assert any(text.strip() and not any(map(is_dyeable, text)) for text in texts)
         return
-    rendered = "|".join(dyed)
-    found = dye.undo(f"<{rendered}>")
+    found = dye.undo(f"<{'|'.join(dyed)}>")
     assert found.text == f"<{'|'.join(texts)}>"
-    where = np.array([False, *(c > "\x1f" and not c.isspace() for text in texts for c in [*text, " "])])
-    assert np.array_equal(found.dyed, where[: len(found.text)])
+    where = [False, *(is_dyeable(letter) for text in texts for letter in [*text, " "])]
+    assert found.places.tolist() == [place for place, yes in enumerate(where) if yes]
+    # The same by the slow way, which does not expect anything.
+    again = dye.undo(f"<{'|'.join(dyed)}>\U000f0000")
+    assert again.text == found.text + "\U000f0000" and again.places.tolist() == found.places.tolist()
+    assert again.edges == found.edges
+
+
+@given(texts=TEXTS)
+def test_stitches_and_dye_say_the_same(texts: list[str]) -> None:
+    sewn = Stitches(PLAIN)
+    stitched = sewn.undo("|".join(sewn.add(text, author) for author, text in enumerate(texts)))
+    if stitched is None:  # white space aside, some text begins or ends with what cannot be dyed
+        edges = [letter for text in texts if text.strip() for letter in (text.strip()[0], text.strip()[-1])]
+        assert not all(map(is_dyeable, edges))
+        return
+    dye, dyed = dyed_by(texts, list(range(len(texts))))
+    full = dye.undo("|".join(dyed))
+    assert stitched.text == full.text == "|".join(texts)
+    for found in (stitched, full):
+        assert len(found.edges) == len(full.edges)
+    ends = [(full.places[a], full.places[b - 1]) for a, b in pairwise(full.edges)]
+    assert ends == [(stitched.places[a], stitched.places[b - 1]) for a, b in pairwise(stitched.edges)]
+
+
+def test_stitches_give_up_where_words_do_not_come_out_as_they_went_in() -> None:
+    def undone(change: Any) -> Undyed | None:
+        sewn = Stitches(Palette(("<t>",), json=False))
+        return sewn.undo(change(sewn.add("first words", 0), sewn.mark("asks"), sewn.add("second", 2)))
+
+    assert undone(lambda a, m, b: f"{a} {m} {b}") is not None
+    for change in (
+        lambda a, m, b: f"{b} {m} {a}",  # another order
+        lambda a, m, b: f"{a} {a} {m} {b}",  # twice
+        lambda a, m, b: f"{a} {m} {b} {m}",
+        lambda a, m, b: f"{a[:-1]} {m} {b}",  # cut
+        lambda a, m, b: f"{a.replace('s', 'z')} {m} {b}",  # changed inside
+        lambda a, m, b: f"{m} {b}",  # dropped
+        lambda a, m, b: f"{a} {b}",
+        lambda a, m, b: f"{a} {m} {b} \U00040000",
+    ):
+        assert undone(change) is None
+    sewn = Stitches(Palette(("<t>",), json=False))
+    assert sewn.undo(sewn.add("<t>", 0)) is None  # nothing to sew at, though something is said
+    sewn = Stitches(PLAIN)
+    blank = sewn.undo(sewn.add(" \n", 0))
+    assert blank is not None and blank.edges == [0] and not len(blank.places)
 
 
 @given(text=st.text(LETTERS, max_size=60), needle=st.text(st.sampled_from("ab<>/ "), min_size=1, max_size=3))
@@ -48,49 +103,43 @@ def test_quotes_stay_where_json_is_written() -> None:
 
 
 def test_an_author_without_colour_gets_it_all_the_same() -> None:
-    dye = Dye(Palette(("skip",), json=False))
-    for text in ("skip", "other"):
-        dye.keep(text)
-    first, second = dye.dyed([0, 1])
+    palette = Palette(("skip",), json=False)
+    dye, (first, second) = dyed_by(["skip", "other"], [0, 1], palette)
     assert first != "skip" and dye.undo(first + second).bold
-    dye = Dye(Palette(("skip",), json=False))
-    for text in ("skip", "other"):
-        dye.keep(text)
-    assert dye.dyed([0, 0])[0] == "skip"  # the same author has colour elsewhere
-
-
-def two() -> tuple[Dye, list[str]]:
-    dye = Dye(PLAIN)
-    for text in ("first words", "and more", "second"):
-        dye.keep(text)
-    return dye, dye.dyed([0, 0, 1])
+    _, (first, _) = dyed_by(["skip", "other"], [0, 0], palette)
+    assert first == "skip"  # the same author has colour elsewhere
+    with pytest.raises(Unverified, match="nothing that can be dyed"):
+        dyed_by(["\U000f0000"], [0])
 
 
 def test_parts_of_an_author_may_move_or_be_missing() -> None:
-    dye, (a, b, c) = two()
+    dye, (a, b, c) = dyed_by(["first words", "and more", "second"], [0, 0, 1])
     for rendered in (f"{a} {b} {c}", f"{b} {a} {c}", f"{b} {c}", c, "", f"{a[:4]} {c}"):
         assert dye.undo(rendered).text == rendered.translate({ord(x): ord(x) & 0x3FFFF for x in a + b + c})
 
 
 def test_authors_may_not_change_places_or_speak_twice() -> None:
-    dye, (a, b, c) = two()
+    dye, (a, b, c) = dyed_by(["first words", "and more", "second"], [0, 0, 1])
     for rendered in (f"{c} {a} {b}", f"{a} {b} {c} {c}", f"{a} {a} {b} {c}", f"{a} {c} {b}", f"{c} {a}"):
         with pytest.raises(Unverified, match="repeats or rearranges"):
             dye.undo(rendered)
     assert dye.undo(f"{c} {a} {a}", ordered=False).text == "second first words first words"
 
 
-def test_turns_are_where_the_ink_changes() -> None:
-    dye, (a, b, c) = two()
-    assert dye.undo(f"{a} {b} {c}").turns == [len(a) + len(b) + 2]
+def test_a_turn_is_what_one_author_wrote() -> None:
+    dye, (a, b, c) = dyed_by(["first words", "and more", "second"], [0, 0, 1])
+    for rendered in (f"{a} {b} {c}", f"{a} {b} {c}\U000f0000"):
+        found = dye.undo(rendered)
+        assert found.places[found.edges[1]] == len(a) + len(b) + 2 and found.edges == [0, 17, 23]
 
 
 def test_marks_come_out_as_letters() -> None:
     dye = Dye(Palette(("user",), json=False))
     marked = dye.mark("user asks")
     assert marked.startswith("user ") and marked != "user asks"
+    dye.dyed()
     found = dye.undo(f"x {marked} y")
-    assert found.text == "x user asks y" and found.marks == [7] and not found.dyed.any()
+    assert found.text == "x user asks y" and found.marks == [7] and not len(found.places)
     with pytest.raises(Unverified, match="prints a message twice"):
         dye.undo(marked + marked)
     assert dye.mark(" \n") == " \n"
@@ -98,24 +147,24 @@ def test_marks_come_out_as_letters() -> None:
 
 def test_a_name_counts_where_it_is_met_first() -> None:
     dye = Dye(PLAIN)
-    name = dye.once("add")
+    name = dye.once("add", 0)
+    dye.dyed()
     found = dye.undo(f"call {name}, result of {name}")
-    assert found.text == "call add, result of add" and np.flatnonzero(found.dyed).tolist() == [5]
+    assert found.text == "call add, result of add" and found.places.tolist() == [5]
+    assert dye.undo(f"call {name}").places.tolist() == [5]
 
 
 def test_an_empty_place_can_be_found() -> None:
     found = Dye(PLAIN).undo(f"ab{hollow_mark(0)}c")
-    assert found.hollow == [2] and found.dyed.tolist() == [False, False, True, False]
+    assert found.hollow == [2] and found.places.tolist() == [2]
 
 
 def test_foreign_planes_are_refused() -> None:
     for letter in ("\U00040000", "\U000a1234", "\U000dffff"):
         with pytest.raises(Unverified, match="planes that Unicode does not use"):
             Dye(PLAIN).mark(f"a{letter}")
-        dye = Dye(PLAIN)
-        dye.keep(f"a{letter}")
         with pytest.raises(Unverified, match="planes that Unicode does not use"):
-            dye.dyed([0])
+            dyed_by([f"a{letter}"], [0])
 
 
 def test_a_palette_pickles_as_what_it_was_made_of() -> None:

@@ -207,7 +207,7 @@ class ChatTemplate:
         if not conversation.messages:
             return Rendering("", [])
         context = self._context(aliased(conversation.messages), conversation)
-        others = {name: value for name, value in context.items() if name != "messages"}
+        others = {"tools": conversation.tools, "documents": conversation.documents, "kwargs": conversation.kwargs}
         found = atoms(context["messages"], others, self.ink.reads.keys)
         if not is_plain(found):
             context = plain(context)

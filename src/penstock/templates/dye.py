@@ -8,7 +8,7 @@ the whole conversation.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.types import Bools
 
 _DYE = 0x40000  # planes 0–3 → 4–7; no text has a character of planes 4–13 before Unicode gives one out
 _UNDYE = np.uint32(_DYE - 1)
@@ -27,6 +26,7 @@ _MARKS = 0xC0000  # plane 12: one for each message that is not trained
 _HOLLOW = 0xC8000  # stands where a trained message is empty
 _ONCE = 0xD0000  # plane 13: names that templates may repeat
 _PUT_IN = 0xE0000  # behind all of these
+_NOBODY = -1  # who is not trained
 _FOREIGN = re.compile("[\U00040000-\U000dffff]")
 
 Codes = npt.NDArray[np.uint32]
@@ -55,7 +55,7 @@ class Palette:
         for needle in ('"', "\\", *needles) if json else needles:
             if len(needle) == 1 and ord(needle) < 0x10000:
                 self._table[ord(needle)] = ord(needle)
-        self._needles = [needle for needle in needles if len(needle) > 1 and not needle.isspace()]
+        self._needles = tuple(needle for needle in needles if len(needle) > 1 and not needle.isspace())
 
     def __reduce__(self) -> tuple[Any, ...]:
         needles, json = self._given
@@ -79,141 +79,180 @@ class Palette:
 
     def letter(self, text: str) -> int | None:
         """Where the first character stands that can be dyed."""
-        for place, letter in enumerate(text[:200]):  # behind a wall of punctuation: not worth more
-            if letter < "\U00010000" and self._table[ord(letter)] >= _DYE:
-                if any(
-                    text.find(needle, max(0, place - len(needle) + 1), place + len(needle)) >= 0
-                    for needle in self._needles
-                ):
-                    continue
+        if text and self._is_free(text[0]) and not text.startswith(self._needles):
+            return 0
+        for place, letter in enumerate(text[:200]):  # behind a wall of white space: not worth more
+            if self._is_free(letter) and not any(
+                text.find(needle, max(0, place - len(needle) + 1), place + len(needle)) >= 0 for needle in self._needles
+            ):
                 return place
         return None
+
+    def last_letter(self, text: str) -> int | None:
+        """Where the last one stands, if that is at the end, white space aside."""
+        place = len(text.rstrip()) - 1
+        if place >= 0 and self._is_free(text[place]) and not text.endswith(self._needles, 0, place + 1):
+            return place
+        return None
+
+    def _is_free(self, letter: str) -> bool:
+        code = ord(letter)
+        return self._table.item(code) >= _DYE if code < 0x10000 else code < _DYE
 
 
 _BOLD = Palette((), json=False)
 
 
 class Dye:
-    """The strings of one conversation, dyed together and handed out again in the order in which they were given."""
+    """The strings of one conversation, dyed together and handed out again in the order in which they were given.
+
+    A mark is a string too, of one letter.  What comes out of a template is compared with what went in: nearly always all
+    of it is there in the same order, and then everything is known without a further look.
+    """
 
     def __init__(self, palette: Palette) -> None:
         self._palette = palette
         self._texts: list[str] = []
-        self._letters: list[int] = []  # mark → the letter it stands for
-        self._given: Codes = np.zeros(0, np.uint32)  # all that was dyed, in order
-        self._author_sizes = np.zeros(0, np.int64)  # how much of it each wrote
+        self._authors: list[int] = []  # of each text
+        self._marks: dict[int, int] = {}  # text that is a mark → its code
+        self._given: Codes = np.zeros(0, np.uint32)  # all that was changed, in order
+        self._letters: Codes = self._given  # what it was before
+        self._counts: list[int] = []  # changed characters of each text
         self._bold = False
 
-    @property
-    def num_texts(self) -> int:
-        return len(self._texts)
-
-    def keep(self, text: str) -> str:
+    def add(self, text: str, author: int) -> str:
         self._texts.append(text)
+        self._authors.append(author)
         return text
-
-    def dyed(self, authors: Sequence[int] = ()) -> list[str]:
-        """The texts in colour.  An author (a number for each text) who is left without any gets it all the same, needles or not."""
-        joined = "\n".join(self._texts)  # a newline is never dyed
-        _check_planes(joined)
-        changed = self._palette.dyed(joined)
-        out = self._cut(changed)
-        if not authors:
-            return out
-        pale = [text == new and text != "" and not text.isspace() for text, new in zip(self._texts, out, strict=True)]
-        if any(pale):
-            self._dye_pale(changed, out, pale, authors)
-        sizes = [len(text) + 1 for text in self._texts]
-        inks = np.cumsum([0, *(a != b for a, b in pairwise(authors))])  # 0, 0, 1, 2 …: which of the authors
-        number = np.repeat(inks, sizes)[: len(changed)]
-        is_dyed = changed >> 18 == 1
-        changed += (is_dyed & (number & 1 == 1)) * _NEXT
-        self._given = changed[is_dyed]
-        self._author_sizes = np.bincount(number[is_dyed], minlength=int(inks[-1]) + 1)
-        return self._cut(changed)
-
-    def _dye_pale(self, changed: Codes, out: list[str], pale: list[bool], authors: Sequence[int]) -> None:
-        vivid = {author for author, text, new in zip(authors, self._texts, out, strict=True) if text != new}
-        start = 0
-        for text, is_pale, author in zip(self._texts, pale, authors, strict=True):
-            if is_pale and author not in vivid:
-                changed[start : start + len(text)] = _BOLD.dyed(text)
-                self._bold = True
-                if not (changed[start : start + len(text)] >> 18 == 1).any():
-                    raise Unverified(f"a message holds nothing that can be dyed: {text[:20]!r}")
-            start += len(text) + 1
-
-    def _cut(self, changed: Codes) -> list[str]:
-        whole, out, start = text_of(changed), [], 0
-        for text in self._texts:
-            out.append(whole[start : start + len(text)])
-            start += len(text) + 1
-        return out
 
     def mark(self, text: str) -> str:
         """`text` with its first letter replaced by a mark; as it is where there is none."""
-        return self._marked(text, _MARKS)
+        return self._marked(text, _MARKS, _NOBODY)
 
-    def once(self, text: str) -> str:
-        """The same with a mark that counts as dye where it is met first."""
-        return self._marked(text, _ONCE)
+    def once(self, text: str, author: int) -> str:
+        """The same with a mark that counts as the author's dye where it is met first."""
+        return self._marked(text, _ONCE, author)
 
-    def _marked(self, text: str, base: int) -> str:
+    def _marked(self, text: str, base: int, author: int) -> str:
         _check_planes(text)
         place = self._palette.letter(text)
-        if place is None or len(self._letters) >= _HOLLOW - _MARKS:
+        if place is None or len(self._marks) >= _HOLLOW - _MARKS:
             return text
-        self._letters.append(ord(text[place]))
-        return f"{text[:place]}{chr(base + len(self._letters) - 1)}{text[place + 1 :]}"
+        code = base + len(self._marks)
+        self._marks[len(self._texts)] = code
+        self.add(text[place], author)
+        return f"{text[:place]}{chr(code)}{text[place + 1 :]}"
+
+    def dyed(self) -> list[str]:
+        """The texts in colour, without the marks.  An author who is left without any gets it all the same, needles or not."""
+        if not self._texts:
+            return []
+        joined = "\n".join([*self._texts, ""])  # a newline is never dyed
+        _check_planes(joined)
+        changed = self._palette.dyed(joined)
+        sizes = np.array([len(text) + 1 for text in self._texts])
+        starts = np.cumsum(sizes) - sizes
+        is_dyed = changed >> 18 == 1
+        self._counts = np.add.reduceat(is_dyed, starts, dtype=np.int64).tolist()
+        if 0 in self._counts and self._dye_pale(changed, starts.tolist()):
+            is_dyed = changed >> 18 == 1
+        shifts, ink, before = [], 0, _NOBODY
+        for author, num in zip(self._authors, self._counts, strict=True):
+            if num and author not in (before, _NOBODY):
+                ink, before = 1 - ink, author
+            shifts.append(ink * _DYE)
+        changed = changed + np.repeat(np.array(shifts, np.uint32), sizes) * is_dyed
+        if self._marks:
+            changed[starts[list(self._marks)]] = list(self._marks.values())
+        self._given = changed[is_dyed]
+        self._letters = codes_of(joined)[is_dyed]
+        whole = text_of(changed)
+        texts = enumerate(zip(starts.tolist(), self._texts, strict=True))
+        return [whole[start : start + len(text)] for number, (start, text) in texts if number not in self._marks]
+
+    def _dye_pale(self, changed: Codes, starts: list[int]) -> bool:
+        """Dye those who have no colour; whether there was one."""
+        vivid = {author for author, num in zip(self._authors, self._counts, strict=True) if num}
+        for number, (text, author) in enumerate(zip(self._texts, self._authors, strict=True)):
+            if self._counts[number] or author in vivid or not text or text.isspace():
+                continue
+            bold = _BOLD.dyed(text)
+            self._counts[number] = int((bold >> 18 == 1).sum())
+            if not self._counts[number]:
+                raise Unverified(f"a message holds nothing that can be dyed: {text[:20]!r}")
+            changed[starts[number] : starts[number] + len(text)] = bold
+            self._bold = True
+        return self._bold
 
     def undo(self, rendered: str, *, ordered: bool = True) -> "Undyed":
         """Plain text, and where the dye and the marks are.  `ordered`: the texts must come out once, in the order they were given."""
         codes = codes_of(rendered)
+        places = np.flatnonzero(codes >= _DYE)
+        if not np.array_equal(codes[places], self._given):
+            return self._undo_changed(codes, ordered=ordered)
+        codes = codes.copy()
+        codes[places] = self._letters
+        edges, marks, done, author = [0], [], 0, None
+        for number, num in enumerate(self._counts):
+            if self._authors[number] == _NOBODY:
+                marks.append(done)
+            elif num:
+                if self._authors[number] != author and author is not None:
+                    edges.append(done - len(marks))
+                author = self._authors[number]
+            done += num
+        marked = places[marks].tolist()
+        places = np.delete(places, marks) if marks else places
+        edges = [*edges, len(places)] if len(places) else [0]
+        return Undyed(text=text_of(codes), places=places, edges=edges, marks=marked, hollow=[], bold=self._bold)
+
+    def _undo_changed(self, codes: Codes, *, ordered: bool) -> "Undyed":
+        """Where something is missing, doubled, put in or in another order."""
         ink = codes >> 18  # 0: as it was; 1, 2: the two inks; 3: put in, or beyond
         dyed = (ink == 1) | (ink == 2)
         if ordered:
             self._check_order(codes[dyed])
-        marks: list[int] = []
-        hollow: list[int] = []
-        put_in = np.flatnonzero((codes >= _MARKS) & (codes < _PUT_IN)).tolist()
-        if put_in:
-            codes = codes.copy()
-            first: set[int] = set()
-            for place in put_in:
-                code = int(codes[place])
-                if _HOLLOW <= code < _ONCE:
-                    hollow.append(place)
-                    dyed[place] = True
-                    continue
-                number = code - (_MARKS if code < _HOLLOW else _ONCE)
-                if number >= len(self._letters) or (code in first and code < _HOLLOW):
-                    raise Unverified("the chat template prints a message twice")
-                codes[place] = self._letters[number]
-                if code < _HOLLOW:
-                    marks.append(place)
-                elif code not in first:
-                    dyed[place] = True
-                first.add(code)
-        places = np.flatnonzero((ink == 1) | (ink == 2))
-        turns = places[1:][np.diff(ink[places]) != 0].tolist()
+        inked = np.flatnonzero(dyed)
+        turns = inked[1:][np.diff(ink[inked]) != 0].tolist()
+        letters = dict(zip(self._marks.values(), (ord(self._texts[number]) for number in self._marks), strict=True))
+        codes, marks, hollow, met = codes.copy(), [], [], set()
+        for place in np.flatnonzero((codes >= _MARKS) & (codes < _PUT_IN)).tolist():
+            code = int(codes[place])
+            if _HOLLOW <= code < _ONCE:
+                hollow.append(place)
+                dyed[place] = True
+                continue
+            if code not in letters or (code in met and code < _HOLLOW):
+                raise Unverified("the chat template prints a message twice")
+            codes[place] = letters[code]
+            if code < _HOLLOW:
+                marks.append(place)
+            elif code not in met:
+                dyed[place] = True
+            met.add(code)
         text = text_of(np.where(dyed & (codes >= _DYE), codes & _UNDYE, codes))
-        return Undyed(text=text, dyed=dyed, marks=marks, turns=turns, hollow=hollow, bold=self._bold)
+        places = np.flatnonzero(dyed)
+        edges = sorted({0, len(places), *np.searchsorted(places, [*turns, *marks]).tolist()})
+        return Undyed(text=text, places=places, edges=edges, marks=marks, hollow=hollow, bold=self._bold)
 
     def _check_order(self, found: Codes) -> None:
         """What an author wrote comes out once, authors in order; some of it may be missing, as templates drop old thoughts."""
-        if np.array_equal(found, self._given):
-            return
+        given: dict[int, str] = {}
+        place = 0
+        for number, num in enumerate(self._counts):
+            if number not in self._marks and num:
+                author = self._authors[number]
+                given[author] = given.get(author, "") + text_of(self._given[place : place + num])
+            place += num
+        waiting = list(given.values())[::-1]
         edges = [0, *(np.flatnonzero(np.diff(found >> 18)) + 1).tolist(), len(found)]
-        stops = np.cumsum(self._author_sizes).tolist()
-        author, num_authors = 0, len(stops)
         for start, stop in pairwise(edges):
-            run = found[start:stop]
-            rest = Counter(text_of(run))
-            while rest and author < num_authors:
-                given = self._given[stops[author - 1] if author else 0 : stops[author]]
-                author += 1
-                if len(given) and given[0] >> 18 == run[0] >> 18:
-                    rest -= Counter(text_of(given))
+            run = text_of(found[start:stop])
+            rest = Counter(run)
+            while rest and waiting:
+                words = waiting.pop()
+                if ord(words[0]) >> 18 == ord(run[0]) >> 18:
+                    rest -= Counter(words)
             if rest:
                 raise Unverified("the chat template repeats or rearranges what the assistant wrote")
 
@@ -223,8 +262,13 @@ def hollow_mark(number: int) -> str:
     return chr(_HOLLOW + number)
 
 
+def has_foreign(text: str) -> bool:
+    """Whether a text holds characters of planes that are not in use."""
+    return not text.isascii() and _FOREIGN.search(text) is not None
+
+
 def _check_planes(text: str) -> None:
-    if not text.isascii() and _FOREIGN.search(text):
+    if has_foreign(text):
         raise Unverified("a message holds characters of planes that Unicode does not use, which the dye needs")
 
 
@@ -233,11 +277,11 @@ class Undyed:
     """A rendering with the dye taken out."""
 
     text: str
-    dyed: Bools  # (len(text),) written by whoever is trained
+    places: npt.NDArray[np.intp]  # of characters written by whoever is trained, ascending
+    edges: list[int]  # turn i is places[edges[i]:edges[i + 1]]
     marks: list[int]  # places at which messages that are not trained begin
-    turns: list[int]  # places at which somebody else's dye begins
     hollow: list[int]  # places of characters that stand in empty messages
-    bold: bool = False  # whether something was dyed that the template may look for
+    bold: bool  # whether something was dyed that the template may look for
 
 
 def codes_of(text: str) -> Codes:

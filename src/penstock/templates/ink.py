@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,12 +16,14 @@ from penstock.templates.messages import Message
 from penstock.templates.probes import with_thoughts
 from penstock.templates.reads import find_reads
 from penstock.templates.render import CLOSE, OPEN, Renderer, outcome
+from penstock.templates.stitches import Stitches
 from penstock.templates.turns import learn_turns
 
 Context = dict[str, Any]
 
 _TAG = re.compile(r"<[^<>\s]{0,40}>")
 Render = Callable[[Context], str]
+Add = Callable[..., str]  # (text, author)
 
 
 class Ink:
@@ -55,12 +58,12 @@ class Ink:
             return rendering
         dyed = self._undyed(render, context, trained, hollow=False)
         inside = covered(len(rendering.text), rendering.spans)
-        if dyed.text != rendering.text or not inside[dyed.dyed].all():
+        if dyed.text != rendering.text or not inside[dyed.places].all():
             raise Unverified(
                 "the template's generation tags and the dye disagree about what the assistant wrote"
                 + _hint(context["messages"])
             )
-        silent = [(a, b) for a, b in runs(inside) if self._is_bare(dyed.text, (a, b)) and not dyed.dyed[a:b].any()]
+        silent = [span for span in runs(inside) if self._is_bare(dyed.text, span) and not _any_in(dyed, span)]
         if len(silent) > num_hollow:
             # The template leaves out what somebody said there: the model would learn to say nothing.
             return Rendering(dyed.text, [span for span in runs(inside) if span not in silent])
@@ -95,12 +98,14 @@ class Ink:
             outer = changed_strings(others, lambda text: change(text) if special.search(text) else text)
             return {**context, "messages": messages, **outer}
 
-        walk(dye.keep)
+        walk(lambda text: dye.add(text, 0))
         rest = iter(dye.dyed())
         rendered = dye.undo(self._unmarked(render(walk(lambda text: next(rest)))), ordered=False)
         if rendered.text != text:
             raise Unverified("the chat template looks for a special token that a message holds")
-        return runs(rendered.dyed)
+        inside = np.zeros(len(text), np.bool_)
+        inside[rendered.places] = True
+        return runs(inside)
 
     def special_in(self, context: Context) -> str | None:
         """A special token that stands in people's words."""
@@ -110,8 +115,7 @@ class Ink:
 
     def _spans(self, render: Render, context: Context, rendered: Undyed) -> Spans:
         if self._has_generation:
-            dyed = np.concatenate(([0], np.cumsum(rendered.dyed)))
-            spans = [(a, b) for a, b in tagged(render(context)).spans if dyed[b] > dyed[a]]
+            spans = [span for span in tagged(render(context)).spans if _any_in(rendered, span)]
             if self._reasoning:
                 return spans
 
@@ -154,31 +158,50 @@ class Ink:
         return not _TAG.sub("", self._special.sub("", inside) if self._special else inside).strip()
 
     def _undyed(self, render: Render, context: Context, trained: list[bool], *, hollow: bool) -> Undyed:
-        messages: list[Message] = context["messages"]
-        dye = Dye(self._palette)
-        authors: list[int] = []
-        for number, (message, yes) in enumerate(zip(messages, trained, strict=True)):
+        if not hollow and (found := self._stitched(render, context, trained)) is not None:
+            return found
+        dye, numbers = Dye(self._palette), count()
+        ready = self._changed(context["messages"], trained, dye.add, dye.once, dye.mark)
+        rest = iter(dye.dyed())
+        for place, yes in enumerate(trained):
             if yes:
-                self._coloured(message, dye.keep, lambda text: text)
-                authors += [number] * (dye.num_texts - len(authors))
-        rest = iter(dye.dyed(authors))
-        changed, after_trained, numbers = [], False, count()
-        for message, yes in zip(messages, trained, strict=True):
+                ready[place] = self._coloured(ready[place], lambda text: next(rest), lambda text: text)
+                if hollow and is_hollow(ready[place]):
+                    ready[place]["content"] = hollow_mark(next(numbers)) + ready[place]["content"]
+        return dye.undo(self._unmarked(render({**context, "messages": ready})))
+
+    def _stitched(self, render: Render, context: Context, trained: list[bool]) -> Undyed | None:
+        """The cheap way, where words come out as they went in."""
+        sewn = Stitches(self._palette)
+        ready = self._changed(context["messages"], trained, sewn.add, sewn.add, sewn.mark)
+        return sewn.undo(self._unmarked(render({**context, "messages": ready})))
+
+    def _changed(
+        self, messages: list[Message], trained: list[bool], add: Add, name: Add, mark: Change
+    ) -> list[Message]:
+        ready: list[Message] = []
+        after_trained = False
+        for author, (message, yes) in enumerate(zip(messages, trained, strict=True)):
             if yes:
-                new = self._coloured(message, lambda text: next(rest), dye.once)
-                if hollow and is_hollow(message):
-                    new["content"] = hollow_mark(next(numbers)) + message["content"]
-                changed.append(new)
+                if len(message) == 2 and type(content := message["content"]) is str and self._reasoning:
+                    ready.append({"role": message["role"], "content": add(content, author)})
+                else:
+                    ready.append(self._coloured(message, partial(add, author=author), partial(name, author=author)))
             else:
-                changed.append(marked(message, dye.mark) if after_trained else message)
+                ready.append(marked(message, mark) if after_trained else message)
             after_trained = yes
-        return dye.undo(self._unmarked(render({**context, "messages": changed})))
+        return ready
 
     def _coloured(self, message: Message, change: Change, name: Change) -> Message:
         return coloured(message, change, name=name, reasoning=self._reasoning, keys=self.reads.keys)
 
     def _unmarked(self, text: str) -> str:
         return text.replace(OPEN, "").replace(CLOSE, "") if self._has_generation else text
+
+
+def _any_in(rendered: Undyed, span: tuple[int, int]) -> bool:
+    low, high = np.searchsorted(rendered.places, span).tolist()
+    return bool(low < high)
 
 
 def _hint(messages: list[Message]) -> str:

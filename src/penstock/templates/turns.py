@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import TemplateError
 from penstock.templates.dye import Undyed
 
@@ -46,20 +44,17 @@ class TurnShape:
         whole: from the header on, not just from where the answer begins.  begins: asked for the beginning of a turn
         between two places if it has no header, unlike others.
         """
-        dyed = np.flatnonzero(rendered.dyed)
-        if not dyed.size:
+        edges, marks, text = rendered.edges, rendered.marks, rendered.text
+        if len(edges) < 2:
             return []
-        text, found, low = rendered.text, [], 0
-        marks = rendered.marks
-        inner = np.searchsorted(dyed, [*rendered.turns, *marks]).tolist()
-        edges = sorted({0, dyed.size, *inner})
-        for number in range(len(edges) - 1):
-            first, last = dyed.item(edges[number]), dyed.item(edges[number + 1] - 1)
+        firsts, lasts = rendered.places[edges[:-1]].tolist(), rendered.places[[e - 1 for e in edges[1:]]].tolist()
+        found, low = [], 0
+        for first, last, following in zip(firsts, lasts, [*firsts[1:], len(text)], strict=True):
             before = bisect_left(marks, first)
-            low = max(low, marks[before - 1]) if before else low
+            if before:
+                low = max(low, marks[before - 1])
             start = self._start(text, low, first, whole=whole, begins=begins)
-            limit = dyed.item(edges[number + 1]) if edges[number + 1] < dyed.size else len(text)
-            limit = min(limit, marks[before]) if before < len(marks) else limit
+            limit = min(following, marks[before]) if before < len(marks) else following
             low = self._turn_end(text, last + 1, limit)
             found.append((start, low))
         return found
@@ -69,7 +64,8 @@ class TurnShape:
         if header >= 0:
             start = min(self._header_end(text, header), first)
         elif self.header:
-            start = _or(begins(low, first), first)
+            beginning = begins(low, first)
+            start = first if beginning is None else beginning
         else:
             start = first - len(self.lead) if text.endswith(self.lead, low, first) else first
         if whole:
@@ -91,21 +87,15 @@ class TurnShape:
 
     def _turn_end(self, text: str, start: int, limit: int) -> int:
         """Behind the first end-of-turn token before `limit`; where there is none, at the end of all, or at `start`."""
-        if self.header and limit < len(text):
-            limit = _or_none(text.find(self.header, start, limit), limit)
+        if self.header and limit < len(text) and (header := text.find(self.header, start, limit)) >= 0:
+            limit = header
+        if len(self.ends) == 1 and (place := text.find(self.ends[0], start, limit)) >= 0:  # nearly always
+            return place + len(self.ends[0])
         places = [(place, len(end)) for end in self.ends if (place := text.find(end, start, limit)) >= 0]
         if not places:
             return len(text.rstrip()) if limit == len(text) else start
         first = min(place for place, _ in places)
         return first + max(size for place, size in places if place == first)
-
-
-def _or(place: int | None, other: int) -> int:
-    return other if place is None else place
-
-
-def _or_none(place: int, other: int) -> int:
-    return other if place < 0 else place
 
 
 def learn_turns(render: Render, special: Collection[str]) -> TurnShape:

@@ -1,0 +1,79 @@
+"""Where do somebody's words stand in a rendering, if they came out as they went in?  A stitch at their first and last letter tells.
+
+Two letters of each string are replaced by characters that no text has.  If the strings come out once, in order, with
+everything between their stitches unchanged, that is all there is to know, for a quarter of the price of dye (dye.py).  If
+anything is different, nothing is said, and the dye has to find out.
+"""
+
+import numpy as np
+
+from penstock.templates.dye import Palette, Undyed, has_foreign
+
+_FIRST = 0x40000  # planes 4–13 are not in use
+_MOST = 0x90000
+
+
+class Stitches:
+    """The strings of one conversation, in the order of printing."""
+
+    def __init__(self, palette: Palette) -> None:
+        self._palette = palette
+        self._sewn: list[
+            tuple[str, str, int]
+        ] = []  # (with stitches, without, author), from the first stitch to the last
+        self._num = 0
+        self._gave_up = False
+
+    def add(self, text: str, author: int) -> str:
+        """`text` with stitches."""
+        first, last = self._palette.letter(text), self._palette.last_letter(text)
+        if first is None or last is None:
+            self._gave_up |= text != "" and not text.isspace()
+            return text
+        one, two = chr(_FIRST + self._num), chr(_FIRST + self._num + 1)
+        self._num += 2
+        sewn = f"{one}{text[first + 1 : last]}{two}" if first < last else one
+        self._sewn.append((sewn, text[first : last + 1], author))
+        return f"{text[:first]}{sewn}{text[last + 1 :]}"
+
+    def mark(self, text: str) -> str:
+        """`text` with one stitch, at its first letter, for who is not trained; as it is where there is no place for one."""
+        place = self._palette.letter(text)
+        if place is None:
+            return text
+        one = chr(_FIRST + self._num)
+        self._num += 2
+        self._sewn.append((one, text[place], -1))
+        return f"{text[:place]}{one}{text[place + 1 :]}"
+
+    def undo(self, rendered: str) -> Undyed | None:
+        """Plain text, and where the strings are; None if there is more to it."""
+        if self._gave_up or self._num > _MOST:
+            return None
+        pieces: list[str] = []
+        places: list[int] = []
+        edges: list[int] = []
+        marks: list[int] = []
+        done = size = 0  # of the rendering, of the plain text
+        before = None
+        for sewn, text, author in self._sewn:
+            place = rendered.find(sewn, done)
+            if place < 0:
+                return None
+            size += place - done
+            pieces += [rendered[done:place], text]
+            if author < 0:
+                marks.append(size)
+            else:
+                if author != before:
+                    edges.append(len(places))
+                    before = author
+                places += [size, size + len(text) - 1]
+            done = place + len(sewn)
+            size += len(text)
+        pieces.append(rendered[done:])
+        plain = "".join(pieces)
+        if has_foreign(plain):
+            return None
+        edges = [*edges, len(places)] if places else [0]
+        return Undyed(text=plain, places=np.array(places, np.intp), edges=edges, marks=marks, hollow=[], bold=False)
