@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cache.people import run, with_strace
 
 from penstock.cache import Cache
 from penstock.cache.faults import again, again_if_stale
 from penstock.errors import StoreError
+from tests.cache.people import run, with_strace
 
 ERRORS = ["ENOSPC", "EDQUOT", "EIO", "EACCES", "EROFS", "EMFILE", "ESTALE", "EINTR"]
 CALLS = "openat,mkdir,mkdirat,write,fsync,linkat,renameat,unlinkat,newfstatat,fchmod,utimensat"

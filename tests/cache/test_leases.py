@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cache.people import NOBODY, as_root, run
 
 from penstock.cache import Cache, Owner, parse_size
 from penstock.cache.leases import temporary_name
 from penstock.errors import StoreError
+from tests.cache.people import NOBODY, as_root, run
 
 ELSEWHERE = Owner("0" * 12, 1, 1)
 LONG_AGO = 1_000_000_000

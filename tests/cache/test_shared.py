@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cache.people import NOBODY, as_root, command, run
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
+from tests.cache.people import NOBODY, as_root, command, run
 
 WRITE = "from penstock.cache import Cache\nCache({root!r}).publish('a/b', lambda file: file.write(b'mine'))\n"
 READ = "from penstock.cache import Cache\nprint(Cache({root!r}).read('a/b').decode())\n"

@@ -3,6 +3,7 @@
 That no worker outlives a parent killed -9, and that nothing stays in /dev/shm, is looked at after every kill in ranks.py.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -32,7 +33,11 @@ NUM_SHARDS = 10_000 if os.environ.get("PENSTOCK_SOAK") else 1_200  # more than a
 
 
 def children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since the folder was listed
+            found.update(int(pid) for pid in (task / "children").read_text().split())
+    return found
 
 
 def test_sigterm_to_all_processes_leaves_a_state_that_can_be_saved(folder):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.journeys.job import line, open_loader
 from torch.distributed.device_mesh import init_device_mesh
 
 from penstock.errors import PlanError
+from tests.journeys.job import line, open_loader
 
 SAVE_EVERY = 3
 

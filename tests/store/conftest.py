@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import Server
+
+from .builders import Server
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import Server, Yard, verified
+
+from .builders import Server, Yard, verified
 
 
 @pytest.mark.timeout(60)

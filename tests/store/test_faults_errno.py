@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import SOAK, STRACE, CacheFolder, Call, Outcome, Server, Yard, mutating_calls, traced, verified
+
+from .builders import SOAK, STRACE, CacheFolder, Call, Outcome, Server, Yard, mutating_calls, traced, verified
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES", "EROFS", "EMFILE", "EINTR")
 # What each call can say; the others are not in its manual page.

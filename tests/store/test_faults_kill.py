@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import SOAK, STRACE, CacheFolder, Server, Yard, mutating_calls, traced, verified
+
+from .builders import SOAK, STRACE, CacheFolder, Server, Yard, mutating_calls, traced, verified
 
 KILLS = int(os.environ.get("PENSTOCK_KILLS", 100 if SOAK else 12))
 STRACED_KILLS = 10**6 if SOAK else 25

@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import SOAK, Server, Yard, verified
+
+from .builders import SOAK, Server, Yard, verified
 
 ROUNDS = 50 if SOAK else 3
 NUM_FILES = 40

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from shelves import SOAK, make, records
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
@@ -19,18 +18,20 @@ from penstock.store.prune import prune, survey
 from penstock.store.seen import recall, remember
 from penstock.store.verify import verify
 
+from .shelves import SOAK, make, records
+
 DAY = 86400
 
 
 def made_elsewhere(spans: list[tuple[int, int]], cache: Cache) -> list[str]:
     """Stores that another process made, of these rows, and that nobody uses."""
     script = (
-        "import sys\nfrom shelves import make, records\nfrom penstock.cache import Cache\n"
+        "import sys\nfrom tests.store.shelves import make, records\nfrom penstock.cache import Cache\n"
         f"for start, stop in {spans}: print(make(records(stop - start, start), Cache(sys.argv[1])).fingerprint)"
     )
     made = subprocess.run(
         [sys.executable, "-c", script, str(cache.root)],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,
@@ -101,12 +102,12 @@ def test_an_open_store_stays_until_it_is_let_go(cache: Cache) -> None:
 
 def test_a_store_that_another_process_has_open_stays(cache: Cache, three: list[str]) -> None:
     script = (
-        "import sys\nfrom shelves import make, records\nfrom penstock.cache import Cache\n"
+        "import sys\nfrom tests.store.shelves import make, records\nfrom penstock.cache import Cache\n"
         "store = make(records(200), Cache(sys.argv[1]))\nprint('open', flush=True)\nsys.stdin.read()\n"
         "print(sum(len(sample) for sample in store))"
     )
     reader = subprocess.Popen(
-        [sys.executable, "-c", script, str(cache.root)], cwd=Path(__file__).parent,
+        [sys.executable, "-c", script, str(cache.root)], cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert reader.stdout is not None and reader.stdout.readline() == "open\n"
@@ -130,6 +131,46 @@ def test_shards_of_a_store_under_way_stay(cache: Cache, three: list[str]) -> Non
     assert list_stores(cache).num_unfinished == 1
     orphan.unlink()
     assert prune(cache, max_bytes=0).num_left == 0
+
+
+UNDER_WAY = """
+import sys
+from penstock.cache import Cache
+from penstock.engines import LocalEngine
+from penstock.sources import ListSource
+from penstock.store import build
+from tests.store.shelves import Numbers, records
+
+class Pausing(LocalEngine):
+    def run(self, work, tasks, **more):
+        yield from super().run(work, tasks, **more)
+        print("the workers have ended", flush=True)
+        sys.stdin.readline()
+
+source, cache, engine = ListSource(records(500)), Cache(sys.argv[1]), Pausing(2, inline=False)
+store = build(source, Numbers(), engine=engine, cache=cache, shard_bytes=1 << 20, shard_rows=100)
+assert [sample.input_ids.tolist() for sample in store] == [record["ids"] for record in records(500)]
+print(store.fingerprint)
+"""
+
+
+@pytest.mark.parametrize("others", [[], [(0, 200), (300, 500)]], ids=["an empty cache", "shards of other stores"])
+def test_nobody_removes_shards_between_the_end_of_the_workers_and_the_manifest(
+    cache: Cache, others: list[tuple[int, int]]
+) -> None:
+    made_elsewhere(others, cache)
+    builder = subprocess.Popen(
+        [sys.executable, "-c", UNDER_WAY, str(cache.root)], cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert builder.stdout is not None and builder.stdout.readline() == "the workers have ended\n"
+    shards = {name for name in survey(cache).entries if name.startswith("shards/")}
+    pruned = prune(cache, max_bytes=0)
+    assert len(pruned.stores) == len(others) and len(shards) == 5
+    assert {name for name in survey(cache).entries if name.startswith("shards/")} == shards
+    output, _ = builder.communicate("\n")
+    assert builder.returncode == 0 and verify(output.strip(), cache).is_whole
+    assert prune(cache, max_bytes=0).num_left == 0  # all is over, so nothing is held
 
 
 def test_a_cap_is_kept_whenever_a_store_is_finished(tmp_path: Path) -> None:
@@ -244,7 +285,7 @@ def test_what_was_seen_is_a_note_and_no_more(cache: Cache) -> None:
 def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(cache: Cache) -> None:
     """Each reader opens one of three stores, reads all of it, lets go; somebody prunes everything all the time."""
     script = (
-        "import gc, random, sys\nfrom shelves import make, records\nfrom penstock.cache import Cache\n"
+        "import gc, random, sys\nfrom tests.store.shelves import make, records\nfrom penstock.cache import Cache\n"
         "cache, chance = Cache(sys.argv[1]), random.Random(sys.argv[2])\n"
         "for _ in range(int(sys.argv[3])):\n"
         "    start = chance.choice([0, 100, 500])\n"
@@ -256,7 +297,7 @@ def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(cache: Cache) ->
     )
     rounds = "200" if SOAK else "15"
     readers = [
-        subprocess.Popen([sys.executable, "-c", script, str(cache.root), str(seed), rounds], cwd=Path(__file__).parent,
+        subprocess.Popen([sys.executable, "-c", script, str(cache.root), str(seed), rounds], cwd=Path(__file__).parents[2],
                          stderr=subprocess.PIPE, text=True)
         for seed in range(3)
     ]  # fmt: skip

@@ -4,13 +4,14 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import ROWS, CacheFolder, Server, Yard
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.sources import concat, open_source
 from penstock.store import build
 from penstock.templates import TextTemplate, open_tokenizer
+
+from .builders import ROWS, CacheFolder, Server, Yard
 
 
 def test_processes_leave_no_trace(server: Server, memory_path: Path, tokenizer_path: Path) -> None:

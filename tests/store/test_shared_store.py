@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cache.people import BECOME, NOBODY, as_root, run, with_strace
 
 import penstock
 from penstock.cache import Cache
 from penstock.store.verify import verify
+from tests.cache.people import BECOME, NOBODY, as_root, run, with_strace
 
 RECORDS = [{"text": f"the quick brown fox {row} " * (row % 9)} for row in range(2000)]  # beyond what needs no index
 OPEN = """

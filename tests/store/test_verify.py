@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shelves import SOAK, Numbers, make, records, shard_paths
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
@@ -21,6 +20,8 @@ from penstock.store.reader import open_shard
 from penstock.store.schema import shard_name
 from penstock.store.verify import verify, verify_all
 from penstock.store.writer import write_shard
+
+from .shelves import SOAK, Numbers, make, records, shard_paths
 
 FLIPS = 5000 if SOAK else 200
 KINDS = ("shard", "manifest", "lengths")
@@ -176,7 +177,7 @@ import collections, hashlib, json, pathlib, random, sys
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.reader import open_shard
-from test_verify import damages, flipped
+from tests.store.test_verify import damages, flipped
 root, key, seed, flips, verify = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] == "1"
 cache = Cache(root, verify=verify)
 path = pathlib.Path(root, "shards", key[:2], key + ".arrow")
@@ -209,7 +210,7 @@ def test_no_damage_of_a_shard_ends_a_process_and_none_gives_a_wrong_token_where_
     arguments = [str(store.cache.root), store._keys[1], "seed", str(5 * FLIPS), str(int(verified))]
     result = subprocess.run(
         [sys.executable, "-c", OPEN_DAMAGED, *arguments],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,

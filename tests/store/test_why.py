@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shelves import Numbers, make, records
 
 from penstock.cache import Cache
 from penstock.sources import ListSource
@@ -13,6 +12,8 @@ from penstock.store.manifest import manifest_name
 from penstock.store.seen import remember
 from penstock.store.why import Why, changes, why
 from penstock.types import Record
+
+from .shelves import Numbers, make, records
 
 
 def ask(rows: list[Record], cache: Cache, **options: Any) -> Why:

@@ -4,7 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from conversations import (
+
+from penstock.errors import TemplateError
+from penstock.templates.chat import ChatTemplate
+
+from .conversations import (
     CALLS,
     RESULTS,
     SHAPES,
@@ -21,10 +25,7 @@ from conversations import (
     tokenizer,
     transformers_tokenizer,
 )
-from conversations import rendered as reference
-
-from penstock.errors import TemplateError
-from penstock.templates.chat import ChatTemplate
+from .conversations import rendered as reference
 
 # These print Python's own writing of a list of parts; what is in it cannot be told apart, so the row is an event.
 PRINT_LISTS = {

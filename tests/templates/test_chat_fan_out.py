@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversations import Q2, TEMPLATES, A, Q, assistant, chat, system, transformers_tokenizer, user
 
 import penstock
 from penstock.errors import BadRecord, SourceError, TemplateError
@@ -13,6 +12,8 @@ from penstock.sources import ListSource
 from penstock.sources.fanout import FanOut
 from penstock.templates.masks import runs
 from penstock.testing import check_source
+
+from .conversations import Q2, TEMPLATES, A, Q, assistant, chat, system, transformers_tokenizer, user
 
 THINKING = [
     {

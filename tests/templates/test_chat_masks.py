@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversations import SHAPES, TEMPLATES, chat, record, rendered, transformers_tokenizer
 
 from penstock.templates.masks import covered, runs
 from penstock.types import Samples
+
+from .conversations import SHAPES, TEMPLATES, chat, record, rendered, transformers_tokenizer
 
 TAGGED = [name for name, text in TEMPLATES.items() if re.search(r"\{%-?\s*generation", text)]
 UNTAGGED = [name for name in TEMPLATES if name not in TAGGED]

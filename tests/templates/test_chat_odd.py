@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result, user
 
 from penstock.errors import TemplateError
 from penstock.templates.chat import ChatTemplate
 from penstock.templates.masks import runs
 from penstock.types import Samples
+
+from .conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result, user
 
 
 def each(content: str, *, rest: str = "m.content", end: str = "<|im_end|>") -> str:

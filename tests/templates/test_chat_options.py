@@ -4,12 +4,13 @@ import pickle
 from typing import Any
 
 import pytest
-from conversations import CALLS, Q2, RESULTS, TOOL, A, Messages, Q, assistant, chat, system, tokenizer, user
 
 from penstock.errors import TemplateError
 from penstock.templates import Reader
 from penstock.templates.chat import ChatTemplate
 from penstock.templates.masks import runs
+
+from .conversations import CALLS, Q2, RESULTS, TOOL, A, Messages, Q, assistant, chat, system, tokenizer, user
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"

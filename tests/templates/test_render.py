@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import TEMPLATES, A, Q, chat
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
 from penstock.templates.render import CLOSE, OPEN, Renderer
+
+from .conversations import TEMPLATES, A, Q, chat
 
 DAY = "2025-01-31"
 CONTEXT: dict[str, Any] = {"messages": [Q, A], "tools": None, "documents": None, "add_generation_prompt": False}

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
-from vocabularies import CORPUS, EVERY, FAST, NO_TABLE, TEXT, VOCABULARIES, both, expected, told
 
 from penstock.templates.token_bytes import by_table
 from penstock.templates.tokenizer_probe import PROBE
 from penstock.templates.tokenizers import open_tokenizer
+
+from .vocabularies import CORPUS, EVERY, FAST, NO_TABLE, TEXT, VOCABULARIES, both, expected, told
 
 
 @pytest.mark.parametrize("name", EVERY)

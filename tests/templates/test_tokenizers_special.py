@@ -7,11 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
-from vocabularies import ADDED, EVERY, SPECIAL, TEXT, VOCABULARIES, both, expected, told
 
 from penstock.errors import TemplateError
 from penstock.templates.special_text import Ranges
 from penstock.templates.tokenizers import open_tokenizer
+
+from .vocabularies import ADDED, EVERY, SPECIAL, TEXT, VOCABULARIES, both, expected, told
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "unigram"])  # which cannot spell them: below

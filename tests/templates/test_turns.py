@@ -1,9 +1,10 @@
 """Are headers and ends of turns learned from a template alone?"""
 
 import pytest
-from conversations import TEMPLATES, chat
 
 from penstock.templates.turns import learn_turns
+
+from .conversations import TEMPLATES, chat
 
 LEARNED = {
     "qwen3": ("<|im_start|>assistant\n", ("<|im_end|>",)),

@@ -30,6 +30,11 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFREG: "a file",
 }
+_NOT_FILES = {
+    errno.ELOOP: "a link",
+    errno.EMLINK: "a link",
+    errno.ENXIO: "a socket",
+}  # what opening says; EMLINK: on BSD
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,13 @@ class Folder:
         try:
             file = again(lambda: os.open(name, _READ, dir_fd=fd))
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):  # a link; a socket; a link, on BSD
-                _wrong_kind(path, lstat(fd, name))
+            if error.errno in _NOT_FILES:
+                _wrong_kind(path, _NOT_FILES[error.errno])  # not looked at again: it may have been exchanged since
             raise
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
-                _wrong_kind(path, status)
+                _wrong_kind(path, _kind(status))
             self._trust(path, status)
             yield file
         finally:
@@ -164,7 +169,7 @@ def lookup(fd: int, name: str, path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(status.st_mode):
-        _wrong_kind(path, status)
+        _wrong_kind(path, _kind(status))
     return status
 
 
@@ -182,12 +187,16 @@ def _enter(fd: int, part: str, path: Path) -> int:
         return again(lambda: os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd))
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):
-            _wrong_kind(path, lstat(fd, part), expected="a folder")
+            with contextlib.suppress(FileNotFoundError):  # gone since: the first error says enough
+                _wrong_kind(path, _kind(lstat(fd, part)), expected="a folder")
         raise
 
 
-def _wrong_kind(path: Path, status: os.stat_result, expected: str = "a file") -> None:
-    found = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+def _kind(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+
+
+def _wrong_kind(path: Path, found: str, expected: str = "a file") -> None:
     advice = "; to keep the cache elsewhere, let its whole folder be a link" if found == "a link" else ""
     raise StoreError(f"{path}: {found}, expected {expected}; penstock did not put it there: remove it{advice}")
 

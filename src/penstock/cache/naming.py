@@ -18,29 +18,40 @@ def give_name(folder: Folder, fd: int, temporary: str, name: str, path: Path, *,
     if replace:
         _rename(fd, temporary, name)
     else:
-        try:
-            # not a rename: that would pull the file from under whoever has mapped it over a network
-            again(lambda: os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False))
-        except FileExistsError:
-            _expect_same(folder, fd, temporary, name, path)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            if lookup(fd, name, path) is None:
-                _rename(fd, temporary, name)
-            else:
-                _expect_same(folder, fd, temporary, name, path)
+        while not (_link(fd, temporary, name, path) or _is_same(folder, fd, temporary, name, path)):
+            pass  # the name was taken, and free again when we looked: each turn needs somebody who removes it just then
     sync_folder(fd)  # also where the name was there: its writer may have been stopped before this
+
+
+def _link(fd: int, temporary: str, name: str, path: Path) -> bool:
+    """Whether the name was free and is ours now."""
+    try:
+        # not a rename: that would pull the file from under whoever has mapped it over a network
+        again(lambda: os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if lookup(fd, name, path) is not None:
+            return False
+        _rename(fd, temporary, name)
+    return True
 
 
 def _rename(fd: int, temporary: str, name: str) -> None:
     again(lambda: os.replace(temporary, name, src_dir_fd=fd, dst_dir_fd=fd))
 
 
-def _expect_same(folder: Folder, fd: int, temporary: str, name: str, path: Path) -> None:
-    with folder.reading(fd, name, path) as published, folder.reading(fd, temporary, path) as made:
-        if os.fstat(published).st_size == os.fstat(made).st_size and _content(published) == _content(made):
-            return
+def _is_same(folder: Folder, fd: int, temporary: str, name: str, path: Path) -> bool:
+    """Whether the name stands for what we made; no longer taken: False; StoreError where it holds anything else."""
+    with folder.reading(fd, temporary, path) as made:
+        try:
+            with folder.reading(fd, name, path) as published:
+                if os.fstat(published).st_size == os.fstat(made).st_size and _content(published) == _content(made):
+                    return True
+        except FileNotFoundError:
+            return False
     raise StoreError(
         f"{path}: already there with other content than was just made for this name; "
         f"the file is damaged or was edited: remove it, or pass refresh=True"
