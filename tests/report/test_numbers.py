@@ -1,0 +1,224 @@
+"""Are the numbers what the loader then does?  Held against batches, token by token."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError
+from penstock.report import numbers, walk
+
+Write = Callable[..., Path]
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "runs",
+    "far",
+    "away",
+    "from",
+    "home",
+]
+
+
+def text(row: int) -> str:
+    return " ".join(WORDS[(row * 7 + place) % len(WORDS)] for place in range(1 + row * 13 % 60))
+
+
+@pytest.fixture
+def stores(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> dict[str, Any]:
+    """Two sources; every tenth record of the first is empty."""
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer_path,
+        "template": "text",
+        "cache_dir": tmp_path / "cache",
+        "num_proc": 1,
+    }
+    first = write_jsonl([{"text": "" if row % 10 == 9 else text(row)} for row in range(120)], "first.jsonl")
+    second = write_jsonl([{"text": text(row + 1000)} for row in range(80)], "second.jsonl")
+    return {
+        "first": ps.prepare(first, **{**options, "eos": False}),
+        "second": ps.prepare(second, **options),
+    }
+
+
+def loader(stores: Any, **options: Any) -> ps.Loader:
+    given = {"batch_size": 2, "max_length": 64, "rank": 0, "world_size": 1, "output": "numpy", **options}
+    return ps.Loader(stores, **given)
+
+
+def test_a_source_is_its_samples_and_its_drops(stores: dict[str, Any]) -> None:
+    first, second = numbers.sources(loader(stores))
+    assert (first.name, second.name) == ("first", "second")
+    assert first.rows == 120 == first.samples + sum(drop.count for drop in first.dropped)
+    (drop,) = first.dropped
+    assert drop.count == 12 and drop.first[0].endswith("first.jsonl:10") and len(drop.first) == 5
+    assert second.dropped == () and second.samples == 80
+    sizes = np.array([len(sample) for sample in stores["first"]])
+    kept = np.sort(sizes[sizes > 0])
+    assert first.tokens == kept.sum() == first.lengths.total
+    assert (first.lengths.min, first.lengths.max, first.lengths.count) == (kept[0], kept[-1], kept.size)
+    assert first.lengths.p50 == kept[kept.size // 2] and first.trained == first.tokens and first.num_bytes > 0
+    assert first.trained_share == 1.0
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 2, 3, 4, 5], [7], list(range(1, 300)), [0, 0, 4096], [5_000_000]])
+def test_a_histogram_holds_every_sample_once(sizes: list[int]) -> None:
+    found = numbers.length_numbers(np.array(sizes))
+    histogram = found.histogram
+    kept = [size for size in sizes if size]
+    assert sum(histogram.counts) == len(kept) and sum(histogram.tokens) == sum(kept)
+    assert len(histogram.edges) == len(histogram.counts) + 1 and list(histogram.edges) == sorted(set(histogram.edges))
+    for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
+        assert count == sum(low <= size < high for size in kept)
+
+
+def test_no_samples_are_numbers_too() -> None:
+    found = numbers.length_numbers(np.zeros(3, np.int64))
+    assert (found.count, found.total, found.max) == (0, 0, 0) and sum(found.histogram.counts) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [([100] * 50, 128), ([129] * 99, 256), ([70_000] * 9, 70_016), ([], 4096)]
+)
+def test_a_sensible_length_takes_nearly_all(sizes: list[int], expected: int) -> None:
+    assert numbers.sensible_length(np.array(sizes, np.int64)) == expected
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_an_epoch_is_what_the_loader_hands_over(stores: dict[str, Any], tail: str, world_size: int) -> None:
+    made = loader(stores, tail=tail, world_size=world_size, overflow="split")
+    found = numbers.epoch(made)
+    assert found.steps == found.steps_of_run == len(list(made))
+    assert found.rows_per_step == 2 * world_size and found.tail_rows == found.rows % found.rows_per_step
+    assert sum(share.tokens for share in found.shares) == sum(source.tokens for source in numbers.sources(made))
+    assert abs(sum(share.share for share in found.shares) - 1) < 1e-9
+    assert found.fill == pytest.approx(sum(share.tokens for share in found.shares) / found.rows / 64)
+    assert found.order == numbers.epoch(loader(stores, batch_size=5, overflow="split")).order, (
+        "the order knows no ranks"
+    )
+    assert found.order != numbers.epoch(loader(stores, seed=1)).order
+
+
+def test_shares_follow_weights(stores: dict[str, Any]) -> None:
+    made = loader({"a": (stores["first"], 3), "b": (stores["second"], 1)}, mix_by="rows")
+    found = numbers.epoch(made)
+    assert [share.samples for share in found.shares] == pytest.approx([108, 40], abs=14)
+    assert [source.weight for source in numbers.sources(made)] == ["3", "1"]
+
+
+def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:
+    made = loader(stores, max_length=32)
+    found = numbers.fits(made, max_lengths=[16, 64], packings=["none", "concat"])
+    assert [(fit.max_length, fit.packing) for fit in found] == [
+        (length, packing) for length in (16, 32, 64) for packing in ("best_fit", "none", "concat")
+    ]
+    for fit in found:
+        there = numbers.epoch(loader(stores, max_length=fit.max_length, packing=fit.packing))
+        assert (fit.rows, fit.steps, fit.fill) == (there.rows, there.steps, pytest.approx(there.fill))
+        assert fit.samples_dropped == there.counters.samples_dropped["overlong"]
+    refused = numbers.fits(loader(stores, max_length=64, overflow="error"), max_lengths=[16], packings=["none"])
+    assert refused[0].problem and "max_length is 16" in refused[0].problem
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"world_size": 3}, {"packing": "none"}, {"overflow": "split", "max_length": 16}]
+)
+def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: dict[str, Any]) -> None:
+    made = loader(stores, pad_id=399, **options)
+    ranks = [list(loader(stores, pad_id=399, **{**options, "rank": rank})) for rank in range(made.world.size)]
+    for source, name, row in ((0, "first", 17), (1, "second", 41), (0, "first", -1)):
+        sample = stores[name][row]
+        found = walk.record(made, row, source=source)
+        assert found.where.endswith(f"{name}.jsonl:{sample.row + 1}") and found.sample == sample.row
+        assert [token.id for token in found.tokens] == sample.input_ids.tolist()
+        if not len(sample):
+            assert found.landings == () and "dropped when the store was made" in found.outcome
+            continue
+        assert json.loads(found.raw)["text"] == "".join(token.text for token in found.tokens).removesuffix(
+            "<|endoftext|>"
+        )
+        assert sum(landing.stop - landing.start for landing in found.landings) == len(sample), found.outcome
+        for landing in found.landings:
+            batch = ranks[landing.rank][landing.step]
+            size = landing.stop - landing.start
+            ids = batch["input_ids"][landing.row, landing.place : landing.place + size]
+            assert ids.tolist() == sample.input_ids[landing.start : landing.stop].tolist()
+
+
+def test_what_is_overlong_is_said_to_be(stores: dict[str, Any]) -> None:
+    longest = int(np.argmax(stores["second"].lengths(np.arange(80))))
+    assert walk.record(loader(stores, max_length=16), longest, source=1).outcome.startswith("dropped as overlong: ")
+    cut = walk.record(loader(stores, max_length=16, overflow="truncate"), longest, source=1)
+    assert cut.outcome.startswith("cut: 16 of ") and cut.landings[0].stop == 16
+
+
+def test_a_row_is_drawn_as_its_batch_is_filled(stores: dict[str, Any]) -> None:
+    made = loader(stores, align=8)
+    batch = list(made)[3]
+    for place in range(2):
+        found = walk.row(loader(stores, align=8), 3, place)
+        ids = [token.id if token.id >= 0 else 0 for token in found.tokens]
+        assert ids == batch["input_ids"][place].tolist()
+        labels = batch["labels"][place]
+        assert found.trained == int((labels >= 0).sum()) and found.padding + found.used == 64
+        assert [segment.where for segment in found.segments] == [str(where) for where, _, _ in batch.provenance[place]]
+
+
+def test_a_step_is_its_ranks(stores: dict[str, Any]) -> None:
+    made = loader(stores, world_size=3)
+    whole = walk.step(made, 2)
+    assert len(whole.rows) == 6 and whole.num_real == 6
+    for rank in range(3):
+        mine = walk.step(made, 2, rank=rank)
+        assert mine.rows == tuple(row for row in whole.rows if row.rank == rank)
+        batch = list(loader(stores, world_size=3, rank=rank))[2]
+        assert [[segment.where for segment in row.segments] for row in mine.rows] == [
+            [str(where) for where, _, _ in spans] for spans in batch.provenance
+        ]
+
+
+def test_values_are_plain_json(stores: dict[str, Any]) -> None:
+    made = loader(stores)
+    for value in (
+        numbers.sources(made),
+        numbers.epoch(made),
+        numbers.fits(made),
+        walk.record(made, 3),
+        walk.step(made, 0),
+    ):
+        assert json.loads(json.dumps(numbers.plain(value))) == numbers.plain(value)
+
+
+def test_what_is_not_there_is_refused(stores: dict[str, Any], write_jsonl: Write) -> None:
+    made = loader(stores)
+    with pytest.raises(PlanError, match=r"row 120 of 'first': it has 120 rows, counted from 0"):
+        walk.record(made, 120)
+    with pytest.raises(PlanError, match=r"step 9999: cannot seek .* steps"):
+        walk.step(made, 9999)
+    with pytest.raises(PlanError, match=r"rank 1: there are 1, counted from 0"):
+        walk.step(made, 0, rank=1)
+    with pytest.raises(PlanError, match=r"row 2 of step 0: it has 2, counted from 0"):
+        walk.row(made, 0, 2)
+    state = json.loads(json.dumps((next(iter(made)), made.state_dict())[1]))
+    resumed = loader(stores)
+    resumed.load_state_dict(state)
+    with pytest.raises(PlanError, match=r"step 0 lies before step 1"):
+        walk.step(resumed, 0)
+    assert walk.step(resumed, 4).rows == walk.step(loader(stores), 4).rows
+    records = ps.Loader(ps.open([{"a": 1}]), batch_size=1, rank=0, world_size=1)
+    with pytest.raises(PlanError, match="plain records, which have no tokens"):
+        numbers.sources(records)
