@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ class Gate(TextTemplate):
     def encode(self, records: Any) -> Any:
         records = list(records)
         while any(record["row"] >= 300 for record in records) and not self._gate.exists():
+            self._gate.with_name(f"waiting-{os.getpid()}").touch()
             threading.Event().wait(0.01)
         return super().encode(records)
 
@@ -154,6 +157,28 @@ def test_letting_go_stops_the_work_and_leaves_nothing_half(tmp_path: Path, token
     assert not list(cache.root.rglob(".*.tmp"))
     (tmp_path / "gate").touch()
     assert small(ListSource(RECORDS), template, cache, background=False).counts.rows == 1200
+
+
+def test_a_store_that_is_closed_while_every_process_works_was_closed_and_did_not_fail(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    store = small(ListSource(RECORDS), Gate(open_tokenizer(tokenizer_path), tmp_path / "gate"), cache, background=True)
+    while len(list(tmp_path.glob("waiting-*"))) < 2:
+        time.sleep(0.01)  # until both wait at the gate, and nobody is there to ask for a task
+    store.close()
+    with pytest.raises(StoreError, match="closed before all of its shards were made"):
+        store.wait()
+
+
+def test_an_engine_that_loses_tasks_makes_no_store(tmp_path: Path, template: TextTemplate) -> None:
+    class Lazy(LocalEngine):
+        def run(self, *given: Any, **more: Any) -> Iterator[Any]:
+            return islice(super().run(*given, **more), 5)
+
+    with pytest.raises(StoreError, match=r"LocalEngine\(1\) ended after 5 of 13 shards, without an error"):
+        build(ListSource(RECORDS), template, engine=Lazy(1), cache=Cache(tmp_path), shard_bytes=10_000, shard_rows=100)
+    assert not (tmp_path / "stores").exists()
 
 
 def test_a_finished_store_has_nothing_to_make(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:

@@ -76,13 +76,18 @@ class Agenda:
         """Whether the digest of every shard is known."""
         return len(self.digests) == len(self.tasks)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether every shard is made."""
+        return len(self.entries) == len(self.tasks)
+
     def __iter__(self) -> Iterator[ShardTask | None]:
         """Tasks until all are done; None where there is nothing to do but wait."""
         while True:
             with self._lock:
                 if self._is_stopped:
                     raise Stopped
-                if len(self.entries) == len(self.tasks):
+                if self.is_done:
                     return
                 task = self._next()
             yield task
@@ -106,6 +111,9 @@ class Agenda:
         """What became of a task."""
         if made.damage:
             _log.warning("%s; it was made again", made.damage)
+        if made.entry is not None:
+            # The process that made it holds it too, but may end before the manifest is written, which alone keeps it later.
+            self._cache.hold(shard_name(made.entry.key), holder=self)
         with self._lock:
             self._given.discard(made.shard)
             self.digests[made.shard] = made.digest

@@ -116,6 +116,8 @@ class Background:
                 self._meter.made(made)
                 with self._changed:
                     self._changed.notify_all()
+            if not self._agenda.is_done:  # the engine was stopped before it asked for the next task
+                raise Stopped
             self.manifest = finish()
             self._meter.finished()
         except Stopped:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.errors import StoreError
 from penstock.store import claims, digests
 from penstock.store.agenda import Agenda
 from penstock.store.background import Background
@@ -48,13 +49,13 @@ def build(
     job = _Job(work, borders, cache)
     if known is not None and (manifest := job.find(known)) is not None:
         return job.store(known, manifest=manifest)
-    cache.hold("shards")  # from here on they are needed, though no manifest speaks for them yet
     tasks = [
         ShardTask(shard=shard, start=start, stop=stop, digest=known[shard] if known else None, replace=refresh)
         for shard, (start, stop) in enumerate(pairwise(borders.tolist()))
     ]
     sizes = _sizes(source, borders)
     agenda = Agenda(tasks, cache, sizes=sizes, digest_first=background)
+    cache.hold("shards", holder=job)  # also what an earlier run left, for which no manifest speaks yet
     meter = Meter(source.name, tasks, progress, sizes=sizes)
 
     def remember() -> list[str]:
@@ -83,6 +84,10 @@ def _run(engine: Engine, work: MakeShard, agenda: Agenda, meter: Meter) -> None:
     except KeyboardInterrupt as error:
         done, total = len(agenda.entries), agenda.num_shards
         raise KeyboardInterrupt(f"{done} of {total} shards are finished and kept; run again to go on") from error
+    if not agenda.is_done:
+        raise StoreError(
+            f"{engine!r} ended after {len(agenda.entries)} of {agenda.num_shards} shards, without an error"
+        )
     meter.finished()
 
 

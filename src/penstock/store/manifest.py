@@ -104,7 +104,7 @@ def save(manifest: Manifest, lengths: Iterable[Ints], cache: Cache) -> Manifest:
     # replace: whoever comes here has just read every shard, so these bytes are right whatever lay there
     cache.publish(lengths_name(name), write_lengths, replace=True, hold=False)
     cache.publish(manifest_name(name), lambda file: file.write(text), replace=True, hold=False)
-    cache.release("shards", *files)  # the two manifests hold them now
+    cache.release(*files)  # the two manifests hold them now
     if cache.max_bytes is not None:
         from penstock.store.prune import prune  # here: it reads manifests
 
@@ -137,7 +137,6 @@ def to_text(manifest: Manifest) -> bytes:
 def load(name: str, cache: Cache) -> Manifest | None:
     """The manifest of a whole store, or None where there is none yet.  Its files are held as long as it is."""
     if cache.size(manifest_name(name), hold=False) is None:
-        cache.hold("shards")  # this process is about to make them, and until then no manifest speaks for them
         return None
     reading = _Reading()
     cache.hold(
@@ -147,7 +146,6 @@ def load(name: str, cache: Cache) -> Manifest | None:
         manifest = read(name, cache)
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            cache.hold("shards")
             return None
         raise
     cache.hold(manifest_name(name), holder=manifest)
