@@ -186,23 +186,25 @@ def test_white_space_that_engines_know_differently() -> None:
 
 
 @pytest.mark.parametrize("odd", ["\U00040000", "\U000c0000", "\U000dffff", "\U00080041"])
-def test_characters_that_the_dye_needs_are_an_event(odd: str) -> None:
-    rows = late([]) + [{"messages": m} for m in ([Q, assistant(odd)], [user(odd), A], [Q, A, user(f"a {odd}"), A2])]
-    _, samples = check(each("m.content"), rows)
+def test_characters_that_the_dye_needs_are_an_event_where_it_is_needed(odd: str) -> None:
+    for word in (odd, f"a {odd}"):  # in their mould such words need no dye
+        template, samples = check(each("m.content"), late([word]))
+        assert samples.dropped == {} and turns(template, samples, 40)[0] == word + "<|im_end|>"
+    named = {"name": "somebody"}
+    answers = ([Q, assistant(odd) | named], [user(odd) | named, A], [Q, A, user(f"a {odd}") | named, A2])
+    _, samples = check(each("m.content"), late([]) + [{"messages": messages} for messages in answers])
     assert set(samples.dropped) <= {40, 41, 42} and samples.dropped[40] == "mask_unverified"
     with pytest.raises(TemplateError, match="planes that Unicode does not use"):
-        chat(each("m.content")).encode([{"messages": [Q, assistant(odd)]}])
+        chat(each("m.content")).encode([{"messages": [Q, assistant(odd) | named]}])
 
 
 @pytest.mark.parametrize("letter", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\U000e0041", "\ufdd0", "\ufffe"])
 def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
     words = [f"a{letter}", f"{letter}a", letter]
     template, samples = check(each("m.content"), late(words))
+    assert samples.dropped == {}
     for number, word in enumerate(words, 40):
-        if word == letter and letter > "\U000e0000":
-            assert samples.dropped == {number: "mask_unverified"}  # alone, there is nothing that could be dyed
-        else:
-            assert turns(template, samples, number)[0] == word + "<|im_end|>"
+        assert turns(template, samples, number)[0] == word + "<|im_end|>"
 
 
 def test_noncharacters_beside_generation_tags_are_refused() -> None:

@@ -1,7 +1,6 @@
 """Does dye come out where it went in?  A round trip over all letters, and what is refused."""
 
 import pickle
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,24 +41,23 @@ def test_what_is_dyed_comes_back(texts: list[str]) -> None:
     # The same by the slow way, which does not expect anything.
     again = dye.undo(f"<{'|'.join(dyed)}>\U000f0000")
     assert again.text == found.text + "\U000f0000" and again.places.tolist() == found.places.tolist()
-    assert again.edges == found.edges
+    assert again.turns == found.turns
 
 
 @given(texts=TEXTS)
 def test_stitches_and_dye_say_the_same(texts: list[str]) -> None:
     sewn = Stitches(PLAIN)
     stitched = sewn.undo("|".join(sewn.add(text, author) for author, text in enumerate(texts)))
-    if stitched is None:  # white space aside, some text begins or ends with what cannot be dyed
-        edges = [letter for text in texts if text.strip() for letter in (text.strip()[0], text.strip()[-1])]
-        assert not all(map(is_dyeable, edges))
+    if stitched is None:  # some text cannot be sewn, or holds what a stitch is made of
+        said = "".join(texts)
+        assert any(text.strip() and not any(map(is_dyeable, text)) for text in texts) or not said.isprintable()
         return
     dye, dyed = dyed_by(texts, list(range(len(texts))))
     full = dye.undo("|".join(dyed))
     assert stitched.text == full.text == "|".join(texts)
-    for found in (stitched, full):
-        assert len(found.edges) == len(full.edges)
-    ends = [(full.places[a], full.places[b - 1]) for a, b in pairwise(full.edges)]
-    assert ends == [(stitched.places[a], stitched.places[b - 1]) for a, b in pairwise(stitched.edges)]
+    for (first, last), (start, stop) in zip(full.turns, stitched.turns, strict=True):  # what cannot be dyed is sewn on
+        assert start <= first and last <= stop
+        assert not any(map(is_dyeable, full.text[start:first] + full.text[last + 1 : stop + 1]))
 
 
 def test_stitches_give_up_where_words_do_not_come_out_as_they_went_in() -> None:
@@ -83,7 +81,7 @@ def test_stitches_give_up_where_words_do_not_come_out_as_they_went_in() -> None:
     assert sewn.undo(sewn.add("<t>", 0)) is None  # nothing to sew at, though something is said
     sewn = Stitches(PLAIN)
     blank = sewn.undo(sewn.add(" \n", 0))
-    assert blank is not None and blank.edges == [0] and not len(blank.places)
+    assert sewn.is_blank and blank is not None and not blank.turns and not len(blank.places)
 
 
 @given(text=st.text(LETTERS, max_size=60), needle=st.text(st.sampled_from("ab<>/ "), min_size=1, max_size=3))
@@ -130,7 +128,7 @@ def test_a_turn_is_what_one_author_wrote() -> None:
     dye, (a, b, c) = dyed_by(["first words", "and more", "second"], [0, 0, 1])
     for rendered in (f"{a} {b} {c}", f"{a} {b} {c}\U000f0000"):
         found = dye.undo(rendered)
-        assert found.places[found.edges[1]] == len(a) + len(b) + 2 and found.edges == [0, 17, 23]
+        assert found.turns == [(0, len(a) + len(b)), (len(a) + len(b) + 2, len(a) + len(b) + len(c) + 1)]
 
 
 def test_marks_come_out_as_letters() -> None:

@@ -7,8 +7,9 @@ A conversation whose marks cannot be verified is an event, never a guess.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from penstock.templates.dye import Unverified
 from penstock.templates.ink import Ink, Render
 from penstock.templates.masks import Rendering, byte_spans, token_mask
 from penstock.templates.messages import Conversation, Message, train_flag
+from penstock.templates.moulds import Mould, learn_mould
 from penstock.templates.probes import probes
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
@@ -30,20 +32,37 @@ from penstock.types import Record, Samples
 
 _log = logging.getLogger("penstock")
 
-_FIRST_ROWS = 16  # of every batch handed over: rendered by both engines, dyed and plain
+_FIRST_ROWS = 16  # of every shard: rendered by both engines, dyed and plain
 _ODD_SPACE = "\x1c\x1d\x1e\x1f"  # white space to Python, not to minijinja
 _BATCH = 512
+
+_MANY_MOULDS = 4096  # beyond these, orders of roles are too rare to be worth one
+_MANY_MISFITS = 50  # after so many no mould is tried: a second rendering for nothing
+
+Shape = tuple[str | int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What conversations of one shape have in common."""
+
+    trained: list[bool]  # for each message
+    atoms: set[Atom]
+    mould: Mould | None = None
 
 
 @dataclass(slots=True)
 class _Run:
-    """What one call of `encode` has met so far.  Tokens depend on the records handed over, and on nothing before them."""
+    """What one encoder has met so far.  Tokens depend on the records handed to it, and on nothing before them."""
 
     on_refused: str
+    num_records: int = 0  # that it has rendered
     seen: set[Atom] = field(default_factory=set)  # in conversations that were verified
     odd: set[Atom] = field(default_factory=set)  # in one that minijinja rendered in another way
     dropped: dict[int, str] = field(default_factory=dict)
     reference: bool = False  # whether minijinja was caught at it with nothing odd in sight
+    shapes: dict[Shape, "_Known"] = field(default_factory=dict)
+    misfits: int = 0  # conversations that were not in their mould, less those that were
 
     def refused(self, number: int, error: TemplateError) -> None:
         if self.on_refused == "stop" or isinstance(error, Endless):
@@ -99,6 +118,7 @@ class ChatTemplate:
         self.renderer = Renderer(self._find_template(chat_template), today=today)
         self.renderer.try_fast(self._context(probe.messages, probe) for probe in probes())
         self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
+        self._moulds: dict[Shape, Mould | None] = {}
         if not self.ink.turns.ends and not self.renderer.has_generation and train_on != "all":
             _log.warning("no token was found that ends a turn in this chat template: a model would not learn to stop")
 
@@ -130,6 +150,7 @@ class ChatTemplate:
             "train_on": self.train_on,
             "train_reasoning": self.train_reasoning,
             "template_kwargs": self.template_kwargs,
+            "verify": self.verify,  # "all" may find another rendering where "first" did not look
             "on_refused": self.on_refused,
             "special_in_text": self.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
@@ -159,7 +180,14 @@ class ChatTemplate:
     # Records → samples
 
     def encode(self, records: Iterable[Record]) -> Samples:
-        run = _Run(self.on_refused)
+        return self.encoder()(records)
+
+    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
+        """`encode` for the records of a shard in several parts: what was verified in one counts in the next."""
+        return partial(self._encode, run=_Run(self.on_refused))
+
+    def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
+        run.dropped = {}
         parts: list[Tokens] = []
         batch: list[Rendering] = []
         first = 0
@@ -169,6 +197,7 @@ class ChatTemplate:
             except TemplateError as error:
                 run.refused(number, error)
                 batch.append(Rendering("", []))
+            run.num_records += 1
             if len(batch) == _BATCH:
                 parts.append(self._tokens(batch, first, run))
                 batch, first = [], number + 1
@@ -201,24 +230,59 @@ class ChatTemplate:
 
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
         conversation = self.reader(record, number)
-        trained = self._trained(conversation)
         if self.turn_key in record:
-            conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
+            conversation, trained = _only_turn(conversation, self._trained(conversation), record[self.turn_key])
+            known = _Known(trained, self._atoms(conversation))
+        elif (shape := _shape(conversation)) is None:
+            known = _Known(self._trained(conversation), self._atoms(conversation))
+        elif (met := run.shapes.get(shape)) is not None:
+            known = met
+        else:
+            known = run.shapes[shape] = self._known(conversation, shape)
         if not conversation.messages:
             return Rendering("", [])
         context = self._context(aliased(conversation.messages), conversation)
-        others = {"tools": conversation.tools, "documents": conversation.documents, "kwargs": conversation.kwargs}
-        found = atoms(context["messages"], others, self.ink.reads.keys)
-        if not is_plain(found):
+        if not is_plain(known.atoms):
             context = plain(context)
-        fresh = found - run.seen
-        check = self.verify == "all" or number < _FIRST_ROWS or bool(fresh)
-        render = self._render(context, run, found, fresh) if check else self._known_render(run, found)
-        made = self._trained_text(trained, context, render, check=check)
+        fresh = known.atoms - run.seen
+        check = self.verify == "all" or run.num_records < _FIRST_ROWS or bool(fresh)
+        render = self._render(context, run, known.atoms, fresh) if check else self._known_render(run, known.atoms)
+        made = self._moulded(known, context, render, run)
+        if made is None:
+            made = self._trained_text(known.trained, context, render, check=check)
         if not check and any(space in made.text for space in _ODD_SPACE):
-            made = self._trained_text(trained, context, self.renderer.render_reference, check=True)
+            made = self._trained_text(known.trained, context, self.renderer.render_reference, check=True)
         run.seen |= fresh  # behind what may be refused: it would not be verified the next time
         return self._with_special(made, context, render)
+
+    def _known(self, conversation: Conversation, shape: Shape) -> _Known:
+        """Of a conversation that is nothing but words."""
+        trained = self._trained(conversation)
+        if shape not in self._moulds and len(self._moulds) < _MANY_MOULDS:
+            self._moulds[shape] = self._mould(conversation, trained)
+        return _Known(trained, self._atoms(conversation), self._moulds.get(shape))
+
+    def _mould(self, conversation: Conversation, trained: list[bool]) -> Mould | None:
+        if self.train_on == "all" or not self.train_reasoning or self.renderer.has_generation or not any(trained):
+            return None  # nothing to find, or tags or the end of a thought to look for
+
+        def rendering(messages: list[Message], trained: list[bool]) -> Rendering:
+            return self.ink.by_dye(self.renderer.render, self._context(messages), trained, check=True)
+
+        return learn_mould(rendering, [message["role"] for message in conversation.messages], trained)
+
+    def _moulded(self, known: _Known, context: dict[str, Any], render: Render, run: _Run) -> Rendering | None:
+        if known.mould is None or run.misfits > _MANY_MISFITS:
+            return None
+        text = render(context)
+        words = [message["content"] for message in context["messages"]]
+        spans = known.mould.spans(text, words)
+        run.misfits += -1 if spans is not None else 1
+        return None if spans is None else Rendering(text, spans)
+
+    def _atoms(self, conversation: Conversation) -> set[Atom]:
+        others = {"tools": conversation.tools, "documents": conversation.documents, "kwargs": conversation.kwargs}
+        return atoms(aliased(conversation.messages), others, self.ink.reads.keys)
 
     def _known_render(self, run: _Run, found: set[Atom]) -> Render:
         if run.reference or (run.odd and found & run.odd):
@@ -305,6 +369,17 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
         return conversation, [False] * len(trained)
     messages = conversation.messages[: places[turn] + 1]
     return replace(conversation, messages=messages), [False] * places[turn] + [True]
+
+
+def _shape(conversation: Conversation) -> Shape | None:
+    """Who speaks, where nothing but words is said: all that decides who is trained and what is checked."""
+    if conversation.tools or conversation.documents or conversation.kwargs:
+        return None
+    messages = conversation.messages
+    roles = [
+        m["role"] for m in messages if len(m) == 2 and type(c := m.get("content")) is str and c and not c.isspace()
+    ]
+    return (conversation.prompt_length, *roles) if len(roles) == len(messages) else None
 
 
 def _flag(message: Message) -> bool | None:

@@ -7,6 +7,7 @@ the whole conversation.
 """
 
 import re
+import string
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +28,10 @@ _HOLLOW = 0xC8000  # stands where a trained message is empty
 _ONCE = 0xD0000  # plane 13: names that templates may repeat
 _PUT_IN = 0xE0000  # behind all of these
 _NOBODY = -1  # who is not trained
+_NEAR = 200  # characters in which a letter is looked for
 _FOREIGN = re.compile("[\U00040000-\U000dffff]")
 
+Turns = list[tuple[int, int]]
 Codes = npt.NDArray[np.uint32]
 
 
@@ -56,6 +59,12 @@ class Palette:
             if len(needle) == 1 and ord(needle) < 0x10000:
                 self._table[ord(needle)] = ord(needle)
         self._needles = tuple(needle for needle in needles if len(needle) > 1 and not needle.isspace())
+        held = "".join(re.escape(needle) for needle in needles if len(needle) == 1) + ('"\\\\' if json else "")
+        self._free = re.compile(f"[^\\s\\x00-\\x1f\\ud800-\\udfff\\U00040000-\\U0010ffff{held}]")
+        self._in_needles = frozenset("".join(self._needles))
+        self._needle = re.compile("|".join(map(re.escape, self._needles)) or "(?!)")
+        self._reach = max(map(len, self._needles), default=0)
+        self._surely_free = frozenset(self._free.findall(string.printable)) - self._in_needles
 
     def __reduce__(self) -> tuple[Any, ...]:
         needles, json = self._given
@@ -79,25 +88,36 @@ class Palette:
 
     def letter(self, text: str) -> int | None:
         """Where the first character stands that can be dyed."""
-        if text and self._is_free(text[0]) and not text.startswith(self._needles):
+        if text[:1] in self._surely_free:
             return 0
-        for place, letter in enumerate(text[:200]):  # behind a wall of white space: not worth more
-            if self._is_free(letter) and not any(
-                text.find(needle, max(0, place - len(needle) + 1), place + len(needle)) >= 0 for needle in self._needles
-            ):
+        place = 0
+        while found := self._free.search(text, place, _NEAR):  # behind a wall of white space: not worth more
+            place = found.start()
+            if not self._in_needle(text, place):
                 return place
+            place += 1
         return None
 
     def last_letter(self, text: str) -> int | None:
-        """Where the last one stands, if that is at the end, white space aside."""
-        place = len(text.rstrip()) - 1
-        if place >= 0 and self._is_free(text[place]) and not text.endswith(self._needles, 0, place + 1):
-            return place
+        """Where the last one stands, if only white space and single characters that are held back follow it."""
+        end = len(text.rstrip())
+        if text[end - 1 : end] in self._surely_free:
+            return end - 1
+        for place in range(end - 1, max(end - _NEAR, 0) - 1, -1):
+            if self._free.match(text, place):
+                return None if self._in_needle(text, place) else place
         return None
 
-    def _is_free(self, letter: str) -> bool:
-        code = ord(letter)
-        return self._table.item(code) >= _DYE if code < 0x10000 else code < _DYE
+    def around(self, text: str, place: int) -> int:
+        """Where the words begin whose first letter stands at `place`; there, if what precedes it is more than quotes and the like."""
+        begin = place - len(text[:place].lstrip())
+        return place if begin == place or self._needle.search(text, begin, place + self._reach) else begin
+
+    def _in_needle(self, text: str, place: int) -> bool:
+        """Whether a needle is so near that it might hold this character."""
+        return text[place] in self._in_needles and (
+            self._needle.search(text, max(0, place - self._reach), place + self._reach) is not None
+        )
 
 
 _BOLD = Palette((), json=False)
@@ -204,7 +224,8 @@ class Dye:
         marked = places[marks].tolist()
         places = np.delete(places, marks) if marks else places
         edges = [*edges, len(places)] if len(places) else [0]
-        return Undyed(text=text_of(codes), places=places, edges=edges, marks=marked, hollow=[], bold=self._bold)
+        turns = _turns(places, edges)
+        return Undyed(text=text_of(codes), places=places, turns=turns, marks=marked, hollow=[], bold=self._bold)
 
     def _undo_changed(self, codes: Codes, *, ordered: bool) -> "Undyed":
         """Where something is missing, doubled, put in or in another order."""
@@ -213,7 +234,7 @@ class Dye:
         if ordered:
             self._check_order(codes[dyed])
         inked = np.flatnonzero(dyed)
-        turns = inked[1:][np.diff(ink[inked]) != 0].tolist()
+        changes = inked[1:][np.diff(ink[inked]) != 0].tolist()
         letters = dict(zip(self._marks.values(), (ord(self._texts[number]) for number in self._marks), strict=True))
         codes, marks, hollow, met = codes.copy(), [], [], set()
         for place in np.flatnonzero((codes >= _MARKS) & (codes < _PUT_IN)).tolist():
@@ -232,8 +253,9 @@ class Dye:
             met.add(code)
         text = text_of(np.where(dyed & (codes >= _DYE), codes & _UNDYE, codes))
         places = np.flatnonzero(dyed)
-        edges = sorted({0, len(places), *np.searchsorted(places, [*turns, *marks]).tolist()})
-        return Undyed(text=text, places=places, edges=edges, marks=marks, hollow=hollow, bold=self._bold)
+        edges = sorted({0, len(places), *np.searchsorted(places, [*changes, *marks]).tolist()})
+        turns = _turns(places, edges)
+        return Undyed(text=text, places=places, turns=turns, marks=marks, hollow=hollow, bold=self._bold)
 
     def _check_order(self, found: Codes) -> None:
         """What an author wrote comes out once, authors in order; some of it may be missing, as templates drop old thoughts."""
@@ -278,10 +300,15 @@ class Undyed:
 
     text: str
     places: npt.NDArray[np.intp]  # of characters written by whoever is trained, ascending
-    edges: list[int]  # turn i is places[edges[i]:edges[i + 1]]
+    turns: Turns  # the first and the last place of each author, in order
     marks: list[int]  # places at which messages that are not trained begin
     hollow: list[int]  # places of characters that stand in empty messages
     bold: bool  # whether something was dyed that the template may look for
+
+
+def _turns(places: npt.NDArray[np.intp], edges: list[int]) -> Turns:
+    """Turn i is places[edges[i]:edges[i + 1]]."""
+    return [(int(places[start]), int(places[stop - 1])) for start, stop in pairwise(edges)]
 
 
 def codes_of(text: str) -> Codes:

@@ -56,7 +56,7 @@ class Ink:
         num_hollow = sum(yes and is_hollow(m) for m, yes in zip(context["messages"], trained, strict=True))
         if not any(trained) or not (check or num_bare > num_hollow):
             return rendering
-        dyed = self._undyed(render, context, trained, hollow=False)
+        dyed = self._undyed(render, context, trained)
         inside = covered(len(rendering.text), rendering.spans)
         if dyed.text != rendering.text or not inside[dyed.places].all():
             raise Unverified(
@@ -73,10 +73,12 @@ class Ink:
         """`check`: whether the text is compared with what the template makes of plain messages."""
         if not any(trained):
             return Rendering(self.plain(render, context), [])
-        hollow = any(yes and is_hollow(message) for message, yes in zip(context["messages"], trained, strict=True))
-        if hollow and (found := self._with_hollow(render, context, trained)) is not None:
-            return found
-        rendered = self._undyed(render, context, trained, hollow=False)
+        rendered = self._stitched(render, context, trained)
+        if rendered is None:
+            hollow = _any_hollow(context["messages"], trained)
+            if hollow and (found := self._with_hollow(render, context, trained)) is not None:
+                return found
+            rendered = self._dyed(render, context, trained, hollow=False)
         if (check or rendered.bold) and rendered.text != self.plain(render, context):
             raise Unverified(
                 "the chat template changes what it is given, so what the assistant wrote cannot be told"
@@ -138,7 +140,7 @@ class Ink:
     def _with_hollow(self, render: Render, context: Context, trained: list[bool]) -> Rendering | None:
         """An empty turn is trained to end; None where the template treats it as no other."""
         try:
-            rendered = self._undyed(render, context, trained, hollow=True)
+            rendered = self._dyed(render, context, trained, hollow=True)
         except TemplateError:
             return None
         text, spans = rendered.text, self.turns.spans(rendered, whole=self._reasoning)
@@ -157,9 +159,11 @@ class Ink:
         inside = text[start:stop]
         return not _TAG.sub("", self._special.sub("", inside) if self._special else inside).strip()
 
-    def _undyed(self, render: Render, context: Context, trained: list[bool], *, hollow: bool) -> Undyed:
-        if not hollow and (found := self._stitched(render, context, trained)) is not None:
-            return found
+    def _undyed(self, render: Render, context: Context, trained: list[bool]) -> Undyed:
+        found = self._stitched(render, context, trained)
+        return self._dyed(render, context, trained, hollow=False) if found is None else found
+
+    def _dyed(self, render: Render, context: Context, trained: list[bool], *, hollow: bool) -> Undyed:
         dye, numbers = Dye(self._palette), count()
         ready = self._changed(context["messages"], trained, dye.add, dye.once, dye.mark)
         rest = iter(dye.dyed())
@@ -174,6 +178,8 @@ class Ink:
         """The cheap way, where words come out as they went in."""
         sewn = Stitches(self._palette)
         ready = self._changed(context["messages"], trained, sewn.add, sewn.add, sewn.mark)
+        if sewn.is_blank and _any_hollow(context["messages"], trained):
+            return None
         return sewn.undo(self._unmarked(render({**context, "messages": ready})))
 
     def _changed(
@@ -202,6 +208,10 @@ class Ink:
 def _any_in(rendered: Undyed, span: tuple[int, int]) -> bool:
     low, high = np.searchsorted(rendered.places, span).tolist()
     return bool(low < high)
+
+
+def _any_hollow(messages: list[Message], trained: list[bool]) -> bool:
+    return any(yes and is_hollow(message) for message, yes in zip(messages, trained, strict=True))
 
 
 def _hint(messages: list[Message]) -> str:

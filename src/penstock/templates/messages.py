@@ -115,6 +115,12 @@ class Reader:
             value = [value]
         if not isinstance(value, list | tuple):
             raise TemplateError(f"key {key!r} is {type(value).__name__}, expected {_LIST}")
+        if role_key == "role" and content_key == "content":
+            names = self._names
+            spoken = [m for m in value if type(m) is dict and len(m) == 2 and type(m.get("content")) is str]
+            spoken = [m for m in spoken if type(role := m.get("role")) is str and names.get(role) == role]
+            if len(spoken) == len(value):
+                return spoken  # by far the most common one
         messages: list[Message] = []
         for place, message in enumerate(value):
             if not isinstance(message, dict):

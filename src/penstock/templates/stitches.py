@@ -7,7 +7,7 @@ anything is different, nothing is said, and the dye has to find out.
 
 import numpy as np
 
-from penstock.templates.dye import Palette, Undyed, has_foreign
+from penstock.templates.dye import Palette, Turns, Undyed, has_foreign
 
 _FIRST = 0x40000  # planes 4–13 are not in use
 _MOST = 0x90000
@@ -18,23 +18,30 @@ class Stitches:
 
     def __init__(self, palette: Palette) -> None:
         self._palette = palette
-        self._sewn: list[
-            tuple[str, str, int]
-        ] = []  # (with stitches, without, author), from the first stitch to the last
+        self._sewn: list[tuple[str, str, int]] = []  # (with stitches, without, author), white space aside
         self._num = 0
         self._gave_up = False
+        self.is_blank = False  # whether a string was without words
 
     def add(self, text: str, author: int) -> str:
         """`text` with stitches."""
         first, last = self._palette.letter(text), self._palette.last_letter(text)
         if first is None or last is None:
-            self._gave_up |= text != "" and not text.isspace()
+            if text and not text.isspace():
+                self._gave_up = True
+            else:
+                self.is_blank = True
             return text
         one, two = chr(_FIRST + self._num), chr(_FIRST + self._num + 1)
         self._num += 2
-        sewn = f"{one}{text[first + 1 : last]}{two}" if first < last else one
-        self._sewn.append((sewn, text[first : last + 1], author))
-        return f"{text[:first]}{sewn}{text[last + 1 :]}"
+        begin, end = (
+            self._palette.around(text, first),
+            len(text.rstrip()),
+        )  # with quotes and the like, which are not sewn
+        inner = f"{one}{text[first + 1 : last]}{two}" if first < last else one
+        sewn = f"{text[begin:first]}{inner}{text[last + 1 : end]}"
+        self._sewn.append((sewn, text[begin:end], author))
+        return f"{text[:begin]}{sewn}{text[end:]}"
 
     def mark(self, text: str) -> str:
         """`text` with one stitch, at its first letter, for who is not trained; as it is where there is no place for one."""
@@ -52,7 +59,7 @@ class Stitches:
             return None
         pieces: list[str] = []
         places: list[int] = []
-        edges: list[int] = []
+        turns: Turns = []
         marks: list[int] = []
         done = size = 0  # of the rendering, of the plain text
         before = None
@@ -61,19 +68,18 @@ class Stitches:
             if place < 0:
                 return None
             size += place - done
-            pieces += [rendered[done:place], text]
+            pieces += (rendered[done:place], text)
             if author < 0:
                 marks.append(size)
             else:
-                if author != before:
-                    edges.append(len(places))
-                    before = author
-                places += [size, size + len(text) - 1]
+                last = size + len(text) - 1
+                turns.append((size if author != before else turns.pop()[0], last))
+                before = author
+                places += (size, last)
             done = place + len(sewn)
             size += len(text)
         pieces.append(rendered[done:])
         plain = "".join(pieces)
         if has_foreign(plain):
             return None
-        edges = [*edges, len(places)] if places else [0]
-        return Undyed(text=plain, places=np.array(places, np.intp), edges=edges, marks=marks, hollow=[], bold=False)
+        return Undyed(text=plain, places=np.array(places, np.intp), turns=turns, marks=marks, hollow=[], bold=False)

@@ -44,12 +44,10 @@ class TurnShape:
         whole: from the header on, not just from where the answer begins.  begins: asked for the beginning of a turn
         between two places if it has no header, unlike others.
         """
-        edges, marks, text = rendered.edges, rendered.marks, rendered.text
-        if len(edges) < 2:
-            return []
-        firsts, lasts = rendered.places[edges[:-1]].tolist(), rendered.places[[e - 1 for e in edges[1:]]].tolist()
+        marks, text = rendered.marks, rendered.text
+        followers = [first for first, _ in rendered.turns] + [len(text)]
         found, low = [], 0
-        for first, last, following in zip(firsts, lasts, [*firsts[1:], len(text)], strict=True):
+        for (first, last), following in zip(rendered.turns, followers[1:], strict=True):
             before = bisect_left(marks, first)
             if before:
                 low = max(low, marks[before - 1])
@@ -60,6 +58,8 @@ class TurnShape:
         return found
 
     def _start(self, text: str, low: int, first: int, *, whole: bool, begins: Callable[[int, int], int | None]) -> int:
+        if whole and self.header == self.prompt and self.header and text.endswith(self.header, low, first):
+            return first  # nearly always
         header = text.rfind(self.header, low, first) if self.header else -1
         if header >= 0:
             start = min(self._header_end(text, header), first)
