@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, cast
 
 from penstock.cache import Cache
@@ -14,7 +13,7 @@ from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.fanout import FanOut
 from penstock.store import Progress, Store, build
-from penstock.store.build import SHARD_BYTES, SHARD_ROWS
+from penstock.store.build import digest_shards
 from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
@@ -106,8 +105,7 @@ def why(
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
     made = _template(source, template, tokenizer, options)
     source = _fanned_out(source, made) if fan_out else source
-    borders = source.cuts(num_bytes=SHARD_BYTES, num_rows=SHARD_ROWS)
-    records = [source.digest(start, stop) for start, stop in pairwise(borders.tolist())]
+    borders, records = digest_shards(source, made, engine=LocalEngine(), cache=folder)
     return why_not(made.identity(), records, borders, folder)
 
 

@@ -1,14 +1,21 @@
 """Is the cause of a miss named, and only the cause?"""
 
+import json
+import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.cache import Cache
-from penstock.sources import ListSource
+from penstock.engines import LocalEngine
+from penstock.sources import ListSource, open_source
+from penstock.store.build import build, digest_shards
+from penstock.store.digests import recall, stamp
 from penstock.store.manifest import manifest_name
+from penstock.store.schema import shard_key
 from penstock.store.seen import remember
 from penstock.store.why import Why, changes, why
 from penstock.types import Record
@@ -104,6 +111,22 @@ def test_a_damaged_manifest_does_not_stop_the_answer(cache: Cache) -> None:
     store = ask(records(250), cache, eos=True).store
     cache.path(manifest_name(store)).write_text("{")
     assert not ask(records(250), cache, eos=True).is_hit
+
+
+def test_asking_why_reads_unchanged_files_once(tmp_path: Path, cache: Cache) -> None:
+    """And what it read, `build` need not read again: both cut and digest alike."""
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records(250)))
+    source = open_source(path, cache=cache)
+    while stamp(source) is None:  # until the clock has moved on since the file was written
+        time.sleep(0.005)
+    cuts, first = digest_shards(
+        source, Numbers(), engine=LocalEngine(2), cache=cache, shard_bytes=1 << 20, shard_rows=100
+    )
+    assert recall(stamp(source), cuts, cache) == first and len(first) == 3
+    assert first == [source.digest(start, stop) for start, stop in pairwise(cuts.tolist())]
+    store = build(source, Numbers(), engine=LocalEngine(1), cache=cache, shard_bytes=1 << 20, shard_rows=100)
+    assert store._keys == [shard_key(one, Numbers().identity()) for one in first]
 
 
 def test_values_are_told_apart_by_type_and_shown_short() -> None:

@@ -75,6 +75,30 @@ def build(
     return job.store(remember(), manifest=job.finish(agenda, refresh=refresh))
 
 
+def digest_shards(
+    source: Source,
+    template: Template,
+    *,
+    engine: Engine,
+    cache: Cache,
+    shard_bytes: int = SHARD_BYTES,
+    shard_rows: int = SHARD_ROWS,
+) -> tuple[Ints, list[str]]:
+    """Where `build` would cut a source, and the digest of each piece; nothing is made.  Files that did not change are not read."""
+    borders = source.cuts(num_bytes=shard_bytes, num_rows=shard_rows)
+    mark = digests.stamp(source)
+    found = digests.recall(mark, borders, cache)
+    if found is None:
+        tasks = [
+            ShardTask(shard=shard, start=start, stop=stop, only_digest=True)
+            for shard, (start, stop) in enumerate(pairwise(borders.tolist()))
+        ]
+        made = sorted(engine.run(MakeShard(source, template, cache), tasks), key=lambda made: made.shard)
+        found = [one.digest for one in made]
+        digests.remember(mark, source, borders, found, cache)
+    return borders, found
+
+
 def _run(engine: Engine, work: MakeShard, agenda: Agenda, meter: Meter) -> None:
     results = engine.run(work, agenda, told=meter.told)
     try:

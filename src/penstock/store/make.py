@@ -4,7 +4,7 @@ Records are encoded some at a time, so that a process holds the tokens of a shar
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import IO, Any, cast
@@ -60,6 +60,7 @@ class Note:
 
 
 Making = Generator[Note, None, Made]
+Encode = Callable[[Iterable[Record]], Samples]
 
 
 class MakeShard:
@@ -131,11 +132,12 @@ class MakeShard:
 
     def _encode(self, task: ShardTask, claim: Claim) -> Generator[Note, None, Samples]:
         num_rows = task.stop - task.start
+        encode = _encoder(self.template)
         parts: list[Samples] = []
         rows = tokens = 0
         for batch in _batches(self.source.records(task.start, task.stop), max(1, min(_MOST_ROWS, num_rows // _PARTS))):
             yield Note(rows, tokens)
-            parts.append(self._encode_batch(batch, task.start + rows))
+            parts.append(self._encode_batch(encode, batch, task.start + rows))
             claim.beat()
             rows += len(batch)
             tokens += len(parts[-1].input_ids)
@@ -143,12 +145,12 @@ class MakeShard:
             raise StoreError(f"{self.source!r} gave {rows} records for rows {task.start}..{task.stop}")
         return _join(parts)
 
-    def _encode_batch(self, batch: list[Record | BadRow], first: int) -> Samples:
+    def _encode_batch(self, encode: Encode, batch: list[Record | BadRow], first: int) -> Samples:
         """Samples of neighbouring rows; a bad row is one without tokens, so that sample i stays row i."""
         good = [number for number, record in enumerate(batch) if not isinstance(record, BadRow)]
         bad = {number: record.reason for number, record in enumerate(batch) if isinstance(record, BadRow)}
         try:
-            samples = self.template.encode([batch[number] for number in good])  # type: ignore[misc]  # no BadRow
+            samples = encode([batch[number] for number in good])  # type: ignore[misc]  # no BadRow
         except TemplateError as error:
             if error.record is None:
                 raise
@@ -177,6 +179,15 @@ def run_here(work: MakeShard, tasks: Iterable[ShardTask | None]) -> Iterator[Mad
             except StopIteration as end:
                 yield end.value
                 break
+
+
+def _encoder(template: Template) -> Encode:
+    """How records of one shard are encoded, in parts.  A template that learns from row to row offers an `encoder`, which is made for
+    each shard.  The class that says last how records are encoded decides: a subclass's own `encode` is not passed over."""
+    kinds = (kind for kind in type(template).__mro__ if {"encode", "encoder"} & vars(kind).keys())
+    if "encoder" in vars(next(kinds, object)):
+        return cast(Encode, template.encoder())  # type: ignore[attr-defined]  # an offer, not part of the protocol
+    return template.encode
 
 
 class _Read:

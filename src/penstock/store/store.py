@@ -178,8 +178,13 @@ class Store:
         if tokens is None:
             if self.manifest is None and self._background is not None:
                 self._background.make(shard)
-            num_rows = int(self.shard_sizes[shard])
-            tokens = open_shard(self._keys[shard], self.cache, num_rows=num_rows, vocab_size=self.vocab_size)
+            tokens = open_shard(
+                self._keys[shard],
+                self.cache,
+                num_rows=int(self.shard_sizes[shard]),
+                vocab_size=self.vocab_size,
+                num_bytes=self._manifest.shards[shard].num_bytes if self._manifest else None,
+            )
             self._shards[shard] = tokens
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)
