@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader
+from penstock.templates import Reader, builtin
 from penstock.templates.chat import ChatTemplate
 from penstock.templates.masks import runs
 
@@ -168,3 +168,24 @@ def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
     template = ChatTemplate(tokenizer(), reader=Reader(shape="messages"))
     assert "the built-in ChatML one is used" in caplog.text
     assert said(template, [Q, A]) == [A["content"] + "<|im_end|>"]
+
+
+def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools() -> None:
+    template = chat(builtin.CHATML)
+    question, start = {"role": "user", "content": "hi"}, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for answer, printed in (
+        ({"content": "yo"}, "yo<|im_end|>"),
+        ({"content": parts}, "ab<|im_end|>"),
+        ({"content": "x", "reasoning_content": "hm"}, "<think>\nhm\n</think>\n\nx<|im_end|>"),
+        ({"content": None, "reasoning_content": "hm"}, "<think>\nhm\n</think>\n\n<|im_end|>"),
+    ):
+        made = template.rendering({"messages": [question, {"role": "assistant", **answer}]})
+        assert made.text == f"{start}{printed}\n" and [made.text[a:b] for a, b in made.spans] == [printed]
+    calls = [{"name": "f", "arguments": {}}]
+    for record in (
+        {"messages": [question], "tools": [{"name": "f"}]},
+        {"messages": [question, {"role": "assistant", "content": "", "tool_calls": calls}]},
+    ):
+        with pytest.raises(TemplateError, match="no form for tools; pass chat_template="):
+            template.rendering(record)
