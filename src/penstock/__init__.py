@@ -3,19 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Loader, concat, open, prepare
+    from penstock.api import Loader, concat, load, open, prepare
+    from penstock.recipe import Recipe
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "concat", "open", "prepare"]
+__all__ = ["Loader", "Recipe", "concat", "load", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
     """Public names bring pyarrow and the tokenizers along, so they are imported when first asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
-    from penstock import api
+    from penstock import api, recipe
 
-    return globals().setdefault(name, getattr(api, name))
+    return globals().setdefault(name, getattr(recipe if name == "Recipe" else api, name))
 
 
 def __dir__() -> list[str]:

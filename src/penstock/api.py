@@ -1,13 +1,13 @@
-"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`; and the loader, which takes what they return."""
+"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`, `load`; and the loader, which takes what they return."""
 
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.errors import StoreError, TemplateError
+from penstock.errors import RecipeError, StoreError, TemplateError
 from penstock.loader import Loader
 from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
@@ -20,7 +20,10 @@ from penstock.store.why import why as why_not
 from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import Record, Source, Template
 
-__all__ = ["Loader", "concat", "open", "prepare"]
+if TYPE_CHECKING:
+    from penstock.recipe import DataSet, Recipe
+
+__all__ = ["Loader", "concat", "load", "open", "prepare"]
 
 _log = logging.getLogger("penstock")
 
@@ -107,6 +110,70 @@ def why(
     source = _fanned_out(source, made) if fan_out else source
     borders, records = digest_shards(source, made, engine=LocalEngine(), cache=folder)
     return why_not(made.identity(), records, borders, folder)
+
+
+def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **changes: Any) -> Loader:
+    """A loader from one file: opens, prepares and mixes what the recipe names.
+
+    part: "train", or the name of an eval set ("eval" where there is one): one pass, in the order of the file, unless the recipe says
+    otherwise.  changes: any key of a recipe, in place of what the file says; and what is each process's own: rank, world_size, mesh,
+    collate, progress.
+    """
+    found = read_recipe(recipe, **changes)
+    options = found.loader_options(part)
+    if "batch_size" not in options:
+        place = f"{found.file}: " if found.file else ""
+        raise RecipeError(
+            f"{place}no batch_size; add 'batch_size: 8' (rows per rank), or pass it: load(…, batch_size=8)"
+        )
+    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+
+
+def read_recipe(recipe: "str | os.PathLike[str] | Recipe", **changes: Any) -> "Recipe":
+    """The recipe in a file, with other settings."""
+    from penstock.recipe import Recipe  # here: it reads the signatures above
+
+    found = Recipe.read(recipe)
+    return found.changed(**changes) if changes else found
+
+
+def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Store]:
+    """The stores of one part of a recipe, by the names of its data sets."""
+    options = {**recipe.run_options(), **{k: v for k, v in recipe.settings.items() if k == "progress"}}
+    made = {}
+    for data in recipe.part(part):
+        source, template, fan_out = parts(recipe, data)
+        made[data.name] = prepare(source, template=template, fan_out=fan_out, **options)
+    return made
+
+
+def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:
+    """Why the stores of a recipe would not be found, by the names of its data sets."""
+    answers = {}
+    for data in recipe.part(part):
+        source, template, fan_out = parts(recipe, data)
+        answers[data.name] = why(source, template=template, fan_out=fan_out, cache_dir=recipe.settings.get("cache_dir"))
+    return answers
+
+
+def parts(recipe: "Recipe", data: "DataSet") -> tuple[Source, Template, bool]:
+    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample."""
+    run = recipe.run_options()
+    folder = Cache(run.get("cache_dir")) if run.get("cache", True) else Cache.temporary()
+    with recipe.blaming(data):
+        place = list(data.path) if isinstance(data.path, tuple) else data.path
+        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data))
+        options = recipe.prepare_options(data)
+        fan_out = options.pop("fan_out", False)
+        tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
+        return source, _template(source, template, tokenizer, options), fan_out
+
+
+def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
+    if is_source(place):
+        return cast(Source, place)
+    bad = BadRows(**{key: options.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in options})
+    return cast(Source, open_source(place, cache=folder, name=name, bad=bad, **options))
 
 
 def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:

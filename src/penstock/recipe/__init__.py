@@ -1,0 +1,5 @@
+"""A whole job as one frozen value: from a YAML file, from keyword arguments, and back."""
+
+from penstock.recipe.recipe import DataSet, Recipe
+
+__all__ = ["DataSet", "Recipe"]

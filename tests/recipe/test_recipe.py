@@ -1,0 +1,426 @@
+"""Is a recipe the same job as the keyword arguments, and is every mistake in it named by its line?"""
+
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PenstockError, RecipeError, SourceError, TemplateError
+from penstock.loader.form import BatchForm
+from penstock.plan.settings import PlanSettings
+from penstock.recipe import Recipe
+from penstock.recipe.keys import keys
+from penstock.recipe.names import CALLED, ours
+
+Write = Callable[..., Path]
+
+TEXTS = [{"text": f"the quick brown fox {row} " * (row % 5 + 1)} for row in range(60)]
+CHATS = [
+    {"messages": [{"role": "user", "content": f"fox {row}"}, {"role": "assistant", "content": "the lazy dog"}]}
+    for row in range(40)
+]
+
+
+@pytest.fixture
+def write(tmp_path: Path, tokenizer_path: Path, write_jsonl: Write) -> Callable[[str], Path]:
+    """A recipe beside its data; TOKENIZER and CACHE are filled in."""
+    write_jsonl(TEXTS, "text.jsonl")
+    write_jsonl(CHATS, "chat.jsonl")
+
+    def make(text: str, name: str = "recipe.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text.replace("TOKENIZER", str(tokenizer_path)).replace("CACHE", str(tmp_path / "cache")))
+        return path
+
+    return make
+
+
+def batches(loader: ps.Loader) -> list[dict[str, Any]]:
+    return [{name: np.asarray(value).tolist() for name, value in batch.items()} for batch in loader]
+
+
+# The same job
+
+
+def test_a_file_is_the_keyword_arguments(write: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+    path = write(
+        """
+        data: text.jsonl
+        tokenizer: TOKENIZER
+        template: text
+        eos: false
+        cache_dir: CACHE
+        num_proc: 1
+        max_length: 64
+        batch_size: 2
+        seed: 7
+        output: numpy
+        """
+    )
+    store = ps.prepare(
+        tmp_path / "text.jsonl",
+        tokenizer=tokenizer_path,
+        template="text",
+        eos=False,
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
+    )
+    by_hand = ps.Loader(store, max_length=64, batch_size=2, seed=7, output="numpy", rank=0, world_size=1)
+    from_file = ps.load(path, rank=0, world_size=1)
+    assert from_file.plan.fingerprint == by_hand.plan.fingerprint
+    assert batches(from_file) == batches(by_hand) != []
+    same = Recipe.of(
+        str(tmp_path / "text.jsonl"), tokenizer=str(tokenizer_path), template="text", eos=False,
+        cache_dir=str(tmp_path / "cache"), num_proc=1, max_length=64, batch_size=2, seed=7, output="numpy",
+    )  # fmt: skip
+    assert Recipe.read(path) == same
+    assert Recipe.read(path) != same.changed(seed=8)
+    assert ps.load(same, rank=0, world_size=1).plan.fingerprint == by_hand.plan.fingerprint
+
+
+def test_several_data_sets_with_weights_and_words_of_their_own(write: Any, tmp_path: Path) -> None:
+    path = write(
+        """
+        data:
+          talk: {path: chat.jsonl, weight: 0.75, template: messages, train_on: all}
+          prose:
+            path: text.jsonl@[:50]
+            weight: 0.25
+            template: text
+            key: text
+            on_bad: skip
+            options: {unique_keys: false}
+        tokenizer: TOKENIZER
+        cache_dir: CACHE
+        num_proc: 1
+        train_on: last      # of the one whose template has it
+        batch_size: 2
+        max_length: 64
+        output: numpy
+        """
+    )
+    recipe = Recipe.read(path)
+    talk, prose = recipe.data
+    assert recipe.prepare_options(talk) == {
+        "tokenizer": recipe.settings["tokenizer"],
+        "template": "messages",
+        "train_on": "all",
+    }
+    assert recipe.open_options(prose) == {"on_bad": "skip", "unique_keys": False}
+    assert "train_on" not in recipe.prepare_options(prose)
+    loader = ps.load(path, rank=0, world_size=1)
+    assert [source.name for source in loader.plan.sources] == ["talk", "prose"]
+    assert loader.plan.settings.weights == ("3/4", "1/4")
+    assert len(loader.stores[1]) == 50
+    assert "talk (0.75), prose (0.25)" in repr(recipe) and "recipe.yaml" in repr(recipe)
+
+
+def test_eval_sets_are_one_pass_in_the_order_of_the_file(write: Any) -> None:
+    path = write(
+        """
+        data: text.jsonl
+        tokenizer: TOKENIZER
+        cache_dir: CACHE
+        num_proc: 1
+        batch_size: 2
+        max_length: 64
+        epochs: 3
+        tail: drop
+        output: numpy
+        eval:
+          held_out: text.jsonl@[:5]
+          short: {path: text.jsonl, batch_size: 1, max_length: 16, overflow: truncate, packing: none}
+        """
+    )
+    assert Recipe.read(path).parts == ("train", "held_out", "short")
+    held_out = ps.load(path, part="held_out", rank=0, world_size=1)
+    assert held_out.epochs == 1 and held_out.plan.settings.tail == "pad" and not held_out.plan.settings.shuffle
+    lines = [where.line for batch in held_out for row in batch.provenance for where, _, _ in row]
+    assert sorted(lines) == [1, 2, 3, 4, 5]
+    short = ps.load(path, part="short", rank=0, world_size=1)
+    assert short.batch_size == 1 and short.plan.settings.max_length == 16 and short.plan.settings.packing == "none"
+    assert len(list(short)) == 60
+    with pytest.raises(RecipeError, match=r"part 'eval' is not there, expected one of train, held_out, short"):
+        ps.load(path, part="eval")
+    one = Recipe.of("a.jsonl", eval="b.jsonl")
+    assert one.part("eval") == one.part("b") == one.eval_sets
+
+
+def test_changes_count_for_every_data_set(write: Any) -> None:
+    path = write(
+        "data: {a: {path: text.jsonl, template: text, eos: false}, b: {path: 'text.jsonl@[:9]', template: text}}\n"
+        "tokenizer: TOKENIZER\nbatch_size: 1\ncache_dir: CACHE\nnum_proc: 1\noutput: numpy\n"
+    )
+    recipe = Recipe.read(path).changed(eos=True, max_length=32)
+    assert [recipe.prepare_options(data)["eos"] for data in recipe.data] == [True, True]
+    assert recipe.settings["max_length"] == 32 and Recipe.read(path).settings.get("max_length") is None
+    loader = ps.load(path, max_length=32, rank=1, world_size=2, batch_size=3)
+    assert (loader.world.rank, loader.world.size, loader.batch_size) == (1, 2, 3)
+    other = Recipe.read(path).changed(data="chat.jsonl", template="messages")
+    assert [data.path for data in other.data] == ["chat.jsonl"]
+    with pytest.raises(RecipeError, match=r"^unknown key 'max_lenght'; did you mean 'max_length'\?"):
+        ps.load(path, max_lenght=32)
+
+
+def test_paths_are_relative_to_the_recipe(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "tok").mkdir()
+    path = write(
+        "data: [text.jsonl, ~/more.jsonl, s3://bucket/x.jsonl]\ntokenizer: tok\ncache_dir: ../cache\nchat_template: template.jinja\n"
+    )
+    monkeypatch.setenv("HOME", "/home/somebody")
+    recipe = Recipe.read(path)
+    (data,) = recipe.data
+    assert data.path == (f"{tmp_path}/text.jsonl", "/home/somebody/more.jsonl", "s3://bucket/x.jsonl")
+    assert recipe.settings["tokenizer"] == f"{tmp_path}/tok" and recipe.settings["cache_dir"] == f"{tmp_path}/../cache"
+    assert recipe.prepare_options(data)["chat_template"] == "{{ messages[0].content }}"
+    hub = Recipe.read(write("data: text.jsonl\ntokenizer: org/model\nchat_template: tool_use\n"))
+    assert hub.settings["tokenizer"] == "org/model" and hub.prepare_options(hub.data[0])["chat_template"] == "tool_use"
+
+
+def test_environment_variables_stand_for_text(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "text.jsonl")
+    monkeypatch.setenv("ROWS", "32")
+    text = "data: ${PLACE}\nbatch_size: ${ROWS}\nmax_length: ${UNSET_ONE:-128}\nrun_id: '${ROWS}'\ntemplate_kwargs: {a: \"$${ROWS}\"}\n"
+    recipe = Recipe.read(write(text))
+    assert recipe.data[0].path.endswith("/text.jsonl") and recipe.settings["batch_size"] == 32
+    assert recipe.settings["max_length"] == 128 and recipe.settings["run_id"] == "32"
+    assert recipe.settings["template_kwargs"] == {"a": "${ROWS}"}
+    again = Recipe.read(write(recipe.to_yaml(), "again.yaml"))
+    assert again == recipe
+
+
+def test_a_recipe_is_written_back(write: Any, tmp_path: Path) -> None:
+    path = write(
+        """
+        data:
+          a: {path: [text.jsonl, chat.jsonl], weight: 2, options: {unique_keys: true}}
+          b: {path: chat.jsonl, weight: 0.5, template: messages, role_map: {assistant: [bot, 'no']}}
+        eval: {c: {path: text.jsonl, batch_size: 1}}
+        tokenizer: TOKENIZER
+        run_id: '1e5'
+        today: '012'
+        skip: [1, 2]
+        epochs: null
+        shuffle: false
+        template_kwargs: {words: 'on', line: "a\\nb", number: 1e-3}
+        """
+    )
+    recipe = Recipe.read(path)
+    for folder in (None, tmp_path):
+        again = Recipe.read(write(recipe.to_yaml(folder), "again.yaml"))
+        assert again == recipe, recipe.to_yaml(folder)
+    assert "path: chat.jsonl" in recipe.to_yaml(tmp_path)
+    with pytest.raises(RecipeError, match="holds what a file cannot"):
+        Recipe.of("a.jsonl", collate=len).to_yaml()
+
+
+# One definition
+
+
+def test_every_argument_of_the_verbs_is_a_key() -> None:
+    taken = set(keys())
+    for verb in (ps.open, ps.prepare, ps.Loader.__init__):
+        names = {name for name, p in inspect.signature(verb).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        assert names - {"name"} <= taken
+    assert {field.name for settings in (PlanSettings, BatchForm) for field in fields(settings)} - {"weights"} <= taken
+
+
+def test_defaults_are_those_of_the_signatures() -> None:
+    for verb in (ps.open, ps.prepare, ps.Loader.__init__):
+        for name, parameter in inspect.signature(verb).parameters.items():
+            if name in keys() and parameter.kind is parameter.KEYWORD_ONLY:
+                assert keys()[name].default == parameter.default
+
+
+# Names of other tools
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("packing_length: 99", {"max_length": 99}),
+        ("cutoff_len: 99", {"max_length": 99}),
+        ("packing_strategy: first_fit", {"packing": "first_fit"}),
+        ("packing_strategy: window_8", {"packing": "window_8"}),
+        ("packing_strategy: bfd", {"packing": "best_fit"}),
+        ("sample_packing: false", {"packing": "none"}),
+        ("packing: true", {"packing": "best_fit"}),
+        ("filter_overlong: true", {"overflow": "drop"}),
+        ("force_recache: true", {"refresh": True}),
+        ("disable_cache: true", {"cache": False}),
+        ("num_workers: 3", {"num_proc": 3}),
+        ("dataset_num_proc: 3", {"num_proc": 3}),
+        ("sampling_strategy: exact", {"tail": "error"}),
+        ("sampling_strategy: oversampling", {"tail": "repeat"}),
+        ("sampling_strategy: undersampling", {"tail": "drop"}),
+        ("label_key: answer", {"output_key": "answer"}),
+        ("tools_key: t", {"tool_key": "t"}),
+        ("dataset_format: jsonl", {"shape": "jsonl"}),
+        ("train_on_what: last_assistant_message", {"train_on": "last"}),
+        ("train_on_inputs: false", {}),
+        ("sampler: sequential", {"shuffle": False}),
+    ],
+)
+def test_names_of_other_tools_come_with_a_notice(
+    write: Any, caplog: pytest.LogCaptureFixture, line: str, expected: dict[str, Any]
+) -> None:
+    path = write(f"data: text.jsonl\n{line}\n")
+    with caplog.at_level(logging.WARNING, "penstock"):
+        recipe = Recipe.read(path)
+    assert dict(recipe.settings) == expected
+    (notice,) = recipe.notices
+    assert notice.startswith(f"{path}:2: {line.partition(':')[0]} is ") and notice in caplog.text
+
+
+def test_data_of_other_tools(write: Any) -> None:
+    recipe = Recipe.read(
+        write(
+            "dataset_path: text.jsonl\neval_datasets:\n  - path: chat.jsonl\n    name: held\n    type: chat_template\n"
+        )
+    )
+    assert recipe.data[0].path.endswith("/text.jsonl") and recipe.eval_sets[0].name == "held"
+    assert recipe.eval_sets[0].options == {"template": "messages"}
+    listed = Recipe.read(
+        write("datasets:\n  - json_path: text.jsonl\n    sampling_ratio: 2\n  - {data_path: chat.jsonl, ratio: 1}\n")
+    )
+    assert [(data.name, data.weight) for data in listed.data] == [("text", 2.0), ("chat", 1.0)]
+
+
+def test_every_foreign_name_leads_to_a_key() -> None:
+    for name in CALLED:
+        assert name not in keys(), f"{name} is our own"
+        targets = ours(name)
+        assert targets and set(targets) <= {*keys(), "data", "eval", "path", "weight", "options"}, name
+
+
+# Mistakes
+
+
+MISTAKES = [
+    ("data: text.jsonl\nmax_lenght: 3", r":2: unknown key 'max_lenght'; did you mean 'max_length'\?"),
+    ("data: text.jsonl\ncutoff_length: 3", r":2: unknown key 'cutoff_length'; did you mean 'cutoff_len', or our own name for it\?"),
+    ("data: text.jsonl\nzzz: 3", r":2: unknown key 'zzz'; `penstock init` writes a recipe with the usual keys"),
+    ("data: text.jsonl\nseed: 1\nseed: 2", r":3: seed is given twice, in line 2 too; keep one"),
+    ("data: text.jsonl\nmax_length: 1\nseq_len: 2", r":3: max_length is given twice: as seq_len, and in line 2; keep one"),
+    ("data: text.jsonl\nshuffle: no", r":2: no is false to some readers of YAML and a word to others; write false, or 'no' in quotes"),
+    ("data: text.jsonl\nrun_id: on", r":2: on is true to some readers"),
+    ("data: text.jsonl\nmax_length: 1e5", r":2: max_length is 100000.0 \(a number\), expected a whole number; write 100000"),
+    ("data: text.jsonl\nmax_length: '4,096'", r":2: max_length is '4,096' \(text\), expected a whole number; write 4096"),
+    ("data: text.jsonl\nmax_length: 010", r":2: 010 counts in eights to some readers of YAML; write 10, or '010' in quotes"),
+    ("data: text.jsonl\nbatch_size: true", r":2: batch_size is True \(true or false\), expected a whole number"),
+    ("data: text.jsonl\nbatch_size:", r":2: batch_size is None \(null\), expected a whole number"),
+    ("data: text.jsonl\nrun_id: 17", r":2: run_id is 17 \(a whole number\), expected text; put it in quotes: '17'"),
+    ("data: text.jsonl\nskip: 17", r":2: skip is 17 \(a whole number\), expected a list"),
+    ("data: text.jsonl\nwindow: .inf", r":2: .inf is no number to work with, expected a finite one"),
+    ("data: text.jsonl\nwindow: 1e999", r":2: 1e999 is too large a number, expected a finite one"),
+    ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\] \(a list\), expected text"),
+    ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose best_fit"),
+    ("data: text.jsonl\noverflow: cut", r":2: overflow is 'cut', expected one of drop, truncate, split, error"),
+    ("data: text.jsonl\nmax_length: 0", r":2: max_length is 0, expected a whole number ≥ 1"),
+    ("data: text.jsonl\npad_side: up", r":2: pad_side is 'up', expected one of right, left"),
+    ("data: text.jsonl\neval: {a: {path: b, tail: cut}}", r":2: tail is 'cut', expected one of pad"),
+    ("data: text.jsonl\nmix_by: rows", r": mix_by and stop say how weights are meant, and no weights were given"),
+    ("data: text.jsonl\nrank: 0", r":2: rank is not the same for every process that reads this; pass it: load\(…, rank=…\)"),
+    ("data: text.jsonl\nweight: 2", r":2: weight is said of one data set; write it there"),
+    ("data: {a: {path: x, max_length: 3}}", r":1: max_length counts for the whole recipe; write it at the top"),
+    ("data: {a: {path: x}}\neval: {b: {path: y, num_proc: 3}}", r":2: num_proc counts for the whole recipe; write it at the top"),
+    ("data: {a: {path: x, data: y}}", r":1: data stands at the top of a recipe, not inside a data set"),
+    ("data: {a: {weight: 1}}", r":1: data set 'a' has no path; expected 'path: chat.jsonl'"),
+    ("data: [{weight: 1}]", r":1: a data set has no path"),
+    ("data:\n- {path: a.jsonl}\n- {path: x/a.jsonl}", r":3: two data sets are called 'a'; give one of them another name"),
+    ("data:\n  a: {path: x, weight: 1}\n  b: {path: y}", r":3: data set 'b' has no weight and others have; give all of them one, or none"),
+    ("data: {a: {path: x, weight: 0}}", r":1: weight is 0, expected a number above 0"),
+    ("data: {a: {path: x, weight: '1'}}", r":1: weight is '1', expected a number above 0"),
+    ("data: {a: {path: x, name: 3}}", r":1: name is 3, expected text; put it in quotes"),
+    ("data: {a: {path: x, options: 3}}", r":1: options is 3 \(a whole number\), expected a mapping"),
+    ("data: 3", r":1: path is 3, expected a file, a glob or a folder, or a list of those"),
+    ("data:", r":1: path is None, expected a file"),
+    ("data: {}", r":1: data has no data sets"),
+    ("seed: 3", r": no data; expected 'data: chat.jsonl', or data sets by name"),
+    ("data: x\neval: {train: y}", r":2: an eval set cannot be called train; choose another name"),
+    ("data: x\neval: {b: {path: y, weight: 1}}", r":2: eval sets are loaded one by one, so a weight has no use; leave it out"),
+    ("data: ${NO_SUCH}", r":1: the environment variable NO_SUCH is not set; set it, or give a default: \$\{NO_SUCH:-…\}"),
+    ("data: ${EMPTY_VARIABLE}", r":1: the environment variable EMPTY_VARIABLE is empty; set it"),
+    ("data: ${a b}", r":1: \$\{a b\} names no variable, expected \$\{NAME\} or \$\{NAME:-default\}"),
+    ("data: text.jsonl\ntemplate: chatty", r":2: template 'chatty' is not known; did you mean 'chat'\?"),
+    ("data: text.jsonl\ntemplate: text\ntrain_on: last", r":3: train_on is no option of the templates here \(text\); leave it out"),
+    ("data: text.jsonl\npacking_strategy: balanced", r":2: packing_strategy: balanced has no like here, expected one of best_fit"),
+    ("data: text.jsonl\nfilter_overlong: false", r":2: filter_overlong: false has no like here; write overflow: truncate, split or error"),
+    ("data: text.jsonl\ndisable_cache: 3", r":2: disable_cache: 3, expected true or false"),
+    ("data: [x\nseed: 1", r":2: not YAML: "),
+    ("data: {a: {path: ${HOME}}}", r":1: not YAML: .*; inside \{ \} or \[ \], put what holds \$\{…\} in quotes"),
+    ("- a\n- b", r":1: found a list, expected keys such as 'data: chat.jsonl'"),
+    ("", r":1: found nothing, expected keys"),
+    ("data: !!python/object:os.system x", r":1: the tag tag:yaml.org,2002:python/object:os.system is not known, expected plain values"),
+    ("? [a, b]\n: c", r":1: a list or mapping as a key, expected a word"),
+    ("data: &a [*a]", r":1: aliases inside an anchor, or very many; write the value out"),
+    ("data: " + "[" * 30 + "]" * 30, r":1: nested more than 20 deep, expected a flat recipe"),
+    ("<<: 3\ndata: x", r":1: << takes one mapping"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_a_mistake_is_named_by_its_line(write: Any, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    monkeypatch.setenv("EMPTY_VARIABLE", "")
+    path = write(text)
+    with pytest.raises(RecipeError, match=message) as raised:
+        Recipe.read(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_files_that_are_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"none.yaml: cannot be read: No such file"):
+        Recipe.read(tmp_path / "none.yaml")
+    (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(RecipeError, match=r"1,048,577 bytes, expected a recipe of at most 1,048,576; is this data\?"):
+        Recipe.read(tmp_path / "big.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"data: \xff\n")
+    with pytest.raises(RecipeError, match=r"byte 6 is no UTF-8"):
+        Recipe.read(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("data: none.jsonl\nbatch_size: 1", SourceError, r"recipe.yaml:1: data set 'none': .*none.jsonl"),
+        ("seed: 1\ndata:\n  a: {path: text.jsonl, options: {colums: 3}}\nbatch_size: 1", SourceError,
+         r"recipe.yaml:3: data set 'a': unknown option 'colums'"),
+        ("data: text.jsonl\ntokenizer: nowhere/at/all\nbatch_size: 1", TemplateError,
+         r"recipe.yaml:1: data set 'text': .*nowhere/at/all: no tokenizer there"),
+        ("data: text.jsonl\nbatch_size: 1", TemplateError, r"recipe.yaml:1: data set 'text': no tokenizer given"),
+        ("data: text.jsonl", RecipeError, r"recipe.yaml: no batch_size; add 'batch_size: 8'"),
+        ("data: chat.jsonl\ntokenizer: TOKENIZER\nchat_template: none.jinja\nbatch_size: 1", RecipeError,
+         r"none.jinja: no chat template there"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_while_loading_names_the_data_set(
+    write: Any, text: str, error: type[PenstockError], message: str
+) -> None:
+    path = write(text + "\ncache_dir: CACHE\nnum_proc: 1\n")
+    with pytest.raises(error, match=message):
+        ps.load(path)
+
+
+def test_merged_keys_stand_behind_written_ones(write: Any) -> None:
+    recipe = Recipe.read(
+        write(
+            "data:\n  a: &same {path: text.jsonl, template: text, eos: false}\n  b: {<<: *same, path: chat.jsonl, eos: true}\n"
+        )
+    )
+    assert [data.options["eos"] for data in recipe.data] == [False, True]
+    assert recipe.data[1].options["template"] == "text" and recipe.data[1].path.endswith("chat.jsonl")
+
+
+def test_records_from_python_are_data_too(tokenizer_path: Path, tmp_path: Path) -> None:
+    recipe = Recipe.of(TEXTS, tokenizer=tokenizer_path, batch_size=1, cache_dir=tmp_path, num_proc=1, output="numpy")
+    assert len(ps.load(recipe, rank=0, world_size=1).stores[0]) == 60
+    state = json.dumps(ps.load(recipe, rank=0, world_size=1).state_dict())
+    assert json.loads(state)["step"] == 0
