@@ -4,16 +4,18 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.cache import Cache
 from penstock.cli.main import run as run_here
+from penstock.store.build import SHARD_ROWS
 
 Write = Callable[..., Path]
 Result = subprocess.CompletedProcess[str]
@@ -171,27 +173,57 @@ def test_what_the_data_or_settings_are_at_fault_for_ends_with_3_in_one_line(
     assert result.returncode == 3 and result.stderr.count("\n") == 1 and reason in result.stderr, result.stderr
 
 
-def test_a_fault_of_ours_shows_where(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Cache) -> list[object]:
-        raise RuntimeError("\x1b[2Jgone")
+def test_a_fault_of_ours_shows_where(command: Penstock, tmp_path: Path) -> None:
+    """An installation that is broken: a module that everything needs fails as none should."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "numpy.py").write_text("raise RuntimeError('\\x1b[2Jgone')\n")
+    result = command("cache", "ls", PYTHONPATH=str(broken))
+    assert result.returncode == 70 and result.stdout == ""
+    assert "Traceback" in result.stderr and "this is a fault of Penstock itself" in result.stderr
+    assert "\x1b" not in result.stderr and r"\x1b[2Jgone" in result.stderr
 
-    monkeypatch.setattr(Cache, "entries", broken)
-    assert run_here(["cache", "ls"]) == 70
-    shown = capsys.readouterr().err
-    assert "Traceback" in shown and "this is a fault of Penstock itself" in shown
-    assert "\x1b" not in shown and r"\x1b[2Jgone" in shown
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
+    tmp_path: Path, tokenizer_path: Path, num_proc: int
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"text": "the fox {row}"}}\n' for row in range(12 * SHARD_ROWS)))
+    cache = tmp_path / "cache"
+    words = ["prepare", str(data), "--tokenizer", str(tokenizer_path), "--num-proc", str(num_proc)]
+    environment = {**os.environ, "PENSTOCK_CACHE": str(cache)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], env=environment, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while len(kept := list(cache.glob("shards/*/[!.]*.arrow"))) < 2 and process.poll() is None:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    out, err = process.communicate()
+    assert process.returncode == 130 and out == "" and "Traceback" not in err, err
+    said = r"penstock: interrupted; (\d+) of (\d+) shards are finished and kept: run the same again to go on"
+    last = re.fullmatch(said, err.splitlines()[-1])
+    assert last is not None and int(last[1]) < int(last[2]) > 10, err
+    before = {path: path.stat().st_ino for path in kept}
+    result = subprocess.run([sys.executable, "-m", "penstock", *words], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and f"{12 * SHARD_ROWS:,} rows → " in result.stdout, result.stderr
+    assert {path: path.stat().st_ino for path in before} == before  # not made again
 
 
-def test_an_interrupt_ends_with_130(command: Penstock, tmp_path: Path, tokenizer_path: Path) -> None:
-    """In the place of the work the child interrupts itself, as a terminal would: what counts here is how the command ends."""
-    script = (
-        "import os, signal\nfrom penstock import api\nfrom penstock.cli.main import app\n"
-        "api.prepare = lambda *args, **options: os.kill(os.getpid(), signal.SIGINT)\n"
-        "app(['prepare', 'x'])"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 130
-    assert result.stderr == "penstock: interrupted; what is finished is kept: run the same command again to go on\n"
+def test_an_interrupt_before_any_work_ends_with_130(tmp_path: Path, tokenizer_path: Path) -> None:
+    """A pipe in the place of a file: the command waits for somebody to write to it, and somebody loses patience."""
+    template = tmp_path / "template"
+    os.mkfifo(template)
+    words = ["prepare", "x", "--tokenizer", str(tokenizer_path), "--chat-template", str(template)]
+    process = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True)
+    writer = os.open(template, os.O_WRONLY)  # returns when the command has opened it to read
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    os.close(writer)
+    assert process.returncode == 130
+    assert err == "penstock: interrupted; what is finished is kept: run the same command again to go on\n"
 
 
 def test_a_reader_that_has_had_enough_is_no_fault(

@@ -61,7 +61,9 @@ def test_ctrl_c_says_how_to_go_on(
     os.killpg(script.pid, signal.SIGINT)
     _, err = script.communicate(timeout=60)
     assert script.returncode == -signal.SIGINT
-    assert err.rstrip().endswith("KeyboardInterrupt: 3 of 6 shards are finished and kept; run again to go on"), err
+    assert err.rstrip().endswith(
+        "KeyboardInterrupt: 3 of 6 shards are finished and kept: run the same again to go on"
+    ), err
     cache = tmp_path / "cache"
     kept = {path: path.stat().st_ino for path in cache.rglob("*.arrow")}
     assert len(kept) == 3 and not list(cache.rglob(".*.tmp")) and not list((cache / "claims").iterdir())

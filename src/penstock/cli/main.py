@@ -20,7 +20,7 @@ from penstock import __version__
 from penstock.cli import cache, prepare, screen, verify
 from penstock.errors import PenstockError
 
-OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, 130
+OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, screen.INTERRUPTED
 
 commands = typer.Typer(
     name="penstock",

@@ -32,17 +32,18 @@ def prepare(
     )  # its line is our answer
     logger.setLevel(logging.WARNING if json else logging.INFO)
     options = arguments.template_options(option, train_on=train_on, chat_template=chat_template)
-    store = api.prepare(
-        arguments.place(data),
-        tokenizer=tokenizer,
-        template=template,
-        name=name,
-        cache_dir=cache_dir,
-        num_proc=num_proc,
-        refresh=refresh,
-        progress="none" if json else "auto",
-        **options,
-    )
+    with screen.interruptible():
+        store = api.prepare(
+            arguments.place(data),
+            tokenizer=tokenizer,
+            template=template,
+            name=name,
+            cache_dir=cache_dir,
+            num_proc=num_proc,
+            refresh=refresh,
+            progress="none" if json else "auto",
+            **options,
+        )
     if json:
         screen.as_json(summary(store))
     else:

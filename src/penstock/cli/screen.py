@@ -3,13 +3,16 @@
 On a terminal, tables have columns and colours; in a pipe they are lines of fields between tabs.
 """
 
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from penstock.report.escape import escape
+
+INTERRUPTED = 130
 
 
 def say(text: object = "", *, style: str | None = None) -> None:
@@ -25,6 +28,18 @@ def complain(text: object) -> None:
 def note(text: object) -> None:
     """What is under way, or where it happened: not part of the answer."""
     _write(sys.stderr, f"{escape(text)}\n", "dim")
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C in the middle of work that knows how far it came: that is said, where typer would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if not str(stop):
+            raise
+        complain(f"interrupted; {stop}")
+        raise SystemExit(INTERRUPTED) from stop
 
 
 def text_block(text: str) -> None:

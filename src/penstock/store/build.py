@@ -106,13 +106,18 @@ def _run(engine: Engine, work: MakeShard, agenda: Agenda, meter: Meter) -> None:
             agenda.take(made)
             meter.made(made)
     except KeyboardInterrupt as error:
-        done, total = len(agenda.entries), agenda.num_shards
-        raise KeyboardInterrupt(f"{done} of {total} shards are finished and kept; run again to go on") from error
+        how_far = f"{len(agenda.entries)} of {agenda.num_shards} shards are finished and kept"
+        raise KeyboardInterrupt(f"{how_far}: run the same again{_unless_refreshed(agenda)} to go on") from error
     if not agenda.is_done:
         raise StoreError(
             f"{engine!r} ended after {len(agenda.entries)} of {agenda.num_shards} shards, without an error"
         )
     meter.finished()
+
+
+def _unless_refreshed(agenda: Agenda) -> str:
+    """With refresh the next run would begin at the first shard again, and without it those not reached stay as they were."""
+    return " without refresh" if any(task.replace for task in agenda.tasks.values()) else ""
 
 
 class _Job:
