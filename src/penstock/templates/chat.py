@@ -160,7 +160,7 @@ class ChatTemplate:
     def describe(self) -> str:
         """How this template renders, how it finds what is trained, and what it does to earlier turns."""
         turns, reason = self.ink.turns, self.ink.reads.reason
-        how = "generation tags" if self.renderer.has_generation else "dye"
+        how = "generation tags" if self.renderer.has_generation else "mould, stitches or dye"
         twice = f"every conversation is rendered twice, as the template might see the dye ({reason})" if reason else ""
         forgets = (
             "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"

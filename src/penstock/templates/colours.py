@@ -9,6 +9,7 @@ from typing import Any
 from penstock.templates.messages import Message
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers treats as one
+_ANY_REASONING = frozenset(_REASONING)
 _PLAIN = (str, int, float, bool, type(None))
 
 Change = Callable[[str], str]
@@ -103,7 +104,7 @@ def is_hollow(message: Message) -> bool:
 
 def aliased(messages: list[Message]) -> list[Message]:
     """Reasoning under the names that templates look for, as transformers does it."""
-    if all(len(message) == 2 or not any(name in message for name in _REASONING) for message in messages):
+    if all(_ANY_REASONING.isdisjoint(message) for message in messages):
         return messages
     out = []
     for message in messages:
@@ -144,8 +145,12 @@ def atoms(messages: list[Message], others: dict[str, Any], keys: frozenset[str])
     found: set[Atom] = set(zip([None, *roles], roles, strict=False))
     for message in messages:
         if len(message) != 2 or not message.get("content") or type(message["content"]) is not str:
+            role = message.get("role")
             for key, value in message.items():
-                _collect(value, (message.get("role"), key), keys, found)
+                if type(value) is str:
+                    found.add(((role, key), str, not value))
+                else:
+                    _collect(value, (role, key), keys, found)
     for name, value in others.items():
         if value:
             _collect(value, name, keys, found)

@@ -20,6 +20,7 @@ Message = dict[str, Any]
 
 _LIST = "a list of {role, content}"
 _CALLS = ("tool_calls", "function_call")
+_ANY_CALL = frozenset(_CALLS)
 # A message may do without content where one of these speaks for it.
 _INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "audio")
 
@@ -141,7 +142,7 @@ class Reader:
         if in_order and role_key == "role" and content_key == "content":
             if len(message) == 2:
                 return message  # by far the most common one
-            if not any(value is None for value in message.values()) and not any(field in message for field in _CALLS):
+            if _ANY_CALL.isdisjoint(message) and not any(value is None for value in message.values()):
                 return message
         what = f"{key}[{place}]"
         role = find_role(name, self._names, what)

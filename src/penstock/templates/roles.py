@@ -53,10 +53,13 @@ def find_role(name: Any, names: Mapping[str, str], what: str) -> str:
 
 
 _FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "masked")
+_ANY_FLAG = frozenset(_FLAGS)
 
 
 def train_flag(message: Mapping[str, Any]) -> bool | None:
     """What a message says of itself: trained, not trained, or (None) nothing."""
+    if _ANY_FLAG.isdisjoint(message):
+        return None
     found: dict[str, bool] = {}
     for key in _FLAGS:
         value = message.get(key)
