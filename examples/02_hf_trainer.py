@@ -21,7 +21,7 @@ def make_loader(folder: Path) -> ps.Loader:
         cache_dir=folder / "cache",
         num_proc=1,
     )
-    return ps.Loader(store, batch_size=2, max_length=128, epochs=2, output="torch")
+    return ps.Loader(store, batch_size=2, max_length=128, epochs=2)
 
 
 def train(folder: Path, max_steps: int, resume: bool) -> None:

@@ -31,7 +31,7 @@ def train(store: Any) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    loader = ps.Loader(store, batch_size=2, max_length=256, labels="shifted", output="torch")  # rank and size: torch's
+    loader = ps.Loader(store, batch_size=2, max_length=256, labels="shifted")  # rank and size: torch's
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 400))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -30,7 +30,8 @@ def main(folder: Path) -> None:
         signal.SIGTERM, lambda number, frame: told.append(number)
     )  # only note it: the step under way is finished
 
-    loader = ps.Loader(store, batch_size=2, max_length=128, epochs=2)
+    options = {"batch_size": 2, "max_length": 128, "epochs": 2, "output": "numpy"}
+    loader = ps.Loader(store, **options)
     for batch in loader:
         if batch.step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -39,7 +40,7 @@ def main(folder: Path) -> None:
             break
     print(f"stopped after step {batch.step} of {len(loader)}; saved {checkpoint.stat().st_size} bytes")
 
-    ranks = [ps.Loader(store, batch_size=2, max_length=128, epochs=2, rank=rank, world_size=3) for rank in range(3)]
+    ranks = [ps.Loader(store, **options, rank=rank, world_size=3) for rank in range(3)]
     for rank in ranks:
         rank.load_state_dict(json.loads(checkpoint.read_text()))
     steps = [sum(1 for _ in rank) for rank in ranks]

@@ -28,7 +28,7 @@ def train(store: Any, saved: Path, *, stop_at: int | None) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 400))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    batches = attach(accelerator, ps.Loader(store, batch_size=2, max_length=128, labels="shifted", output="torch"))
+    batches = attach(accelerator, ps.Loader(store, batch_size=2, max_length=128, labels="shifted"))
     if saved.exists():
         accelerator.load_state(saved)
     for batch in batches:

@@ -40,7 +40,7 @@ class Tiny(LightningModule):
 
 
 def train(store: Any, folder: Path, *, max_steps: int, resume: bool) -> None:
-    loader = ps.Loader(store, batch_size=2, max_length=128, epochs=2, labels="shifted", output="torch")
+    loader = ps.Loader(store, batch_size=2, max_length=128, epochs=2, labels="shifted")
     quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     saving = ModelCheckpoint(folder, every_n_train_steps=3, save_last=True)
     trainer = Trainer(max_epochs=1, max_steps=max_steps, accelerator="cpu", callbacks=[saving], **quiet)

@@ -42,7 +42,7 @@ def make_tokenizer(folder: Path) -> None:
 def main(folder: Path) -> None:
     make_tokenizer(folder / "tokenizer")
     store = ps.prepare(RECORDS, tokenizer=folder / "tokenizer", template="chat", cache_dir=folder / "cache", num_proc=1)
-    loader = ps.Loader(store, batch_size=2, max_length=128, output="torch")
+    loader = ps.Loader(store, batch_size=2, max_length=128)
     config = LlamaConfig(
         vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     )

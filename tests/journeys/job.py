@@ -19,7 +19,7 @@ def open_loader(folder: Path, rank: int | None, world_size: int | None, **option
     store = ps.prepare(
         folder / "data.jsonl", tokenizer=folder / "tokenizer", template="text", cache_dir=folder / "cache", num_proc=1
     )
-    options = {"batch_size": 2, "max_length": 64, "overflow": "split", "seed": 7, **options}
+    options = {"batch_size": 2, "max_length": 64, "overflow": "split", "seed": 7, "output": "numpy", **options}
     return ps.Loader(store, rank=rank, world_size=world_size, **options)
 
 

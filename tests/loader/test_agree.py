@@ -8,6 +8,8 @@ import penstock as ps
 from penstock.errors import PlanError, PlanMismatch
 from penstock.loader.agree import FileBoard, agree
 
+from .arrays import Loader
+
 RECORDS = [{"n": n} for n in range(40)]
 PLAN = {"plan": "0" * 64, "settings": {"seed": 0}, "step": 0}
 
@@ -39,7 +41,7 @@ def make(tmp_path, monkeypatch):
         loaders = []
         for rank, change in enumerate(changes):
             options = {"batch_size": 2, "rank": rank, "world_size": len(changes), "run_id": run_id, **change}
-            loaders.append(ps.Loader(ps.open(options.pop("records", RECORDS)), **options))
+            loaders.append(Loader(ps.open(options.pop("records", RECORDS)), **options))
             loaders[-1]._number = 0  # ranks are processes, and this is the first loader of each
         return loaders
 
@@ -107,4 +109,4 @@ def test_the_name_that_torchrun_gives_is_enough(make, monkeypatch):
 
 def test_a_mesh_says_it_alone():
     with pytest.raises(PlanError, match="leave out rank, world_size and replicas"):
-        ps.Loader(ps.open(RECORDS), batch_size=2, mesh="dp", rank=0, world_size=2)
+        Loader(ps.open(RECORDS), batch_size=2, mesh="dp", rank=0, world_size=2)

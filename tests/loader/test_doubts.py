@@ -12,6 +12,8 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError
 
+from .arrays import Loader
+
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 
 
@@ -35,7 +37,7 @@ def store(make):
 
 def ranks(store, world_size: int, batch_size: int = 2, state=None, **options) -> list[ps.Loader]:
     loaders = [
-        ps.Loader(store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size, **options)
+        Loader(store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size, **options)
         for r in range(world_size)
     ]
     for loader in loaders:
@@ -169,7 +171,7 @@ def test_every_sample_dropped_is_an_error_with_the_count(make):
     long = make(20, longest=1)
     for world_size in (1, 3):
         for loader in [
-            ps.Loader(long, batch_size=2, max_length=1, rank=r, world_size=world_size) for r in range(world_size)
+            Loader(long, batch_size=2, max_length=1, rank=r, world_size=world_size) for r in range(world_size)
         ]:
             with pytest.raises(PlanError, match="the run has no step: 20 samples dropped: overlong"):
                 list(loader)

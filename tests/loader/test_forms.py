@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError
 from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import open_template, open_tokenizer
+
+from .arrays import Loader
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def expected(store, spans, row):
 @pytest.mark.parametrize("align", [1, 4])
 @pytest.mark.parametrize("window", [None, "all"])
 def test_packed_rows(store, align, window):
-    for batch in ps.Loader(store, batch_size=2, max_length=48, align=align, window=window, pad_id=7):
+    for batch in Loader(store, batch_size=2, max_length=48, align=align, window=window, pad_id=7):
         assert batch["input_ids"].shape == (2, 48)
         borders = set(batch["cu_seqlens"].tolist())
         for r in range(2):
@@ -58,20 +59,20 @@ def test_packed_rows(store, align, window):
 
 def test_a_flat_row_holds_the_same_tokens_without_padding(store):
     options = {"batch_size": 3, "max_length": 48}
-    pairs = zip(ps.Loader(store, **options), ps.Loader(store, **options, padding_free=True), strict=True)
+    pairs = zip(Loader(store, **options), Loader(store, **options, padding_free=True), strict=True)
     for padded, flat in pairs:
         real = padded["seq_idx"] >= 0
         for name in ("input_ids", "labels", "position_ids"):
             assert np.array_equal(flat[name][0], padded[name][real])
         assert flat["cu_seqlens"][-1] == real.sum() and (flat["seq_idx"] >= 0).all()
         assert len(flat["cu_seqlens"]) == len(flat.rows.spans) + 1
-    for flat in ps.Loader(store, **options, padding_free=True, pad_to=64):
+    for flat in Loader(store, **options, padding_free=True, pad_to=64):
         assert flat["input_ids"].shape[1] % 64 == 0
 
 
 def test_shifted_labels_are_what_a_model_that_shifts_would_compare_with(store):
     options = {"batch_size": 2, "max_length": 48}
-    pairs = zip(ps.Loader(store, **options), ps.Loader(store, **options, labels="shifted"), strict=True)
+    pairs = zip(Loader(store, **options), Loader(store, **options, labels="shifted"), strict=True)
     for plain, shifted in pairs:
         assert np.array_equal(shifted["labels"][:, :-1], plain["labels"][:, 1:])
         assert (shifted["labels"][:, -1] == -100).all()
@@ -81,7 +82,7 @@ def test_shifted_labels_are_what_a_model_that_shifts_would_compare_with(store):
 @pytest.mark.parametrize("padding", ["longest", "max_length"])
 def test_unpacked_rows_are_padded(store, side, padding):
     options = {"batch_size": 4, "max_length": 64, "packing": "none", "padding": padding, "pad_side": side, "pad_to": 8}
-    for batch in ps.Loader(store, **options):
+    for batch in Loader(store, **options):
         lengths = (batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist()
         width = batch["input_ids"].shape[1]
         assert width == (64 if padding == "max_length" else -(-max(lengths) // 8) * 8)
@@ -95,7 +96,7 @@ def test_unpacked_rows_are_padded(store, side, padding):
 
 
 def test_a_block_mask_lets_a_token_see_its_own_sample_only(store):
-    batch = next(iter(ps.Loader(store, batch_size=2, max_length=32, attention_mask="4d")))
+    batch = next(iter(Loader(store, batch_size=2, max_length=32, attention_mask="4d")))
     mask, documents = batch["attention_mask"], batch["seq_idx"]
     assert mask.shape == (2, 1, 32, 32)
     for r in range(2):
@@ -107,18 +108,18 @@ def test_a_block_mask_lets_a_token_see_its_own_sample_only(store):
 def test_tensors_hold_what_arrays_hold(store):
     torch = pytest.importorskip("torch", reason="tensors need torch")
     options = {"batch_size": 2, "max_length": 48}
-    pairs = zip(ps.Loader(store, **options), ps.Loader(store, **options, output="torch"), strict=True)
+    pairs = zip(Loader(store, **options), Loader(store, **options, output="torch"), strict=True)
     for arrays, tensors in pairs:
         for name, value in arrays.items():
             if isinstance(value, np.ndarray):
                 assert isinstance(tensors[name], torch.Tensor) and np.array_equal(tensors[name].numpy(), value)
     from penstock.loader.torch import document_mask
 
-    batch = next(iter(ps.Loader(store, **options, output="torch")))
+    batch = next(iter(Loader(store, **options, output="torch")))
     see = document_mask(batch["seq_idx"])
     index = torch.arange(48)
     found = see(torch.tensor(0), torch.tensor(0), index[:, None], index[None, :])
-    block = next(iter(ps.Loader(store, **options, attention_mask="4d")))["attention_mask"][0, 0]
+    block = next(iter(Loader(store, **options, attention_mask="4d")))["attention_mask"][0, 0]
     assert np.array_equal(found.numpy(), block)
 
 
@@ -133,4 +134,4 @@ def test_forms_that_contradict_themselves_are_refused(store):
         ({"pad_id": -1}, "pad_id is -1"),
     ]:
         with pytest.raises(PlanError, match=message):
-            ps.Loader(store, batch_size=2, max_length=48, **options)
+            Loader(store, batch_size=2, max_length=48, **options)

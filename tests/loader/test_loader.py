@@ -14,6 +14,8 @@ from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import TextTemplate, open_tokenizer
 
+from .arrays import Loader
+
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 
 
@@ -35,7 +37,7 @@ def contents(batches) -> list:
 
 def test_a_batch_holds_the_tokens_of_its_spans(make_store):
     store = make_store(300)
-    for batch in ps.Loader(store, batch_size=3, max_length=48, overflow="split"):
+    for batch in Loader(store, batch_size=3, max_length=48, overflow="split"):
         assert batch["input_ids"].shape == batch["labels"].shape == (3, 48)
         for r in range(3):
             place = 0
@@ -58,7 +60,7 @@ def test_a_batch_holds_the_tokens_of_its_spans(make_store):
 
 def test_an_epoch_is_every_token_once_over_all_ranks(make_store):
     store = make_store(500)
-    loaders = [ps.Loader(store, batch_size=2, max_length=64, overflow="split", rank=r, world_size=3) for r in range(3)]
+    loaders = [Loader(store, batch_size=2, max_length=64, overflow="split", rank=r, world_size=3) for r in range(3)]
     steps = [list(loader) for loader in loaders]
     assert {len(batches) for batches in steps} == {len(loaders[0])}
     spans = [span for batches in steps for row in contents(batches) for span in row]
@@ -70,13 +72,13 @@ def test_an_epoch_is_every_token_once_over_all_ranks(make_store):
 def test_state_counts_what_was_handed_over_not_what_was_read_ahead(make_store, prefetch):
     store = make_store(400)
     options = {"batch_size": 2, "max_length": 64, "prefetch": prefetch, "epochs": 2}
-    whole = contents(ps.Loader(store, **options))
-    loader = ps.Loader(store, **options)
+    whole = contents(Loader(store, **options))
+    loader = Loader(store, **options)
     states = [loader.state_dict()]
     states += [loader.state_dict() for _ in loader]
     assert len(states) == len(loader) + 1
     for done in (0, 1, 7, len(loader) // 2, len(loader) - 1, len(loader)):
-        again = ps.Loader(store, **options)
+        again = Loader(store, **options)
         state = json.loads(json.dumps(states[done]))
         assert state["step"] == done and len(json.dumps(state)) < 1024
         again.load_state_dict(state)
@@ -86,11 +88,11 @@ def test_state_counts_what_was_handed_over_not_what_was_read_ahead(make_store, p
 
 def test_a_second_and_third_resume_under_other_worlds(make_store):
     store = make_store(600)
-    whole = [row for row in contents(ps.Loader(store, batch_size=5, max_length=64)) if row]
+    whole = [row for row in contents(Loader(store, batch_size=5, max_length=64)) if row]
     seen, state = [], None
     for world_size, batch_size, steps in [(2, 3, 4), (3, 1, 5), (1, 4, 3), (2, 1, None)]:
         loaders = [
-            ps.Loader(store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size)
+            Loader(store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size)
             for r in range(world_size)
         ]
         iterators = []
@@ -117,7 +119,7 @@ def test_a_second_and_third_resume_under_other_worlds(make_store):
 
 def test_mixture_by_weight(make_store):
     stores = {"chat": (make_store(400, seed=1), 0.75), "math": (make_store(400, seed=2), 0.25)}
-    loader = ps.Loader(stores, batch_size=4, max_length=64, stop="first", overflow="split")
+    loader = Loader(stores, batch_size=4, max_length=64, stop="first", overflow="split")
     spans = [span for row in contents(loader) for span in row]
     samples = Counter(source for source, _, start, _ in spans if start == 0)
     assert abs(samples[0] / samples.total() - 0.75) < 0.02
@@ -126,10 +128,10 @@ def test_mixture_by_weight(make_store):
 
 def test_explain_names_the_lines_without_running(make_store):
     store = make_store(200)
-    loader = ps.Loader(store, batch_size=2, max_length=64, rank=0, world_size=2)
-    other = ps.Loader(store, batch_size=2, max_length=64, rank=1, world_size=2)
+    loader = Loader(store, batch_size=2, max_length=64, rank=0, world_size=2)
+    other = Loader(store, batch_size=2, max_length=64, rank=1, world_size=2)
     for step, (mine, theirs) in enumerate(zip(loader, other, strict=True)):
-        rows = ps.Loader(store, batch_size=2, max_length=64, rank=0, world_size=2).explain(step)
+        rows = Loader(store, batch_size=2, max_length=64, rank=0, world_size=2).explain(step)
         assert rows == [mine.provenance[0], theirs.provenance[0], mine.provenance[1], theirs.provenance[1]]
         break
     where, start, stop = rows[0][0]
@@ -140,12 +142,12 @@ def test_explain_names_the_lines_without_running(make_store):
 
 def test_a_foreign_or_damaged_state_is_refused(make_store):
     store = make_store(100)
-    state = ps.Loader(store, batch_size=2, max_length=64).state_dict()
-    loader = ps.Loader(store, batch_size=2, max_length=64)
+    state = Loader(store, batch_size=2, max_length=64).state_dict()
+    loader = Loader(store, batch_size=2, max_length=64)
     with pytest.raises(PlanMismatch, match="max_length 64 → 128"):
-        ps.Loader(store, batch_size=2, max_length=128).load_state_dict(state)
+        Loader(store, batch_size=2, max_length=128).load_state_dict(state)
     with pytest.raises(PlanMismatch, match="source 'data' has other content"):
-        ps.Loader(make_store(100, seed=9), batch_size=2, max_length=64).load_state_dict(state)
+        Loader(make_store(100, seed=9), batch_size=2, max_length=64).load_state_dict(state)
     with pytest.raises(PlanMismatch, match="version 2, this release reads version 1"):
         loader.load_state_dict({**state, "version": 2})
     with pytest.raises(PlanMismatch, match="not a Penstock state"):
@@ -184,39 +186,39 @@ def test_options_that_cannot_be_are_refused(make_store):
         ({"weights": [1]}, "weights go with their stores"),
     ]:
         with pytest.raises(PlanError, match=message):
-            ps.Loader(store, **{"batch_size": 2, "max_length": 64, **options})
+            Loader(store, **{"batch_size": 2, "max_length": 64, **options})
     with pytest.raises(PlanError, match="a weight for all of its stores or for none"):
-        ps.Loader({"a": (store, 1.0), "b": store}, batch_size=2)
+        Loader({"a": (store, 1.0), "b": store}, batch_size=2)
     with pytest.raises(UnevenTail, match="do not divide into steps"):
-        ps.Loader(store, batch_size=10_000, max_length=64, tail="error")
+        Loader(store, batch_size=10_000, max_length=64, tail="error")
     for nothing in ("data.jsonl", None, {"a": [store, 0.5]}, [store, 3]):
         with pytest.raises(PlanError, match=r"expected a Store from penstock\.prepare"):
-            ps.Loader(nothing, batch_size=2)
+            Loader(nothing, batch_size=2)
     with pytest.raises(PlanError, match="no stores given"):
-        ps.Loader([], batch_size=2)
+        Loader([], batch_size=2)
     with pytest.raises(TypeError, match="endless"):
-        len(ps.Loader(store, batch_size=2, max_length=64, epochs=None))
+        len(Loader(store, batch_size=2, max_length=64, epochs=None))
 
 
 def test_rank_and_world_size_come_from_the_environment(make_store, monkeypatch):
     store = make_store(50)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert ps.Loader(store, batch_size=1, max_length=64).world.rank == 3
-    assert ps.Loader(store, batch_size=1, max_length=64, replicas=2).world.size == 2
-    assert ps.Loader(store, batch_size=1, max_length=64, rank=0, world_size=1).world.size == 1
+    assert Loader(store, batch_size=1, max_length=64).world.rank == 3
+    assert Loader(store, batch_size=1, max_length=64, replicas=2).world.size == 2
+    assert Loader(store, batch_size=1, max_length=64, rank=0, world_size=1).world.size == 1
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(PlanError, match="RANK=3, WORLD_SIZE=None; set both"):
-        ps.Loader(store, batch_size=1, max_length=64)
+        Loader(store, batch_size=1, max_length=64)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "many")
     with pytest.raises(PlanError, match="RANK='many'"):
-        ps.Loader(store, batch_size=1, max_length=64)
+        Loader(store, batch_size=1, max_length=64)
 
 
 def test_an_error_while_reading_ahead_reaches_the_consumer(make_store):
     store = make_store(300)
-    loader = ps.Loader(store, batch_size=1, max_length=64, prefetch=4)
+    loader = Loader(store, batch_size=1, max_length=64, prefetch=4)
     iterator = iter(loader)
     next(iterator)
     for shard in store.cache.root.rglob("*.arrow"):
@@ -228,7 +230,7 @@ def test_an_error_while_reading_ahead_reaches_the_consumer(make_store):
 
 def test_an_abandoned_iteration_leaves_no_thread(make_store):
     before = threading.active_count()
-    loader = ps.Loader(make_store(300), batch_size=1, max_length=64, prefetch=4)
+    loader = Loader(make_store(300), batch_size=1, max_length=64, prefetch=4)
     for _ in range(20):
         iterator = iter(loader)
         next(iterator)
@@ -238,11 +240,11 @@ def test_an_abandoned_iteration_leaves_no_thread(make_store):
 
 def test_steps_after_a_resume_with_another_size_are_counted_and_explained(make_store):
     store = make_store(400)
-    before = ps.Loader(store, batch_size=10, max_length=64)
+    before = Loader(store, batch_size=10, max_length=64)
     for batch in before:
         if batch.step == 4:
             break
-    after = ps.Loader(store, batch_size=np.int64(5), max_length=64)
+    after = Loader(store, batch_size=np.int64(5), max_length=64)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     batches = list(after)
     assert [batch.step for batch in batches] == list(range(5, len(after)))
@@ -252,7 +254,7 @@ def test_steps_after_a_resume_with_another_size_are_counted_and_explained(make_s
 
 
 def test_an_older_iteration_does_not_go_on_beside_a_newer_one(make_store):
-    loader = ps.Loader(make_store(200), batch_size=1, max_length=64)
+    loader = Loader(make_store(200), batch_size=1, max_length=64)
     older = iter(loader)
     next(older)
     state = loader.state_dict()
@@ -268,7 +270,7 @@ def test_an_older_iteration_does_not_go_on_beside_a_newer_one(make_store):
 
 def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
     store = make_store(300)
-    loader = ps.Loader(store, batch_size=2, max_length=24)
+    loader = Loader(store, batch_size=2, max_length=24)
     with caplog.at_level("INFO", logger="penstock"):
         handed = sum(int((batch["seq_idx"] >= 0).sum()) for batch in loader)
     counts = loader.counters
@@ -276,7 +278,7 @@ def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
     assert counts.tokens_in == counts.tokens_out + counts.tokens_dropped.total()
     assert "samples dropped: overlong" in caplog.text and "epoch 0 ends at step" in caplog.text
     with pytest.raises(PlanError, match="the run has no step"):
-        list(ps.Loader(store, batch_size=2, max_length=1, overflow="drop"))
+        list(Loader(store, batch_size=2, max_length=1, overflow="drop"))
 
 
 def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
@@ -286,9 +288,9 @@ def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
         "b": (make_store(900, seed=2, rows_per_shard=5), 0.5),
     }
     options = {"batch_size": 4, "max_length": 64, "mix_by": "tokens", "window": 1, "block": 50, "overflow": "split"}
-    whole = contents(ps.Loader(stores, **options, prefetch=0))
+    whole = contents(Loader(stores, **options, prefetch=0))
     for _ in range(5):
-        loader, seen = ps.Loader(stores, **options, prefetch=8), []
+        loader, seen = Loader(stores, **options, prefetch=8), []
         for batch in loader:
             seen += contents([batch])
             if batch.step == 0:
@@ -299,13 +301,13 @@ def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
 def test_a_loader_can_seek_skip_and_stop_at_an_epochs_end(make_store):
     store = make_store(300)
     options = {"batch_size": 2, "max_length": 64, "epochs": 3}
-    whole = list(ps.Loader(store, **options))
-    loader = ps.Loader(store, **options)
+    whole = list(Loader(store, **options))
+    loader = Loader(store, **options)
     loader.seek(7)
     assert contents(loader) == contents(whole[7:])
-    skipping = ps.Loader(store, **options, skip=[3, 4])
+    skipping = Loader(store, **options, skip=[3, 4])
     assert [batch.step for batch in skipping] == [batch.step for batch in whole if batch.step not in (3, 4)]
-    by_epoch = ps.Loader(store, **options, per_epoch=True)
+    by_epoch = Loader(store, **options, per_epoch=True)
     seen = []
     for epoch in range(3):
         by_epoch.set_epoch(epoch)
@@ -318,7 +320,7 @@ def test_a_loader_can_seek_skip_and_stop_at_an_epochs_end(make_store):
 
 def test_metrics_add_up(make_store):
     stores = {"a": (make_store(200, seed=1), 1), "b": (make_store(200, seed=2), 1)}
-    loader = ps.Loader(stores, batch_size=3, max_length=64, overflow="split")
+    loader = Loader(stores, batch_size=3, max_length=64, overflow="split")
     batches = list(loader)
     metrics = loader.metrics.as_dict()
     tokens = sum(int((batch["seq_idx"] >= 0).sum()) for batch in batches)
@@ -334,22 +336,19 @@ def test_metrics_add_up(make_store):
 def test_records_are_served_by_the_same_plan(make_store):
     records = [{"n": n, "text": f"record {n}"} for n in range(50)]
     source = ps.open(records)
-    loaders = [ps.Loader(source, batch_size=3, rank=r, world_size=2) for r in range(2)]
+    loaders = [Loader(source, batch_size=3, rank=r, world_size=2) for r in range(2)]
     seen = [record["n"] for loader in loaders for batch in loader for record in batch["records"]]
     assert sorted(seen) == list(range(50)) and seen != list(range(50))
-    assert len(loaders[0]) == len(list(ps.Loader(source, batch_size=3, rank=1, world_size=2)))
+    assert len(loaders[0]) == len(list(Loader(source, batch_size=3, rank=1, world_size=2)))
     texts = [
-        batch["batch"]
-        for batch in ps.Loader(source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r])
+        batch["batch"] for batch in Loader(source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r])
     ]
     assert [n for batch in texts for n in batch] == list(range(50))
-    loader = ps.Loader(source, batch_size=4)
+    loader = Loader(source, batch_size=4)
     for batch in loader:
         if batch.step == 5:
             break
-    again = ps.Loader(source, batch_size=4)
+    again = Loader(source, batch_size=4)
     again.load_state_dict(loader.state_dict())
     rest = [record["n"] for batch in again for record in batch["records"]]
     assert len(rest) == 50 - 24
-    with pytest.raises(PlanError, match="collate= is for plain records"):
-        ps.Loader(make_store(20), batch_size=2, max_length=64, collate=list)

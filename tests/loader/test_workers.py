@@ -13,6 +13,8 @@ from penstock.errors import PlanError
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
+from .arrays import Loader  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")  # on two cores
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 OPTIONS = {"batch_size": 2, "max_length": 64, "epochs": 2}
@@ -35,13 +37,13 @@ def contents(batches) -> list:
 
 @pytest.mark.parametrize(("workers", "output"), [(1, "numpy"), (3, "torch")])
 def test_workers_change_neither_order_nor_state(store, workers, output):
-    alone = ps.Loader(store, **OPTIONS, output=output)
+    alone = Loader(store, **OPTIONS, output=output)
     states = [alone.state_dict()]
     whole = []
     for batch in alone:
         whole.append(batch)
         states.append(alone.state_dict())
-    loader = ps.Loader(store, **OPTIONS, output=output, workers=workers)
+    loader = Loader(store, **OPTIONS, output=output, workers=workers)
     for number, batch in enumerate(loader):
         assert contents([batch]) == contents([whole[number]])
         assert loader.state_dict() == states[number + 1]  # what the workers have ready is not counted
@@ -52,10 +54,10 @@ def test_workers_change_neither_order_nor_state(store, workers, output):
 
 
 def test_cuts_that_are_no_multiple_of_the_workers(store):
-    whole = contents(ps.Loader(store, **OPTIONS))
+    whole = contents(Loader(store, **OPTIONS))
     seen, state = [], None
     for workers, steps in [(2, 3), (3, 4), (0, 2), (2, None)]:  # a second and a third resume, with other workers
-        loader = ps.Loader(store, **OPTIONS, workers=workers, prefetch=3)
+        loader = Loader(store, **OPTIONS, workers=workers, prefetch=3)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
         iterator = iter(loader)
@@ -67,25 +69,25 @@ def test_cuts_that_are_no_multiple_of_the_workers(store):
 
 def test_workers_pass_over_skipped_steps_and_end_with_the_epoch(store):
     options = {**OPTIONS, "skip": [1, 2, 7]}
-    assert contents(ps.Loader(store, **options, workers=2)) == contents(ps.Loader(store, **options))
-    loader = ps.Loader(store, **OPTIONS, per_epoch=True, workers=2)
+    assert contents(Loader(store, **options, workers=2)) == contents(Loader(store, **options))
+    loader = Loader(store, **OPTIONS, per_epoch=True, workers=2)
     epochs = []
     for epoch in range(2):
         loader.set_epoch(epoch)  # the workers of the epoch before are gone; those of this one begin where it begins
         epochs += contents(loader)
-    assert epochs == contents(ps.Loader(store, **OPTIONS))
+    assert epochs == contents(Loader(store, **OPTIONS))
 
 
 def test_an_error_in_a_worker_reaches_the_consumer(store):
-    loader = ps.Loader(store, batch_size=2, max_length=24, overflow="error", workers=2)
+    loader = Loader(store, batch_size=2, max_length=24, overflow="error", workers=2)
     with pytest.raises(ps.errors.Overlong, match="max_length is 24"):
         list(loader)
 
 
 def test_a_data_set_for_a_dataloader_of_ones_own(store):
-    whole = contents(ps.Loader(store, **OPTIONS))
+    whole = contents(Loader(store, **OPTIONS))
     for workers in (0, 2):
-        loader = ps.Loader(store, **OPTIONS)
+        loader = Loader(store, **OPTIONS)
         own = DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=workers)
         assert contents(own) == whole
         assert contents(own) == whole  # a pass begins where the data set was made
@@ -97,8 +99,8 @@ def test_a_data_set_for_a_dataloader_of_ones_own(store):
 
 
 def test_persistent_workers_see_the_new_epoch(store):
-    whole = contents(ps.Loader(store, **OPTIONS))
-    steps = ps.Loader(store, **OPTIONS, per_epoch=True).as_dataset()
+    whole = contents(Loader(store, **OPTIONS))
+    steps = Loader(store, **OPTIONS, per_epoch=True).as_dataset()
     own = DataLoader(steps, batch_size=None, collate_fn=lambda x: x, num_workers=2, persistent_workers=True)
     passes = []
     for epoch in range(2):
@@ -110,7 +112,7 @@ def test_persistent_workers_see_the_new_epoch(store):
 
 
 def test_a_loader_travels_to_another_process(store):
-    loader = ps.Loader(store, **OPTIONS)
+    loader = Loader(store, **OPTIONS)
     iterator = iter(loader)
     next(iterator)
     again = pickle.loads(pickle.dumps(loader))
@@ -120,7 +122,7 @@ def test_a_loader_travels_to_another_process(store):
 
 
 def test_a_batch_moves_and_keeps_where_it_comes_from(store):
-    batch = next(iter(ps.Loader(store, **OPTIONS, output="torch")))
+    batch = next(iter(Loader(store, **OPTIONS, output="torch")))
     moved = batch.to("meta", non_blocking=True)
     assert moved["input_ids"].device.type == "meta" and moved.provenance == batch.provenance
     assert (moved.step, moved["max_seqlen"]) == (batch.step, batch["max_seqlen"])

@@ -84,7 +84,7 @@ def test_the_same_batches_as_prepared_ahead(tmp_path: Path, template: TextTempla
             for name, records in (("a", RECORDS), ("b", RECORDS[::3]))
         ]
         chosen = stores[0] if mix == "one" else {"a": (stores[0], 0.7), "b": (stores[1], 0.3)}
-        more = {"mix_by": mix} if mix != "one" else {}
+        more = {"mix_by": mix, "output": "numpy"} if mix != "one" else {"output": "numpy"}
         loader = ps.Loader(chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, **more)
         return [dict(batch) for batch in loader]
 

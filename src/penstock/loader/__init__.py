@@ -1,5 +1,6 @@
 """Batches, now, and again."""
 
-from penstock.loader.loader import Batch, Loader
+from penstock.loader.batch import Batch
+from penstock.loader.loader import Loader
 
 __all__ = ["Batch", "Loader"]

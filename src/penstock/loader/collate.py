@@ -1,17 +1,20 @@
 """What does the model see?  Spans of samples → arrays.  Shifting, ignore-index, padding and positions are a model's convention.
 
-One concatenation of views of the memory-mapped shards fills each array: no Python object per token, one per span.
+Views of the memory-mapped shards are joined once for the ids and once for what is trained; everything else is computed for all spans of
+a batch at once, in the ids' own narrow type where that is possible, into memory of earlier batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import PlanError
+from penstock.loader.buffers import Buffers
 from penstock.loader.form import BatchForm
-from penstock.loader.spans import SpanReader
+from penstock.loader.spans import Pieces, SpanReader, SpanTokens, is_trained
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
@@ -25,51 +28,42 @@ PADDING = -1  # the document number of padding
 class _Layout:
     """Segments laid end to end: a span with what alignment adds to it, or padding."""
 
-    ids: list[npt.NDArray[Any]]
-    masks: list[npt.NDArray[np.bool_]]
+    ids: Pieces
+    tokens: SpanTokens
     sizes: Ints  # of each segment
     documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
-
-    @property
-    def size(self) -> int:
-        return int(self.sizes.sum())
+    is_span: npt.NDArray[np.bool_]  # or padding
 
 
 class Collator:
-    """Rows → arrays, in the form that the model wants."""
+    """Rows → arrays, in the form that the model wants.  For one thread: what it joins first is overwritten by the next call."""
 
     def __init__(self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm) -> None:
-        self._reader = SpanReader(stores, keep_masks=settings.window_shards is not None)
+        self._reader = SpanReader(stores)
         self._max_length = -(-settings.max_length // form.pad_to) * form.pad_to
         self._align = settings.align
         self._packed = settings.packing != "none" and not settings.packing.startswith("group_")
         self._form = form
+        largest = max([form.pad_id, *(store.vocab_size for store in stores)]) - IGNORE
+        self._dtype: Any = np.uint16 if largest <= 1 << 16 else np.uint32  # holds every id, also less IGNORE
         longest = max(self._max_length, form.pad_to)
-        self._pad_ids = np.full(longest, form.pad_id, np.uint32)
-        self._pad_mask = np.zeros(longest, np.bool_)
+        self._pad_ids = np.full(longest, form.pad_id, self._dtype)
+        self._buffers = Buffers()
+        self._count = np.arange(longest, dtype=np.int64)
 
-    def __call__(self, rows: Rows) -> dict[str, Any]:
+    def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
+        """(arrays by name, how many tokens are trained)."""
         if self._form.padding_free:
-            return self._flat(rows)
-        return self._padded(rows)
-
-    def _padded(self, rows: Rows) -> dict[str, Any]:
-        """(num_rows, length) arrays; cu_seqlens counts over the rows laid end to end, padding being a segment of its own."""
+            return self._arrays(self._lay_out(rows, None), None)
         length = self._row_length(rows)
-        layout = self._lay_out(rows, length)
-        shape = (rows.num_rows, length)
-        batch = self._arrays(layout, shape)
+        batch, trained = self._arrays(self._lay_out(rows, length), (rows.num_rows, length))
         if not self._packed:
             del batch["cu_seqlens"], batch["max_seqlen"]
         if self._form.attention_mask == "4d":
             batch["attention_mask"] = _block_mask(batch["seq_idx"])
         elif not self._packed and self._form.attention_mask == "auto":
             batch["attention_mask"] = (batch["seq_idx"] != PADDING).astype(np.int64)
-        return batch
-
-    def _flat(self, rows: Rows) -> dict[str, Any]:
-        """One row of all tokens, without padding but for `pad_to`."""
-        return self._arrays(self._lay_out(rows, None))
+        return batch, trained
 
     def _row_length(self, rows: Rows) -> int:
         if self._packed or self._form.padding == "max_length":
@@ -80,72 +74,103 @@ class Collator:
 
     def _lay_out(self, rows: Rows, length: int | None) -> _Layout:
         """All spans in order; with a `length`, each row is filled up to it, else the whole to a multiple of `pad_to`."""
-        ids, masks = self._reader.read(rows.spans)
+        tokens = self._reader.read(rows.spans)
         sizes = rows.spans["stop"] - rows.spans["start"]
         rooms = -(-sizes // self._align) * self._align
-        if self._align > 1:
-            ids, masks = self._fill_up(ids, masks, (rooms - sizes).tolist())
-        counts = np.diff(rows.starts)
-        numbers = np.arange(len(sizes)) - np.repeat(rows.starts[:-1], counts)
+        numbers = np.arange(sizes.size)
         if length is None:
-            pads, ends = [-int(rooms.sum()) % self._form.pad_to], [len(sizes)]
-            numbers = np.arange(len(sizes))
+            total = int(rooms.sum())  # a flat row has a token at least: no model takes an empty one
+            pads, places = (
+                np.array([-total % self._form.pad_to if total else self._form.pad_to]),
+                np.array([sizes.size]),
+            )
         else:
             used = np.concatenate(([0], np.cumsum(rooms)))[rows.starts]
-            pads, ends = (length - np.diff(used)).tolist(), rows.starts[1:].tolist()
-        places = np.array(ends if self._form.pad_side == "right" else [0, *ends[:-1]], np.int64)
-        holes = np.flatnonzero(pads)
-        every_ids, every_masks, done = [], [], 0
-        for hole in holes.tolist():  # one turn per row that is not full
-            place = int(places[hole])
-            every_ids += ids[done:place]
-            every_masks += masks[done:place]
-            every_ids.append(self._pad_ids[: pads[hole]])
-            every_masks.append(self._pad_mask[: pads[hole]])
-            done = place
-        return _Layout(
-            ids=every_ids + ids[done:],
-            masks=every_masks + masks[done:],
-            sizes=np.insert(rooms, places[holes], np.array(pads, np.int64)[holes]),
-            documents=np.insert(numbers, places[holes], PADDING).astype(np.int32),
-        )
+            pads = length - (used[1:] - used[:-1])
+            places = rows.starts[1:] if self._form.pad_side == "right" else rows.starts[:-1]
+            numbers -= np.repeat(rows.starts[:-1], rows.starts[1:] - rows.starts[:-1])
+        short = np.flatnonzero(pads)
+        pads, places = pads[short], places[short]
+        is_span = np.ones(sizes.size + short.size, np.bool_)
+        is_span[places + np.arange(short.size)] = False
+        every, documents = np.empty(is_span.size, np.int64), np.full(is_span.size, PADDING, np.int32)
+        every[is_span], every[~is_span], documents[is_span] = rooms, pads, numbers
+        ids = tokens.ids.copy()
+        if self._align > 1:
+            missing = (rooms - sizes).tolist()
+            ids = [piece for a, size in zip(ids, missing, strict=True) for piece in (a, self._pad_ids[:size])]
+            places = 2 * places
+        for size, place in zip(pads.tolist()[::-1], places.tolist()[::-1], strict=True):
+            ids.insert(place, self._pad_ids[:size])
+        return _Layout(ids, tokens, every, documents, is_span)
 
-    def _fill_up(self, ids: list[Any], masks: list[Any], missing: list[int]) -> tuple[list[Any], list[Any]]:
-        """Each span's ids and mask with what alignment adds to it."""
-        filled = [
-            np.concatenate([a, self._pad_ids[:size]]) if size else a for a, size in zip(ids, missing, strict=True)
-        ]
-        covered = [
-            np.concatenate([m, self._pad_mask[:size]]) if size else m for m, size in zip(masks, missing, strict=True)
-        ]
-        return filled, covered
-
-    def _arrays(self, layout: _Layout, shape: tuple[int, int] | None = None) -> dict[str, Any]:
-        size = layout.size
-        shape = shape or (1, size)
-        ids = np.empty(size, np.int64)
-        mask = np.empty(size, np.bool_)
-        if size:
-            np.concatenate(layout.ids, out=ids, casting="unsafe")
-            np.concatenate(layout.masks, out=mask)
+    def _arrays(self, layout: _Layout, shape: tuple[int, int] | None) -> tuple[dict[str, Any], int]:
         ends = np.cumsum(layout.sizes)
         begins = ends - layout.sizes
-        mask[begins] = (
-            False  # the first token of a piece would be predicted from another sample, or from nothing: no target
-        )
-        labels = (ids - IGNORE) * mask + IGNORE  # a third of the time of np.where
-        if self._form.labels == "shifted" and size:
-            labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
-            labels[-1] = IGNORE
-        positions = np.arange(size, dtype=np.int64) - np.repeat(begins, layout.sizes)
+        size = int(ends[-1])
+        shape = shape or (1, size)
+        take = self._buffers.take
+        narrow = np.concatenate(layout.ids, out=take("narrow", size, self._dtype))
+        ids, positions = take("input_ids", size, np.int64), take("position_ids", size, np.int64)
+        ids[:] = narrow
+        if size > self._count.size:
+            self._count = np.arange(size, dtype=np.int64)
+        np.subtract(self._count[:size], np.repeat(begins, layout.sizes), out=positions)
+        documents = take("seq_idx", size, np.int32)
+        documents[:] = np.repeat(layout.documents, layout.sizes)
+        labels, trained = self._labels(layout, narrow, positions, begins)
         return {
             "input_ids": ids.reshape(shape),
             "labels": labels.reshape(shape),
             "position_ids": positions.reshape(shape),
             "cu_seqlens": np.concatenate(([0], ends)).astype(np.int32),
-            "max_seqlen": int(layout.sizes.max()) if size else 0,
-            "seq_idx": np.repeat(layout.documents, layout.sizes).reshape(shape),
-        }
+            "max_seqlen": int(layout.sizes.max()),
+            "seq_idx": documents.reshape(shape),
+        }, trained
+
+    def _labels(
+        self, layout: _Layout, narrow: npt.NDArray[Any], positions: Ints, begins: Ints
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """(labels, how many are not IGNORE).  `narrow` holds the ids, and is used up."""
+        labels = self._buffers.take("labels", narrow.size, np.int64)
+        # The first token of a piece would be predicted from another sample, or from nothing: it is no target.
+        if layout.tokens.all_trained and self._align == 1:
+            labels[:] = narrow
+            labels[begins] = IGNORE
+            pads = ~layout.is_span
+            for begin, pad in zip(begins[pads].tolist(), layout.sizes[pads].tolist(), strict=True):
+                labels[begin : begin + pad] = IGNORE
+            trained = int((layout.sizes[layout.is_span] - 1).sum())
+        else:
+            mask = is_trained(layout.tokens, positions, layout.sizes, layout.is_span)
+            mask[begins] = False
+            if self._align > 1:  # what alignment adds to a span is none of it
+                own = layout.sizes.copy()
+                own[layout.is_span] = [len(piece) for piece in layout.tokens.ids]
+                mask &= positions < np.repeat(own, layout.sizes)
+            narrow += -IGNORE  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
+            narrow *= mask
+            np.add(narrow, IGNORE, out=labels, dtype=np.int64)
+            trained = int(np.count_nonzero(mask))
+        if self._form.labels == "shifted":
+            labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
+            labels[-1] = IGNORE
+        return labels, trained
+
+
+class UsersCollator:
+    """The same, and what the user's own function makes of it: arrays and rows in, arrays out."""
+
+    def __init__(self, collate: Collator, users: Callable[..., Any]) -> None:
+        self._collate, self._users = collate, users
+
+    def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
+        arrays, trained = self._collate(rows)
+        found = self._users(arrays, rows)
+        if not isinstance(found, dict):
+            raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
+        labels = found.get("labels")
+        return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
 
 
 def _block_mask(documents: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

@@ -1,6 +1,7 @@
 """Which convention does the model follow?  How rows become arrays, as one frozen value, checked once."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from penstock.errors import PlanError
 from penstock.plan.settings import whole_number
@@ -22,7 +23,7 @@ class BatchForm:
     attention_mask: "auto" is a plain one for unpacked rows and none for packed ones, "4d" is block-diagonal and causal.
     """
 
-    output: str = "numpy"
+    output: str = "torch"
     padding_free: bool = False
     padding: str = "longest"
     pad_side: str = "right"
@@ -49,3 +50,9 @@ class BatchForm:
             )
         if self.padding_free and self.pad_side == "left":
             raise PlanError("padding_free rows have no padding to put on the left")
+
+
+def require_torch(wish: str, instead: str) -> None:
+    """Refuse a wish that only torch can grant, where it is not installed."""
+    if find_spec("torch") is None:
+        raise PlanError(f"{wish} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}")

@@ -7,11 +7,14 @@ from difflib import get_close_matches
 from itertools import count, islice
 from typing import Any
 
+import numpy as np
+
 from penstock.cache import Cache
 from penstock.errors import PlanError
 from penstock.loader.agree import agree, find_board
-from penstock.loader.collate import Collator
-from penstock.loader.form import BatchForm
+from penstock.loader.batch import Batch, Provenance, homes
+from penstock.loader.collate import Collator, UsersCollator
+from penstock.loader.form import BatchForm, require_torch
 from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import read_ahead
@@ -19,47 +22,18 @@ from penstock.loader.records import RecordCollator, RecordStore, is_records
 from penstock.loader.state import make_state, read_state
 from penstock.loader.world import find_place
 from penstock.plan.block import Rows
-from penstock.plan.counters import Counters
+from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Plan, PlanSource, Position, Step
 from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
 from penstock.plan.shard import rank_rows
 from penstock.store import Store
-from penstock.types import Ints, Where
+from penstock.types import Ints
 
 _log = logging.getLogger("penstock")
 
 _NUMBERS = count()  # of the loaders of this process: ranks make theirs in one order
 
 Mixture = Mapping[str, Store | tuple[Store, float]]
-
-
-class Batch(dict[str, Any]):
-    """Arrays by name, and where they come from."""
-
-    def __init__(self, arrays: Mapping[str, Any], rows: Rows, stores: Sequence[Store], step: int) -> None:
-        super().__init__(arrays)
-        self.step = step
-        self.rows = rows
-        self._stores = stores
-
-    @property
-    def provenance(self) -> list[list[tuple[Where, int, int]]]:
-        """For each row, its spans as (home of the record, first token, last token + 1)."""
-        if not self._stores:
-            raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
-        return _provenance(self.rows, self._stores)
-
-    def to(self, device: Any, **options: Any) -> "Batch":
-        """The same batch with its tensors on `device`; trainers that move batches keep step and provenance so."""
-        moved = {name: value.to(device, **options) if hasattr(value, "to") else value for name, value in self.items()}
-        return Batch(moved, self.rows, self._stores, self.step)
-
-    def of(self, stores: Sequence[Store]) -> "Batch":
-        """The same batch, its rows being of these stores."""
-        return Batch(self, self.rows, stores, self.step)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (dict(self), self.rows, (), self.step)  # stores do not travel between processes with every batch
 
 
 class Loader:
@@ -90,7 +64,8 @@ class Loader:
         run_id: under this name, ranks without torch.distributed compare their plans through the cache folder.
         workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead; 0 is a thread of this process.
         per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
-        collate: for plain records, what makes a batch of a list of them.
+        collate: of plain records, makes a batch of a list of them; of tokens, is given the arrays of a batch and its rows (their
+        spans say source, sample, start, stop) and returns the arrays to hand over.
         """
         names, self.stores, weights = _mixture(stores)
         if records := isinstance(self.stores[0], RecordStore):
@@ -108,17 +83,18 @@ class Loader:
             for name, store in zip(names, self.stores, strict=True)
         ]
         self.plan = Plan(sources, self._lengths, settings)
-        if collate is not None and not records:
-            raise PlanError("collate= is for plain records; batches of tokens take their form from the options")
-        self._record_collate = collate
-        self._collate = self._make_collate()
+        if self.form.output == "torch" and not records:
+            require_torch("output='torch', the default,", "pass output='numpy'")
+        if self._workers:
+            require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
+        self._users_collate = collate
         if per_epoch and settings.tail == "wrap":
             raise PlanError(
                 "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"
             )
         self.per_epoch = per_epoch
         self._skip = frozenset(skip)
-        self.metrics = Metrics(names)
+        self.metrics = Metrics(names, settings.max_length)
         self._position, self._step = Position(), 0
         self._start, self._first_step = Position(), 0  # where this loader began: at 0, or where a state was taken
         self._walks = 0  # iterations begun; an older one must not go on beside a newer
@@ -162,12 +138,12 @@ class Loader:
             )
 
     def _hand_over(self, batch: Batch, step: Step) -> None:
-        before = self._dropped()
         self._position, self._step = step.after, batch.step + 1
-        self.counters += step.counters
-        self.metrics.add(batch.rows, batch.get("labels"), self.plan.settings.max_length)
-        if not before and (found := self._dropped()):
-            _log.warning("%s so far; loader.counters has the count, overflow= and max_length= decide", found)
+        self.metrics.add(batch.rows, batch.trained)
+        if step.counters is not NOTHING:  # a block begins
+            before, self.counters = self._dropped(), self.counters + step.counters
+            if not before and (found := self._dropped()):
+                _log.warning("%s so far; loader.counters has the count, overflow= and max_length= decide", found)
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, self._step, self.counters)
 
@@ -205,20 +181,23 @@ class Loader:
         walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=epochs)
         walk = with_hints(walk, self.plan, self.stores, position)
         kept = ((number, step) for number, step in enumerate(walk, start=first) if number not in self._skip)
+        collate = self._make_collate()
         for number, step in islice(kept, passed, None, every):
             mine = rank_rows(step.rows, self.world)
-            yield Batch(self._arrays(mine), mine, self.stores, number), step
+            arrays, trained = collate(mine)
+            yield Batch(self._as_wished(arrays), mine, self.stores, number, trained), step
 
-    def _arrays(self, rows: Rows) -> dict[str, Any]:
-        arrays = self._collate(rows)
-        if self.form.output == "numpy":
+    def _as_wished(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
             return arrays
+        require_torch("output='torch', the default,", "pass output='numpy'")
         from penstock.loader.torch import as_tensors  # here, so that torch is imported only where tensors are wanted
 
         return as_tensors(arrays, pin_memory=self.form.pin_memory)
 
     def as_dataset(self) -> Any:
         """A torch IterableDataset of the batches from here on, for a DataLoader (batch_size=None) of your own."""
+        require_torch("as_dataset", "iterate over the Loader itself")
         from penstock.loader.workers import Steps
 
         return Steps(self)
@@ -251,7 +230,7 @@ class Loader:
             self._position = Position(epoch=epoch, rows=self._position.rows)
             self._walks += 1
 
-    def explain(self, step: int) -> list[list[tuple[Where, int, int]]]:
+    def explain(self, step: int) -> Provenance:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
         if step < self._first_step:
             raise PlanError(
@@ -262,26 +241,27 @@ class Loader:
         found = self.plan.step(position, self._rows_per_step, epochs=self.epochs)
         if found is None:
             raise PlanError(f"step {step} is past the end: the run has {len(self)} steps, counted from 0")
-        return _provenance(found.rows, self.stores)
+        return homes(found.rows, self.stores)
 
     def _refuse_uneven(self) -> None:
         """Under tail="error", say now what would fail at the epoch's end."""
         if self.plan.settings.tail == "error" and self.epochs is not None:
             self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
 
-    def _make_collate(self) -> Callable[[Rows], dict[str, Any]]:
+    def _make_collate(self) -> Callable[[Rows], tuple[dict[str, Any], int]]:
+        """For one pass, and the thread that makes it: a collator writes where its batches before are no longer needed."""
         if isinstance(self.stores[0], RecordStore):
-            return RecordCollator(self.stores, self._record_collate)
-        return Collator(self.stores, self.plan.settings, self.form)
+            return RecordCollator(self.stores, self._users_collate)
+        made, users = Collator(self.stores, self.plan.settings, self.form), self._users_collate
+        return made if users is None else UsersCollator(made, users)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings), "_collate": None}
+        return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         sources, settings = state["plan"]
         self.plan = Plan(sources, self._lengths, settings)  # its caches stay behind, and are made again
-        self._collate = self._make_collate()
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths(samples)
@@ -341,10 +321,3 @@ def _mixture(stores: Any) -> tuple[list[str], list[Any], list[float] | None]:
     if not found:
         raise PlanError("no stores given; there is nothing to load")
     return names, found, weights
-
-
-def _provenance(rows: Rows, stores: Sequence[Store]) -> list[list[tuple[Where, int, int]]]:
-    return [
-        [(stores[source].source.where(sample), start, stop) for source, sample, start, stop in rows[r].tolist()]
-        for r in range(rows.num_rows)
-    ]

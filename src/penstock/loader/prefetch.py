@@ -7,35 +7,31 @@ from typing import TypeVar
 
 Made = TypeVar("Made")
 
-_POLL = 0.2  # seconds between looks at whether anybody still wants the next one
-
 
 def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
     """`made`, computed ahead by a thread that ends with the consumer; an error appears where it would have without the thread."""
     if depth < 1:
         yield from made
         return
-    ready: queue.Queue[tuple[bool, Made | BaseException | None]] = queue.Queue(depth)
+    ready: queue.SimpleQueue[tuple[bool, Made | BaseException | None]] = queue.SimpleQueue()
+    wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: one more is wanted; False: nobody wants any more
     stopped = threading.Event()
-
-    def put(entry: tuple[bool, Made | BaseException | None]) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(entry, timeout=_POLL)
-            except queue.Full:
-                continue
-            return True
-        return False
 
     def run() -> None:
         try:
-            for value in made:
-                if not put((True, value)):
+            while wishes.get() and not stopped.is_set():
+                try:
+                    value = next(made)
+                except StopIteration:
+                    ready.put((False, None))
                     return
-            put((False, None))
+                ready.put((True, value))
+                del value  # the consumer's alone now: what it lets go of can be used again
         except BaseException as error:  # handed to the consumer, who raises it
-            put((False, error))
+            ready.put((False, error))
 
+    for _ in range(depth):
+        wishes.put(True)
     thread = threading.Thread(target=run, name="penstock-read-ahead", daemon=True)
     thread.start()
     try:
@@ -45,7 +41,10 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
                 if isinstance(value, BaseException):
                     raise value
                 return
+            wishes.put(True)
             yield value  # type: ignore[misc]  # `more` says that it is a Made
+            del value
     finally:
-        stopped.set()
+        stopped.set()  # wishes that are still there are not granted
+        wishes.put(False)
         thread.join()

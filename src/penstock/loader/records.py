@@ -41,10 +41,11 @@ class RecordCollator:
         self._stores = stores
         self._collate = collate or stack
 
-    def __call__(self, rows: Rows) -> dict[str, Any]:
+    def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
+        """(batch, 0): nothing is said of what is trained."""
         records = [self._stores[source].source[sample] for source, sample, _, _ in rows.spans.tolist()]
         batch = self._collate(records)
-        return batch if isinstance(batch, dict) else {"batch": batch}
+        return (batch if isinstance(batch, dict) else {"batch": batch}), 0
 
 
 def stack(records: list[Record]) -> dict[str, Any]:

@@ -1,73 +1,80 @@
-"""Which tokens does a span hold?  Views of the memory-mapped shards, found for a whole batch at once; about a microsecond a span."""
+"""Which tokens does a span hold, and which are trained?  Views of the memory-mapped shards; half a microsecond a span."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.store import Store
-from penstock.types import Bools
+from penstock.types import Ints
 
-_MAX_MASKS = 64  # unpacked masks kept, a byte per token: as many as a window of shards needs, and some
+Pieces = list[npt.NDArray[Any]]
 
-Ids = npt.NDArray[Any]
+
+@dataclass(slots=True)
+class SpanTokens:
+    """Of each span: its ids, and the bytes whose bits say what is trained, from bit `skipped` of the first on."""
+
+    ids: Pieces
+    bits: Pieces
+    skipped: list[int]
+    all_trained: bool  # whether the bits need no look
 
 
 class SpanReader:
-    """Ids and masks of spans.  With `keep_masks`, a shard's mask is unpacked once and kept while its window is read."""
+    """Ids and bits of spans, in order."""
 
-    def __init__(self, stores: Sequence[Store], *, keep_masks: bool) -> None:
+    def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = stores
-        self._keep_masks = keep_masks
-        self._masks: OrderedDict[tuple[int, int], Bools] = OrderedDict()
-        self._ones = np.ones(1 << 16, np.bool_)
 
-    def read(self, spans: np.ndarray) -> tuple[list[Ids], list[Bools]]:
-        """Ids and masks of each span, in order."""
+    def read(self, spans: np.ndarray) -> SpanTokens:
         if len(self._stores) == 1:
             return self._read_store(0, spans)
-        ids: list[Any] = [None] * len(spans)
-        masks: list[Any] = [None] * len(spans)
+        found = SpanTokens([np.empty(0)] * len(spans), [np.empty(0)] * len(spans), [0] * len(spans), True)
         for source in np.unique(spans["source"]).tolist():
             places = np.flatnonzero(spans["source"] == source)
-            for place, piece, mask in zip(places.tolist(), *self._read_store(source, spans[places]), strict=True):
-                ids[place], masks[place] = piece, mask
-        return ids, masks
+            part = self._read_store(source, spans[places])
+            found.all_trained &= part.all_trained
+            for place, ids, bits, skipped in zip(places.tolist(), part.ids, part.bits, part.skipped, strict=True):
+                found.ids[place], found.bits[place], found.skipped[place] = ids, bits, skipped
+        return found
 
-    def _read_store(self, source: int, spans: np.ndarray) -> tuple[list[Ids], list[Bools]]:
+    def _read_store(self, source: int, spans: np.ndarray) -> SpanTokens:
         store = self._stores[source]
         shards, local = store.locate(spans["sample"])
-        opened = {shard: self._open(source, shard) for shard in np.unique(shards).tolist()}
-        ids, masks = [], []
+        opened: dict[int, tuple[Any, Any, Any]] = {}
+        ids, bits, skipped, all_trained = [], [], [], True
         rows = zip(shards.tolist(), local.tolist(), spans["start"].tolist(), spans["stop"].tolist(), strict=True)
         for shard, row, start, stop in rows:  # the hot loop: one turn per span
-            tokens, flat, offset_of, whole = opened[shard]
+            try:
+                flat, offset_of, mask_bits = opened[shard]
+            except KeyError:
+                tokens = store.tokens(shard)
+                all_trained &= tokens.counts.trained == tokens.counts.tokens
+                flat, offset_of, mask_bits = opened[shard] = tokens.input_ids, tokens.offsets.item, tokens.mask_bits
             begin = offset_of(row)
-            first, last = begin + start, begin + stop
-            ids.append(flat[first:last])
-            if whole is not None:
-                masks.append(whole[first:last])
-            elif tokens.counts.trained == tokens.counts.tokens:
-                masks.append(self._all(last - first))
-            else:
-                masks.append(tokens.loss_mask(first, last))
-        return ids, masks
+            start += begin
+            stop += begin
+            ids.append(flat[start:stop])
+            bits.append(mask_bits[start >> 3 : (stop + 7) >> 3])
+            skipped.append(start & 7)
+        return SpanTokens(ids, bits, skipped, all_trained)
 
-    def _open(self, source: int, shard: int) -> tuple[Any, Ids, Any, Bools | None]:
-        """(shard, its ids, offset of a row, its whole mask where it is kept)."""
-        tokens = self._stores[source].tokens(shard)
-        whole = None
-        if self._keep_masks and tokens.counts.trained < tokens.counts.tokens:
-            whole = self._masks.get((source, shard))
-            if whole is None:
-                whole = self._masks[source, shard] = tokens.loss_mask(0, tokens.counts.tokens)
-                while len(self._masks) > _MAX_MASKS:
-                    self._masks.popitem(last=False)
-        return tokens, tokens.input_ids, tokens.offsets.item, whole
 
-    def _all(self, size: int) -> Bools:
-        while size > len(self._ones):
-            self._ones = np.ones(2 * len(self._ones), np.bool_)
-        return self._ones[:size]
+def is_trained(
+    tokens: SpanTokens, positions: Ints, sizes: Ints, is_span: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Whether each place of a batch is trained.  Its segments have `sizes`, `positions` counts from 0 in each, and those that
+    are no span are not trained.  All bits are unpacked at once, and each place looks its own up."""
+    num_bytes = np.fromiter(map(len, tokens.bits), np.int64, len(tokens.bits))
+    ends = np.cumsum(num_bytes)
+    of_padding = np.zeros((int(sizes.max()) + 7) >> 3, np.uint8)
+    every = np.unpackbits(np.concatenate([*tokens.bits, of_padding]), bitorder="little").view(np.bool_)
+    first = np.full(sizes.size, 8 * int(ends[-1]) if ends.size else 0, np.int64)
+    first[is_span] = 8 * (ends - num_bytes) + np.array(tokens.skipped, np.int64)
+    places = np.repeat(first, sizes)
+    places += positions
+    trained: npt.NDArray[np.bool_] = every.take(places, mode="clip")  # all are within; "clip" does not look twice
+    return trained

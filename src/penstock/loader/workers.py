@@ -21,7 +21,8 @@ from penstock.loader.state import make_state, read_state
 from penstock.plan.plan import Position, Step
 
 if TYPE_CHECKING:
-    from penstock.loader.loader import Batch, Loader
+    from penstock.loader.batch import Batch
+    from penstock.loader.loader import Loader
 
 _LOOK = 1.0  # seconds between a worker's looks at whether its parent is still there
 

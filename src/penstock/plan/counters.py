@@ -33,3 +33,6 @@ class Counters:
 
     def __add__(self, other: "Counters") -> "Counters":
         return Counters(**{name: getattr(self, name) + getattr(other, name) for name in Counters.__slots__})
+
+
+NOTHING = Counters()  # of a step in which no block begins

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
 from penstock.plan.block import BlockSamples, Rows, contribution, count_block, pack_block
-from penstock.plan.counters import Counters
+from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.mix import RowMix, Shares, Targets, TokenClock, TokenMix
 from penstock.plan.settings import PlanSettings
 from penstock.plan.shuffle import SourceOrder
@@ -209,10 +209,11 @@ class Plan:
         """Up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
         parts: list[Rows] = []
         epoch, number, row = position.epoch, position.block, position.row
-        missing, counters = num_rows, Counters()
+        missing, counters = num_rows, NOTHING
         while missing and (block := self._block(epoch, number)) is not None:
             rows = block[0]
-            counters += block[1] if row == 0 else Counters()
+            if row == 0:
+                counters += block[1]
             count = min(missing, rows.num_rows - row)
             if count:
                 parts.append(rows.slice(row, row + count))
