@@ -4,6 +4,7 @@
     row(loader, step, number)   a row as segments: whose tokens, how many of them trained, what is padding
     step(loader, number)        all rows of a step, or those of one rank
 
+For whoever walks over many at once: `tokens`, `rendering`, `segments`, `landing`, `outcome`, each for one of them.
 All are frozen values made of plain ones; `numbers.plain` makes JSON of them.
 """
 
@@ -16,6 +17,7 @@ import orjson
 
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
+from penstock.plan.block import Rows
 from penstock.plan.plan import Position
 from penstock.report.numbers import epoch_rows, stores
 from penstock.store import Sample, Store
@@ -116,7 +118,7 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         raise PlanError(f"row {sample} of {name!r}: it has {len(store):,} rows, counted from 0")
     made = store[sample]
     raw = store.source[made.row] if len(made) or not _is_bad(store, made.row) else {}
-    rendered = _rendered(store, raw) if len(made) else None
+    rendered = rendering(store, raw) if len(made) else None
     landings = _landings(loader, source, made.row, epoch) if len(made) else ()
     return RecordWalk(
         source=name,
@@ -127,7 +129,7 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         tokens=tokens(store, made, rendered),
         trained=int(np.count_nonzero(made.loss_mask)),
         landings=landings,
-        outcome=_outcome(loader, made, landings, epoch),
+        outcome=outcome(loader, made, landings, epoch),
     )
 
 
@@ -150,7 +152,7 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepWalk:
     rows = []
     for place in range(per_step):
         if rank is None or place % world.size == rank:
-            rows.append(_row(loader, found, taken.rows[place], number, place))
+            rows.append(segments(loader, found, taken.rows[place], number, place))
     return StepWalk(
         plan=loader.plan.fingerprint,
         step=number,
@@ -175,18 +177,22 @@ def row(loader: Loader, number: int, place: int = 0) -> RowWalk:
         store = found[names.index(segment.source)]
         sample = store[segment.sample]
         parts += _padding(segment.place - len(parts))
-        whole = tokens(store, sample, _rendered(store, store.source[sample.row]))
+        whole = tokens(store, sample, rendering(store, store.source[sample.row]))
         parts += whole[segment.start : segment.stop]
     parts += _padding(rows[place].max_length - len(parts))
     chosen = rows[place]
     return RowWalk(**{**{name: getattr(chosen, name) for name in chosen.__slots__}, "tokens": tuple(parts)})
 
 
-def tokens(store: Store, sample: Sample, rendered: str | None) -> tuple[Token, ...]:
-    """Ids with the text that each stands for: cut from the rendered text where its ids are these, else decoded."""
+def tokens(store: Store, sample: Sample, rendered: str | None, part: slice = slice(None)) -> tuple[Token, ...]:
+    """Ids with the text that each stands for: cut from the rendered text where its ids are these, else decoded.
+
+    part: only these tokens; decoding every token of a very long sample takes a while.
+    """
+    start, stop, _ = part.indices(len(sample))
     texts = _from_text(store, sample, rendered) if rendered is not None else None
-    texts = texts if texts is not None else _decoded(store, sample)
-    ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
+    texts = texts[start:stop] if texts is not None else _decoded(store, sample, start, stop)
+    ids, mask = sample.input_ids[start:stop].tolist(), sample.loss_mask[start:stop].tolist()
     return tuple(Token(id=i, text=text, trained=yes) for i, text, yes in zip(ids, texts, mask, strict=True))
 
 
@@ -200,12 +206,13 @@ def _start(loader: Loader) -> tuple[Position, int]:
     return Position(epoch=state["epoch"], block=state["block"], row=state["row"], rows=state["rows"]), state["step"]
 
 
-def _row(loader: Loader, found: Sequence[Store], spans: Any, number: int, place: int) -> RowWalk:
+def segments(loader: Loader, found: Sequence[Store], spans: Any, number: int, place: int) -> RowWalk:
+    """The row of these spans, which is row `place` of step `number`, counted over all ranks."""
     names, settings = [source.name for source in loader.plan.sources], loader.plan.settings
-    segments, used = [], 0
+    parts, used = [], 0
     for source, sample, start, stop in spans.tolist():
         made = found[source][sample]
-        segments.append(
+        parts.append(
             Segment(
                 source=names[source],
                 sample=sample,
@@ -224,40 +231,44 @@ def _row(loader: Loader, found: Sequence[Store], spans: Any, number: int, place:
         row=place // loader.world.size,
         max_length=settings.max_length,
         used=used,
-        trained=sum(segment.trained for segment in segments),
-        segments=tuple(segments),
+        trained=sum(part.trained for part in parts),
+        segments=tuple(parts),
     )
 
 
 def _landings(loader: Loader, source: int, sample: int, epoch: int) -> tuple[Landing, ...]:
     """Places of a sample in an epoch; looks at its rows until the last piece is found, or all have been seen."""
-    world, per_step, align = loader.world, loader.batch_size * loader.world.size, loader.plan.settings.align
-    before_epoch = loader.plan.num_steps(per_step, epochs=epoch) if epoch else 0
     first, found = 0, []
     for rows in epoch_rows(loader, epoch):
         spans = rows.spans
         for span in np.flatnonzero((spans["source"] == source) & (spans["sample"] == sample)).tolist():
-            place = int(np.searchsorted(rows.starts, span, side="right")) - 1
-            sizes = spans["stop"][rows.starts[place] : span] - spans["start"][rows.starts[place] : span]
-            in_step = (first + place) % per_step
-            found.append(
-                Landing(
-                    epoch=epoch,
-                    step=before_epoch + (first + place) // per_step,
-                    rank=in_step % world.size,
-                    row=in_step // world.size,
-                    place=int((-(-sizes // align) * align).sum()),
-                    start=int(spans["start"][span]),
-                    stop=int(spans["stop"][span]),
-                )
-            )
+            found.append(landing(loader, rows, span, first=first, epoch=epoch))
         if len(found) >= _MOST_LANDINGS:
             break
         first += rows.num_rows
     return tuple(found[:_MOST_LANDINGS])
 
 
-def _outcome(loader: Loader, sample: Sample, landings: tuple[Landing, ...], epoch: int) -> str:
+def landing(loader: Loader, rows: Rows, span: int, *, first: int, epoch: int) -> Landing:
+    """Where one span of these rows of an epoch lies; `first` counts the rows of the epoch before them."""
+    world, per_step, align = loader.world, loader.batch_size * loader.world.size, loader.plan.settings.align
+    before_epoch = loader.plan.num_steps(per_step, epochs=epoch) if epoch else 0
+    spans, place = rows.spans, int(np.searchsorted(rows.starts, span, side="right")) - 1
+    sizes = spans["stop"][rows.starts[place] : span] - spans["start"][rows.starts[place] : span]
+    in_step = (first + place) % per_step
+    return Landing(
+        epoch=epoch,
+        step=before_epoch + (first + place) // per_step,
+        rank=in_step % world.size,
+        row=in_step // world.size,
+        place=int((-(-sizes // align) * align).sum()),
+        start=int(spans["start"][span]),
+        stop=int(spans["stop"][span]),
+    )
+
+
+def outcome(loader: Loader, sample: Sample, landings: tuple[Landing, ...], epoch: int) -> str:
+    """In words, what became of a sample."""
     settings, length = loader.plan.settings, len(sample)
     if not length:
         return "dropped when the store was made: nothing is left to train on"
@@ -279,7 +290,7 @@ def _is_bad(store: Store, row: int) -> bool:
     return False
 
 
-def _rendered(store: Store, raw: dict[str, Any]) -> str | None:
+def rendering(store: Store, raw: dict[str, Any]) -> str | None:
     """The text of a conversation as its own template makes it; other templates add nothing that decoding would not show."""
     render = getattr(store.template, "rendering", None)
     return None if render is None else str(render(raw).text)
@@ -302,16 +313,16 @@ def _from_text(store: Store, sample: Sample, rendered: str) -> list[str] | None:
     return texts
 
 
-def _decoded(store: Store, sample: Sample) -> list[str]:
+def _decoded(store: Store, sample: Sample, start: int, stop: int) -> list[str]:
     """Token by token, after another one: a tokenizer may drop the blank that a text begins with."""
     ids = sample.input_ids
     try:
         store.template.decode(ids[:1])
     except PenstockError:
-        return [f"[{number}]" for number in ids.tolist()]  # no tokenizer
+        return [f"[{number}]" for number in ids[start:stop].tolist()]  # no tokenizer
     texts: list[str] = []
-    place = 0
-    while place < len(ids):
+    place = start
+    while place < stop:
         for size in range(1, _MOST_PARTS + 1):
             text = _after(store, ids, place, size)
             if "\ufffd" not in text or place + size >= len(ids):
@@ -320,7 +331,7 @@ def _decoded(store: Store, sample: Sample) -> list[str]:
             size, text = 1, _after(store, ids, place, 1)
         texts += [text, *[""] * (size - 1)]
         place += size
-    return texts[: len(ids)]
+    return texts[: max(stop - start, 0)]
 
 
 def _after(store: Store, ids: Any, place: int, size: int) -> str:
