@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
@@ -22,6 +22,7 @@ from penstock.types import Record, Source, Template
 
 if TYPE_CHECKING:
     from penstock.recipe import DataSet, Recipe
+    from penstock.report.checks import Checked
 
 __all__ = ["Loader", "concat", "load", "open", "prepare"]
 
@@ -154,6 +155,33 @@ def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:
         source, template, fan_out = parts(recipe, data)
         answers[data.name] = why(source, template=template, fan_out=fan_out, cache_dir=recipe.settings.get("cache_dir"))
     return answers
+
+
+def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> "Iterator[Checked]":
+    """Verdicts about each data set of a part, from rows spread over it (0: from all); nothing is prepared."""
+    from penstock.report.checks import check
+
+    settings = recipe.plan_settings(part)
+    for data in recipe.part(part):
+        source, template, fan_out = parts(recipe, data)
+        source = _fanned_out(source, template) if fan_out else source
+        yield check(
+            source, template, settings, cache=Cache(recipe.settings.get("cache_dir")).root, at_most=rows or len(source),
+            name=data.name, on_bad=recipe.open_options(data).get("on_bad", "stop"),
+        )  # fmt: skip
+
+
+def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[Store]:
+    """The first rows of each data set, prepared without a cache: to see how fast that is."""
+    stores = []
+    for data in recipe.part(part):
+        source, template, fan_out = parts(recipe, data)
+        first = concat([source])[:rows]
+        num_proc = recipe.settings.get("num_proc")
+        stores.append(
+            prepare(first, template=template, fan_out=fan_out, num_proc=num_proc, cache=False, progress="none")
+        )
+    return stores
 
 
 def parts(recipe: "Recipe", data: "DataSet") -> tuple[Source, Template, bool]:

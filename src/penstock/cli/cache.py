@@ -83,7 +83,7 @@ def prune(
 def why(
     data: arguments.Data,
     tokenizer: arguments.Tokenizer = None,
-    template: arguments.Template = "auto",
+    template: arguments.Template = None,
     train_on: arguments.TrainOn = None,
     chat_template: arguments.ChatTemplate = None,
     option: arguments.Options = None,
@@ -92,14 +92,22 @@ def why(
     json: arguments.Json = False,
 ) -> None:
     """Say why `prepare` with the same words would not find its store: what differs from the nearest one."""
+    words = arguments.template_text(chat_template)
+    recipe = arguments.recipe(
+        data, option, tokenizer=tokenizer, template=template, train_on=train_on, chat_template=words, name=name,
+        cache_dir=cache_dir,
+    )  # fmt: skip
     from penstock import api
 
-    options = arguments.template_options(option, train_on=train_on, chat_template=chat_template)
-    answer = api.why(
-        arguments.place(data), tokenizer=tokenizer, template=template, name=name, cache_dir=cache_dir, **options
-    )
+    answers = [
+        (part, name, answer) for part in recipe.parts for name, answer in api.why_recipe(recipe, part=part).items()
+    ]
     if json:
-        screen.as_json(asdict(answer))
+        found = [{"part": part, "data_set": name, **asdict(answer)} for part, name, answer in answers]
+        screen.as_json(found if recipe.file else asdict(answers[0][2]))
         return
-    for line in answer.lines:
-        screen.say(line)
+    for _, name, answer in answers:
+        if recipe.file:
+            screen.say(name, style="bold")
+        for line in answer.lines:
+            screen.say(line)

@@ -1,7 +1,7 @@
 """The `penstock` command.  How it ends:
 
 0    all is well
-1    problems were found (verify)
+1    problems were found: verify, check, plan --compare, bench --appetite
 2    the command was not understood
 3    the data, the settings or the cache are at fault: one line says what, where, and what to do
 70   Penstock itself is at fault: a traceback says where
@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from penstock import __version__
-from penstock.cli import cache, prepare, screen, verify
+from penstock.cli import bench, cache, check, init, plan, prepare, screen, show, stats, trace, verify
 from penstock.errors import PenstockError
 
 OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, screen.INTERRUPTED
@@ -30,7 +30,14 @@ commands = typer.Typer(
     pretty_exceptions_enable=False,  # they would print what data says, raw
     no_args_is_help=True,
 )
+commands.command("init")(init.init)
+commands.command("check")(check.check)
 commands.command("prepare")(prepare.prepare)
+commands.command("show")(show.show)
+commands.command("stats")(stats.stats)
+commands.command("plan")(plan.plan)
+commands.command("trace")(trace.trace)
+commands.command("bench")(bench.bench)
 commands.command("verify")(verify.verify)
 commands.add_typer(cache.commands, name="cache")
 

@@ -10,42 +10,38 @@ from penstock.cli import arguments, screen
 def prepare(
     data: arguments.Data,
     tokenizer: arguments.Tokenizer = None,
-    template: arguments.Template = "auto",
+    template: arguments.Template = None,
     train_on: arguments.TrainOn = None,
     chat_template: arguments.ChatTemplate = None,
     option: arguments.Options = None,
     name: arguments.Name = None,
-    num_proc: Annotated[int | None, typer.Option(min=1, help="Processes; else all cores.")] = None,
+    num_proc: arguments.NumProc = None,
     cache_dir: arguments.CacheDir = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Make every shard anew.")] = False,
     json: arguments.Json = False,
 ) -> None:
-    """Turn records into samples on disk; what is there already is not made again."""
-    import logging
+    """Turn records into samples on disk.
 
+    Eval sets too.  What is there already is not made again; what was interrupted goes on.
+    """
+    words = arguments.template_text(chat_template)
+    screen.listen(json=json)
+    recipe = arguments.recipe(
+        data, option, tokenizer=tokenizer, template=template, train_on=train_on, chat_template=words, name=name,
+        num_proc=num_proc, cache_dir=cache_dir, refresh=refresh or None, progress="none" if json else "auto",
+    )  # fmt: skip
     from penstock import api
     from penstock.store.listing import summary
 
-    logger = logging.getLogger("penstock")
-    logger.addHandler(
-        screen.LogLines(logging.WARNING if json else logging.INFO, skip="build")
-    )  # its line is our answer
-    logger.setLevel(logging.WARNING if json else logging.INFO)
-    options = arguments.template_options(option, train_on=train_on, chat_template=chat_template)
+    stores = []
     with screen.interruptible():
-        store = api.prepare(
-            arguments.place(data),
-            tokenizer=tokenizer,
-            template=template,
-            name=name,
-            cache_dir=cache_dir,
-            num_proc=num_proc,
-            refresh=refresh,
-            progress="none" if json else "auto",
-            **options,
-        )
+        for part in recipe.parts:
+            stores += [(part, name, store) for name, store in api.prepare_recipe(recipe, part=part).items()]
     if json:
-        screen.as_json(summary(store))
-    else:
-        screen.say(f"{store.fingerprint[:8]}  {store.name}: {store.describe()}")
-        screen.note(f"in {store.cache.root}")
+        found = [{"part": part, "data_set": name, **summary(store)} for part, name, store in stores]
+        screen.as_json(found if recipe.file else summary(stores[0][2]))
+        return
+    for part, name, store in stores:
+        called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
+        screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
+    screen.note(f"in {stores[0][2].cache.root}")

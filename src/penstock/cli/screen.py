@@ -6,11 +6,13 @@ On a terminal, tables have columns and colours; in a pipe they are lines of fiel
 import contextlib
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from penstock.report.escape import escape
+from penstock.report.text import Part, Piece
 
 INTERRUPTED = 130
 
@@ -20,14 +22,25 @@ def say(text: object = "", *, style: str | None = None) -> None:
     _write(sys.stdout, f"{escape(text)}\n", style)
 
 
+def show(pieces: Sequence[Piece]) -> None:
+    """What report/text.py lays out: titles, lines, tables, text with styles."""
+    for piece in pieces:
+        if piece.columns:
+            table(piece.columns, piece.rows)
+        elif piece.parts:
+            _line(piece.parts)
+        else:
+            say(piece.text, style=piece.style)
+
+
+def width() -> int:
+    """Columns to draw in."""
+    return min(shutil.get_terminal_size((100, 24)).columns, 120) if sys.stdout.isatty() else 100
+
+
 def complain(text: object) -> None:
     """One line about what went wrong, where errors go."""
     _write(sys.stderr, f"penstock: {escape(' '.join(str(text).splitlines()))}\n", "red")
-
-
-def note(text: object) -> None:
-    """What is under way, or where it happened: not part of the answer."""
-    _write(sys.stderr, f"{escape(text)}\n", "dim")
 
 
 @contextlib.contextmanager
@@ -40,6 +53,11 @@ def interruptible() -> Iterator[None]:
             raise
         complain(f"interrupted; {stop}")
         raise SystemExit(INTERRUPTED) from stop
+
+
+def note(text: object) -> None:
+    """What is under way, or where it happened: not part of the answer."""
+    _write(sys.stderr, f"{escape(text)}\n", "dim")
 
 
 def text_block(text: str) -> None:
@@ -80,6 +98,14 @@ def num_bytes(number: int) -> str:
     return f"{number} B"
 
 
+def listen(*, json: bool) -> None:
+    """From now on the library's log is shown: a line for each finished stage and warnings; with --json, warnings alone."""
+    logger = logging.getLogger("penstock")
+    level = logging.WARNING if json else logging.INFO
+    logger.addHandler(LogLines(level, skip="build"))  # its line is part of the answer
+    logger.setLevel(level)
+
+
 class LogLines(logging.Handler):
     """The library's log, as notes: a line for each finished stage, and warnings; but none of the module `skip`."""
 
@@ -91,13 +117,32 @@ class LogLines(logging.Handler):
         note(record.getMessage())
 
 
+def _line(parts: Sequence[Part]) -> None:
+    """One or more lines in which each part has its style.  In a pipe, what is trained stands between ⟦ and ⟧."""
+    if not sys.stdout.isatty():
+        plain = "".join(f"⟦{part.text}⟧" if part.is_marked else part.text for part in parts)
+        _write(sys.stdout, escape(plain, keep="\n") + "\n", None)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    made = Text()
+    for part in parts:
+        made.append(_encodable(sys.stdout, escape(part.text, keep="\n")), style=part.style or "")
+    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(made)
+
+
 def _write(stream: TextIO, text: str, style: str | None) -> None:
     """`text` is escaped already."""
-    encoding = stream.encoding or "utf-8"
-    plain = text.encode(encoding, "backslashreplace").decode(encoding)  # a terminal of another alphabet
+    plain = _encodable(stream, text)
     if style is None or not stream.isatty():
         stream.write(plain)
         return
     from rich.console import Console
 
     Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True).print(plain, style=style, end="")
+
+
+def _encodable(stream: TextIO, text: str) -> str:
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)  # a terminal of another alphabet

@@ -83,6 +83,20 @@ def read_document(path: Path) -> Item:
     return _item(path, root, line=1)
 
 
+def is_recipe(name: str) -> bool:
+    """Whether a place is a recipe rather than data: a YAML file, and not a bare list of data sets."""
+    path = Path(name)
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        return False
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return True  # whoever reads it says what is wrong
+    return not isinstance(root, yaml.SequenceNode) and not (
+        isinstance(root, yaml.MappingNode) and [getattr(key, "value", None) for key, _ in root.value] == ["datasets"]
+    )
+
+
 def _item(path: Path, node: yaml.Node, *, line: int) -> Item:
     if node.tag not in _PLAIN_TAGS:
         raise RecipeError(f"{path}:{line}: the tag {node.tag} is not known, expected plain values; leave it out")

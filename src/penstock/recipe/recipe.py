@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -131,6 +131,16 @@ class Recipe:
         own = {name: value for name, value in chosen.options.items() if keys()[name].room in rooms}
         return {**{k: v for k, v in shared.items() if k not in _NOT_OF_EVAL}, **_EVAL_DEFAULTS, **own}
 
+    def plan_settings(self, part: str = TRAIN) -> PlanSettings:
+        """What decides the order of a part's rows."""
+        weights = [each.weight for each in self.part(part)]
+        options = {"max_length": keys()["max_length"].default, **self.loader_options(part)}
+        known = {each.name for each in fields(PlanSettings)}
+        return PlanSettings(
+            **{name: value for name, value in options.items() if name in known},
+            weights=weights_as_text(weights) if part == TRAIN and all(weights) else None,
+        )
+
     def mixture(self, stores: Mapping[str, Any], part: str = TRAIN) -> Any:
         """What `Loader` takes: a store, stores by name, or with their weights."""
         chosen = self.part(part)
@@ -159,19 +169,18 @@ class Recipe:
                 f"{self._place(bare.line)}data set {bare.name!r} has no weight and others have; give all of them one, or none"
             )
         for part in self.parts:
-            own = self.part(part)[0].options if part != TRAIN else {}
-            found = weights_as_text([each.weight for each in self.data]) if part == TRAIN and all(weights) else None
-            self._check_part(part, own, found)
+            self._check_part(part)
         self._check_templates()
 
-    def _check_part(self, part: str, own: Mapping[str, Any], weights: tuple[str, ...] | None) -> None:
-        options = {"max_length": keys()["max_length"].default, **self.loader_options(part), "weights": weights}
-        for settings in (PlanSettings, BatchForm):
-            known = {each.name for each in fields(settings)}
+    def _check_part(self, part: str) -> None:
+        own = self.part(part)[0].options if part != TRAIN else {}
+        options = self.loader_options(part)
+        form = {name: options[name] for name in (each.name for each in fields(BatchForm)) if name in options}
+        for make in (lambda: self.plan_settings(part), lambda: BatchForm(**form)):
             try:
-                settings(**{name: value for name, value in options.items() if name in known})
+                make()
             except PlanError as error:
-                first = _named_in(str(error), known & options.keys())
+                first = _named_in(str(error), options.keys())
                 line = self.part(part)[0].line if first in own else self.lines.get(first, 0)
                 raise RecipeError(f"{self._place(line)}{error}") from error
 
@@ -259,7 +268,7 @@ def _template_text(given: Any) -> Any:
         raise RecipeError(f"{path}: no chat template there: {error}") from error
 
 
-def _named_in(message: str, names: set[str]) -> str:
+def _named_in(message: str, names: Iterable[str]) -> str:
     """The key that an error speaks of first."""
     found = [(match.start(), name) for name in names if (match := re.search(rf"\b{name}\b", message))]
     return min(found, default=(0, ""))[1]

@@ -1,0 +1,37 @@
+"""`penstock init`: looks at data and writes a recipe for it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli import arguments, screen
+
+
+def init(
+    data: Annotated[list[str], typer.Argument(metavar="DATA...", help="Files, globs or folders.")],
+    tokenizer: arguments.Tokenizer = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the recipe.")] = Path("recipe.yaml"),
+    rows: Annotated[int, typer.Option(min=1, help="Rows to make into tokens, spread over the data.")] = 1000,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    cache_dir: arguments.CacheDir = None,
+    json: arguments.Json = False,
+) -> None:
+    """Write a recipe for your data.
+
+    Looks at it first (shape, template, lengths in tokens) and says what it found.
+    """
+    screen.listen(json=json)
+    from penstock.recipe.draft import draft
+    from penstock.recipe.files import write_new
+    from penstock.report.numbers import plain
+
+    write_new(output, None, force=force)  # before the work
+    found = draft(arguments.place(data), folder=output.parent, tokenizer=tokenizer, cache_dir=cache_dir, rows=rows)
+    write_new(output, found.text, force=force)
+    if json:
+        screen.as_json({"recipe": str(output), **plain(found)})
+        return
+    for finding in found.findings:
+        screen.say(finding)
+    screen.say(f"wrote {output}; next: penstock check {output}", style="bold")

@@ -1,0 +1,118 @@
+"""What do these records look like as samples?  Rows from all over a source, encoded here and now; nothing is kept.
+
+For questions that come before a store does: which length is sensible, what will it cost, does anything go wrong.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.errors import BadRecord, TemplateError
+from penstock.types import BadRow, Bools, Ids, Ints, Record, Source, Template
+
+_MOST_REFUSED = 20  # then the template is the wrong one, and nobody needs more of the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """`samples` in the order of `rows`; a row that is bad, refused or dropped is in neither."""
+
+    num_rows: int  # of the source
+    looked: int
+    rows: Ints  # row numbers of the samples
+    samples: tuple[tuple[Ids, Bools], ...]  # ids and loss mask
+    seconds: float  # that encoding took, in this one process
+    num_bytes: int  # of the records as JSON, roughly
+    dropped: dict[str, list[int]] = field(default_factory=dict)  # reason → rows
+    bad: list[tuple[int, str]] = field(default_factory=list)  # row, message
+    refused: list[tuple[int, str]] = field(default_factory=list)  # row, message
+
+    @property
+    def is_whole(self) -> bool:
+        return self.looked == self.num_rows
+
+    @property
+    def lengths(self) -> Ints:
+        return np.array([len(ids) for ids, _ in self.samples], np.int64)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(ids) for ids, _ in self.samples)
+
+    @property
+    def estimated_tokens(self) -> int:
+        """Of the whole source."""
+        return round(self.tokens * self.num_rows / self.looked) if self.looked else 0
+
+
+def spread(num_rows: int, at_most: int) -> list[int]:
+    """Row numbers from all over, the first among them; all of them where they are few."""
+    if num_rows <= at_most:
+        return list(range(num_rows))
+    return sorted({place * num_rows // at_most for place in range(at_most)})
+
+
+def look(source: Source, template: Template, *, at_most: int) -> Look:
+    """Encode up to `at_most` rows.  What cannot be read or encoded is told apart, not raised."""
+    rows, records, bad = [], [], []
+    chosen = spread(len(source), at_most)
+    for row in chosen:
+        found = _record(source, row)
+        if isinstance(found, BadRow):
+            bad.append((row, found.message))
+        else:
+            rows.append(row)
+            records.append(found)
+    refused: list[tuple[int, str]] = []
+    begun = time.perf_counter()
+    while True:
+        try:
+            encoded = template.encode(records)
+            break
+        except TemplateError as error:
+            if error.record is None:
+                raise
+            refused.append((rows.pop(error.record), str(error)))
+            del records[error.record]
+            if len(refused) >= _MOST_REFUSED:
+                rows, records = [], []
+            begun = time.perf_counter()
+    seconds = time.perf_counter() - begun
+    offsets = encoded.offsets.tolist()
+    dropped: dict[str, list[int]] = {}
+    for number, reason in encoded.dropped.items():
+        dropped.setdefault(reason, []).append(rows[number])
+    kept = [
+        number for number in range(len(rows)) if number not in encoded.dropped and offsets[number + 1] > offsets[number]
+    ]
+    return Look(
+        num_rows=len(source),
+        looked=len(chosen),
+        rows=np.array([rows[number] for number in kept], np.int64),
+        samples=tuple(
+            (encoded.input_ids[offsets[n] : offsets[n + 1]], encoded.loss_mask[offsets[n] : offsets[n + 1]])
+            for n in kept
+        ),
+        seconds=seconds,
+        num_bytes=sum(len(str(record)) for record in records),
+        dropped=dropped,
+        bad=bad,
+        refused=refused,
+    )
+
+
+def doubled(found: Look, token: int | None, *, at_end: bool) -> int:
+    """Samples that begin, or end, with this token twice."""
+    if token is None:
+        return 0
+    pairs = Counter(tuple((ids[-2:] if at_end else ids[:2]).tolist()) for ids, _ in found.samples)
+    return pairs[(token, token)]
+
+
+def _record(source: Source, row: int) -> Record | BadRow:
+    try:
+        return source[row]
+    except BadRecord as error:
+        return BadRow(reason="bad", message=str(error))
