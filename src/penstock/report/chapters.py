@@ -1,0 +1,296 @@
+"""How do a store's and a plan's numbers read on a page?  Values in, markup out: a chapter for each question, tables below its plots."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from penstock.report import plots
+from penstock.report.markup import data, figure, folded, share, short, table, words
+from penstock.report.numbers import EpochNumbers, Fit, Lengths, SourceNumbers
+from penstock.report.plots import Bar, Block
+from penstock.report.survey import SHARE_BINS, SHARES_LOOKED
+from penstock.report.text import size
+
+MOST_SOURCES = 100  # in a table
+_MOST_STRIPS = 20
+_MOST_REMARKS = 8
+
+
+def tiles(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) -> str:
+    """The few numbers that people ask for first."""
+    rows, samples = sum(each.rows for each in sources), sum(each.samples for each in sources)
+    tokens, trained = sum(each.tokens for each in sources), sum(each.trained for each in sources)
+    found = [
+        ("records", _big(rows), f"in {len(sources)} source{'s' * (len(sources) != 1)}"),
+        ("samples", _big(samples), f"{rows - samples:,} dropped" if rows > samples else "none dropped"),
+        ("tokens", _big(tokens), f"{tokens / samples:,.0f} per sample" if samples else ""),
+        ("trained", share(trained, tokens), f"{short(trained)} tokens"),
+    ]
+    if epoch is not None:
+        found += [
+            ("steps per epoch", f"{epoch.steps:,}", f"{epoch.batch_size} rows × {epoch.world_size} ranks"),
+            ("tokens per step", _big(round(epoch.tokens_per_step)), "on average"),
+            ("fill", share(epoch.fill), f"{epoch.packing}, rows of {epoch.max_length:,}"),
+        ]
+    parts = "".join(
+        f"<div><dt>{name}</dt><dd>{words(value)}<small>{words(more)}</small></dd></div>" for name, value, more in found
+    )
+    return f'<dl class="tiles">{parts}</dl>'
+
+
+def _big(number: int) -> str:
+    return f"{number:,}" if number < 100_000 else short(number)
+
+
+def remarks(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None, fits: Sequence[Fit]) -> str:
+    """What somebody who knows would say after a look at the numbers."""
+    said = [_remark_of_source(each) for each in sources if each.rows > each.samples]
+    tokens, trained = sum(each.tokens for each in sources), sum(each.trained for each in sources)
+    if tokens and trained == tokens:
+        said.append(("ok", "Every token is trained."))
+    elif tokens and trained < 0.05 * tokens:
+        said.append(
+            ("warn", f"Only {share(trained, tokens)} of the tokens are trained: look at the mask in the samples.")
+        )
+    if epoch is not None:
+        said += _remarks_of_epoch(epoch, sources, fits)
+    said = sorted(said, key=lambda each: each[0] != "warn")[:_MOST_REMARKS]
+    parts = "".join(f'<li class="{kind}"><span>{text}</span></li>' for kind, text in said)
+    return f'<ul class="remarks">{parts}</ul>' if parts else ""
+
+
+def _remark_of_source(each: SourceNumbers) -> tuple[str, str]:
+    lost = each.rows - each.samples
+    kind = "warn" if lost > 0.01 * each.rows else "ok"
+    return kind, f"{data(each.name)}: {lost:,} of {each.rows:,} records ({share(lost, each.rows)}) give no sample."
+
+
+def _remarks_of_epoch(
+    epoch: EpochNumbers, sources: Sequence[SourceNumbers], fits: Sequence[Fit]
+) -> list[tuple[str, str]]:
+    said, counters = [], epoch.counters
+    overlong = counters.samples_dropped["overlong"]
+    if overlong:
+        text = (
+            f"{overlong:,} samples ({share(overlong, counters.samples_in)}) are longer than max_length and are dropped"
+        )
+        lost = f"with {share(counters.tokens_dropped['overlong'], counters.tokens_in)} of the tokens."
+        said.append(("warn", f"{text}, {lost}"))
+    if counters.samples_truncated:
+        text = f"{counters.samples_truncated:,} samples are cut at max_length"
+        said.append(
+            (
+                "warn",
+                f"{text}, which loses {share(counters.tokens_dropped['truncated'], counters.tokens_in)} of the tokens.",
+            )
+        )
+    rivals = [fit for fit in fits if fit.max_length == epoch.max_length and not fit.problem]
+    best = max(rivals, key=lambda fit: fit.fill, default=None)
+    if epoch.fill < 0.9:
+        better = f" Packing {best.packing} fills {share(best.fill)}." if best and best.fill > epoch.fill + 0.02 else ""
+        said.append(("warn", f"Rows are {share(epoch.fill)} full: the rest is padding.{better}"))
+    for part, each in zip(epoch.shares, sources, strict=True):
+        if each.samples and part.samples > 1.05 * each.samples:
+            times = f"{part.samples / each.samples:.1f} times"
+            said.append(("ok", f"{data(each.name)} comes {times} per epoch, as its weight asks."))
+        elif each.weight and part.samples < 0.95 * each.samples:
+            said.append(
+                (
+                    "ok",
+                    f"{share(part.samples, each.samples)} of {data(each.name)} come in one epoch, as the weights ask.",
+                )
+            )
+    return said
+
+
+# Lengths
+
+
+def lengths(sources: Sequence[SourceNumbers], together: Lengths, max_length: int | None) -> str:
+    edges = together.histogram.edges
+    stacks = [_on(edges, each, "counts") for each in sources], [_on(edges, each, "tokens") for each in sources]
+    marked = None if max_length is None else _place(edges, max_length)
+    mark = None if marked is None or max_length is None else (marked, f"max_length {max_length:,}")
+    figures = []
+    for what, stack in zip(("samples", "tokens"), stacks, strict=True):
+        total = sum(map(sum, stack))
+        bars = [_length_bar(edges, number, stack, sources, what, total, max_length) for number in range(len(edges) - 1)]
+        label = f"Histogram of tokens per sample, counting {what}; median {together.p50:,}, longest {together.max:,}."
+        end = "" if any(bar.label for bar in bars[-2:]) else f"{edges[-1]:,}"  # they would touch
+        title = "How many samples are how long" if what == "samples" else "Where the tokens are"
+        figures.append(figure(title, plots.histogram(bars, label=label, mark=mark, end=end)))
+    ranges = [_range(low, high) for low, high in pairwise(edges)]
+    counts, tokens = together.histogram.counts, together.histogram.tokens
+    rows = [
+        [
+            ranges[i],
+            f"{counts[i]:,}",
+            share(counts[i], together.count),
+            f"{tokens[i]:,}",
+            share(tokens[i], together.total),
+        ]
+        for i in range(len(ranges))
+    ]
+    numbers = table(["tokens per sample", "#samples", "#share", "#tokens", "#share of tokens"], rows, caption="Lengths")
+    facts = (
+        f"Median {together.p50:,} tokens, mean {together.mean:,.0f}, 90 % up to {together.p90:,}, 99 % up to {together.p99:,}, "
+        f"shortest {together.min:,}, longest {together.max:,}. Each bar is half a power of two wide."
+    )
+    pair = f'<div class="pair">{"".join(figures)}</div>'
+    return f'<p class="note">{facts}</p>{_sources_legend(sources)}{pair}{folded("The numbers", numbers)}'
+
+
+def _on(edges: Sequence[int], each: SourceNumbers, what: str) -> list[int]:
+    """A source's bins on the edges of all."""
+    own = dict(zip(each.lengths.histogram.edges, getattr(each.lengths.histogram, what), strict=False))
+    return [own.get(edge, 0) for edge in edges[:-1]]
+
+
+def _length_bar(
+    edges: Sequence[int], number: int, stack: Sequence[Sequence[int]], sources: Sequence[SourceNumbers], what: str,
+    total: int, max_length: int | None,
+) -> Bar:  # fmt: skip
+    low, high = edges[number], edges[number + 1]
+    amount = sum(counts[number] for counts in stack)
+    title = f"{_range(low, high)} tokens: {amount:,} {what} ({share(amount, total)})"
+    if len(sources) > 1:
+        listed = [(counts[number], each.name) for counts, each in zip(stack, sources, strict=True) if counts[number]]
+        title += "".join(f"; {name} {count:,}" for count, name in listed[:12])
+    return Bar(
+        parts=_stacked([counts[number] for counts in stack]),
+        title=title,
+        label=f"{low:,}" if low & (low - 1) == 0 else "",
+        is_faded=max_length is not None and low >= max_length,
+    )
+
+
+def _stacked(amounts: Sequence[int]) -> tuple[tuple[str, float], ...]:
+    """Sources that have a colour of their own, and the others together."""
+    own = [(plots.colour(source), float(amount)) for source, amount in enumerate(amounts[: plots.NUM_COLOURS])]
+    return (*own, ("cx", float(sum(amounts[plots.NUM_COLOURS :]))))
+
+
+def _place(edges: Sequence[int], length: int) -> float | None:
+    """Where a length lies, in bars from the left; None outside."""
+    for number, (low, high) in enumerate(pairwise(edges)):
+        if low <= length < high:
+            return number + math.log(length / low) / math.log(high / low)
+    return float(len(edges) - 1) if length == edges[-1] else None
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}–{high - 1:,}" if high - low > 1 else f"{low:,}"
+
+
+def _sources_legend(sources: Sequence[SourceNumbers]) -> str:
+    if len(sources) < 2:
+        return ""
+    named = [
+        (plots.colour(number), data(each.name, most=60)) for number, each in enumerate(sources[: plots.NUM_COLOURS])
+    ]
+    rest = len(sources) - plots.NUM_COLOURS
+    return plots.legend([*named, *([("cx", f"{rest} more")] if rest > 0 else [])])
+
+
+# Trained and sources
+
+
+def trained(sources: Sequence[SourceNumbers], shares: Sequence[Sequence[int]]) -> str:
+    strips = []
+    for each in sources[:_MOST_STRIPS]:
+        part = each.trained_share
+        blocks = [
+            Block(start=0, stop=part, kind="trained", title=f"trained: {each.trained:,} tokens ({share(part)})"),
+            Block(
+                start=part,
+                stop=1,
+                kind="plain",
+                title=f"not trained: {each.tokens - each.trained:,} tokens ({share(1 - part)})",
+            ),
+        ]
+        strips.append(
+            f'<div class="line"><span>{data(each.name, most=60)}</span><b>{share(each.trained, each.tokens)}</b>'
+            f"{plots.strip(blocks if each.tokens else [], label=f'{each.name}: {share(part)} of the tokens are trained')}</div>"
+        )
+    legend = plots.legend([("trained", "trained: counts in the loss"), ("plain", "not trained: read only")])
+    rows = [
+        [data(each.name), f"{each.tokens:,}", f"{each.trained:,}", share(each.trained, each.tokens)]
+        for each in sources[:MOST_SOURCES]
+    ]
+    numbers = table(
+        ["source", "#tokens", "#trained", "#share"], rows, caption=captioned("Trained tokens by source", len(sources))
+    )
+    first = figure("Share of the tokens that is trained", "".join(strips), note=legend, numbers=numbers)
+    return f'<div class="pair">{first}{_trained_histogram(sources, shares)}</div>'
+
+
+def _trained_histogram(sources: Sequence[SourceNumbers], shares: Sequence[Sequence[int]]) -> str:
+    looked, bars = sum(map(sum, shares)), []
+    for number in range(SHARE_BINS):
+        amounts = [counts[number] for counts in shares]
+        low, high = 100 * number // SHARE_BINS, 100 * (number + 1) // SHARE_BINS
+        title = f"{low}–{high} % trained: {sum(amounts):,} samples ({share(sum(amounts), looked)})"
+        bars.append(Bar(parts=_stacked(amounts), title=title, label=f"{low} %" if low % 20 == 0 else ""))
+    label = f"Histogram of the share of each sample that is trained, of {looked:,} samples."
+    rows = [[bar.title.partition(":")[0], f"{bar.total:,.0f}", share(bar.total, looked)] for bar in bars]
+    each = (
+        f" (up to {SHARES_LOOKED:,} of each source, from all over)" if looked < sum(s.samples for s in sources) else ""
+    )
+    return figure(
+        "How much of each sample is trained",
+        plots.histogram(bars, label=label, height=180, end="100 %"),
+        note=f"{looked:,} samples{each}.",
+        numbers=table(["trained", "#samples", "#share"], rows, caption="Samples by their trained share"),
+    )
+
+
+def all_sources(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) -> str:
+    """Each source: what it holds, and what it gives to an epoch."""
+    tokens = sum(each.tokens for each in sources)
+    strips = [_share_strip("on disk", [(each.name, each.tokens) for each in sources])]
+    if epoch is not None:
+        strips.append(_share_strip("in an epoch", [(each.name, each.tokens) for each in epoch.shares]))
+    columns = ["source", "#records", "#samples", "#tokens", "#share", "#median", "#longest", "#on disk"]
+    columns += ["#weight"] * any(each.weight for each in sources) + ["#share of the epoch", "#per epoch"] * (
+        epoch is not None
+    )
+    rows = []
+    for number, each in enumerate(sources[:MOST_SOURCES]):
+        dot = plots.legend([(plots.colour(number), data(each.name))])
+        row = [
+            dot, f"{each.rows:,}", f"{each.samples:,}", f"{each.tokens:,}", share(each.tokens, tokens),
+            f"{each.lengths.p50:,}", f"{each.lengths.max:,}", size(each.num_bytes),
+        ]  # fmt: skip
+        row += [_weight(each)] * any(each.weight for each in sources)
+        if epoch is not None:
+            given = epoch.shares[number]
+            row += [share(given.share), f"{given.samples / each.samples:.2f} ×" if each.samples else "–"]
+        rows.append(row)
+    seen = table(columns, rows, caption=captioned("Sources", len(sources)))
+    return (figure("Tokens by source", "".join(strips)) if len(sources) > 1 else "") + seen
+
+
+def _weight(each: SourceNumbers) -> str:
+    return f"{float(Fraction(each.weight)):g}" if each.weight else "–"
+
+
+def _share_strip(name: str, amounts: Sequence[tuple[str, int]]) -> str:
+    total, blocks, done = sum(amount for _, amount in amounts), [], 0
+    others = sum(amount for _, amount in amounts[MOST_SOURCES:])
+    for number, (source, amount) in enumerate([*amounts[:MOST_SOURCES], ("others", others)]):
+        if amount:
+            title = f"{source}: {amount:,} tokens ({share(amount, total)})"
+            blocks.append(
+                Block(start=done / total, stop=(done + amount) / total, kind=plots.colour(number), title=title)
+            )
+        done += amount
+    label = f"{name}: " + ", ".join(f"{source} {share(amount, total)}" for source, amount in amounts[:12])
+    return (
+        f'<div class="line"><span>{name}</span><b>{short(total)}</b>{plots.strip(blocks, label=label, height=20)}</div>'
+    )
+
+
+def captioned(words: str, total: int) -> str:
+    """A table's caption, which says so where rows are left out."""
+    return words if total <= MOST_SOURCES else f"{words}, the first {MOST_SOURCES} of {total:,}"

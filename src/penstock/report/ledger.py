@@ -1,0 +1,129 @@
+"""What is lost on the way, and how full are the rows?  Two chapters: drops with their ledger, and packing beside other ways to pack."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from penstock.plan.counters import Counters
+from penstock.report import plots
+from penstock.report.chapters import MOST_SOURCES, captioned
+from penstock.report.markup import data, figure, share, table, words
+from penstock.report.numbers import EpochNumbers, Fit, SourceNumbers
+from penstock.report.plots import Bar, Block
+from penstock.report.survey import FILL_BINS, Survey
+
+_MOST_REASONS = 20
+_WHY_LOST = {
+    "empty": "gave no tokens when the store was made",
+    "overlong": "longer than max_length",
+    "truncated": "cut off at max_length",
+    "tail": "in the last step of the epoch, which is not full",
+}
+
+
+def drops(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:
+    """The ledger: what was read and is not trained on, by reason."""
+    rows = []
+    for each in sources:
+        for drop in each.dropped:
+            places = ", ".join(data(place) for place in drop.first[:3])
+            meter = plots.meter(drop.count / each.rows, share(drop.count, each.rows), "lost")
+            rows.append(
+                [
+                    data(each.name),
+                    data(drop.reason),
+                    f"{drop.count:,}",
+                    meter,
+                    places,
+                ]
+            )
+    columns = ["source", "reason", "#records", "#share of its records", "~first"]
+    parts = [_flow(sources, counters), "<h3>When the stores were made</h3>"]
+    caption = captioned("Records that gave no sample", len(rows))
+    parts.append(table(columns, rows[:MOST_SOURCES], caption=caption) if rows else "<p>Nothing was dropped.</p>")
+    if counters is not None:
+        parts += ["<h3>When rows are packed</h3>", _lost(counters)]
+    return "".join(parts)
+
+
+def _flow(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:
+    """What becomes of all records, and of all tokens: kept, and lost by reason."""
+    rows = sum(each.rows for each in sources)
+    dropped: Counter[str] = Counter()
+    for each in sources:
+        dropped.update({drop.reason: drop.count for drop in each.dropped})
+    lines = [_kept("records", "records become samples", rows - dropped.total(), dropped)]
+    if counters is not None:
+        lost = Counter({reason: count for reason, count in counters.tokens_dropped.items() if count})
+        lines.append(_kept("tokens of an epoch", "tokens are in rows", counters.tokens_out, lost))
+    return figure("What is kept", "".join(lines))
+
+
+def _kept(name: str, what: str, kept: int, lost: Counter[str]) -> str:
+    total = max(kept + lost.total(), 1)
+    blocks, done = (
+        [Block(start=0, stop=kept / total, kind="kept", title=f"{kept:,} {what} ({share(kept, total)})")],
+        kept,
+    )
+    for reason, count in lost.most_common(_MOST_REASONS):
+        title = f"{reason}: {count:,} ({share(count, total)})"
+        blocks.append(Block(start=done / total, stop=(done + count) / total, kind="lost", title=title))
+        done += count
+    label = f"{name}: {share(kept, total)} kept"
+    strip = plots.strip(blocks, label=label, height=16)
+    return f'<div class="line"><span>{name}</span><b>{share(kept, total)} kept</b>{strip}</div>'
+
+
+def _lost(counters: Counters) -> str:
+    reasons = [r for r in _WHY_LOST if r != "empty" and (counters.samples_dropped[r] or counters.tokens_dropped[r])]
+    rows = []
+    for reason in reasons:
+        samples = counters.samples_dropped[reason] or (counters.samples_truncated if reason == "truncated" else 0)
+        tokens = counters.tokens_dropped[reason]
+        meter = plots.meter(tokens / max(counters.tokens_in, 1), share(tokens, counters.tokens_in), "lost")
+        rows.append([reason, _WHY_LOST[reason], f"{samples:,}", f"{tokens:,}", meter])
+    if counters.samples_split:
+        rows.append(["split", "goes on in another row; nothing is lost", f"{counters.samples_split:,}", "0", "–"])
+    if not rows:
+        return f"<p>Nothing is lost: all {counters.tokens_in:,} tokens are in rows.</p>"
+    columns = ["reason", "", "#samples", "#tokens", "#share of the tokens"]
+    return table(columns, rows, caption="Samples and tokens that reach no row, per epoch")
+
+
+# Packing
+
+
+def packing(epoch: EpochNumbers, found: Survey, fits: Sequence[Fit]) -> str:
+    total, bars = sum(found.fills), []
+    for number, count in enumerate(found.fills):
+        low = 100 * number // FILL_BINS
+        name = f"{low}–{low + 100 // FILL_BINS} %" if number < FILL_BINS else "100 %"
+        title = f"{name} full: {count:,} rows ({share(count, total)})"
+        label = f"{low} %" if low % 20 == 0 and number < FILL_BINS else ""
+        bars.append(Bar(parts=(("fill", float(count)),), title=title, label=label))
+    rows = [[bar.title.partition(" full")[0], f"{bar.total:,.0f}", share(bar.total, total)] for bar in bars]
+    histogram = figure(
+        "How full the rows are",
+        plots.histogram(bars, label=f"Histogram of how full each of {total:,} rows is.", height=200, end="full"),
+        note=f"{total:,} rows of {epoch.max_length:,} places, {share(epoch.fill)} filled; {found.mean_samples:,.1f} samples in a row on "
+        f"average, at most {found.most_samples:,}. The last bar holds rows that are full to the last place.",
+        numbers=table(["full", "#rows", "#share"], rows, caption="Rows by how full they are"),
+    )
+    return histogram + _fits(epoch, fits) if fits else histogram
+
+
+def _fits(epoch: EpochNumbers, fits: Sequence[Fit]) -> str:
+    rows = []
+    for fit in fits:
+        here = (fit.max_length, fit.packing) == (epoch.max_length, epoch.packing)
+        name = f"<strong>{words(fit.packing)}</strong> ← this recipe" if here else words(fit.packing)
+        if fit.problem:
+            rows.append([f"{fit.max_length:,}", name, data(fit.problem), "–", "–", "–", "–"])
+            continue
+        rows.append([
+            f"{fit.max_length:,}", name, plots.meter(fit.fill, share(fit.fill)), f"{fit.rows:,}", f"{fit.steps:,}",
+            f"{fit.samples_dropped:,}", f"{fit.samples_cut:,}",
+        ])  # fmt: skip
+    columns = ["#max_length", "packing", "#fill", "#rows", "#steps", "#dropped", "#cut"]
+    return "<h3>Other lengths and packings</h3>" + table(
+        columns, rows, caption="The same data, cut and packed in other ways"
+    )
