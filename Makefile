@@ -37,7 +37,7 @@ check: $(TEST)/.ready
 	$(TEST)/bin/python tests/house/test_sizes.py
 
 bench: $(BENCH)/.ready
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BENCH)/bin/python $$script; done
+	@set -e; for script in $(filter-out benchmarks/stand.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BENCH)/bin/python $$script; done
 
 soak: $(TEST)/.ready
 	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -o timeout=3600
@@ -62,8 +62,9 @@ $(TEST)/.ready: $(TEST)/.torch pyproject.toml
 	$(TEST)/bin/python $(PIP) -e '.[dev]'
 	@touch $@
 
-$(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt
+$(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt benchmarks/requirements-litdata.txt
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python $(PIP) $(TORCH)
 	$(BENCH)/bin/python $(PIP) -e . -r benchmarks/requirements.txt
+	$(BENCH)/bin/python $(PIP) --no-deps -r benchmarks/requirements-litdata.txt
 	@touch $@

@@ -7,20 +7,16 @@ Every time is the median of repetitions in which the contestants take turns, so 
 """
 
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from stand import Page, Timing, Verdict, table, take_turns
 
 from penstock.loader.state import make_state, read_state
 from penstock.plan.block import BlockSamples, Rows, count_block, pack_block
@@ -46,61 +42,6 @@ def samples_of(lengths: np.ndarray) -> BlockSamples:
     return BlockSamples(np.zeros(lengths.size, np.int64), np.arange(lengths.size), lengths)
 
 
-@dataclass(slots=True)
-class Timing:
-    """Repetitions of one piece of work: seconds by the clock, and of CPU (all threads of this process)."""
-
-    num_samples: int
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return median(self.wall)
-
-    @property
-    def per_sample(self) -> float:
-        """Microseconds."""
-        return self.seconds / self.num_samples * 1e6
-
-    @property
-    def cpu_per_sample(self) -> float:
-        """Microseconds; steadier than `per_sample` where others use the machine."""
-        return median(self.cpu) / self.num_samples * 1e6
-
-    def spread(self) -> str:
-        return f"{self.seconds:.3f} ({min(self.wall):.3f}–{max(self.wall):.3f})"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One number against what we hold ourselves to."""
-
-    question: str
-    found: str
-    target: str
-    passed: bool | None = None  # None: no target, for information
-
-    def cells(self) -> list[str]:
-        return [self.question, self.found, self.target, {True: "pass", False: "MISSED", None: ""}[self.passed]]
-
-
-def take_turns(
-    works: dict[str, tuple[int, Callable[[], Any]]], repeat: int
-) -> tuple[dict[str, Timing], dict[str, Any]]:
-    """Each piece of work `repeat` times, in turn; (timings, last results)."""
-    timings = {name: Timing(num_samples) for name, (num_samples, _) in works.items()}
-    results: dict[str, Any] = {}
-    for _ in range(repeat):
-        for name, (_, work) in works.items():
-            results.pop(name, None)  # its memory is given back before the clock starts
-            wall, cpu = time.perf_counter(), time.process_time()
-            results[name] = work()
-            timings[name].wall.append(time.perf_counter() - wall)
-            timings[name].cpu.append(time.process_time() - cpu)
-    return timings, results
-
-
 def lognormal_lengths(num_samples: int, seed: int = 0) -> np.ndarray:
     """Mean about 530, 0.6 % at the cap."""
     drawn = np.random.default_rng(seed).lognormal(5.8, 1.0, num_samples)
@@ -109,16 +50,6 @@ def lognormal_lengths(num_samples: int, seed: int = 0) -> np.ndarray:
 
 def fill_of(lengths: np.ndarray, num_rows: int) -> float:
     return int(lengths.sum()) / (num_rows * MAX_LENGTH)
-
-
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table, padded so that it also reads well in a terminal."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    head = "| " + " | ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)) + " |"
-    return [head, "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines]
 
 
 # 1 Packing, against trl
@@ -382,44 +313,6 @@ def every_packing() -> list[str]:
     return table(["packing", "seconds (min–max)", "µs per sample", "fill"], rows)
 
 
-# The page
-
-
-def machine() -> str:
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{model.split(':')[1].strip()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--", "../src")
-    return git("rev-parse", "--short", "HEAD") + (" with changes in src" if changed else "")
-
-
-def page(parts: dict[str, list[str]], verdicts: list[Verdict], *, load: str, seconds: float) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "pyarrow", "datasets", "trl", "torch"))
-    lines = [
-        "# The plan: packing, permutation, seek",
-        "",
-        f"- Command: `python benchmarks/plan.py` (written by it), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds:.0f} s in all",
-        f"- Versions: penstock at {commit()}, Python {platform.python_version()}, {versions}",
-        f"- Machine: {machine()}; shared with other jobs, load average {load}",
-        f"- Times: medians of {REPEAT} repetitions in which the contestants take turns; range in brackets; ratios are of medians",
-        f"- Data: lognormal lengths (mu 5.8, sigma 1.0, seed 0), 1 to {MAX_LENGTH}, mean "
-        f"{lognormal_lengths(NUM_SAMPLES).mean():.0f}; tokens random int32",
-        "",
-        *table(["question", "found", "target", ""], [verdict.cells() for verdict in verdicts]),
-        "",
-    ]
-    for title, part in parts.items():
-        lines += [f"## {title}", "", *part, ""]
-    return "\n".join(lines)
-
-
 COMPETITOR = [
     'trl\'s `pack_dataset(dataset, seq_length=4096, strategy="bfd")` on 200,000 of the same lengths; only this call is timed.',
     "",
@@ -435,23 +328,30 @@ COMPETITOR = [
 
 
 def main() -> None:
-    begin, load = time.perf_counter(), os.getloadavg()
+    page = Page(
+        "plan",
+        "The plan: packing, permutation, seek",
+        packages=("numpy", "pyarrow", "datasets", "trl", "torch"),
+        notes=(
+            f"Times: medians of {REPEAT} repetitions in which the contestants take turns; range in brackets; ratios are of medians",
+            f"Data: lognormal lengths (mu 5.8, sigma 1.0, seed 0), 1 to {MAX_LENGTH}, mean "
+            f"{lognormal_lengths(NUM_SAMPLES).mean():.0f}; tokens random int32",
+        ),
+    )
     packing, packing_part = compare_packing()
     verdicts = packing + fill_of_plan()
     permutation, permutation_part = time_permutation()
     seek, seek_part = seek_afresh()
     verdicts += [*permutation, *seek, price_of_a_table()]
-    parts = {
-        "1 Packing against trl": COMPETITOR + packing_part,
-        "3 Permutation of 10⁸ indices, a million at a time": permutation_part,
-        f"4 Seek: a fresh process per line (imports not timed), {SEEK_SHARDS:,} shards, lengths by function": seek_part,
-        f"5 Every packing, pack_block of {BLOCK:,} samples": every_packing(),
-    }
-    loads = f"{load[0]:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
-    text = page(parts, verdicts, load=loads, seconds=time.perf_counter() - begin)
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / "plan.md").write_text(text)
-    print(text)
+    page.write(
+        verdicts,
+        {
+            "1 Packing against trl": COMPETITOR + packing_part,
+            "3 Permutation of 10⁸ indices, a million at a time": permutation_part,
+            f"4 Seek: a fresh process per line (imports not timed), {SEEK_SHARDS:,} shards, lengths by function": seek_part,
+            f"5 Every packing, pack_block of {BLOCK:,} samples": every_packing(),
+        },
+    )
 
 
 if __name__ == "__main__":
