@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, cache, check, init, plan, prepare, screen, show, stats, trace, verify
+from penstock.cli import bench, cache, check, init, plan, prepare, report, screen, show, stats, trace, verify
 from penstock.errors import PenstockError
 
 OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, screen.INTERRUPTED
@@ -37,6 +37,7 @@ commands.command("show")(show.show)
 commands.command("stats")(stats.stats)
 commands.command("plan")(plan.plan)
 commands.command("trace")(trace.trace)
+commands.command("report")(report.report)
 commands.command("bench")(bench.bench)
 commands.command("verify")(verify.verify)
 commands.add_typer(cache.commands, name="cache")
@@ -78,6 +79,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _unread() if isinstance(end.__context__, BrokenPipeError) else int(end.code or OK)
     except Exception as error:
         return _explain(error)
+    finally:
+        screen.listen_no_more()
     if code == INTERRUPTED:
         screen.complain("interrupted; what is finished is kept: run the same command again to go on")
     return code if isinstance(code, int) else OK

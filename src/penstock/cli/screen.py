@@ -106,6 +106,14 @@ def listen(*, json: bool) -> None:
     logger.setLevel(level)
 
 
+def listen_no_more() -> None:
+    """As it was before `listen`."""
+    logger = logging.getLogger("penstock")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, LogLines)]:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
 class LogLines(logging.Handler):
     """The library's log, as notes: a line for each finished stage, and warnings; but none of the module `skip`."""
 

@@ -1,0 +1,429 @@
+"""From nothing to a plan: the commands on a recipe and on data, in processes of their own, also with data that means harm."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cli.main import run as run_here
+
+Write = Callable[..., Path]
+Result = subprocess.CompletedProcess[str]
+Penstock = Callable[..., Result]
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "far", "away"]
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e"
+
+
+def words(row: int) -> str:
+    return " ".join(WORDS[(row * 7 + place * (row % 3 + 1)) % len(WORDS)] for place in range(2 + row * 13 % 40))
+
+
+def chat(row: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": words(row)}, {"role": "assistant", "content": words(row + 1)}]}
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Penstock:
+    def run(*arguments: str | Path, **environment: str) -> Result:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), **environment},
+        )
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """The command in this process: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = run_here([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+
+
+@pytest.fixture
+def recipe(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Path:
+    """Two data sets and an eval set."""
+    write_jsonl([chat(row) for row in range(120)], "chat.jsonl")
+    write_jsonl([{"text": words(row + 500)} for row in range(90)], "prose.jsonl")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"""
+data:
+  talk: {{path: chat.jsonl, template: messages}}
+  prose: {{path: prose.jsonl, template: text}}
+eval:
+  held_out: {{path: 'prose.jsonl@[:9]', template: text}}
+tokenizer: {tokenizer_path}
+num_proc: 1
+sequence_len: 128
+batch_size: 2
+"""
+    )
+    return path
+
+
+def test_five_minutes_from_data_to_batches(
+    command: Penstock, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    write_jsonl([chat(row) for row in range(300)], "chat.jsonl")
+    made = command("init", "chat.jsonl", "--tokenizer", tokenizer_path)
+    assert made.returncode == 0, made.stderr
+    assert "chat: jsonl, 300 rows in 1 file" in made.stdout
+    assert "rows look like messages (200 of 200); next best: " in made.stdout
+    assert re.search(
+        r"tokens per sample: median \d+, 99 % below \d+, longest \d+ \(300 rows looked at\); \d+\.\d% of the",
+        made.stdout,
+    )
+    assert re.search(r"max_length \d+ takes \d+\.\d% of the samples whole", made.stdout)
+    text = (tmp_path / "recipe.yaml").read_text()
+    assert "data: chat.jsonl\n" in text and "template: messages" in text and "# packing: best_fit" in text
+    loader = ps.load(
+        tmp_path / "recipe.yaml", output="numpy", cache_dir=tmp_path / "cache", num_proc=1, rank=0, world_size=1
+    )
+    assert len(list(loader)) == len(loader) > 1
+    again = command("init", "chat.jsonl", "--tokenizer", tokenizer_path)
+    assert again.returncode == 3
+    assert again.stderr == "penstock: recipe.yaml: is there already; choose another name, or --force to replace it\n"
+    assert command("init", "chat.jsonl", "--tokenizer", tokenizer_path, "--force").returncode == 0
+    for name in ("check", "prepare", "stats", "plan"):
+        result = command(name, "recipe.yaml")
+        assert result.returncode == 0, (name, result.stdout, result.stderr)
+
+
+def test_init_without_a_tokenizer_leaves_a_variable(
+    here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl([{"instruction": words(row), "output": words(row + 3)} for row in range(50)], "tasks.jsonl")
+    code, out, _ = here("init", "tasks.jsonl", "-o", "my.yaml", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["template"] == "alpaca" and found["is_estimate"] and found["num_rows"] == 50
+    code, _, err = here("plan", "my.yaml")
+    assert code == 3 and "the environment variable TOKENIZER is not set; set it, or give a default" in err
+    monkeypatch.setenv("TOKENIZER", str(tokenizer_path))
+    assert here("plan", "my.yaml", "-o", "num_proc=1")[0] == 0
+
+
+def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
+    write_jsonl([{"input_ids": [1, 5, 77], "labels": [-100, 5, 77]}] * 4, "ids.jsonl")
+    code, out, _ = here("init", "ids.jsonl", "-o", "ids.yaml", "--json")
+    assert code == 0 and json.loads(out)["options"] == {"vocab_size": 78}
+    assert here("check", "ids.yaml")[0] == 0
+    write_jsonl([], "empty.jsonl")
+    code, _, err = here("init", "empty.jsonl", "-o", "none.yaml")
+    assert code == 3 and "empty: no rows, so there is nothing to look at" in err
+    code, _, err = here("init", "ids.jsonl", "-o", "no/such/folder/x.yaml")
+    assert code == 3 and "its folder is not there; make it first" in err
+
+
+def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
+    code, out, err = here("prepare", recipe)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert [line.split("  ")[1].split(":")[0] for line in lines] == ["talk", "prose", "held_out (eval)"]
+    assert f"{recipe}:9: sequence_len is max_length: 128 here" in err
+    code, out, _ = here("prepare", recipe, "--json")
+    found = json.loads(out)
+    assert [(each["part"], each["data_set"], each["rows"]) for each in found] == [
+        ("train", "talk", 120), ("train", "prose", 90), ("held_out", "held_out", 9),
+    ]  # fmt: skip
+    code, out, _ = here("cache", "why", recipe)
+    assert code == 0 and out.count("this is a hit") == 3 and "talk\n" in out
+    code, out, _ = here("cache", "why", recipe, "-o", "eos=false", "--json")
+    assert [each["is_hit"] for each in json.loads(out)] == [True, False, False]
+    code, _, err = here("prepare", recipe, "--name", "x")
+    assert code == 2 and "--name is for data; a recipe names its own" in err
+
+
+def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
+    code, out, err = here("stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--world-size", "2")
+    assert code == 0, err
+    assert re.search(r"^talk\t120\t120\t[\d,]+\t\d+\.\d%\t0\t", out, flags=re.MULTILINE)
+    assert "tokens per sample" in out and "█" in out and "nothing was dropped" in out
+    code, out, _ = here(
+        "stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--json", "--part", "held_out"
+    )
+    found = json.loads(out)
+    assert [source["rows"] for source in found["sources"]] == [9]
+    assert [(fit["max_length"], fit["packing"]) for fit in found["fits"]] == [
+        (64, "best_fit"), (64, "none"), (128, "best_fit"), (128, "none"),
+    ]  # fmt: skip
+    assert sum(found["lengths"]["histogram"]["counts"]) == 9
+
+
+def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Path, tmp_path: Path) -> None:
+    code, out, err = here("plan", recipe, "--world-size", "2", "--batch-size", "4", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    options: dict[str, Any] = {
+        "rank": 0,
+        "world_size": 2,
+        "batch_size": 4,
+        "output": "numpy",
+        "cache_dir": tmp_path / "cache",
+    }
+    loader = ps.load(recipe, **options)
+    assert found["steps"] == len(loader) and found["plan"] == loader.plan.fingerprint
+    assert {share["name"] for share in found["shares"]} == {"talk", "prose"}
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"step": 2, "data": {"loader": loader.state_dict()}}))
+    code, out, _ = here("plan", recipe, "--world-size", "4", "--compare", state)
+    assert code == 0 and re.search(r"state.json: fits: goes on at step 2 in epoch 0, [\d,]+ steps left", out)
+    code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3")
+    assert code == 1 and "cannot resume: the state belongs to plan" in out and "seed 0 → 3" in out
+    code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3", "--json")
+    assert code == 1 and json.loads(out)["state"]["fits"] is False
+    (tmp_path / "other.json").write_text("[1]")
+    for name, reason in (("other.json", "no saved state in it"), ("none.json", "No such file")):
+        code, _, err = here("plan", recipe, "--compare", name)
+        assert code == 3 and reason in err
+
+
+def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 1, "output": "numpy", "cache_dir": tmp_path / "cache"}
+    ranks = [ps.load(recipe, rank=rank, world_size=2, **options) for rank in range(2)]
+    batches = [list(rank) for rank in ranks]
+    code, out, err = here("trace", recipe, "--step", "3", "--world-size", "2", "--batch-size", "1", "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    for rank in range(2):
+        (row,) = [row for row in rows if row["rank"] == rank]
+        assert [segment["where"] for segment in row["segments"]] == [
+            str(where) for where, _, _ in batches[rank][3].provenance[0]
+        ]
+    code, out, _ = here("trace", recipe, "--step", "3", "--world-size", "2", "--batch-size", "1", "--rank", "1")
+    assert (
+        code == 0
+        and out.startswith("step 3 of epoch 0, rank 1: 1 row; plan ")
+        and "prose.jsonl:" in out + "prose.jsonl:"
+    )
+    fresh = ps.load(recipe, rank=0, world_size=1, **options)
+    next(iter(fresh))
+    (tmp_path / "state.json").write_text(json.dumps(fresh.state_dict()))
+    code, out, _ = here(
+        "trace", recipe, "--step", "1", "--world-size", "2", "--batch-size", "1", "--state", "state.json", "--json"
+    )
+    after = [segment["where"] for segment in json.loads(out)["rows"][0]["segments"]]
+    assert after == [str(where) for where, _, _ in ranks[1].explain(0)[1]]
+    code, _, err = here("trace", recipe, "--step", "9999")
+    assert code == 3 and "step 9999: cannot seek to step 9999: the run has " in err
+
+
+def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokenizer_path: Path) -> None:
+    code, out, err = here("show", recipe, "--row", "5", "--max-length", "256")
+    assert code == 0, err
+    for part in (
+        "talk row 5  ",
+        "chat.jsonl:6",
+        "raw",
+        '"role": "user"',
+        "rendered",
+        "<|im_start|>assistant",
+        "tokens, ",
+        "lands",
+    ):
+        assert part in out
+    assert f"⟦{words(6)}" in out, "the answer is marked as trained"
+    assert re.search(r"epoch 0, step \d+, rank 0, row \d, places \d+–\d+ \(tokens 0–\d+\)", out)
+    assert re.search(r"^[a-zA-Z]+·*$", out, flags=re.MULTILINE), "the packed row, drawn"
+    code, out, _ = here("show", recipe, "--row", "-1", "--source", "prose", "--json")
+    found = json.loads(out)
+    assert found["sample"] == 89 and found["source"] == "prose" and found["rendered"] is None
+    assert found["packed_row"]["step"] == found["landings"][0]["step"]
+    assert any(segment["sample"] == 89 and segment["source"] == "prose" for segment in found["packed_row"]["segments"])
+    code, out, _ = here("show", recipe, "--step", "0")
+    assert code == 0 and out.count("step 0, rank 0, row ") == 2
+    code, out, _ = here("show", recipe, "--random", "--json")
+    assert code == 0 and 0 <= json.loads(out)["sample"] < 120
+    assert len(json.loads(here("show", recipe, "--step", "1", "--json")[1])) == 2
+    code, _, err = here("show", recipe, "--row", "1", "--random")
+    assert code == 2 and "give one of --row, --step and --random" in err
+    code, _, err = here("show", recipe, "--source", "nobody")
+    assert code == 2 and "source 'nobody' is not there, expected one of talk, prose" in err
+    code, _, err = here("show", recipe, "--row", "120")
+    assert code == 3 and "row 120 of 'talk': it has 120 rows, counted from 0" in err
+
+
+def test_check_finds_what_would_cost_money(here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": words(row)} for row in range(60)]
+    rows += [{"text": words(7)}] * 20 + [{"text": ""}] * 5 + [{"text": " ".join(WORDS * 60)}] * 3
+    write_jsonl(rows, "odd.jsonl")
+    arguments = (
+        "check",
+        "odd.jsonl",
+        "--tokenizer",
+        tokenizer_path,
+        "--template",
+        "text",
+        "--max-length",
+        "256",
+        "-o",
+        "num_proc=1",
+    )
+    code, out, err = here(*arguments, "--json")
+    assert code == 0, err
+    ((found),) = json.loads(out)
+    verdicts = {verdict["question"]: verdict for verdict in found["verdicts"]}
+    assert {name: verdict["answer"] for name, verdict in verdicts.items()} == {
+        "rows": "ok", "bad rows": "ok", "template": "ok", "mask": "ok", "BOS and EOS": "ok",
+        "nothing trained": "warn", "overlong": "warn", "duplicates": "warn", "disk": "ok",
+    }  # fmt: skip
+    assert "5 of 88 rows (5.7%) have nothing to train on" in verdicts["nothing trained"]["why"]
+    assert verdicts["nothing trained"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
+    assert "3 of 88 rows (3.4%) are longer than max_length 256: dropped with " in verdicts["overlong"]["why"]
+    assert verdicts["duplicates"]["why"].startswith("22 of 88 rows (25.0%) repeat an earlier one")
+    assert not (tmp_path / "cache" / "stores").exists(), "nothing is prepared"
+    code, out, _ = here(*arguments, "-o", "overflow=error")
+    assert code == 1 and "fail overlong        3 of 88 rows (3.4%) are longer" in out and "1 failure, 2 warnings" in out
+    code, out, _ = here(*arguments, "--rows", "10")
+    assert code == 0 and "looked at 10 spread over all" in out
+
+
+def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"text": "the fox"}\nnot json\n{"text": "a dog<|endoftext|><|endoftext|>"}\n{"text": 7}\n')
+    arguments = ("check", data, "--tokenizer", tokenizer_path, "--template", "text", "--json")
+    code, out, err = here(*arguments)
+    assert code == 1, err
+    verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
+    assert verdicts["bad rows"]["answer"] == "fail" and verdicts["bad rows"]["first"] == [f"{data}:2"]
+    assert "choose on_bad: skip" in verdicts["bad rows"]["why"]
+    assert (
+        verdicts["template"]["answer"] == "fail"
+        and "key 'text' is int, expected a string" in verdicts["template"]["why"]
+    )
+    assert verdicts["BOS and EOS"]["answer"] == "warn" and "have two EOS" in verdicts["BOS and EOS"]["why"]
+    code, out, _ = here(*arguments, "-o", "on_bad=skip")
+    verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
+    assert verdicts["bad rows"]["answer"] == "warn" and "left out and counted" in verdicts["bad rows"]["why"]
+    (tmp_path / "empty.jsonl").write_text("")
+    code, out, _ = here("check", "empty.jsonl", "--tokenizer", tokenizer_path)
+    assert code == 1 and "fail rows            the source is empty" in out
+
+
+def test_bench_measures_against_an_appetite(here: Any, recipe: Path) -> None:
+    code, out, err = here("bench", recipe, "--seconds", "0.2", "--rows", "50", "--appetite", "1", "--json")
+    assert code == 0, err
+    made, loaded = json.loads(out)
+    assert (made["what"], loaded["what"]) == ("preparation", "loader")
+    assert made["tokens"] > 0 and loaded["tokens_per_second"] > 0 and loaded["headroom"] == loaded["tokens_per_second"]
+    code, out, _ = here("bench", recipe, "--seconds", "0.1", "--rows", "10", "--appetite", "1e15")
+    assert code == 1 and "× the appetite" in out
+
+
+def test_empty_data_is_said_not_raised(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
+    write_jsonl([], "empty.jsonl")
+    for arguments in (("stats",), ("plan",), ("show",), ("trace", "--step", "0"), ("bench",)):
+        code, _, err = here(*arguments, "empty.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1")
+        assert code in (0, 3) and "Traceback" not in err, (arguments, err)
+
+
+def test_one_huge_row_is_shown_in_part(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
+    write_jsonl([{"text": " ".join(WORDS) * 20_000}, {"text": "the fox"}], "huge.jsonl")
+    code, out, err = here("show", "huge.jsonl", "--tokenizer", tokenizer_path, "--row", "0", "-o", "num_proc=1")
+    assert code == 0, err
+    assert "more characters" in out and "more tokens" in out and len(out) < 40_000
+    assert "dropped as overlong: " in out
+
+
+def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
+    here: Any, recipe: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "list.yaml").write_text("datasets:\n  - path: prose.jsonl\n  - path: prose.jsonl@[:5]\n")
+    code, out, err = here("plan", "list.yaml", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json")
+    assert code == 0 and json.loads(out)["counters"]["samples_in"] == 95, err
+    (tmp_path / "broken.yaml").write_text("data: [x\n")
+    code, _, err = here("plan", "broken.yaml")
+    assert code == 3 and re.match(r"penstock: broken.yaml:\d: not YAML: ", err)
+    code, _, err = here("plan", "missing.yaml")
+    assert code == 3 and "missing.yaml: cannot be read: No such file" in err
+    code, _, err = here("plan", recipe, "-o", "max_lenght=3")
+    assert code == 3 and "unknown key 'max_lenght'; did you mean 'max_length'?" in err
+
+
+def test_nothing_in_data_steers_the_terminal(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    write_jsonl([{"text": f"the {HOSTILE} fox {row}\n\tdog"} for row in range(30)], f"a{HOSTILE}b.jsonl")
+    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm-256color"}
+    name = str(tmp_path / f"a{HOSTILE}b.jsonl")
+    common = ["--tokenizer", str(tokenizer_path), "-o", "num_proc=1"]
+    for arguments in (
+        ["init", name, "--tokenizer", str(tokenizer_path), "-o", str(tmp_path / "r.yaml")],
+        ["check", name, *common],
+        ["stats", name, *common],
+        ["plan", name, *common],
+        ["show", name, "--row", "3", *common],
+        ["show", name, "--step", "0", *common],
+        ["trace", name, "--step", "0", *common],
+    ):
+        output = on_a_terminal([sys.executable, "-m", "penstock", *arguments], environment)
+        rest = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", output).replace(b"\r", b"").decode()
+        steering = {
+            char for char in rest if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e"
+        }
+        assert steering == set() and "Traceback" not in rest, (arguments, rest)
+        if arguments[0] == "show":
+            assert b"\x1b[" in output, "there are colours on a terminal"
+    assert ps.load(tmp_path / "r.yaml", cache_dir=tmp_path / "cache", num_proc=1, output="numpy").batch_size
+
+
+def on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(command[0], command, environment)
+    output = b""
+    while True:
+        try:
+            block = os.read(terminal, 1 << 16)
+        except OSError:
+            break
+        if not block:
+            break
+        output += block
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return output
+
+
+def test_help_is_quick_and_brings_nothing_along() -> None:
+    probe = "import sys\nfrom penstock.cli.main import run\nrun(['--help'])\nsys.stderr.write(' '.join(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    found = {name.partition(".")[0] for name in result.stderr.split()}
+    assert found.isdisjoint(
+        {"numpy", "pyarrow", "torch", "tokenizers", "yaml", "rich", "orjson", "jinja2", "minijinja"}
+    )
+    for name in ("init", "check", "prepare", "show", "stats", "plan", "trace", "bench", "verify", "cache"):
+        assert re.search(rf"^  {name} ", result.stdout, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_completions(shell: str) -> None:
+    environment = {**os.environ, "_PENSTOCK_COMPLETE": f"source_{shell}"}
+    result = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'penstock'; from penstock.cli.main import app; app()"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert result.returncode == 0 and "penstock" in result.stdout, result.stderr
