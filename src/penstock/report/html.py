@@ -47,11 +47,7 @@ def write(
     num_rows: int = NUM_ROWS, compare: bool = True,
 ) -> int:  # fmt: skip
     """Write the page, whole or not at all; how many bytes it has.  A file that is no such page is never replaced."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise PenstockError(f"{target}: there is no folder {target.parent}; make it, or choose another name")
-    if not _is_ours(target):
-        raise PenstockError(f"{target}: what is there is no report, and is not replaced; choose another name")
+    target = checked(path)
     made = page(loader, title=title, recipe=recipe, num_samples=num_samples, num_rows=num_rows, compare=compare)
     content = made.encode("utf-8", "backslashreplace")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -62,6 +58,16 @@ def write(
         draft.unlink(missing_ok=True)
         raise PenstockError(f"{target}: the report cannot be written there: {error.strerror}") from error
     return len(content)
+
+
+def checked(path: str | os.PathLike[str]) -> Path:
+    """A place where a page can be written; asked before long work begins."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise PenstockError(f"{target}: there is no folder {target.parent}; make it, or choose another name")
+    if not _is_ours(target):
+        raise PenstockError(f"{target}: what is there is no report, and is not replaced; choose another name")
+    return target
 
 
 def page(
