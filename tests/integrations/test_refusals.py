@@ -99,7 +99,7 @@ said["llama"] = sorted(ModelInputs(model)(batch))
 """
 
 EXPECTED = {
-    "numpy": "pass output='torch' to the Loader",
+    "numpy": "leave output='torch' in the Loader",
     "shifted": "leave labels='unshifted'",
     "per_epoch": "leave out per_epoch",
     "num_train_epochs": "num_train_epochs is 5, the Loader has epochs=2",

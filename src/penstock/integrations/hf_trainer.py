@@ -15,6 +15,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from penstock.errors import PlanError, PlanMismatch
+from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in
 from penstock.integrations.model_inputs import ModelInputs
 from penstock.loader import Loader
 
@@ -23,8 +24,8 @@ _TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder w
 _EPOCHS_UNLESS_TOLD = 3.0  # num_train_epochs of TrainingArguments that nobody set
 
 
-class FromLoader:
-    """A Trainer whose training batches come from `loader`, which also says how many there are."""
+class FromLoader(EvaluatesLoaders):
+    """A Trainer whose training batches come from `loader`, which also says how many there are; evaluation may have Loaders, too."""
 
     args: Any
     state: Any
@@ -33,11 +34,12 @@ class FromLoader:
 
     def __init__(self, *args: Any, loader: Loader, **options: Any) -> None:
         if loader.form.output != "torch":
-            raise PlanError("the Trainer needs tensors: pass output='torch' to the Loader")
+            raise PlanError("the Trainer needs tensors: leave output='torch' in the Loader")
         if loader.form.labels != "unshifted":
             raise PlanError("the Trainer's models shift labels themselves: leave labels='unshifted' in the Loader")
         if loader.per_epoch:
             raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
+        loaders_in(options.get("eval_dataset"))
         super().__init__(*args, **options)
         self.loader = loader
         self._max_steps_given = self.args.max_steps
@@ -75,9 +77,7 @@ class FromLoader:
     def _resume(self, folder: Path) -> int:
         """Bring the loader to where the checkpoint was taken; optimizer steps done until then."""
         if not (folder / _TRAINER_STATE).exists():
-            raise PlanMismatch(
-                f"{folder} is not whole: no {_TRAINER_STATE} in it; resume from the checkpoint before it"
-            )
+            raise PlanMismatch(f"{folder} is not whole: no {_TRAINER_STATE} in it; resume from the one before it")
         if not (folder / STATE).exists():
             raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without a Loader; start a new run")
         self.loader.load_state_dict(json.loads((folder / STATE).read_text()))

@@ -9,6 +9,7 @@ from datasets import Dataset
 from trl import SFTTrainer
 
 from penstock.errors import PlanError
+from penstock.integrations.evaluation import loaders_in
 from penstock.integrations.hf_trainer import FromLoader
 from penstock.loader import Loader
 
@@ -22,7 +23,7 @@ _SETTLED = {
 
 
 class LoaderSFTTrainer(FromLoader, SFTTrainer):  # type: ignore[misc]
-    """trl.SFTTrainer, fed by a Loader.  An eval_dataset is prepared by trl as ever."""
+    """trl.SFTTrainer, fed by a Loader.  An eval_dataset may be a Loader, or a dict of them; any other is prepared by trl as ever."""
 
     def __init__(self, *, loader: Loader, args: Any = None, **options: Any) -> None:
         for name, home in _SETTLED.items():
@@ -34,4 +35,14 @@ class LoaderSFTTrainer(FromLoader, SFTTrainer):  # type: ignore[misc]
             raise PlanError("the training data comes from the Loader: leave out train_dataset and formatting_func")
         # SFTTrainer looks at a first row to learn what it is given; training never reads it.
         row = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})
+        evaluated = options.get("eval_dataset")
+        if loaders_in(evaluated):
+            options["eval_dataset"] = row
         super().__init__(loader=loader, args=args, train_dataset=row, **options)
+        if loaders_in(evaluated):
+            self.eval_dataset = evaluated
+
+    def evaluate(self, eval_dataset: Any = None, **options: Any) -> Any:
+        if loaders_in(eval_dataset):  # SFTTrainer would tokenize them
+            return super(SFTTrainer, self).evaluate(eval_dataset=eval_dataset, **options)
+        return super().evaluate(eval_dataset=eval_dataset, **options)

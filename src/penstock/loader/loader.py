@@ -96,7 +96,7 @@ class Loader:
         self._skip = frozenset(skip)
         self.metrics = Metrics(names, settings.max_length)
         self._position, self._step = Position(), 0
-        self._start, self._first_step = Position(), 0  # where this loader began: at 0, or where a state was taken
+        self._start, self.first_step = Position(), 0  # where this loader began: at 0, or where a state was taken
         self._walks = 0  # iterations begun; an older one must not go on beside a newer
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
@@ -113,7 +113,7 @@ class Loader:
             start = Position(epoch=min(self._position.epoch, max(self.epochs - 1, 0)))
             return self.plan.num_steps(self._rows_per_step, epochs=min(start.epoch + 1, self.epochs), start=start)
         left = self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
-        return self._first_step + left
+        return self.first_step + left
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position on; only what is handed over moves the position."""
@@ -209,16 +209,16 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken; the next iteration goes on from there, under whatever ranks and batch size."""
         self._position, self._step = read_state(state, self.plan)
-        self._start, self._first_step = self._position, self._step
+        self._start, self.first_step = self._position, self._step
         self._walks += 1
         self._refuse_uneven()
 
     def seek(self, step: int) -> None:
         """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there."""
-        if step < self._first_step:
-            raise PlanError(f"cannot seek to step {step}: this loader resumed at step {self._first_step}")
+        if step < self.first_step:
+            raise PlanError(f"cannot seek to step {step}: this loader resumed at step {self.first_step}")
         self._position = self.plan.seek(
-            step - self._first_step, self._rows_per_step, epochs=self.epochs, start=self._start
+            step - self.first_step, self._rows_per_step, epochs=self.epochs, start=self._start
         )
         self._step = step
         self._walks += 1
@@ -232,12 +232,12 @@ class Loader:
 
     def explain(self, step: int) -> Provenance:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
-        if step < self._first_step:
+        if step < self.first_step:
             raise PlanError(
-                f"step {step} lies before step {self._first_step}, where this loader resumed, and steps may have had another "
+                f"step {step} lies before step {self.first_step}, where this loader resumed, and steps may have had another "
                 f"size then; ask a loader that starts where that run started"
             )
-        position = self.plan.seek(step - self._first_step, self._rows_per_step, epochs=self.epochs, start=self._start)
+        position = self.plan.seek(step - self.first_step, self._rows_per_step, epochs=self.epochs, start=self._start)
         found = self.plan.step(position, self._rows_per_step, epochs=self.epochs)
         if found is None:
             raise PlanError(f"step {step} is past the end: the run has {len(self)} steps, counted from 0")
