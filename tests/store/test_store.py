@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,17 @@ def test_plain_pyarrow_reads_a_shard(cache: Cache, template: TextTemplate) -> No
     assert table.column("input_ids").to_pylist() == [sample.input_ids.tolist() for sample in store]
     assert table.column("loss_mask").to_pylist() == [sample.loss_mask.tolist() for sample in store]
     assert table.column("row").to_pylist() == list(range(50))
+
+
+def test_making_and_reading_a_store_imports_no_pandas(tmp_path: Path) -> None:
+    """`pyarrow.array` does, where there is one: a third of a second in every worker."""
+    script = (
+        "import sys\nfrom tests.store.shelves import make, records\nfrom penstock.cache import Cache\n"
+        "store = make(records(50), Cache(sys.argv[1]))\nassert len(store[20]) == 20\nprint('pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    made = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert made.stdout == "False\n"
 
 
 def test_the_second_time_nothing_is_made(
