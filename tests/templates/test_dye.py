@@ -73,15 +73,32 @@ def test_stitches_give_up_where_words_do_not_come_out_as_they_went_in() -> None:
         lambda a, m, b: f"{a[:-1]} {m} {b}",  # cut
         lambda a, m, b: f"{a.replace('s', 'z')} {m} {b}",  # changed inside
         lambda a, m, b: f"{m} {b}",  # dropped
-        lambda a, m, b: f"{a} {b}",
         lambda a, m, b: f"{a} {m} {b} \U00040000",
     ):
         assert undone(change) is None
+    unmarked = undone(lambda a, m, b: f"{a} {b}")  # who is not trained may be left out
+    assert unmarked is not None and unmarked.turns == [(0, 10), (12, 17)] and not unmarked.marks
     sewn = Stitches(Palette(("<t>",), json=False))
     assert sewn.undo(sewn.add("<t>", 0)) is None  # nothing to sew at, though something is said
     sewn = Stitches(PLAIN)
     blank = sewn.undo(sewn.add(" \n", 0))
     assert sewn.is_blank and blank is not None and not blank.turns and not len(blank.places)
+
+
+def test_stitches_do_without_a_tool_call_that_is_left_out_whole() -> None:
+    def undone(change: Any) -> Undyed | None:
+        sewn = Stitches(PLAIN)
+        return sewn.undo(change(sewn.add("said", 0), sewn.call("", 0), sewn.call("called", 0), sewn.add("again", 2)))
+
+    left_out = undone(lambda a, blank, call, b: f"{a} {b}")
+    assert left_out is not None and left_out.turns == [(0, 3), (5, 9)]
+    for change in (
+        lambda a, blank, call, b: f"{a} {call[1:]} {b}",
+        lambda a, blank, call, b: f"{a} {call[:-1]} {b}",
+        lambda a, blank, call, b: f"{call} {a} {b}",
+        lambda a, blank, call, b: f"{a} {call}",
+    ):
+        assert undone(change) is None
 
 
 @given(text=st.text(LETTERS, max_size=60), needle=st.text(st.sampled_from("ab<>/ "), min_size=1, max_size=3))
@@ -153,7 +170,7 @@ def test_a_name_counts_where_it_is_met_first() -> None:
 
 
 def test_an_empty_place_can_be_found() -> None:
-    found = Dye(PLAIN).undo(f"ab{hollow_mark(0)}c")
+    found = Dye(PLAIN).undo(f"ab{hollow_mark(0, alone=True)}c")
     assert found.hollow == [2] and found.places.tolist() == [2]
 
 

@@ -19,7 +19,7 @@ LEARNED = {
     ),
     "glm4moe": ("<|assistant|>", ("<|user|>", "<|observation|>")),
     "smolvlm": ("Assistant:", ("<end_of_utterance>",)),
-    "llava_next": ("", ("</s>",)),
+    "llava_next": (" [/INST]", ("</s>",)),
 }
 
 

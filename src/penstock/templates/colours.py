@@ -3,7 +3,7 @@
 Also: what a conversation is made of, as a key.  Two with the same key go the same ways through a template.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from penstock.templates.messages import Message
@@ -16,12 +16,19 @@ Change = Callable[[str], str]
 
 
 def coloured(
-    message: Message, change: Change, *, name: Change, reasoning: bool = True, keys: frozenset[str] = frozenset()
+    message: Message,
+    change: Change,
+    *,
+    name: Change,
+    argument: Change | None = None,
+    reasoning: bool = True,
+    keys: Container[str] = frozenset(),
 ) -> Message:
     """A copy of a message in which each of its words went through `change`, always in the same order.
 
-    name: for the name of a tool that is called without arguments.  reasoning: whether thoughts are among the words.
-    keys: names of arguments that a template asks for, which stay.
+    name: for the name of a tool whose arguments hold no words.  argument: for words handed to a tool; None as for others.
+    reasoning: whether thoughts are among the words.
+    keys: names of arguments that stay, as a template asks for them.
     """
     content = message.get("content")
     if len(message) == 2 and type(content) is str and reasoning:  # by far the most common one
@@ -44,7 +51,7 @@ def coloured(
             for part in content
         ]
     if isinstance(message.get("tool_calls"), list):
-        new["tool_calls"] = [_called(call, change, name, keys) for call in message["tool_calls"]]
+        new["tool_calls"] = [_called(call, argument or change, name, keys) for call in message["tool_calls"]]
     return new
 
 
@@ -56,7 +63,7 @@ def _answer(text: str, change: Change, reasoning: bool) -> str:
     return f"{thought}{tag}{change(answer)}"
 
 
-def _called(call: Any, change: Change, name: Change, keys: frozenset[str]) -> Any:
+def _called(call: Any, change: Change, name: Change, keys: Container[str]) -> Any:
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -65,13 +72,13 @@ def _called(call: Any, change: Change, name: Change, keys: frozenset[str]) -> An
     given = next((key for key in ("arguments", "parameters") if call.get(key)), None)
     if given is not None:
         new[given] = _strings(call[given], change, keys)
-    elif isinstance(call.get("name"), str):
-        # Only for want of arguments: templates repeat a call's name before its result, which nobody is to be trained on.
+    if (given is None or not _has_words(call[given], keys)) and isinstance(call.get("name"), str):
+        # Only for want of words in arguments: templates repeat a call's name before its result, which nobody is to be trained on.
         new["name"] = name(call["name"])
     return new
 
 
-def _strings(value: Any, change: Change, keys: frozenset[str]) -> Any:
+def _strings(value: Any, change: Change, keys: Container[str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -79,6 +86,15 @@ def _strings(value: Any, change: Change, keys: frozenset[str]) -> Any:
     if isinstance(value, list):
         return [_strings(inner, change, keys) for inner in value]
     return value
+
+
+def _has_words(value: Any, keys: Container[str]) -> bool:
+    """Whether `_strings` finds something to change."""
+    if isinstance(value, dict):
+        return any(key not in keys or _has_words(inner, keys) for key, inner in value.items())
+    if isinstance(value, list):
+        return any(_has_words(inner, keys) for inner in value)
+    return isinstance(value, str) and bool(value.strip())
 
 
 def marked(message: Message, mark: Change) -> Message:

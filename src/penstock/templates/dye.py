@@ -25,6 +25,7 @@ _UNDYE = np.uint32(_DYE - 1)
 _NEXT = np.uint32(_DYE)  # planes 4–7 → 8–11: every second author has another ink
 _MARKS = 0xC0000  # plane 12: one for each message that is not trained
 _HOLLOW = 0xC8000  # stands where a trained message is empty
+_ALONE = 0xCC000  # and there is no thought before it either
 _ONCE = 0xD0000  # plane 13: names that templates may repeat
 _PUT_IN = 0xE0000  # behind all of these
 _NOBODY = -1  # who is not trained
@@ -138,6 +139,7 @@ class Dye:
         self._given: Codes = np.zeros(0, np.uint32)  # all that was changed, in order
         self._letters: Codes = self._given  # what it was before
         self._counts: list[int] = []  # changed characters of each text
+        self._inks: dict[int, int] = {}  # code of a mark → the ink of its author
         self._bold = False
 
     def add(self, text: str, author: int) -> str:
@@ -181,6 +183,7 @@ class Dye:
             if num and author not in (before, _NOBODY):
                 ink, before = 1 - ink, author
             shifts.append(ink * _DYE)
+        self._inks = {code: 1 + shifts[number] // _DYE for number, code in self._marks.items()}
         changed = changed + np.repeat(np.array(shifts, np.uint32), sizes) * is_dyed
         if self._marks:
             changed[starts[list(self._marks)]] = list(self._marks.values())
@@ -233,8 +236,6 @@ class Dye:
         dyed = (ink == 1) | (ink == 2)
         if ordered:
             self._check_order(codes[dyed])
-        inked = np.flatnonzero(dyed)
-        changes = inked[1:][np.diff(ink[inked]) != 0].tolist()
         letters = dict(zip(self._marks.values(), (ord(self._texts[number]) for number in self._marks), strict=True))
         codes, marks, hollow, met = codes.copy(), [], [], set()
         for place in np.flatnonzero((codes >= _MARKS) & (codes < _PUT_IN)).tolist():
@@ -249,11 +250,15 @@ class Dye:
             if code < _HOLLOW:
                 marks.append(place)
             elif code not in met:
-                dyed[place] = True
+                dyed[place], ink[place] = True, self._inks[code]
             met.add(code)
+        inked = np.flatnonzero(dyed & (ink < 3))  # without what stands in empty messages
+        changes = inked[1:][np.diff(ink[inked]) != 0].tolist()
         text = text_of(np.where(dyed & (codes >= _DYE), codes & _UNDYE, codes))
         places = np.flatnonzero(dyed)
-        edges = sorted({0, len(places), *np.searchsorted(places, [*changes, *marks]).tolist()})
+        alone = [place for place in hollow if codes[place] >= _ALONE]
+        borders = [*changes, *marks, *alone, *(place + 1 for place in alone)]
+        edges = sorted({0, len(places), *np.searchsorted(places, borders).tolist()})
         turns = _turns(places, edges)
         return Undyed(text=text, places=places, turns=turns, marks=marks, hollow=hollow, bold=self._bold)
 
@@ -279,9 +284,9 @@ class Dye:
                 raise Unverified("the chat template repeats or rearranges what the assistant wrote")
 
 
-def hollow_mark(number: int) -> str:
-    """Stands in an empty message, so that its place can be found."""
-    return chr(_HOLLOW + number)
+def hollow_mark(number: int, *, alone: bool) -> str:
+    """Stands in an empty message, so that its place can be found.  alone: nothing else of it is dyed."""
+    return chr((_ALONE if alone else _HOLLOW) + number)
 
 
 def has_foreign(text: str) -> bool:

@@ -22,6 +22,7 @@ from penstock.templates.turns import learn_turns
 Context = dict[str, Any]
 
 _TAG = re.compile(r"<[^<>\s]{0,40}>")
+_DISAGREE = "the template's generation tags and the dye disagree about what the assistant wrote"
 Render = Callable[[Context], str]
 Add = Callable[..., str]  # (text, author)
 
@@ -59,10 +60,7 @@ class Ink:
         dyed = self._undyed(render, context, trained)
         inside = covered(len(rendering.text), rendering.spans)
         if dyed.text != rendering.text or not inside[dyed.places].all():
-            raise Unverified(
-                "the template's generation tags and the dye disagree about what the assistant wrote"
-                + _hint(context["messages"])
-            )
+            raise Unverified(_DISAGREE + _hint(context["messages"]))
         silent = [span for span in runs(inside) if self._is_bare(dyed.text, span) and not _any_in(dyed, span)]
         if len(silent) > num_hollow:
             # The template leaves out what somebody said there: the model would learn to say nothing.
@@ -73,6 +71,24 @@ class Ink:
         """`check`: whether the text is compared with what the template makes of plain messages."""
         if not any(trained):
             return Rendering(self.plain(render, context), [])
+        if self._has_generation and any(others := _others(context["messages"], trained)):
+            return self._beside_tags(render, context, trained, others, check=check)
+        return self._by_dye(render, context, trained, check=check, tags=self._has_generation)
+
+    def _beside_tags(
+        self, render: Render, context: Context, trained: list[bool], others: list[bool], *, check: bool
+    ) -> Rendering:
+        """Tags are around what an assistant wrote: whoever else is trained is found by dye."""
+        found = self._by_dye(render, context, others, check=check, tags=False)
+        rest = [yes and not other for yes, other in zip(trained, others, strict=True)]
+        if not any(rest):
+            return found
+        tagged = self._by_dye(render, context, rest, check=check, tags=True)
+        if tagged.text != found.text:
+            raise Unverified("the chat template writes an assistant's words in another way if a user's are dyed")
+        return Rendering(found.text, runs(covered(len(found.text), [*found.spans, *tagged.spans])))
+
+    def _by_dye(self, render: Render, context: Context, trained: list[bool], *, check: bool, tags: bool) -> Rendering:
         rendered = self._stitched(render, context, trained)
         if rendered is None:
             hollow = _any_hollow(context["messages"], trained)
@@ -84,7 +100,7 @@ class Ink:
                 "the chat template changes what it is given, so what the assistant wrote cannot be told"
                 + _hint(context["messages"])
             )
-        return Rendering(rendered.text, self._spans(render, context, rendered))
+        return Rendering(rendered.text, self._spans(render, context, rendered, tags=tags))
 
     def words(self, render: Render, context: Context, text: str) -> Spans:
         """Where people's words stand in a rendering, if there are special tokens among them; else nowhere."""
@@ -96,7 +112,7 @@ class Ink:
         special = self._special
 
         def walk(change: Change) -> Context:
-            messages = [coloured(m, change, name=change, keys=self.reads.keys) for m in context["messages"]]
+            messages = [coloured(m, change, name=change, keys=self.reads.held) for m in context["messages"]]
             outer = changed_strings(others, lambda text: change(text) if special.search(text) else text)
             return {**context, "messages": messages, **outer}
 
@@ -115,11 +131,12 @@ class Ink:
         found = self._special.search(said) if self._special else None
         return found[0] if found else None
 
-    def _spans(self, render: Render, context: Context, rendered: Undyed) -> Spans:
-        if self._has_generation:
-            spans = [span for span in tagged(render(context)).spans if _any_in(rendered, span)]
-            if self._reasoning:
-                return spans
+    def _spans(self, render: Render, context: Context, rendered: Undyed, *, tags: bool) -> Spans:
+        if tags and self._reasoning:
+            spans = tagged(render(context)).spans
+            if not covered(len(rendered.text), spans)[rendered.places].all():
+                raise Unverified(_DISAGREE + _hint(context["messages"]))
+            return [span for span in spans if _any_in(rendered, span)]
 
         def begins(low: int, high: int) -> int | None:
             return self._beginning(render, context, rendered.text, low, high)
@@ -171,20 +188,28 @@ class Ink:
             if yes:
                 ready[place] = self._coloured(ready[place], lambda text: next(rest), lambda text: text)
                 if hollow and is_hollow(ready[place]):
-                    ready[place]["content"] = hollow_mark(next(numbers)) + ready[place]["content"]
+                    mark = hollow_mark(next(numbers), alone=ready[place] == context["messages"][place])
+                    ready[place]["content"] = mark + ready[place]["content"]
         return dye.undo(self._unmarked(render({**context, "messages": ready})))
 
     def _stitched(self, render: Render, context: Context, trained: list[bool]) -> Undyed | None:
         """The cheap way, where words come out as they went in."""
         sewn = Stitches(self._palette)
-        ready = self._changed(context["messages"], trained, sewn.add, sewn.add, sewn.mark)
+        ready = self._changed(context["messages"], trained, sewn.add, sewn.call, sewn.mark, argument=sewn.call)
         if sewn.is_blank and _any_hollow(context["messages"], trained):
             return None
         return sewn.undo(self._unmarked(render({**context, "messages": ready})))
 
     def _changed(
-        self, messages: list[Message], trained: list[bool], add: Add, name: Add, mark: Change
+        self,
+        messages: list[Message],
+        trained: list[bool],
+        add: Add,
+        name: Add,
+        mark: Change,
+        argument: Add | None = None,
     ) -> list[Message]:
+        argument = argument or add
         ready: list[Message] = []
         after_trained = False
         for author, (message, yes) in enumerate(zip(messages, trained, strict=True)):
@@ -192,14 +217,16 @@ class Ink:
                 if len(message) == 2 and type(content := message["content"]) is str and self._reasoning:
                     ready.append({"role": message["role"], "content": add(content, author)})
                 else:
-                    ready.append(self._coloured(message, partial(add, author=author), partial(name, author=author)))
+                    by = {"author": author}
+                    words, called = partial(add, **by), partial(argument, **by)
+                    ready.append(self._coloured(message, words, partial(name, **by), called))
             else:
                 ready.append(marked(message, mark) if after_trained else message)
             after_trained = yes
         return ready
 
-    def _coloured(self, message: Message, change: Change, name: Change) -> Message:
-        return coloured(message, change, name=name, reasoning=self._reasoning, keys=self.reads.keys)
+    def _coloured(self, message: Message, change: Change, name: Change, argument: Change | None = None) -> Message:
+        return coloured(message, change, name=name, argument=argument, reasoning=self._reasoning, keys=self.reads.held)
 
     def _unmarked(self, text: str) -> str:
         return text.replace(OPEN, "").replace(CLOSE, "") if self._has_generation else text
@@ -212,6 +239,11 @@ def _any_in(rendered: Undyed, span: tuple[int, int]) -> bool:
 
 def _any_hollow(messages: list[Message], trained: list[bool]) -> bool:
     return any(yes and is_hollow(message) for message, yes in zip(messages, trained, strict=True))
+
+
+def _others(messages: list[Message], trained: list[bool]) -> list[bool]:
+    """Who is trained without being an assistant."""
+    return [yes and message.get("role") != "assistant" for message, yes in zip(messages, trained, strict=True)]
 
 
 def _hint(messages: list[Message]) -> str:

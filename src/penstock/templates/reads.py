@@ -5,7 +5,7 @@ from a plain one, as long as those constants stay undyed (dye.py).  Whatever els
 twice.  Worked out once, from the template's syntax tree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import jinja2.nodes as nodes
@@ -69,7 +69,18 @@ class Reads:
     needles: tuple[str, ...]  # constants that texts are compared with or searched for
     keys: frozenset[str]  # names that values are looked up by
     json: bool  # whether something is written as JSON, which treats quotes and backslashes in a way of its own
+    sorts: bool  # whether a dict is put in the order of its keys
     reason: str | None  # why dye could change the text all the same; None where it cannot
+
+    @property
+    def held(self) -> Container[str]:
+        """Names of arguments that are not dyed."""
+        return _Every() if self.sorts else self.keys
+
+
+class _Every:
+    def __contains__(self, name: object) -> bool:
+        return True
 
 
 def find_reads(tree: nodes.Template) -> Reads:
@@ -87,6 +98,7 @@ def find_reads(tree: nodes.Template) -> Reads:
         needles=tuple(sorted(filter(None, needles))),
         keys=frozenset(_keys(tree)),
         json=any(node.name == "tojson" for node in tree.find_all(nodes.Filter)),
+        sorts=any(node.name == "dictsort" for node in tree.find_all(nodes.Filter)),
         reason=next(_reasons(tree), None),
     )
 

@@ -79,7 +79,7 @@ class Renderer:
         except minijinja.TemplateError as error:
             self.reason = f"minijinja refuses this template: {_reason(error)}"
             return
-        if [outcome(self.render, context) for context in contexts] == expected:
+        if [outcome(self._render_fast, context) for context in contexts] == expected:
             self.reason = "minijinja renders the probes as jinja2 does"
         else:
             self._fast, self.reason = None, "minijinja renders a probe in another way"
@@ -88,6 +88,15 @@ class Renderer:
         """Text with OPEN and CLOSE around what generation blocks held."""
         if self._fast is None:
             return self.render_reference(context)
+        try:
+            return self._render_fast(context)
+        except Endless:
+            raise
+        except TemplateError:  # it lacks some of jinja2's methods: whether to refuse is for jinja2 to say
+            return self.render_reference(context)
+
+    def _render_fast(self, context: dict[str, Any]) -> str:
+        assert self._fast is not None
         self._blocks = 0
         try:
             text = self._fast.render_template("chat", **context)
@@ -95,6 +104,10 @@ class Renderer:
             if "out of fuel" in str(error):
                 sandbox.stop()
             raise _refusal(error) from error
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # Rust's own; no Exception to Python
+                raise _refusal(error) from error
+            raise
         return self._checked(text)
 
     def render_reference(self, context: dict[str, Any]) -> str:
@@ -133,6 +146,7 @@ class Renderer:
         environment.add_filter("tojson", _to_json)
         environment.add_filter("penstock_generation", self._marked)
         environment.add_test("iterable", lambda value: isinstance(value, str | list | tuple | dict))  # None is not
+        environment.add_test("sequence", lambda value: isinstance(value, str | list | tuple | dict))  # text is one
         environment.add_global("raise_exception", _raise)
         environment.add_global("strftime_now", self._now)
         environment.add_template("chat", self._source)

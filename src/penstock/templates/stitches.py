@@ -1,8 +1,9 @@
 """Where do somebody's words stand in a rendering, if they came out as they went in?  A stitch at their first and last letter tells.
 
 Two letters of each string are replaced by characters that no text has.  If the strings come out once, in order, with
-everything between their stitches unchanged, that is all there is to know, for a quarter of the price of dye (dye.py).  If
-anything is different, nothing is said, and the dye has to find out.
+everything between their stitches unchanged, that is all there is to know, for a quarter of the price of dye (dye.py).  Tool
+calls, and messages of who is not trained, may be missing whole.  If anything else is different, nothing is said, and the dye has
+to find out.
 """
 
 import numpy as np
@@ -11,6 +12,7 @@ from penstock.templates.dye import Palette, Turns, Undyed, has_foreign
 
 _FIRST = 0x40000  # planes 4–13 are not in use
 _MOST = 0x90000
+_LEAST = chr(_FIRST)
 
 
 class Stitches:
@@ -21,6 +23,7 @@ class Stitches:
         self._sewn: list[tuple[str, str, int]] = []  # (with stitches, without, author), white space aside
         self._num = 0
         self._gave_up = False
+        self._calls: set[int] = set()  # which of the strings are parts of a tool call
         self.is_blank = False  # whether a string was without words
 
     def add(self, text: str, author: int) -> str:
@@ -43,6 +46,13 @@ class Stitches:
         self._sewn.append((sewn, text[begin:end], author))
         return f"{text[:begin]}{sewn}{text[end:]}"
 
+    def call(self, text: str, author: int) -> str:
+        """`text`, a part of a tool call, with stitches: a template that knows no tools leaves it out whole."""
+        before = len(self._sewn)
+        sewn = self.add(text, author)
+        self._calls.update(range(before, len(self._sewn)))
+        return sewn
+
     def mark(self, text: str) -> str:
         """`text` with one stitch, at its first letter, for who is not trained; as it is where there is no place for one."""
         place = self._palette.letter(text)
@@ -63,9 +73,11 @@ class Stitches:
         marks: list[int] = []
         done = size = 0  # of the rendering, of the plain text
         before = None
-        for sewn, text, author in self._sewn:
+        for number, (sewn, text, author) in enumerate(self._sewn):
             place = rendered.find(sewn, done)
             if place < 0:
+                if (author < 0 or number in self._calls) and not _any_of(sewn, rendered):
+                    continue  # left out; any stitch of it that is elsewhere is found below
                 return None
             size += place - done
             pieces += (rendered[done:place], text)
@@ -83,3 +95,8 @@ class Stitches:
         if has_foreign(plain):
             return None
         return Undyed(text=plain, places=np.array(places, np.intp), turns=turns, marks=marks, hollow=[], bold=False)
+
+
+def _any_of(sewn: str, rendered: str) -> bool:
+    """Whether a stitch of this string is anywhere in a rendering."""
+    return any(letter in rendered for letter in sewn if letter >= _LEAST)

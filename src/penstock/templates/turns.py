@@ -63,9 +63,8 @@ class TurnShape:
         header = text.rfind(self.header, low, first) if self.header else -1
         if header >= 0:
             start = min(self._header_end(text, header), first)
-        elif self.header:
-            beginning = begins(low, first)
-            start = first if beginning is None else beginning
+        elif self.header and (beginning := begins(low, first)) is not None:
+            start = beginning
         else:
             start = first - len(self.lead) if text.endswith(self.lead, low, first) else first
         if whole:
@@ -119,13 +118,21 @@ def _learn(render: Render, special: Collection[str], probe: list[Any], words: tu
     before = middle.partition(answer)[0] or before
     header = _longest_prefix(prompt, before[max(before.find(question), 0) :])
     lead = before[len(asked) :] if not header and asked and before.startswith(asked) else ""
+    if not prompt and asked and before.startswith(asked):
+        # There is no generation prompt: a label before the answer stands in for one, or else what closes the question.
+        prompt = header = lead if lead.strip() else _closing(asked.partition(question)[2])
     ends = _with_call_end(_enders(inner_tail, tail, special), render, probe[0], words, special)
     return TurnShape(
         prompt=prompt,
         header=header,
-        lead=lead if lead.isspace() else "",  # a label there is a header without a generation prompt
+        lead=lead if lead.isspace() else "",
         ends=ends,
     )
+
+
+def _closing(tail: str) -> str:
+    """What stands behind a question; white space alone, or a letter or two, would be found anywhere."""
+    return tail if len(tail.strip()) > 2 else ""
 
 
 def _generation_prompt(without: str, with_prompt: str, question: str) -> str:
@@ -154,7 +161,10 @@ def _enders(inner: str, last: str, special: Collection[str]) -> tuple[str, ...]:
     common = [a for a, b in zip(inner_run, last_run, strict=False) if a == b] if inner_run[:1] == last_run[:1] else []
     # Behind a turn inside, the next message's header follows at once: only what the last turn has, too, is the turn's own.
     inner_end = "".join(common) if common else "".join(inner_run[:1])
-    return tuple(dict.fromkeys(end for end in (inner_end, "".join(last_run)) if end))
+    ends = tuple(dict.fromkeys(end for end in (inner_end, "".join(last_run)) if end))
+    # Without any such token: plain words that stand behind every answer.
+    words = inner[: _num_common(inner, last)].rstrip()
+    return ends or ((words,) if words else ())
 
 
 def _with_call_end(
