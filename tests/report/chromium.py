@@ -92,7 +92,7 @@ class Browser:
 
     def screenshot(self, *, width: int, height: int, scale: float = 1.0) -> bytes:
         """The window as a PNG, smaller by `scale`."""
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        clip = {"x": 0, "y": self.value("scrollY"), "width": width, "height": height, "scale": scale}
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png", clip=clip)["data"])
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:

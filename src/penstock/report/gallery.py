@@ -34,12 +34,12 @@ def rows(found: Sequence[DrawnRow], names: Sequence[str], num_rows: int) -> str:
 
 
 def _row(each: DrawnRow, numbers: dict[str, int]) -> str:
-    row = each.row
+    row, shades = each.row, _shades(each.row.segments)
     blocks = [
         Block(
             start=part.place / row.max_length,
             stop=(part.place + part.stop - part.start) / row.max_length,
-            kind=plots.colour(numbers[part.source]) + " alt" * (place % 2),
+            kind=plots.colour(numbers[part.source]) + " alt" * shades[place],
             title=f"{part.where} ({part.source}), {_piece(part)}, {part.trained:,} trained",
         )
         for place, part in enumerate(row.segments[:_MOST_SEGMENTS])
@@ -63,6 +63,14 @@ def _row(each: DrawnRow, numbers: dict[str, int]) -> str:
         f"{where}: {facts}", table(["#place", "~record", "source", "tokens", "#trained"], listed, caption=caption)
     )
     return f"<li>{strip}{below}</li>"
+
+
+def _shades(parts: Sequence[Segment]) -> list[bool]:
+    """Neighbours of one source take turns, so that their border is seen."""
+    shades: list[bool] = []
+    for place, part in enumerate(parts):
+        shades.append(place > 0 and parts[place - 1].source == part.source and not shades[-1])
+    return shades
 
 
 def _piece(part: Segment) -> str:
@@ -155,7 +163,8 @@ def _sentence(text: str) -> str:
 
 def _tail_of(where: str) -> str:
     """The file's name and the line: in a list, folders only take room."""
-    return where.replace("\\", "/").rpartition("/")[2] or where
+    name = where.rpartition("/")[2] or where
+    return name if len(name) <= 30 else f"{name[:14]}…{name[-15:]}"
 
 
 def _within(num_bytes: int, things: Iterable[Thing], draw: Callable[[Thing], str]) -> tuple[list[str], int]:

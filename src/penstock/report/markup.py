@@ -91,5 +91,5 @@ def _char(char: str, blanks: bool) -> str:
         return _BLANKS[char]
     spelled = escape(char)
     if spelled == char and char.isspace() and char != " ":
-        spelled = f"\\u{ord(char):04x}"  # a blank that is none
+        spelled = f"\\x{ord(char):02x}" if ord(char) < 0x100 else f"\\u{ord(char):04x}"  # a blank that is none
     return html.escape(char) if spelled == char else f"<s>{spelled}</s>"

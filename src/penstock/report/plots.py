@@ -13,6 +13,7 @@ from penstock.report.markup import attribute, short, words
 NUM_COLOURS = 7
 _TOP, _BOTTOM = 18, 22  # room above for a mark's name, and below for the axis
 _NARROWEST = 0.15  # percent
+_MOST_LABELS = 9  # below one plot; half of them on a narrow page
 
 _Level = Callable[[float], float]
 
@@ -57,10 +58,12 @@ def histogram(
     def level(amount: float) -> float:
         return floor - (floor - _TOP) * amount / ceiling
 
-    marks = [_grid(level(tick), short(tick) if tick else "") for tick in ticks]
+    marks = [f'<line class="grid" x1="0" x2="100%" y1="{_number(level(t))}" y2="{_number(level(t))}"/>' for t in ticks]
     for number, bar in enumerate(bars):
         marks.append(_bar(bar, number * width, width, level, floor))
-    labels = [(number, bar.label) for number, bar in enumerate(bars) if bar.label] + [(len(bars), end)]
+    marks += [f'<text class="tick" x="0" y="{_number(level(t) - 4)}">{short(t)}</text>' for t in ticks if t]
+    labels = [(number, bar.label) for number, bar in enumerate(bars) if bar.label]
+    labels = [*labels[:: -(-len(labels) // _MOST_LABELS) or 1], (len(bars), end)]
     for place, (number, name) in enumerate(labels):
         if name:
             anchor = "start" if not number else "end" if number == len(bars) else "middle"
@@ -132,11 +135,6 @@ def _mark(at: float, name: str, floor: float) -> str:
         f'<g class="mark"><line x1="{where}" x2="{where}" y1="4" y2="{floor}"/>'
         f'<text x="{where}" dx="{shift}" y="13" text-anchor="{anchor}">{words(name)}</text></g>'
     )
-
-
-def _grid(level: float, name: str) -> str:
-    words = f'<text class="tick" x="0" y="{_number(level - 4)}">{name}</text>' if name else ""
-    return f'<line class="grid" x1="0" x2="100%" y1="{_number(level)}" y2="{_number(level)}"/>{words}'
 
 
 def _block(block: Block, height: int) -> str:
