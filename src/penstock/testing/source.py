@@ -1,10 +1,4 @@
-"""Does your own source, template or engine keep the rules?  Contracts to call from your tests; they raise AssertionError.
-
-from penstock.testing import check_source
-
-def test_my_source():
-    check_source(MySource("some/place"))
-"""
+"""Does a source keep the rules?  Every way to read it gives the same rows."""
 
 from collections.abc import Sequence
 from itertools import pairwise
