@@ -122,7 +122,7 @@ class Ends(Wrapped):
             r"cut after step \d+ of 1 ranks, resumed on 1: row \d+ is .*, expected .*; \d+ rows came before the cut",
         ),
         (Skips, r"cut after step \d+ of 1 ranks, resumed on 1: row \d+ is "),
-        (PerRank, r"after step 0 of 2 ranks, rank 1 saves .*, rank 0 saves "),
+        (PerRank, r"resumed on 2: a state that was just loaded is saved as another one"),
         (NoJson, r"the state is no plain JSON: Object of type set is not JSON serializable"),
         (Ends, r"rank 1 of 2 has no more steps, and others have"),
     ],
@@ -131,6 +131,12 @@ def test_a_loader_that_does_not_resume_is_caught(store: Any, kind: type[Wrapped]
     make = maker(store)
     with pytest.raises(AssertionError, match=message):
         check_resume(lambda rank, size: kind(make(rank, size)), cuts=4, world_sizes=(1, 2))
+
+
+def test_ranks_that_save_different_states_are_caught(store: Any) -> None:
+    make = maker(store)
+    with pytest.raises(AssertionError, match=r"after step 0 of 2 ranks, rank 1 saves .*, rank 0 saves "):
+        check_resume(lambda rank, size: PerRank(make(rank, size)), cuts=4, world_sizes=(2,))
 
 
 def test_an_order_that_depends_on_the_ranks_is_caught(store: Any) -> None:
