@@ -246,3 +246,15 @@ def test_sizes_are_read_as_people_write_them() -> None:
     for text in ("", "G", "-1", "1e3", "10X", "ten"):
         with pytest.raises(StoreError, match="is no size, expected a number of bytes such as"):
             parse_size(text)
+
+
+@as_root
+def test_who_may_only_read_sees_what_others_hold(public_path: Path) -> None:
+    """To tell the time by the file system's clock one must write to it; to read who holds what, one need not."""
+    root = public_path / "cache"
+    root.mkdir()
+    root.chmod(0o755)
+    cache = Cache(root)
+    cache.publish("a/b", lambda file: file.write(b"mine"))
+    result = run(f"from penstock.cache import Cache\nprint(Cache({str(root)!r}).held())", uid=NOBODY)
+    assert result.stdout == "{'a/b'}\n", result.stderr

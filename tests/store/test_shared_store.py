@@ -10,7 +10,8 @@ import pytest
 
 import penstock
 from penstock.cache import Cache
-from penstock.store.verify import verify
+from penstock.store.listing import list_stores
+from penstock.store.verify import verify_all
 from tests.cache.people import BECOME, NOBODY, as_root, run, with_strace
 
 RECORDS = [{"text": f"the quick brown fox {row} " * (row % 9)} for row in range(2000)]  # beyond what needs no index
@@ -69,7 +70,9 @@ def test_a_read_only_disk_is_no_hindrance(shared: dict[str, str]) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
         result = run("import penstock.api\n" + OPEN.format(**shared))
         assert result.returncode == 0 and result.stdout.startswith("2000 the quick"), result.stderr
-        assert all(verify(store, Cache(root)).is_whole for store in [result_store(root)])
+        cache = Cache(root)
+        assert [report.store for report in verify_all(cache) if report.is_whole] == [result_store(root)]
+        assert [info.store for info in list_stores(cache).stores] == [result_store(root)]
         with pytest.raises(penstock.errors.StoreError, match="Read-only file system; nothing can be written there"):
             Cache(root).publish("a/b", lambda file: None)
     finally:

@@ -136,7 +136,10 @@ def held(folder: Folder) -> set[str]:
     try:
         with folder.within([FOLDER]) as fd:
             names: set[str] = set()
-            for lease in live_leases(fd, now=clock(fd)):
+            now = (
+                clock(fd) if may_write(fd) else None
+            )  # who may only read cannot tell the time, and takes old leases as they are
+            for lease in live_leases(fd, now=now):
                 with (
                     contextlib.suppress(FileNotFoundError),
                     folder.reading(fd, lease, folder.root / FOLDER / lease) as file,
