@@ -1,12 +1,13 @@
 """How do rows and samples look?  Rows as coloured segments, samples as coloured tokens; as many as fit into a number of bytes."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+
+import numpy as np
 
 from penstock.report import plots
 from penstock.report.markup import data, folded, inside, share, shortened, table, words
 from penstock.report.plots import Block
-from penstock.report.survey import DrawnRow, Shown
+from penstock.report.survey import DrawnRow, Shown, spread
 from penstock.report.walk import Landing, Segment, Token
 
 _ROWS_BYTES = 600_000
@@ -14,15 +15,14 @@ _SAMPLES_BYTES = 1_600_000
 _MOST_SEGMENTS = 300  # of a row; what is left of it is drawn as one
 _MOST_TOKEN = 120  # characters
 
-Thing = TypeVar("Thing")
-
 
 def rows(found: Sequence[DrawnRow], names: Sequence[str], num_rows: int) -> str:
     """Rows from all over an epoch."""
     numbers = {name: number for number, name in enumerate(names)}
-    parts, left = _within(_ROWS_BYTES, found, lambda each: _row(each, numbers))
+    made = [_row(each, numbers) for each in found]
+    parts = [made[number] for number in _within(_ROWS_BYTES, made)]
     said = f"{len(parts):,} of {num_rows:,} rows, evenly apart" if len(parts) < num_rows else f"All {num_rows:,} rows"
-    more = f"; {left} more would make this page too large" if left else ""
+    more = f" ({len(made)} would make this page too large)" if len(parts) < len(made) else ""
     note = (
         f'<p class="note">{said}, in the order of the epoch{more}. Each piece is a sample; the line below it marks the places that are '
         "trained; what is grey is padding.</p>"
@@ -81,31 +81,36 @@ def _piece(part: Segment) -> str:
 
 def samples(found: Sequence[Shown], names: Sequence[str], seed: int) -> str:
     """A browser of samples: a list, and one of them with its tokens in colour.  Without scripts, all of them below each other."""
-    parts, left = _within(_SAMPLES_BYTES, list(enumerate(found)), lambda each: _sample(each[0], each[1], names))
-    drawn = found[: len(parts)]
-    by_chance = sum(each.why == "by chance" for each in drawn)
+    made = [_sample(number, each, names) for number, each in enumerate(found)]
+    kept = _within(_SAMPLES_BYTES, made)
+    left = len(found) - len(kept)
+    by_chance = sum(found[number].why == "by chance" for number in kept)
     more = f" {left} more were left out: the page would be too large." if left else ""
     note = (
-        f'<p class="note">{len(drawn)} samples: {by_chance} by chance (seed {seed} and the source’s name), the others because they are the '
+        f'<p class="note">{len(kept)} samples: {by_chance} by chance (seed {seed} and the source’s name), the others because they are the '
         f"longest, the shortest, or the first that were dropped.{more}</p>"
     )
     key = (
         '<p class="key tokens"><b>trained</b> <i>not trained</i> <b class="sp">special</b> <i class="sp">special, not trained</i> '
         '<s>\\u200b</s> a character that would hide <output id="token" aria-live="polite"></output></p>'
     )
-    picks = "".join(
-        f'<li><a href="#sample-{number}"><svg width="10" height="10" aria-hidden="true"><rect class="{plots.colour(each.source)}" '
-        f'width="10" height="10" rx="3"/></svg><span>{data(_tail_of(each.where), most=80)}</span><small>{words(each.why)}, '
-        f"{each.num_tokens:,} tokens</small></a></li>"
-        for number, each in enumerate(drawn)
-    )
+    picks = "".join(_pick(number, found[number]) for number in kept)
     search = (
         '<p class="search" hidden><input id="search" type="search" placeholder="Find in samples" aria-label="Find in samples">'
         '<button type="button" id="before" aria-label="Previous sample">←</button>'
         '<button type="button" id="after" aria-label="Next sample">→</button></p>'
     )
+    shown = "".join(made[number] for number in kept)
     listed = f'<nav aria-label="Samples">{search}<ol>{picks}</ol></nav>'
-    return f'{note}{key}<div class="browser">{listed}<div class="shown">{"".join(parts)}</div></div>'
+    return f'{note}{key}<div class="browser">{listed}<div class="shown">{shown}</div></div>'
+
+
+def _pick(number: int, each: Shown) -> str:
+    return (
+        f'<li><a href="#sample-{number}"><svg width="10" height="10" aria-hidden="true"><rect class="{plots.colour(each.source)}" '
+        f'width="10" height="10" rx="3"/></svg><span>{data(_tail_of(each.where), most=80)}</span><small>{words(each.why)}, '
+        f"{each.num_tokens:,} tokens</small></a></li>"
+    )
 
 
 def _sample(number: int, each: Shown, names: Sequence[str]) -> str:
@@ -167,18 +172,11 @@ def _tail_of(where: str) -> str:
     return name if len(name) <= 30 else f"{name[:14]}…{name[-15:]}"
 
 
-def _within(num_bytes: int, things: Iterable[Thing], draw: Callable[[Thing], str]) -> tuple[list[str], int]:
-    """What fits, the first always; and how many do not."""
-    parts: list[str] = []
-    room, left = num_bytes, 0
-    for thing in things:
-        if left:
-            left += 1
-            continue
-        made = draw(thing)
-        room -= len(made.encode("utf-8", "replace"))
-        if room < 0 and parts:
-            left = 1
-        else:
-            parts.append(made)
-    return parts, left
+def _within(num_bytes: int, made: Sequence[str]) -> list[int]:
+    """Numbers of those that fit, evenly apart where not all do."""
+    sizes = np.array([len(part.encode("utf-8", "replace")) for part in made], np.int64)
+    kept = spread(len(made), len(made))
+    while len(kept) > 1 and sizes[kept].sum() > num_bytes:
+        fewer = int(len(kept) * num_bytes / sizes[kept].sum())
+        kept = spread(len(made), max(min(fewer, len(kept) - 1), 1))
+    return [int(number) for number in kept]
