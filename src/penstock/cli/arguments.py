@@ -19,7 +19,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 Data = Annotated[
     list[str],
     typer.Argument(
-        metavar="RECIPE|DATA...", help="A recipe (.yaml); or files, globs, folders, such as chat.jsonl@[:1000]."
+        metavar="RECIPE|DATA", help="A recipe (.yaml); or files, globs, folders, such as chat.jsonl@[:1000]."
     ),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="A folder or file of a tokenizer, or a name on the hub.")]

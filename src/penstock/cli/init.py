@@ -9,7 +9,7 @@ from penstock.cli import arguments, screen
 
 
 def init(
-    data: Annotated[list[str], typer.Argument(metavar="DATA...", help="Files, globs or folders.")],
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, globs or folders.")],
     tokenizer: arguments.Tokenizer = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the recipe.")] = Path("recipe.yaml"),
     rows: Annotated[int, typer.Option(min=1, help="Rows to make into tokens, spread over the data.")] = 1000,

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import TemplateError
+from penstock.recipe.meaning import MEANING
 from penstock.recipe.written import default_text, line
 from penstock.report.escape import escape
 from penstock.report.look import Look, look, spread
@@ -26,6 +27,7 @@ VARIABLE = "TOKENIZER"  # stands in a recipe for a tokenizer that nobody named
 _DETECT_ROWS = 200
 _TOKENS_PER_BATCH = 32_768
 _CHARACTERS = 4  # per token, where no tokenizer says better
+_SHOWN = ("packing", "overflow", "shuffle", "seed", "epochs", "tail", "output")
 _TRAIN_ON = ("messages", "sharegpt", "alpaca")
 
 
@@ -151,21 +153,15 @@ def _text(made: Draft, place: str | list[str], folder: Path, tokenizer: str | No
         "#     math: {path: math.jsonl, weight: 0.3, template: alpaca}",
         "",
         *_tokenizer(made, given),
-        f"{line('template', made.template)}  # how records become samples; `penstock show` shows one",
+        f"{line('template', made.template)}  # `penstock show` shows a record as a sample",
         *(line(name, value) for name, value in made.options.items()),
-        *(["# train_on: assistant  # or last, all, a list of roles"] if made.template in _TRAIN_ON else []),
+        *([f"# train_on: assistant  # {MEANING['train_on']}"] if made.template in _TRAIN_ON else []),
         "",
-        f"max_length: {made.max_length}  # tokens per row; `penstock stats` compares others",
-        f"batch_size: {made.batch_size}  # rows per rank and step",
+        f"max_length: {made.max_length}  # {MEANING['max_length']}; `penstock stats` compares others",
+        f"batch_size: {made.batch_size}  # {MEANING['batch_size']}",
         "",
         "# Left at their defaults:",
-        *_default("packing", "how samples share a row: concat, none, first_fit, next_fit, window_N, group_N"),
-        *_default("overflow", "samples longer than max_length: truncate, split, error"),
-        *_default("shuffle"),
-        *_default("seed"),
-        *_default("epochs", "null runs on without an end"),
-        *_default("tail", "the last step of an epoch: drop, repeat, error, wrap"),
-        *_default("output", "or numpy"),
+        *map(_default, _SHOWN),
         "",
         "# Sets to evaluate on: one pass each, in the order of the file.  penstock.load(\"recipe.yaml\", part=\"held_out\")",
         "# eval:",
@@ -184,8 +180,8 @@ def _tokenizer(made: Draft, given: str | None) -> list[str]:
     ]
 
 
-def _default(name: str, why: str = "") -> list[str]:
-    return [f"# {name}: {default_text(name)}{f'  # {why}' if why else ''}"]
+def _default(name: str) -> str:
+    return f"# {name}: {default_text(name)}  # {MEANING[name]}"
 
 
 def _relative(place: str, folder: Path, *, must_exist: bool = False) -> str:

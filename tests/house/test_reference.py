@@ -1,0 +1,124 @@
+"""Are the reference pages what the code says?  As a script it writes them; as a test it fails when they are stale."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.cli import cache, main
+from penstock.recipe.keys import REQUIRED, Key, keys, template_options
+from penstock.recipe.meaning import MEANING
+from penstock.recipe.names import CALLED, ours
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+REMARK = "<!-- Written by `python -m tests.house.test_reference`; a test fails when it is stale. -->"
+
+ROOMS = {
+    "open": ("Reading a data set", "Said of one data set, or at the top for all of them."),
+    "template": (
+        "Making samples",
+        "Said of one data set, or at the top for all that have such an option. Of `chat` and `messages` are those of every template "
+        "of conversations: messages, sharegpt, alpaca, and two sides with `chat: true`.",
+    ),
+    "prepare": ("Preparing", "Said once, at the top. None of them changes a token."),
+    "loader": ("Rows, order and batches", "Said at the top; an eval set may have words of its own."),
+    "process": (
+        "Of the process",
+        "Passed to `penstock.load`, never written in a file: it is not the same for every rank.",
+    ),
+}
+
+
+def cli_page() -> str:
+    ends = [words.split(maxsplit=1) for words in str(main.__doc__).splitlines() if words[:1].isdigit()]
+    parts = [
+        REMARK, "# The command", "",
+        "`penstock` and `python -m penstock` are the same. Each command takes a recipe, or data with `--tokenizer`, and prints plain "
+        "text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.", "",
+        "| it ends with | when |", "|---|---|", *(f"| {code} | {when} |" for code, when in ends), "",
+    ]  # fmt: skip
+    names = [[str(command.name)] for command in main.commands.registered_commands]
+    names += [["cache"], *(["cache", str(command.name)] for command in cache.commands.registered_commands)]
+    for name in [[], *names]:
+        parts += [f"## `{' '.join(['penstock', *name])}`", "", "```text", help_of(name), "```", ""]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def help_of(name: list[str]) -> str:
+    code = "import sys; from penstock.cli.main import commands; commands(sys.argv[1:], prog_name='penstock')"
+    result = subprocess.run(
+        [sys.executable, "-c", code, *name, "--help"],
+        env={**os.environ, "COLUMNS": "100", "TERM": "dumb"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return "\n".join(words.rstrip() for words in result.stdout.splitlines()).strip("\n")
+
+
+def recipe_page() -> str:
+    parts = [
+        REMARK, "# Keys of a recipe", "",
+        "They are the keyword arguments of `penstock.open`, `penstock.prepare` and `penstock.Loader`, with the types and defaults "
+        "that those have. [The guide](../guides/recipe.md) shows them at work.", "",
+        "## Data", "", "| key | takes | meaning |", "|---|---|---|",
+        "| `data` | a place, a list of places, or data sets by name | what is trained |",
+        "| `eval` | the same | sets to evaluate on, each loaded by its name |",
+        "| `path` | a place, or a list of places | of a data set: files, globs, folders, `chat.jsonl@[:1000]` |",
+        "| `weight` | a number above 0 | of a data set: its share of the mixture; for all of them or for none |",
+        "| `name` | text | of a data set in a list |", "",
+    ]  # fmt: skip
+    for room, (title, remark) in ROOMS.items():
+        parts += [f"## {title}", "", remark, ""]
+        found = [key for key in keys().values() if key.room == room]
+        of_templates = room == "template"
+        parts += ["| key | takes | default | meaning |", "|---|---|---|---|"]
+        parts += [row(key, of_templates=of_templates) for key in found]
+        parts.append("")
+    parts += [
+        "## Names of other tools",
+        "",
+        "Accepted, with a notice in the log.",
+        "",
+        "| theirs | ours |",
+        "|---|---|",
+    ]
+    parts += [f"| `{name}` | {', '.join(f'`{key}`' for key in ours(name))} |" for name in sorted(CALLED)]
+    return "\n".join(parts) + "\n"
+
+
+def row(key: Key, *, of_templates: bool) -> str:
+    takes = " or ".join(sorted(kind for kind in key.accepts))
+    options = template_options().get(key.name, {})
+    default = shown(key.default)
+    if of_templates and options and key.default is REQUIRED:
+        default = ", ".join(f"{shown(each.default)} ({name})" for name, each in options.items())
+    of = f" (of {', '.join(options)})" if of_templates and options else ""
+    return f"| `{key.name}` | {takes} | {default} | {MEANING[key.name]}{of} |"
+
+
+def shown(default: Any) -> str:
+    if default is REQUIRED:
+        return "must be given"
+    return f"`{default}`" if isinstance(default, str) and default.isprintable() else f"`{json.dumps(default)}`"
+
+
+PAGES = {"cli.md": cli_page, "recipe.md": recipe_page}
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert MEANING.keys() == keys().keys()
+
+
+def test_reference_pages_are_fresh() -> None:
+    stale = [name for name, make in PAGES.items() if (FOLDER / name).read_text(encoding="utf-8") != make()]
+    assert stale == [], "run: python -m tests.house.test_reference"
+
+
+def test_every_key_is_on_its_page() -> None:
+    page = recipe_page()
+    assert [name for name in (*keys(), *CALLED) if f"`{name}`" not in page] == []
+
+
+if __name__ == "__main__":
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), encoding="utf-8")
