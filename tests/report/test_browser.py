@@ -1,5 +1,6 @@
 """Does a real browser show the page, run nothing but its script, and ask nobody for anything?  With data that mean harm."""
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -113,6 +114,29 @@ def test_a_theme_can_be_chosen(page: Path, chromium: Browser) -> None:
     assert seen[0][1] == system == seen[2][1] != seen[1][1]
     chromium.look(width=800, height=600, theme="dark")
     assert chromium.value(back) == seen[1][1]
+
+
+def test_without_scripts_and_on_paper_all_is_there(page: Path, chromium: Browser) -> None:
+    shown = "[...document.querySelectorAll('article')].every((each) => each.offsetHeight > 0)"
+    buttons = "[...document.querySelectorAll('button')].filter((each) => each.offsetHeight > 0).length"
+    chromium.ask("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        chromium.visit(page.as_uri())
+        assert chromium.value(shown) and chromium.value(buttons) == 0
+    finally:
+        chromium.ask("Emulation.setScriptExecutionDisabled", value=False)
+    chromium.visit(page.as_uri(), theme="dark")
+    assert chromium.value(buttons) == 3
+    chromium.value("document.documentElement.dataset.theme = 'dark'")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    chromium.ask("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert chromium.value(buttons) == 0 and chromium.value("document.querySelector('.browser nav').offsetHeight") == 0
+    colours = chromium.value(
+        "(({backgroundColor, color}) => [backgroundColor, color])(getComputedStyle(document.body))"
+    )
+    assert colours == ["rgb(255, 255, 255)", "rgb(23, 33, 45)"], "dark words on white paper"
+    assert len(base64.b64decode(chromium.ask("Page.printToPDF", printBackground=True)["data"])) > 20_000
+    chromium.ask("Emulation.setEmulatedMedia", media="")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -55,7 +55,12 @@ def remarks(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None, fits: 
         )
     if epoch is not None:
         said += _remarks_of_epoch(epoch, sources, fits)
-    said = sorted(said, key=lambda each: each[0] != "warn")[:_MOST_REMARKS]
+    said = sorted(said, key=lambda each: each[0] != "warn")
+    if len(said) > _MOST_REMARKS:
+        said = [
+            *said[:_MOST_REMARKS],
+            ("ok", f"{len(said) - _MOST_REMARKS:,} more remarks of this kind are left out here."),
+        ]
     parts = "".join(f'<li class="{kind}"><span>{text}</span></li>' for kind, text in said)
     return f'<ul class="remarks">{parts}</ul>' if parts else ""
 
