@@ -1,16 +1,31 @@
 """Who is trained when?  `train_on`, a message's own word, reasoning; and what becomes of rows on which nothing can be trained."""
 
+import copy
 import pickle
 from typing import Any
 
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader, builtin
+from penstock.templates import Reader, builtin, open_tokenizer
 from penstock.templates.chat import ChatTemplate
 from penstock.templates.masks import runs
 
-from .conversations import CALLS, Q2, RESULTS, TOOL, A, Messages, Q, assistant, chat, system, tokenizer, user
+from .conversations import (
+    CALLS,
+    Q2,
+    RESULTS,
+    TOOL,
+    A,
+    Messages,
+    Q,
+    assistant,
+    chat,
+    system,
+    tokenizer,
+    transformers_tokenizer,
+    user,
+)
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -144,6 +159,44 @@ def test_options_are_checked() -> None:
         chat("tool_use")
     with pytest.raises(TemplateError, match="not Jinja: line 2"):
         chat("{% for m in messages %}\n{% endif %}")
+
+
+def test_roles_to_train_are_checked() -> None:
+    for given, why in (
+        (["asistant"], "'asistant', which is no role: role_map= adds one"),
+        (["gpt"], "'gpt', which is read as 'assistant': name that one"),
+        ([1], "expected a word or a list of roles"),
+        ({"user": True}, "expected a word or a list of roles"),
+    ):
+        with pytest.raises(TemplateError, match=why):
+            chat(CHATML, train_on=given)
+    assert chat(CHATML, train_on=("user",)).train_on == ["user"]
+    reader = Reader(role_map={"narrator": "narrator"})
+    assert ChatTemplate(tokenizer(), reader=reader, chat_template=CHATML, train_on=["narrator"]).train_on == [
+        "narrator"
+    ]
+
+
+def test_a_tokenizer_with_a_template_for_tools_uses_it_where_there_are_tools() -> None:
+    """As transformers does, which tokenizers with several templates (Hermes, Command R) count on."""
+    plain = CHATML.replace("<|im_start|>", "<|start|>")
+    theirs = copy.deepcopy(transformers_tokenizer())
+    theirs.chat_template = {"default": plain, "tool_use": CHATML, "rag": "{{ 1 }}"}
+    opened = open_tokenizer(theirs)
+    template = ChatTemplate(opened, reader=Reader())
+    records = [{"messages": [Q, A], "tools": tools} for tools in (None, [TOOL], [], [TOOL])] * 10
+    samples = pickle.loads(pickle.dumps(template)).encode(records)
+    for number, record in enumerate(records):
+        expected = theirs.apply_chat_template(record["messages"], tools=record["tools"] or None, tokenize=False)
+        assert template.decode(samples.input_ids[slice(*samples.offsets[number : number + 2])]) == expected
+    assert "conversations with tools" in template.describe()
+    chosen = ChatTemplate(opened, reader=Reader(), chat_template="default")
+    assert chosen.identity() != template.identity() and "with tools" not in chosen.describe()
+    theirs.chat_template = {"tool_use": CHATML, "rag": "{{ 1 }}"}
+    with pytest.raises(
+        TemplateError, match="no chat template named 'default'; choose one with chat_template=: rag, tool_use"
+    ):
+        ChatTemplate(open_tokenizer(theirs), reader=Reader())
 
 
 def test_a_template_pickles_and_says_the_same() -> None:

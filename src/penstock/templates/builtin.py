@@ -1,4 +1,14 @@
-"""Which chat template stands in where a tokenizer has none?  ChatML, the most common form.  What it has no form for it refuses."""
+"""Which chat template is meant?  The one given or named, else the tokenizer's own; where it has none, ChatML, the most common form.
+
+What the built-in one has no form for it refuses.
+"""
+
+import logging
+
+from penstock.errors import TemplateError
+from penstock.templates.tokenizers import Tokenizer
+
+_log = logging.getLogger("penstock")
 
 _TOOLS = "the built-in ChatML template has no form for tools; pass chat_template= of a model that knows them"
 
@@ -21,3 +31,25 @@ CHATML = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
+
+
+def find_templates(tokenizer: Tokenizer, given: str | None) -> tuple[str, str | None]:
+    """The text of a template, and of another one for conversations with tools if the tokenizer has one and none was chosen."""
+    known = tokenizer.chat_templates
+    named = ", ".join(sorted(known)) or "none"
+    if given is not None:
+        if given not in known and "{" not in given:
+            raise TemplateError(
+                f"chat_template {given!r} is neither a template nor the name of one; the tokenizer has {named}"
+            )
+        return known.get(given, given), None
+    if not known:
+        _log.warning(
+            "%r has no chat template; the built-in ChatML one is used, pass chat_template= for another", tokenizer
+        )
+        return CHATML, None
+    if "default" not in known:
+        raise TemplateError(
+            f"{tokenizer!r} has no chat template named 'default'; choose one with chat_template=: {named}"
+        )
+    return known["default"], known.get("tool_use")

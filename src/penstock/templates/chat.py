@@ -7,7 +7,7 @@ A conversation whose marks cannot be verified is an event, never a guess.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.builtin import CHATML
+from penstock.templates.builtin import find_templates
 from penstock.templates.colours import Atom, aliased, atoms, is_plain, plain
 from penstock.templates.dye import Unverified
 from penstock.templates.ink import Ink, Render
@@ -25,6 +25,7 @@ from penstock.templates.messages import Conversation, Message, train_flag
 from penstock.templates.moulds import Mould, learn_mould
 from penstock.templates.probes import probes
 from penstock.templates.render import Renderer, outcome
+from penstock.templates.roles import check_roles
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
 from penstock.templates.sandbox import Endless
 from penstock.templates.tokenizers import Tokenizer
@@ -38,6 +39,10 @@ _BATCH = 512
 
 _MANY_MOULDS = 4096  # beyond these, orders of roles are too rare to be worth one
 _MANY_MISFITS = 50  # after so many no mould is tried: a second rendering for nothing
+
+_OPTIONS = (
+    *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "special_in_text"),
+)
 
 Shape = tuple[str | int | None, ...]
 
@@ -63,6 +68,7 @@ class _Run:
     reference: bool = False  # whether minijinja was caught at it with nothing odd in sight
     shapes: dict[Shape, "_Known"] = field(default_factory=dict)
     misfits: int = 0  # conversations that were not in their mould, less those that were
+    for_tools: "_Run | None" = None  # of the template for conversations with tools
 
     def refused(self, number: int, error: TemplateError) -> None:
         if self.on_refused == "stop" or isinstance(error, Endless):
@@ -90,7 +96,7 @@ class ChatTemplate:
         *,
         reader: Any,
         chat_template: str | None = None,
-        train_on: str | list[str] = "assistant",
+        train_on: str | Sequence[str] = "assistant",
         train_reasoning: bool = True,
         template_kwargs: dict[str, Any] | None = None,
         today: str = "2025-01-01",
@@ -105,6 +111,8 @@ class ChatTemplate:
         check_choice("special_in_text", special_in_text, SPECIAL)
         if isinstance(train_on, str):
             check_choice("train_on", train_on, ("assistant", "last", "completion", "all"))
+        else:
+            train_on = check_roles(train_on, getattr(reader, "names", {}))
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.reader = reader
@@ -115,29 +123,18 @@ class ChatTemplate:
         self.on_refused = on_refused
         self.on_nothing = on_nothing
         self.special_in_text = special_in_text
-        self.renderer = Renderer(self._find_template(chat_template), today=today)
+        text, for_tools = find_templates(tokenizer, chat_template)
+        self.renderer = Renderer(text, today=today)
         self.renderer.try_fast(self._context(probe.messages, probe) for probe in probes())
         self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
+        self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._moulds: dict[Shape, Mould | None] = {}
+        self._for_tools: ChatTemplate | None = None  # renders conversations with tools
+        if for_tools is not None:
+            options = {name: getattr(self, name) for name in _OPTIONS}
+            self._for_tools = ChatTemplate(tokenizer, reader=reader, chat_template=for_tools, today=today, **options)
         if not self.ink.turns.ends and not self.renderer.has_generation and train_on != "all":
             _log.warning("no token was found that ends a turn in this chat template: a model would not learn to stop")
-
-    def _find_template(self, given: str | None) -> str:
-        known = self.tokenizer.chat_templates
-        if given is not None and given in known:
-            return known[given]
-        if given is not None:
-            if "{" not in given:
-                named = f"the tokenizer has {', '.join(sorted(known)) or 'none'}"
-                raise TemplateError(f"chat_template {given!r} is neither a template nor the name of one; {named}")
-            return given
-        if "default" not in known:
-            _log.warning(
-                "%r has no chat template; the built-in ChatML one is used, pass chat_template= for another",
-                self.tokenizer,
-            )
-            return CHATML
-        return known["default"]
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -155,6 +152,7 @@ class ChatTemplate:
             "special_in_text": self.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
             "tokenizer": self.tokenizer.identity(),
+            **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
 
     def describe(self) -> str:
@@ -171,6 +169,7 @@ class ChatTemplate:
             f"end of turn {', '.join(map(repr, turns.ends)) or 'not found'}",
             twice,
             forgets if self.ink.forgets else "",
+            f"conversations with tools: {self._for_tools.describe()}" if self._for_tools is not None else "",
         )
         return "\n".join(filter(None, lines))
 
@@ -224,12 +223,20 @@ class ChatTemplate:
             raise TemplateError(str(error), record=first + (error.record or 0)) from error
         dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
         lengths = np.diff(encoded.offsets)
-        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch), lengths=lengths, dropped=dropped)
+        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch, self._special), lengths=lengths, dropped=dropped)
 
     # One conversation → text and trained ranges
 
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
         conversation = self.reader(record, number)
+        if self._for_tools is None or not conversation.tools:
+            return self._rendered(record, conversation, run)
+        run.for_tools = run.for_tools or _Run(self.on_refused)
+        made = self._for_tools._rendered(record, conversation, run.for_tools)
+        run.for_tools.num_records += 1
+        return made
+
+    def _rendered(self, record: Record, conversation: Conversation, run: _Run) -> Rendering:
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, self._trained(conversation), record[self.turn_key])
             known = _Known(trained, self._atoms(conversation))

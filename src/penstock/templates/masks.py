@@ -1,6 +1,6 @@
 """Which tokens lie in the trained characters of a text?  Characters → bytes → tokens, a batch at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,8 +63,8 @@ def byte_spans(text: str, spans: Spans) -> Spans:
     return found
 
 
-def token_mask(encoded: Encoded, batch: Sequence[Rendering]) -> Bools:
-    """Tokens that cover a character of a span, for all texts."""
+def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> Bools:
+    """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too."""
     owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
     change = np.zeros(len(encoded.ids) + 1, np.int32)
     if owners:
@@ -76,7 +76,20 @@ def token_mask(encoded: Encoded, batch: Sequence[Rendering]) -> Bools:
         base = np.repeat(bases, np.diff(encoded.offsets))
         low = np.searchsorted(encoded.stops + base, begins + bases[owners], side="right")
         high = np.searchsorted(encoded.starts + base, ends + bases[owners], side="left")
+        low += _behind(encoded, low, begins, [batch[owner].text for owner in owners], special)
         np.add.at(change, low, 1)
         np.add.at(change, np.maximum(high, low), -1)
     mask: Bools = np.cumsum(change[:-1]) > 0
     return mask
+
+
+def _behind(encoded: Encoded, first: Ints, begins: Ints, texts: Sequence[str], special: Mapping[int, str]) -> Bools:
+    """Whether the first token of a span is a special one that stands before it, and only took blanks of it along."""
+    behind = np.zeros(len(first), np.bool_)
+    inside = np.flatnonzero(first < len(encoded.ids))
+    for span in inside[encoded.starts[first[inside]] < begins[inside]].tolist():
+        token, begin = int(first[span]), int(begins[span])
+        start, stop = int(encoded.starts[token]), int(encoded.stops[token])
+        content = special.get(int(encoded.ids[token]), "")
+        behind[span] = bool(content) and content.encode() in texts[span].encode()[start : min(begin, stop)]
+    return behind

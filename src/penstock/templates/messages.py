@@ -76,6 +76,11 @@ class Reader:
             check_choice(name, getattr(self, name), known)
         object.__setattr__(self, "_names", role_names(self.role_map))
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Name in the data → role."""
+        return self._names
+
     def identity(self) -> dict[str, Any]:
         """Everything that changes the conversation, as plain JSON values."""
         plain = {}

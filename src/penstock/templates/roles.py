@@ -52,6 +52,17 @@ def find_role(name: Any, names: Mapping[str, str], what: str) -> str:
     raise TemplateError(f"{what} has a role that is {type(name).__name__}, expected a string")
 
 
+def check_roles(given: Any, names: Mapping[str, str]) -> list[str]:
+    """A list of roles to train; one that no message can have is an error.  No names: any role may come."""
+    if not isinstance(given, list | tuple) or not all(isinstance(role, str) for role in given):
+        raise TemplateError(f"train_on={given!r} is not known, expected a word or a list of roles")
+    for role in given:
+        if names and role not in names.values():
+            meant = f"is read as {names[role]!r}: name that one" if role in names else "is no role: role_map= adds one"
+            raise TemplateError(f"train_on names {role!r}, which {meant}")
+    return list(given)
+
+
 _FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "masked")
 _ANY_FLAG = frozenset(_FLAGS)
 
