@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,34 @@ def test_hostile_data_stay_text(packing: str, write_jsonl: Write, tokenizer_path
     assert hostile.CANARY in text
 
 
+def test_tokens_in_colour_are_the_sample_and_its_mask(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    turns = [
+        ("user", "the quick fox?\n"),
+        ("assistant", "a lazy <dog> runs \U0001f30a 日本"),
+        ("user", "far"),
+        ("assistant", "away"),
+    ]
+    record = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+    store = ps.prepare(
+        write_jsonl([record]), tokenizer=tokenizer_path, template="messages", cache_dir=tmp_path / "cache", num_proc=1,
+        chat_template=template,
+    )  # fmt: skip
+    text = html.page(loader(store))
+    check_page(text)
+    (drawn,) = re.findall(r'<div class="tokens text"[^>]*data-ids="([\d ]*)"[^>]*>(.*?)</div>', text, flags=re.DOTALL)
+    tokens = re.findall(r'<(b|i)( class="sp")?>(.*?)</\1>', drawn[1], flags=re.DOTALL)
+    sample = store[0]
+    assert [int(number) for number in drawn[0].split()] == sample.input_ids.tolist()
+    assert [tag == "b" for tag, _, _ in tokens] == sample.loss_mask.tolist() and 0 < sample.loss_mask.sum() < len(
+        sample
+    )
+    eos = store.template.tokenizer.eos_id  # type: ignore[attr-defined]
+    assert [bool(special) for _, special, _ in tokens] == [number == eos for number in sample.input_ids.tolist()]
+    plain = unescape("".join(content for _, _, content in tokens)).replace("<u>↵</u>", "")
+    assert plain == "".join(f"{role}: {content}<|endoftext|>" for role, content in turns)
+
+
 def test_a_page_of_many_sources_is_bounded(stores: dict[str, Any]) -> None:
     many = {f"source {number} {'x' * 500}": stores["second"] for number in range(150)}
     text = html.page(loader(many), num_samples=500, num_rows=500, compare=False)
@@ -208,14 +237,14 @@ def test_without_a_plan_the_page_says_why(stores: dict[str, Any]) -> None:
 def test_nothing_but_empty_records_is_a_page_too(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
     path = write_jsonl([{"text": ""}] * 3)
     store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
-    assert "3 of 3 records (100 %)" in " ".join(check_page(html.page(loader(store))).text)
+    assert "3 of 3 records (100\u00a0%)" in "".join(check_page(html.page(loader(store))).text)
 
 
 def test_samples_without_a_tokenizer_show_their_ids(write_jsonl: Write, tmp_path: Path) -> None:
     path = write_jsonl([{"input_ids": [5, 6, row], "labels": [-100, 6, row]} for row in range(30)])
     store = ps.prepare(path, cache_dir=tmp_path / "cache", num_proc=1, vocab_size=100)
     page = check_page(html.page(loader(store, max_length=16)))
-    assert "[5]" in page.text and "66.7 %" in page.text
+    assert "[5]" in page.text and "66.7\u00a0%" in page.text
 
 
 @pytest.mark.parametrize(
@@ -230,7 +259,7 @@ def test_samples_without_a_tokenizer_show_their_ids(write_jsonl: Write, tmp_path
     ],
 )
 def test_a_share_is_never_rounded_to_all_or_nothing(part: int, whole: int, expected: str) -> None:
-    assert markup.share(part, whole) == expected
+    assert markup.share(part, whole).replace("\u00a0", " ") == expected
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ class Look:
     rows: Ints  # row numbers of the samples
     samples: tuple[tuple[Ids, Bools], ...]  # ids and loss mask
     seconds: float  # that encoding took, in this one process
-    num_bytes: int  # of the records as JSON, roughly
     dropped: dict[str, list[int]] = field(default_factory=dict)  # reason → rows
     bad: list[tuple[int, str]] = field(default_factory=list)  # row, message
     refused: list[tuple[int, str]] = field(default_factory=list)  # row, message
@@ -96,7 +95,6 @@ def look(source: Source, template: Template, *, at_most: int) -> Look:
             for n in kept
         ),
         seconds=seconds,
-        num_bytes=sum(len(str(record)) for record in records),
         dropped=dropped,
         bad=bad,
         refused=refused,

@@ -53,10 +53,10 @@ def share(part: float, whole: float = 1.0) -> str:
         return "–"
     value = part / whole
     if 0 < value < 0.0005:
-        return "< 0.1 %"
+        return "<\u00a00.1\u00a0%"
     if 0.9995 <= value < 1:
-        return "> 99.9 %"
-    return f"{value:.1%}".replace("%", " %").replace(".0 %", " %")
+        return ">\u00a099.9\u00a0%"
+    return f"{100 * value:.1f}".removesuffix(".0") + "\u00a0%"  # a line does not end before the sign
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:

@@ -206,14 +206,14 @@ def tokens(found: "Sequence[Token]") -> list[Piece]:
     """Token texts in colour; neighbours of one kind are one part.  Padding is counted, not drawn."""
     parts: list[Part] = []
     shown = found[:_MOST_TOKENS]
-    run = ""
+    run, padding = "", 0
     for place, token in enumerate(shown):
         run += token.text
+        padding += token.id < 0
         last = place + 1 == len(shown) or _kind(shown[place + 1]) != _kind(token)
         if last and _kind(token) == PADDING:
-            padding = sum(1 for each in shown[: place + 1] if each.id < 0)
             parts.append(Part(f" [{padding} padding]", PADDING))
-            run = ""
+            run, padding = "", 0
         elif last:
             parts.append(Part(run, _kind(token), _kind(token) == TRAINED))
             run = ""
