@@ -1,14 +1,18 @@
 """How fast do files become a store?  Beside `datasets.load_dataset` + `.map`, same rows, same tokenizer, cold.  Writes results/prepare.md.
 
-    python benchmarks/prepare.py [TOKENIZER [ANOTHER]]    folders with tokenizer.json; without one a 32,000-token BPE is trained here
+    python benchmarks/prepare.py [TOKENIZER [ANOTHER]] [--keep FOLDER [--only WORD]]
+                                                     TOKENIZER: a folder with tokenizer.json; without one a 32,000-token BPE is trained here
+                                                     --keep: what was run before is not run again; --only: runs with this word in their name
 
-Every run is a process of its own with empty caches (the script starts itself); it loads its tokenizer before the clock starts.  Text is the
+Every run is a process of its own with empty caches (the script starts itself); packages and tokenizer are loaded first.  Text is the
 standard library's source, in random pieces; conversations are made of its lines.  ANOTHER is only asked for its bytes per token.
 """
 
+import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,15 +45,17 @@ def run_ours(data: str, tokenizer: str, cache: str, template: str, num_proc: int
 
     opened = open_tokenizer(tokenizer)
     opened.encode(["warm"])
+    prepare = ps.prepare  # which imports what it needs; the peer has done that, too
     options = {"chat_template": CHAT} if template == "messages" and not opened.chat_templates else {}
-    begin_rss, begin = memory("VmRSS"), time.perf_counter()
-    store = ps.prepare(
+    begin_rss, begin, begin_cpu = memory("VmRSS"), time.perf_counter(), cpu_seconds()
+    store = prepare(
         data, tokenizer=opened, template=template, cache_dir=cache, num_proc=num_proc, progress="none", **options
     )
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, cpu_seconds() - begin_cpu
     shards = sum(path.stat().st_size for folder in ("shards", "stores") for path in Path(cache, folder).rglob("*.*"))
     return {
         "seconds": seconds,
+        "cpu": cpu,
         "rows": len(store),
         "tokens": store.counts.tokens,
         "num_shards": store.num_shards,
@@ -71,7 +77,7 @@ def run_peer(data: str, tokenizer: str, cache: str, template: str, num_proc: int
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{tokenizer}/tokenizer.json")
     theirs.chat_template = template_of(Path(tokenizer))
     theirs(["warm"])
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), cpu_seconds()
     rows = datasets.load_dataset("json", data_files=data, split="train", cache_dir=cache)
     if template == "text":
         rows = rows.map(
@@ -86,9 +92,9 @@ def run_peer(data: str, tokenizer: str, cache: str, template: str, num_proc: int
             num_proc=None if num_proc == 1 else num_proc,
             remove_columns=rows.column_names,
         )
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, cpu_seconds() - begin_cpu
     tokens = sum(len(chunk.flatten()) for chunk in rows.data.column("input_ids").chunks)
-    return {"seconds": seconds, "rows": len(rows), "tokens": tokens}
+    return {"seconds": seconds, "cpu": cpu, "rows": len(rows), "tokens": tokens}
 
 
 def run_hit(data: str, tokenizer: str, cache: str, template: str, num_proc: int) -> dict[str, Any]:
@@ -97,10 +103,11 @@ def run_hit(data: str, tokenizer: str, cache: str, template: str, num_proc: int)
     from penstock.templates import open_tokenizer
 
     opened = open_tokenizer(tokenizer)
+    prepare = ps.prepare
     seconds = []
     for _ in range(2):
         begin = time.perf_counter()
-        store = ps.prepare(data, tokenizer=opened, template=template, cache_dir=cache, progress="none")
+        store = prepare(data, tokenizer=opened, template=template, cache_dir=cache, progress="none")
         seconds.append(time.perf_counter() - begin)
     return {"seconds": seconds[0], "again": seconds[1], "rows": len(store), "num_shards": store.num_shards}
 
@@ -110,6 +117,11 @@ def template_of(tokenizer: Path) -> str:
         return (tokenizer / "chat_template.jinja").read_text()
     config = json.loads((tokenizer / "tokenizer_config.json").read_text())
     return config.get("chat_template") or CHAT
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def memory(field: str, pid: int | str = "self") -> float:
@@ -168,7 +180,7 @@ def train_tokenizer(lines: list[str], folder: Path) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(lines[::5], trainer)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT}))
     return folder
@@ -192,6 +204,8 @@ def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
 
     def write(name: str, make: Any, *, num_bytes: int) -> Path:
         path = folder / f"{name}.jsonl"
+        if path.exists() and path.stat().st_size >= num_bytes:
+            return path
         with path.open("w", encoding="utf-8") as file:
             while file.tell() < num_bytes:
                 file.writelines(json.dumps(make()) + "\n" for _ in range(500))
@@ -202,10 +216,16 @@ def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
         "chat": write("chat", chat, num_bytes=CHAT_BYTES),
         "uneven": write("uneven", uneven, num_bytes=UNEVEN_BYTES),
         "few": write("few", text, num_bytes=10_000_000),
+        "four": folder / "four.jsonl",
         "hit": folder / "hit.jsonl",
     }
-    with paths["hit"].open("w") as file:
-        file.writelines(json.dumps({"text": lines[row % len(lines)][:40], "row": row}) + "\n" for row in range(NUM_HIT))
+    if not paths["four"].exists():
+        paths["four"].write_bytes(
+            paths["text"].read_bytes() * 4
+        )  # shards end elsewhere in each copy, so none is found again
+    if not paths["hit"].exists():  # written again it would be another file, and nothing a hit
+        rows = (json.dumps({"text": lines[row % len(lines)][:40], "row": row}) + "\n" for row in range(NUM_HIT))
+        paths["hit"].write_text("".join(rows))
     return paths
 
 
@@ -233,12 +253,16 @@ def at_most(question: str, value: float, target: float, unit: str = "") -> Verdi
     return Verdict(question, f"{value:.2f}{unit}", f"≤ {target:g}{unit}", value <= target)
 
 
-def all_runs(data: dict[str, Path], tokenizer: Path, other: Path | None, scratch: Path) -> dict[str, dict[str, Any]]:
+def all_runs(
+    data: dict[str, Path], tokenizer: Path, other: Path | None, scratch: Path, only: str
+) -> dict[str, dict[str, Any]]:
     runs = {
         "text, 2 processes": ("ours", "text", tokenizer, "text", 2),
         "peer text, 2 processes": ("peer", "text", tokenizer, "text", 2),
         "text, 1 process": ("ours", "text", tokenizer, "text", 1),
         "text, 2 processes, again": ("ours", "text", tokenizer, "text", 2),
+        "text four times, 1 process": ("ours", "four", tokenizer, "text", 1),
+        "text four times, 2 processes": ("ours", "four", tokenizer, "text", 2),
         "chat, 2 processes": ("ours", "chat", tokenizer, "messages", 2),
         "peer chat, 2 processes": ("peer", "chat", tokenizer, "messages", 2),
         "chat, 1 process": ("ours", "chat", tokenizer, "messages", 1),
@@ -251,10 +275,20 @@ def all_runs(data: dict[str, Path], tokenizer: Path, other: Path | None, scratch
     }
     if other is not None:
         runs["other tokenizer"] = ("ours", "few", other, "text", 2)
-    found = {}
+    notes = scratch / "runs.json"
+    found = json.loads(notes.read_text()) if notes.exists() else {}
     for number, (name, (kind, which, chosen, template, num_proc)) in enumerate(runs.items()):
+        if name in found or only not in name:
+            continue
         cache = scratch / ("cache-hit" if which == "hit" else f"cache-{number}")
-        found[name] = fresh(kind, data[which], chosen, cache, template, num_proc)
+        before = f"{os.getloadavg()[0]:.1f}"
+        found[name] = fresh(kind, data[which], chosen, cache, template, num_proc) | {"load": before}
+        if which != "hit":
+            shutil.rmtree(cache)
+        notes.write_text(json.dumps(found))
+    if missing := [name for name in runs if name not in found]:
+        raise SystemExit(f"still to run: {', '.join(missing)}")
+    found = {name: found[name] for name in runs}
     assert found["text, 2 processes"]["rows"] == found["peer text, 2 processes"]["rows"], "both must read the same rows"
     ours, theirs = found["chat, 2 processes"]["tokens"], found["peer chat, 2 processes"]["tokens"]
     assert ours == theirs, f"chat: {ours} tokens here, {theirs} there"
@@ -275,7 +309,12 @@ def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> lis
             seconds("peer chat, 2 processes") / seconds("chat, 2 processes"),
             8,
         ),
-        at_least("text: two processes, times one", seconds("text, 1 process") / two, 1.7),
+        at_least(
+            "text, 420 MB: two processes, times one",
+            seconds("text four times, 1 process") / seconds("text four times, 2 processes"),
+            1.7,
+        ),
+        Verdict("text, 105 MB: two processes, times one", f"{seconds('text, 1 process') / two:.2f} ×", ""),
         Verdict(
             "chat: two processes, times one", f"{seconds('chat, 1 process') / seconds('chat, 2 processes'):.2f} ×", ""
         ),
@@ -290,8 +329,8 @@ def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> lis
         ),
         at_most("worker: peak", max(run["worker"] for run in ours.values()), 400, " MiB"),
         at_most(
-            "worker: peak for 105 MB over peak for 10 MB",
-            found["text, 2 processes"]["worker"] / max(found["few texts, 2 processes"]["worker"], 1),
+            "worker: peak for 420 MB over peak for 10 MB",
+            found["text four times, 2 processes"]["worker"] / max(found["few texts, 2 processes"]["worker"], 1),
             1.3,
             " ×",
         ),
@@ -322,9 +361,7 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
-def page(
-    found: dict[str, dict[str, Any]], verdicts: list[Verdict], sizes: dict[str, int], names: str, load: str
-) -> str:
+def page(found: dict[str, dict[str, Any]], verdicts: list[Verdict], sizes: dict[str, int], names: str) -> str:
     model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run(
@@ -335,11 +372,13 @@ def page(
         [
             name,
             f"{run['seconds']:.3f}",
+            f"{run['cpu']:.2f}" if "cpu" in run else "",
             f"{run['rows']:,}",
             f"{run.get('tokens', 0):,}" if "tokens" in run else "",
             str(run.get("num_shards", "")),
             f"{run['above']:.0f}" if "above" in run else "",
             f"{run['worker']:.0f}" if run["worker"] else "",
+            run["load"],
         ]
         for name, run in found.items()
     ]
@@ -350,15 +389,28 @@ def page(
             f"- Command: `python benchmarks/prepare.py` (written by it), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; tokenizers: {names}",
             f"- Versions: penstock at {head.stdout.strip()}{' with changes in src' if changed.stdout else ''}, "
             f"Python {platform.python_version()}, {versions}",
-            f"- Machine: {model.split(':')[1].strip()}, {os.cpu_count()} cores; shared with other jobs, load average {load}",
-            "- Every line is one process with empty caches, run once; tokenizers are loaded before the clock starts",
+            f"- Machine: {model.split(':')[1].strip()}, {os.cpu_count()} cores, shared with other jobs; load: average before a run",
+            "- Every line is one process with empty caches, run once; packages and tokenizers are loaded before the clock starts",
             "- Peer: `load_dataset('json')`, then `.map(tokenizer, batched=True)` for text, `.map(apply_chat_template)` for chat",
             "- Ideal of the uneven set: half the time of one process.  Data: "
             + ", ".join(f"{n} {s / 1e6:.0f} MB" for n, s in sizes.items()),
             "",
             *table(["question", "found", "target", ""], [verdict.cells() for verdict in verdicts]),
             "",
-            *table(["run", "seconds", "rows", "tokens", "shards", "parent MiB above start", "worker MiB"], rows),
+            *table(
+                [
+                    "run",
+                    "seconds",
+                    "CPU seconds",
+                    "rows",
+                    "tokens",
+                    "shards",
+                    "parent MiB above start",
+                    "worker MiB",
+                    "load",
+                ],
+                rows,
+            ),
             "",
         ]
     )
@@ -371,23 +423,30 @@ def vocabulary_of(folder: Path) -> int:
 
 
 def main() -> None:
-    load = os.getloadavg()[0]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tokenizers", nargs="*", type=Path)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        lines = library_lines()
-        given = [Path(word).resolve() for word in sys.argv[1:3]]
-        tokenizer = given[0] if given else train_tokenizer(lines, scratch / "tokenizer")
-        other = given[1] if len(given) > 1 else None
-        data = write_data(lines, scratch)
-        found = all_runs(data, tokenizer, other, scratch)
-        sizes = {name: path.stat().st_size for name, path in data.items()}
-        vocabularies = {"text": vocabulary_of(tokenizer)} | ({"other": vocabulary_of(other)} if other else {})
-    names = ", ".join(path.name for path in given) or "trained here"
-    loads = f"{load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
-    text = page(found, judge(found, vocabularies), sizes, names, loads)
+        scratch = (given.keep or Path(folder)).resolve()
+        scratch.mkdir(parents=True, exist_ok=True)
+        text = run_all([path.resolve() for path in given.tokenizers], scratch, given.only)
     (ROOT / "results").mkdir(exist_ok=True)
     (ROOT / "results" / "prepare.md").write_text(text)
     print(text)
+
+
+def run_all(given: list[Path], scratch: Path, only: str) -> str:
+    lines = library_lines()
+    tokenizer = given[0] if given else train_tokenizer(lines, scratch / "tokenizer")
+    other = given[1] if len(given) > 1 else None
+    data = write_data(lines, scratch)
+    found = all_runs(data, tokenizer, other, scratch, only)
+    sizes = {name: path.stat().st_size for name, path in data.items()}
+    vocabularies = {"text": vocabulary_of(tokenizer)} | ({"other": vocabulary_of(other)} if other else {})
+    names = ", ".join(path.name for path in given) or "trained here"
+    return page(found, judge(found, vocabularies), sizes, names)
 
 
 if __name__ == "__main__":
