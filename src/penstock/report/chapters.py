@@ -14,7 +14,7 @@ from penstock.report.text import size
 
 MOST_SOURCES = 100  # in a table
 _MOST_STRIPS = 20
-_MOST_REMARKS = 8
+_MOST_LISTED = 5
 
 
 def tiles(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) -> str:
@@ -29,7 +29,11 @@ def tiles(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) -> str:
     ]
     if epoch is not None:
         found += [
-            ("steps per epoch", f"{epoch.steps:,}", f"{epoch.batch_size} rows × {epoch.world_size} ranks"),
+            (
+                "steps per epoch",
+                f"{epoch.steps:,}",
+                f"{epoch.batch_size} rows × {epoch.world_size} rank{'s' * (epoch.world_size != 1)}",
+            ),
             ("tokens per step", _big(round(epoch.tokens_per_step)), "on average"),
             ("fill", share(epoch.fill), f"{epoch.packing}, rows of {epoch.max_length:,}"),
         ]
@@ -45,7 +49,7 @@ def _big(number: int) -> str:
 
 def remarks(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None, fits: Sequence[Fit]) -> str:
     """What somebody who knows would say after a look at the numbers."""
-    said = [_remark_of_source(each) for each in sources if each.rows > each.samples]
+    said = _remarks_of_sources(sources)
     tokens, trained = sum(each.tokens for each in sources), sum(each.trained for each in sources)
     if tokens and trained == tokens:
         said.append(("ok", "Every token is trained."))
@@ -55,58 +59,61 @@ def remarks(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None, fits: 
         )
     if epoch is not None:
         said += _remarks_of_epoch(epoch, sources, fits)
-    said = sorted(said, key=lambda each: each[0] != "warn")
-    if len(said) > _MOST_REMARKS:
-        said = [
-            *said[:_MOST_REMARKS],
-            ("ok", f"{len(said) - _MOST_REMARKS:,} more remarks of this kind are left out here."),
-        ]
+    said.sort(key=lambda each: each[0] != "warn")
     parts = "".join(f'<li class="{kind}"><span>{text}</span></li>' for kind, text in said)
     return f'<ul class="remarks">{parts}</ul>' if parts else ""
 
 
-def _remark_of_source(each: SourceNumbers) -> tuple[str, str]:
-    lost = each.rows - each.samples
-    kind = "warn" if lost > 0.01 * each.rows else "ok"
-    return kind, f"{data(each.name)}: {lost:,} of {each.rows:,} records ({share(lost, each.rows)}) give no sample."
+def _remarks_of_sources(sources: Sequence[SourceNumbers]) -> list[tuple[str, str]]:
+    rows, lost = sum(each.rows for each in sources), sum(each.rows - each.samples for each in sources)
+    if not lost:
+        return []
+    worst = max(sources, key=lambda each: (each.rows - each.samples) / max(each.rows, 1))
+    part = share(worst.rows - worst.samples, worst.rows)
+    named = f", the largest share in {data(worst.name, most=60)} ({part})" if len(sources) > 1 else ""
+    kind = _kind(worst.rows - worst.samples, worst.rows)
+    return [(kind, f"{lost:,} of {rows:,} records ({share(lost, rows)}) give no sample{named}.")]
 
 
 def _remarks_of_epoch(
     epoch: EpochNumbers, sources: Sequence[SourceNumbers], fits: Sequence[Fit]
 ) -> list[tuple[str, str]]:
     said, counters = [], epoch.counters
-    overlong = counters.samples_dropped["overlong"]
+    overlong, lost = counters.samples_dropped["overlong"], counters.tokens_dropped["overlong"]
     if overlong:
         text = (
             f"{overlong:,} samples ({share(overlong, counters.samples_in)}) are longer than max_length and are dropped"
         )
-        lost = f"with {share(counters.tokens_dropped['overlong'], counters.tokens_in)} of the tokens."
-        said.append(("warn", f"{text}, {lost}"))
+        said.append((_kind(lost, counters.tokens_in), f"{text}, with {share(lost, counters.tokens_in)} of the tokens."))
     if counters.samples_truncated:
-        text = f"{counters.samples_truncated:,} samples are cut at max_length"
-        said.append(
-            (
-                "warn",
-                f"{text}, which loses {share(counters.tokens_dropped['truncated'], counters.tokens_in)} of the tokens.",
-            )
-        )
+        lost = counters.tokens_dropped["truncated"]
+        text = f"{counters.samples_truncated:,} samples are cut at max_length, which loses {share(lost, counters.tokens_in)}"
+        said.append((_kind(lost, counters.tokens_in), f"{text} of the tokens."))
     rivals = [fit for fit in fits if fit.max_length == epoch.max_length and not fit.problem]
     best = max(rivals, key=lambda fit: fit.fill, default=None)
     if epoch.fill < 0.9:
         better = f" Packing {best.packing} fills {share(best.fill)}." if best and best.fill > epoch.fill + 0.02 else ""
         said.append(("warn", f"Rows are {share(epoch.fill)} full: the rest is padding.{better}"))
-    for part, each in zip(epoch.shares, sources, strict=True):
-        if each.samples and part.samples > 1.05 * each.samples:
-            times = f"{part.samples / each.samples:.1f} times"
-            said.append(("ok", f"{data(each.name)} comes {times} per epoch, as its weight asks."))
-        elif each.weight and part.samples < 0.95 * each.samples:
-            said.append(
-                (
-                    "ok",
-                    f"{share(part.samples, each.samples)} of {data(each.name)} come in one epoch, as the weights ask.",
-                )
-            )
+    times = [
+        (part.samples / each.samples if each.samples else 1, each)
+        for part, each in zip(epoch.shares, sources, strict=True)
+    ]
+    again = [f"{data(each.name, most=60)} {count:.1f} times" for count, each in times if count > 1.05]
+    partly = [f"{data(each.name, most=60)} {share(count)}" for count, each in times if count < 0.95 and each.weight]
+    if again:
+        said.append(("ok", f"Per epoch, as the weights ask, some samples come again: {_listed(again)}."))
+    if partly:
+        said.append(("ok", f"Per epoch, as the weights ask, some sources come in part: {_listed(partly)}."))
     return said
+
+
+def _kind(lost: int, whole: int) -> str:
+    return "warn" if lost > 0.01 * whole else "ok"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - _MOST_LISTED} more" if len(parts) > _MOST_LISTED else ""
+    return ", ".join(parts[:_MOST_LISTED]) + more
 
 
 # Lengths

@@ -76,7 +76,7 @@ def page(
 ) -> str:  # fmt: skip
     """The page.  `recipe` is shown as it is written; `compare=False` leaves out other lengths and packings, which pack all anew."""
     found = gather(loader, num_samples=num_samples, num_rows=num_rows, compare=compare)
-    name = title or ", ".join(source.name for source in found.sources)
+    name = title or _name([source.name for source in found.sources])
     body = _body(found, name, recipe, loader.plan.settings.seed)
     css, script = _part("page.css"), _part("page.js")
     policy = (
@@ -141,6 +141,11 @@ def _body(found: Gathered, name: str, recipe: str, seed: int) -> str:
         f"<footer><p>Made by penstock {_VERSION}. This page holds all it needs and loads nothing; it shows text of your data, "
         "so share it as you would share them.</p></footer>"
     )
+
+
+def _name(sources: list[str]) -> str:
+    more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+    return ", ".join(sources[:3]) + more
 
 
 def _identity(found: Gathered, recipe: str) -> str:

@@ -55,7 +55,7 @@ class RecordWalk:
     source: str
     sample: int  # its row number
     where: str
-    raw: str  # JSON
+    raw: str  # JSON; of a row that cannot be read, why
     rendered: str | None  # as text, before it became tokens; None where there is none
     tokens: tuple[Token, ...]
     trained: int
@@ -117,14 +117,14 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
     if not -len(store) <= sample < len(store):
         raise PlanError(f"row {sample} of {name!r}: it has {len(store):,} rows, counted from 0")
     made = store[sample]
-    raw = store.source[made.row] if len(made) or not _is_bad(store, made.row) else {}
+    raw, shown = _raw(store, made.row)
     rendered = rendering(store, raw) if len(made) else None
     landings = _landings(loader, source, made.row, epoch) if len(made) else ()
     return RecordWalk(
         source=name,
         sample=made.row,
         where=str(made.where),
-        raw=orjson.dumps(raw, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode(),
+        raw=shown,
         rendered=rendered,
         tokens=tokens(store, made, rendered),
         trained=int(np.count_nonzero(made.loss_mask)),
@@ -282,12 +282,13 @@ def outcome(loader: Loader, sample: Sample, landings: tuple[Landing, ...], epoch
     return "whole, in one row" if kept >= length else f"cut: {kept:,} of {length:,} tokens"
 
 
-def _is_bad(store: Store, row: int) -> bool:
+def _raw(store: Store, row: int) -> tuple[dict[str, Any], str]:
+    """A record, and how it looks."""
     try:
-        store.source[row]
-    except PenstockError:
-        return True
-    return False
+        found = store.source[row]
+    except PenstockError as error:
+        return {}, str(error)
+    return found, orjson.dumps(found, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
 
 
 def rendering(store: Store, raw: dict[str, Any]) -> str | None:
