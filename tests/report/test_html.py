@@ -116,7 +116,8 @@ def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
     epoch, (first, second) = numbers.epoch(made), numbers.sources(made)
     for expected in (
         "two sources", f"{first.samples + second.samples:,}", f"{first.tokens:,}", f"{second.tokens:,}", f"{epoch.rows:,} rows of 256",
-        f"{epoch.steps:,}", epoch.plan, epoch.order, first.store, "15 of 220 records (6.8 %) give no sample", "largest share in first (10 %).", "first.jsonl:10",
+        f"{epoch.steps:,}", epoch.plan, epoch.order, first.store, "15 of 220 records (6.8 %) give no sample",
+        "largest share in first (10 %).", "first.jsonl:10",
         "data: first.jsonl # <b>",
     ):  # fmt: skip
         assert expected in said, expected
