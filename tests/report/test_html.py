@@ -227,6 +227,16 @@ def test_a_page_of_many_sources_is_bounded(stores: dict[str, Any]) -> None:
     assert "the first 100 of 150" in text and "143 more" in text
 
 
+def test_the_worst_data_make_a_page_of_bounded_size(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    path = write_jsonl(
+        [{"text": '\u202e\x00<"' * (500 + row)} for row in range(120)], "<" * 200 + "\u202e" * 10 + ".jsonl"
+    )
+    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+    many = {"\u202e" * 300 + str(number): store for number in range(60)}
+    made = loader(many, max_length=16_384)
+    check_page(html.page(made, num_samples=300, num_rows=300, recipe="\x00" * 50_000, compare=False))
+
+
 def test_without_a_plan_the_page_says_why(stores: dict[str, Any]) -> None:
     text = html.page(loader(stores, overflow="error", max_length=8))
     said = " ".join(check_page(text).text)

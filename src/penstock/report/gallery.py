@@ -16,11 +16,11 @@ _MOST_SEGMENTS = 300  # of a row; what is left of it is drawn as one
 _MOST_TOKEN = 120  # characters
 
 
-def rows(found: Sequence[DrawnRow], names: Sequence[str], num_rows: int) -> str:
-    """Rows from all over an epoch."""
+def rows(found: Sequence[DrawnRow], names: Sequence[str], num_rows: int, *, room: float = 1.0) -> str:
+    """Rows from all over an epoch; `room` is the part of the usual bytes that they may take."""
     numbers = {name: number for number, name in enumerate(names)}
     made = [_row(each, numbers) for each in found]
-    parts = [made[number] for number in _within(_ROWS_BYTES, made)]
+    parts = [made[number] for number in _within(room * _ROWS_BYTES, made)]
     said = f"{len(parts):,} of {num_rows:,} rows, evenly apart" if len(parts) < num_rows else f"All {num_rows:,} rows"
     more = f" ({len(made)} would make this page too large)" if len(parts) < len(made) else ""
     note = (
@@ -79,10 +79,10 @@ def _piece(part: Segment) -> str:
     return f"tokens {part.start:,}–{part.stop - 1:,} of {part.length:,}"
 
 
-def samples(found: Sequence[Shown], names: Sequence[str], seed: int) -> str:
+def samples(found: Sequence[Shown], names: Sequence[str], seed: int, *, room: float = 1.0) -> str:
     """A browser of samples: a list, and one of them with its tokens in colour.  Without scripts, all of them below each other."""
     made = [_sample(number, each, names) for number, each in enumerate(found)]
-    kept = _within(_SAMPLES_BYTES, made)
+    kept = _within(room * _SAMPLES_BYTES, made)
     left = len(found) - len(kept)
     by_chance = sum(found[number].why == "by chance" for number in kept)
     more = f" {left} more were left out: the page would be too large." if left else ""
@@ -172,7 +172,7 @@ def _tail_of(where: str) -> str:
     return name if len(name) <= 30 else f"{name[:14]}…{name[-15:]}"
 
 
-def _within(num_bytes: int, made: Sequence[str]) -> list[int]:
+def _within(num_bytes: float, made: Sequence[str]) -> list[int]:
     """Numbers of those that fit, evenly apart where not all do."""
     sizes = np.array([len(part.encode("utf-8", "replace")) for part in made], np.int64)
     kept = spread(len(made), len(made))

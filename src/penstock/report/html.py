@@ -77,7 +77,14 @@ def page(
     """The page.  `recipe` is shown as it is written; `compare=False` leaves out other lengths and packings, which pack all anew."""
     found = gather(loader, num_samples=num_samples, num_rows=num_rows, compare=compare)
     name = title or _name([source.name for source in found.sources])
-    body = _body(found, name, recipe, loader.plan.settings.seed)
+    for room in (1.0, 0.6, 0.3, 0.0):  # less of rows and samples, where names are long and hostile
+        made = _whole(_body(found, name, recipe, loader.plan.settings.seed, room), name)
+        if len(made.encode("utf-8", "backslashreplace")) < MOST_BYTES:
+            break
+    return made
+
+
+def _whole(body: str, name: str) -> str:
     css, script = _part("page.css"), _part("page.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'; "
@@ -110,7 +117,7 @@ def gather(loader: Loader, *, num_samples: int, num_rows: int, compare: bool) ->
     )
 
 
-def _body(found: Gathered, name: str, recipe: str, seed: int) -> str:
+def _body(found: Gathered, name: str, recipe: str, seed: int, room: float) -> str:
     epoch, names = found.epoch, [source.name for source in found.sources]
     parts = [
         ("lengths", "Lengths", chapters.lengths(found.sources, found.lengths, epoch.max_length if epoch else None)),
@@ -121,10 +128,10 @@ def _body(found: Gathered, name: str, recipe: str, seed: int) -> str:
     if epoch is not None and found.survey is not None:
         parts += [
             ("packing", "Packing", ledger.packing(epoch, found.survey, found.fits)),
-            ("rows", "Rows", gallery.rows(found.survey.rows, names, epoch.rows)),
+            ("rows", "Rows", gallery.rows(found.survey.rows, names, epoch.rows, room=room)),
         ]
     parts += [
-        ("samples", "Samples", gallery.samples(found.samples, names, seed)),
+        ("samples", "Samples", gallery.samples(found.samples, names, seed, room=room)),
         ("identity", "Which data, exactly", _identity(found, recipe)),
     ]
     links = "".join(f'<li><a href="#{key}">{words(heading)}</a></li>' for key, heading, _ in parts)

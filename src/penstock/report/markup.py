@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.report.escape import escape
 
-MOST_CELL = 400  # characters of data in a cell or a title; names of files can be of any length
+MOST_CELL = 240  # characters of data in a cell or a title; names of files can be of any length
 _KINDS = {"#": ' class="n"', "~": ' class="w"'}
 _BLANKS = {"\n": "<u>↵</u>\n", "\t": "<u>⇥</u>\t"}
 
@@ -22,7 +22,7 @@ def inside(text: str, *, blanks: bool = False) -> str:
     """The same without a tag around it.  `blanks`: ends of lines and tabs stay, and are marked."""
     if text.isascii() and text.isprintable():
         return html.escape(text)
-    return "".join(_char(char, blanks) for char in text)
+    return "".join(_char(char, blanks) for char in text).replace("</s><s>", "")
 
 
 def words(value: object, *, most: int | None = MOST_CELL) -> str:
