@@ -135,6 +135,30 @@ def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
     assert code == 3 and "its folder is not there; make it first" in err
 
 
+def test_init_is_told_the_template_where_looking_cannot_tell(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    write_jsonl(
+        [{"prompt": words(row), "completion": words(row + 1), "text": words(row)} for row in range(30)], "both.jsonl"
+    )
+    code, _, err = here("init", "both.jsonl", "--tokenizer", tokenizer_path)
+    assert code == 3 and "2 templates fit these 30 rows" in err and "name the one you mean" in err
+    code, out, err = here(
+        "init", "both.jsonl", "--tokenizer", tokenizer_path, "--template", "text", "--option", "eos=false"
+    )
+    assert code == 0 and "template text, as told" in out, err
+    recipe = ps.Recipe.read("recipe.yaml")
+    assert recipe.settings["template"] == "text" and recipe.settings["eos"] is False
+
+
+def test_a_row_that_cannot_be_read_is_shown_with_the_reason(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n')
+    code, out, err = here(
+        "show", "bad.jsonl", "--row", "1", "--tokenizer", tokenizer_path, "-o", "on_bad=skip", "-o", "num_proc=1"
+    )
+    assert code == 0 and f"{tmp_path}/bad.jsonl:2" in out and "dropped when the store was made" in out, err
+
+
 def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
     code, out, err = here("prepare", recipe)
     assert code == 0, err

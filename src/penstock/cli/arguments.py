@@ -46,9 +46,9 @@ def place(data: list[str]) -> str | list[str]:
     return data[0] if len(data) == 1 else data
 
 
-def recipe(data: list[str], options: list[str] | None = None, **given: Any) -> "Recipe":
+def recipe(data: list[str], words: list[str] | None = None, **given: Any) -> "Recipe":
     """The recipe that is named, or one of the data that is named; with everything that was said on the command line."""
-    changes = {**_options(options), **{name: value for name, value in given.items() if value is not None}}
+    changes = {**options(words), **{name: value for name, value in given.items() if value is not None}}
     name = changes.pop("name", None)
     from penstock.recipe import Recipe
     from penstock.recipe.document import is_recipe
@@ -111,10 +111,10 @@ def _inner(value: Any, depth: int = 0) -> dict[str, Any] | None:
     return next((found for part in value.values() if (found := _inner(part, depth + 1))), None)
 
 
-def _options(options: list[str] | None) -> dict[str, Any]:
+def options(words: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE pairs: a value is JSON where it can be read as such, and else text."""
     made: dict[str, Any] = {}
-    for option in options or []:
+    for option in words or []:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
             raise typer.BadParameter(f"{option!r}: expected KEY=VALUE")

@@ -11,6 +11,11 @@ from penstock.cli import arguments, screen
 def init(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, globs or folders.")],
     tokenizer: arguments.Tokenizer = None,
+    template: Annotated[str | None, typer.Option(help="How records become samples, where looking cannot tell.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="An option of the template; again for more."),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the recipe.")] = Path("recipe.yaml"),
     rows: Annotated[int, typer.Option(min=1, help="Rows to make into tokens, spread over the data.")] = 1000,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
@@ -27,7 +32,10 @@ def init(
     from penstock.report.numbers import plain
 
     write_new(output, None, force=force)  # before the work
-    found = draft(arguments.place(data), folder=output.parent, tokenizer=tokenizer, cache_dir=cache_dir, rows=rows)
+    found = draft(
+        arguments.place(data), folder=output.parent, tokenizer=tokenizer, cache_dir=cache_dir, rows=rows,
+        template=template, options=arguments.options(option),
+    )  # fmt: skip
     write_new(output, found.text, force=force)
     if json:
         screen.as_json({"recipe": str(output), **plain(found)})

@@ -122,7 +122,7 @@ class Builder:
 
     def _sets(self, item: Item, what: str, *, is_eval: bool) -> list[dict[str, Any]]:
         value = item.value
-        if isinstance(value, dict) and "path" not in value and not any(self._is_path(name) for name in value):
+        if isinstance(value, dict) and not any(self._names_place(name, part) for name, part in value.items()):
             made = [self._set(part, name, is_eval=is_eval) for name, part in value.items()]
         elif isinstance(value, list) and any(isinstance(part.value, dict) and self._file_like(part) for part in value):
             made = [self._set(part, None, is_eval=is_eval) for part in value]
@@ -139,6 +139,10 @@ class Builder:
                     each["line"], f"two data sets are called {each['name']!r}; give one of them another name"
                 )
         return made
+
+    def _names_place(self, name: object, part: Item) -> bool:
+        """Whether a key of a mapping says where data lies, rather than being the name of a data set."""
+        return name == "path" or (self._is_path(name) and not isinstance(part.value, dict))
 
     def _is_path(self, name: object) -> bool:
         return isinstance(name, str) and name in CALLED and not {"path", "data"}.isdisjoint(_targets(name))

@@ -89,6 +89,8 @@ def is_recipe(name: str) -> bool:
     if path.suffix.lower() not in (".yaml", ".yml"):
         return False
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            return False
         root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return True  # whoever reads it says what is wrong

@@ -4,6 +4,7 @@ Values that were found are written; what is left at its default stands in a comm
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,16 +69,24 @@ class Draft:
 
 
 def draft(
-    place: str | list[str], *, folder: Path, tokenizer: str | None, cache_dir: Any = None, rows: int = 1000
+    place: str | list[str],
+    *,
+    folder: Path,
+    tokenizer: str | None,
+    cache_dir: Any = None,
+    rows: int = 1000,
+    template: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Draft:
     """Look at the data and write a recipe that stands in `folder`."""
     source = open_source(place, cache=Cache(cache_dir))
     records = [source[row] for row in spread(len(source), _DETECT_ROWS)]
     if not records:
         raise TemplateError(f"{source.name}: no rows, so there is nothing to look at")
-    detection = detect(records, {})
-    options = dict(detection.options)
-    found = _looked(source, detection, options, tokenizer, rows)
+    given = dict(options or {})
+    detection = _named(template, len(records)) if template else detect(records, given)
+    chosen = {**detection.options, **given}
+    found = _looked(source, detection, chosen, tokenizer, rows)
     sizes = _estimated(records) if found is None else found.lengths
     max_length = sensible_length(sizes)
     kept = float(np.mean(sizes <= max_length)) if sizes.size else 1.0
@@ -91,8 +100,8 @@ def draft(
         num_bytes=source.num_bytes,
         template=detection.chosen,
         runner_up=detection.runner_up,
-        why=detection.why,
-        options=options,
+        why=f"template {template}, as told" if template else detection.why,
+        options=chosen,
         looked=len(records) if found is None else found.looked,
         lengths=length_numbers(sizes),
         is_estimate=found is None,
@@ -104,6 +113,11 @@ def draft(
     return Draft(
         **{**{name: getattr(made, name) for name in made.__slots__}, "text": _text(made, place, folder, tokenizer)}
     )
+
+
+def _named(template: str, num_rows: int) -> Detection:
+    """Nobody needs to guess."""
+    return Detection(chosen=template, runner_up=None, scores={template: num_rows}, num_rows=num_rows)
 
 
 def _looked(

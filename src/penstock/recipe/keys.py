@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from penstock import api
@@ -64,8 +65,8 @@ class Key:
 KINDS: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "true or false": lambda value: isinstance(value, bool),
-    "a whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "a number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "a whole number": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    "a number": lambda value: isinstance(value, Real) and not isinstance(value, bool),
     "text": lambda value: isinstance(value, str | os.PathLike),
     "a list": lambda value: isinstance(value, list | tuple | set | frozenset | range),
     "a mapping": lambda value: isinstance(value, dict),

@@ -42,6 +42,9 @@ class DataSet:
     is_named: bool = field(default=True, repr=False)  # or called after its place
     line: int = field(default=0, compare=False, repr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _data_set, (_thawed(self),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -59,7 +62,7 @@ class Recipe:
         """The recipe in a file; a recipe is returned as it is."""
         if isinstance(path, Recipe):
             return path
-        file = Path(path)
+        file = Path(path).expanduser()
         return _built(read_document(file), file)
 
     @staticmethod
@@ -70,10 +73,11 @@ class Recipe:
     def changed(self, **changes: Any) -> "Recipe":
         """With other settings.  A key of data sets counts for all of them, also for those that have a word of their own."""
         given = {name: value for name, value in changes.items() if name not in ("data", "eval")}
-        made = _built(from_python({**changes, "data": changes.get("data", "-")}), None)
+        made = _built(from_python({**changes, "data": changes.get("data", "-")}), None, check=False)
         settings = {**self.settings, **made.settings}
         data = made.data if "data" in changes else tuple(_without(each, given) for each in self.data)
-        sets = made.eval_sets if "eval" in changes else tuple(_without(each, given) for each in self.eval_sets)
+        own = {name: made.settings[name] for name in (*_EVAL_DEFAULTS, "skip", "per_epoch") if name in made.settings}
+        sets = made.eval_sets if "eval" in changes else tuple(_without(each, given, own) for each in self.eval_sets)
         lines = {name: line for name, line in self.lines.items() if name not in made.settings}
         recipe = replace(
             self, data=data, eval_sets=sets, settings=MappingProxyType(settings), lines=lines,
@@ -222,6 +226,9 @@ class Recipe:
 
         return to_yaml(self, folder)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _recipe, (_thawed(self),)
+
     def __repr__(self) -> str:
         data = ", ".join(each.name + (f" ({each.weight:g})" if each.weight is not None else "") for each in self.data)
         sets = f"; eval {', '.join(each.name for each in self.eval_sets)}" if self.eval_sets else ""
@@ -229,7 +236,7 @@ class Recipe:
         return f"Recipe({f'{self.file!r}: ' if self.file else ''}{data}{sets}{settings})"
 
 
-def _built(document: Item, file: Path | None) -> Recipe:
+def _built(document: Item, file: Path | None, *, check: bool = True) -> Recipe:
     builder = Builder(document, file)
     data = tuple(_data_set(each) for each in builder.data)
     recipe = Recipe(
@@ -242,7 +249,8 @@ def _built(document: Item, file: Path | None) -> Recipe:
     )
     for notice in recipe.notices:
         _log.warning("%s", notice)
-    recipe.check()
+    if check:
+        recipe.check()
     return recipe
 
 
@@ -250,9 +258,22 @@ def _data_set(parts: dict[str, Any]) -> DataSet:
     return DataSet(**{**parts, "options": MappingProxyType(parts["options"])})
 
 
-def _without(data: DataSet, changes: Mapping[str, Any]) -> DataSet:
+def _without(data: DataSet, changes: Mapping[str, Any], own: Mapping[str, Any] = MappingProxyType({})) -> DataSet:
+    """Without words of its own about what changes, but for those that it would not hear from the recipe."""
     kept = {name: value for name, value in data.options.items() if name not in changes}
-    return replace(data, options=MappingProxyType(kept))
+    return replace(data, options=MappingProxyType({**kept, **own}))
+
+
+def _thawed(value: Any) -> dict[str, Any]:
+    """The fields of a frozen value; read-only mappings do not travel between processes."""
+    found = {each.name: getattr(value, each.name) for each in fields(value)}
+    return {name: dict(part) if isinstance(part, MappingProxyType) else part for name, part in found.items()}
+
+
+def _recipe(parts: dict[str, Any]) -> Recipe:
+    return Recipe(
+        **{**parts, "settings": MappingProxyType(parts["settings"]), "lines": MappingProxyType(parts["lines"])}
+    )
 
 
 def _template_text(given: Any) -> Any:

@@ -49,8 +49,15 @@ class _Dumper(yaml.SafeDumper):
     """Puts in quotes what our reader, or another, would not take for text."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = None if is_word(data) or "\n" in data else "'"
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else style)
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=_style(data))
+
+
+def _style(text: str) -> str | None:
+    if text.isprintable():
+        return None if is_word(text) else "'"
+    lines = text.split("\n")
+    is_block = len(lines) > 1 and all(line.isprintable() and line == line.strip() for line in lines) and bool(lines[0])
+    return "|" if is_block else '"'  # in double quotes everything else is spelled out
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
