@@ -18,7 +18,7 @@ from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
 from penstock.templates import detect, open_template, open_tokenizer
-from penstock.types import Record, Source, Template
+from penstock.types import BadRow, Record, Source, Template
 
 if TYPE_CHECKING:
     from penstock.recipe import DataSet, Recipe
@@ -226,6 +226,8 @@ def _fanned_out(source: Source, template: Template) -> Source:
 
 
 def _look(source: Source) -> list[Record]:
-    """Rows from all over the source."""
+    """Rows from all over the source; of those that cannot be read, what the source's policy says."""
     num_rows = len(source)
-    return [source[row] for row in sorted({place * num_rows // _LOOK for place in range(_LOOK)})] if num_rows else []
+    rows = sorted({place * num_rows // _LOOK for place in range(_LOOK)}) if num_rows else []
+    found = [next(source.records(row, row + 1)) for row in rows]
+    return [record for record in found if not isinstance(record, BadRow)]
