@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Reference
+from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import TemplateError
 from penstock.templates.tokenizers import open_tokenizer
@@ -69,6 +70,70 @@ def test_the_elder_map_speaks_for_elder_configs_and_fills_gaps(folder: Path) -> 
     assert open_tokenizer(folder).special_tokens == {"eos_token": "</s>", "pad_token": "<img>", "unk_token": "<s>"}
     write(folder, "tokenizer_config.json", config | {"added_tokens_decoder": {}})
     assert open_tokenizer(folder).special_tokens == {"eos_token": "<|endoftext|>", "unk_token": "<s>"}
+
+
+FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+BESIDE: dict[str, tuple[str, Any]] = {  # what stands beside a tokenizer.json → a file and its content
+    "an eos that it lacks": ("tokenizer_config.json", {"eos_token": "<new>"}),
+    "an eos with flags": (
+        "tokenizer_config.json",
+        {"eos_token": {"__type": "AddedToken", **FLAGS, "content": "<new>", "rstrip": True}},
+    ),
+    "an eos that is a word": ("tokenizer_config.json", {"eos_token": "the"}),
+    "an elder map": ("special_tokens_map.json", {"eos_token": "<new>"}),
+    "a list": ("tokenizer_config.json", {"additional_special_tokens": ["<new>", "<newer>"]}),
+    "names of the model's own": ("tokenizer_config.json", {"extra_special_tokens": {"x_token": "<new>"}}),
+    "a token": ("tokenizer_config.json", {"added_tokens_decoder": {"9000": {**FLAGS, "content": "<new>"}}}),
+    "another flag": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"1": {**FLAGS, "content": "<s>", "rstrip": True}}},
+    ),
+    "no longer special": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"1": {**FLAGS, "content": "<s>", "special": False, "lstrip": True}}},
+    ),
+    "an elder list": ("added_tokens.json", {"<new>": 9000, "<s>": 1}),
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_tokens_that_only_files_beside_it_know_are_those_of_transformers(folder: Path, beside: str) -> None:
+    alone = open_tokenizer(folder).digest
+    write(folder, *BESIDE[beside])
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), open_tokenizer(folder)
+    text = "the <new>  word <newer> <s>  and <think> of the </s> day"
+    expected = theirs(text, add_special_tokens=False)["input_ids"]
+    assert ours.encode([text])[0].tolist() == expected
+    assert ours.vocab_size == len(theirs)
+    assert pickle.loads(pickle.dumps(ours)).digest == ours.digest
+    assert ours.digest != alone
+
+
+def test_a_token_that_a_model_may_have_no_row_for_is_said_aloud(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alone = open_tokenizer(folder).digest
+    write(folder, "tokenizer_config.json", {"eos_token": "</s>", "added_tokens_decoder": {}})
+    assert open_tokenizer(folder).digest == alone and not caplog.messages
+    write(folder, "tokenizer_config.json", {"eos_token": "<new>"})
+    size = open_tokenizer(folder).vocab_size
+    assert f"add 1 tokens that it lacks (among '<new>'), with ids up to {size - 1}" in caplog.messages[0]
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"x": 1}})
+    with pytest.raises(TemplateError, match=r"tokenizer\.json: added tokens beside it are not \{id"):
+        open_tokenizer(folder)
+
+
+def test_configs_as_python_and_windows_write_them(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_bytes(
+        b'\xef\xbb\xbf{"model_max_length": Infinity, "eos_token": "</s>", "x": NaN}'
+    )
+    assert open_tokenizer(folder).special_tokens == {"eos_token": "</s>"}
+
+
+def test_a_pointer_in_place_of_the_file_is_named(folder: Path) -> None:
+    write(folder, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(
+        TemplateError, match=r"tokenizer\.json: is a pointer of Git LFS, not the file; run `git lfs pull`"
+    ):
+        open_tokenizer(folder)
 
 
 def test_chat_templates_in_every_form(folder: Path) -> None:

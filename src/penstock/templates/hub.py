@@ -8,7 +8,14 @@ from penstock.errors import TemplateError
 
 _NAME = re.compile(r"(?P<name>[\w][\w.-]*(?:/[\w][\w.-]*)?)(?:@(?P<revision>[\w][\w./-]*))?")
 # Everything a tokenizer may be described by; weights stay where they are.
-_WANTED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja", "*/*.jinja"]
+_WANTED = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.jinja",
+    "*/*.jinja",
+]
 
 
 def is_hub_name(given: str) -> bool:

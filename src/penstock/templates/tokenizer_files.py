@@ -1,20 +1,22 @@
 """What belongs to a tokenizer?  tokenizer.json, and beside it the names of its special tokens and its chat templates."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from penstock.errors import SourceError, TemplateError
 from penstock.files import read
 from penstock.fingerprint import Digest
+from penstock.templates.tokenizer_added import with_added
 
 # What chat templates are given by name; models may name more under `extra_special_tokens`.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+_ADDED = "added_tokens.json"
+_POINTER = b"version https://git-lfs.github.com/"
 _TEMPLATES = ("additional_chat_templates", "chat_templates")
 # What a folder without tokenizer.json may hold instead, and only transformers can convert.
 _OTHER_FORMS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "vocab.txt")
@@ -66,8 +68,15 @@ def read_files(file: Path) -> TokenizerFiles:
         elder = "added_tokens_decoder" not in config
         named |= {name: token for name, token in others.items() if elder or name not in config}
         additional = additional or more
+    written = {_content(token): token for token in _tokens(config, given)}  # some with flags
     return TokenizerFiles(
-        text=_decode(file),
+        text=with_added(
+            _decode(file),
+            config,
+            _read_json(file.with_name(_ADDED)),
+            [written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])],
+            str(file),
+        ),
         path=str(file),
         special_tokens=named,
         additional_special_tokens=additional,
@@ -84,6 +93,15 @@ def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]
         {name: content for name, token in named.items() if (content := _content(token)) is not None},
         list(filter(None, map(_content, unnamed if isinstance(unnamed, (list, tuple)) else ()))),
     )
+
+
+def _tokens(*files: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Special tokens that are written with more than their content."""
+    for file in files:
+        for value in file.values():
+            for token in value if isinstance(value, list) else [value]:
+                if isinstance(token, dict) and isinstance(token.get("content"), str):
+                    yield token
 
 
 def _content(token: Any) -> str | None:
@@ -109,7 +127,7 @@ def chat_templates(given: Any, where: str) -> dict[str, str]:
 
 def _beside(file: Path) -> list[Path]:
     """The other files that say something about this tokenizer, in a fixed order."""
-    named = [file.with_name(name) for name in (_CONFIG, _MAP, _TEMPLATE)]
+    named = [file.with_name(name) for name in (_CONFIG, _MAP, _ADDED, _TEMPLATE)]
     inside = [path for folder in _TEMPLATES for path in sorted((file.parent / folder).glob("*.jinja"))]
     return [path for path in named if path.is_file()] + inside
 
@@ -127,7 +145,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        parsed = orjson.loads(_read(path))
+        parsed = json.loads(_read(path))  # not orjson: Python writes NaN and Infinity, and others a byte order mark
     except ValueError as error:
         raise TemplateError(f"{path}: not JSON: {error}") from error
     if not isinstance(parsed, dict):
@@ -136,8 +154,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _decode(path: Path) -> str:
+    content = _read(path)
+    if content.startswith(_POINTER):
+        raise TemplateError(f"{path}: is a pointer of Git LFS, not the file; run `git lfs pull` in its repository")
     try:
-        return _read(path).decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise TemplateError(f"{path}: not UTF-8 at byte {error.start}") from error
 
