@@ -5,6 +5,7 @@ import pytest
 
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError
+from penstock.loader.collate import Collator
 from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import open_template, open_tokenizer
@@ -55,6 +56,20 @@ def test_packed_rows(store, align, window):
                 place = place + -(-len(ids) // align) * align
             assert (batch["input_ids"][r, place:] == 7).all() and (batch["seq_idx"][r, place:] == -1).all()
         assert "attention_mask" not in batch
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"padding_free": True, "pad_to": 8}, {"align": 4}, {"packing": "none", "pad_side": "left"}]
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_masks_that_do_not_fit_into_memory_are_read_as_bits(store, form, several):
+    stores = {"a": (store, 0.5), "b": (store, 0.5)} if several else store
+    loader = Loader(stores, batch_size=3, max_length=48, **form)
+    collate = Collator(loader.stores, loader.plan.settings, loader.form, mask_bytes=0)  # the first batch finds that out
+    for batch in loader:
+        arrays, trained = collate(batch.rows)
+        assert arrays.keys() == batch.keys() and trained == batch.trained
+        assert all(np.array_equal(arrays[name], batch[name]) for name in batch)
 
 
 def test_a_flat_row_holds_the_same_tokens_without_padding(store):

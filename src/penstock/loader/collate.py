@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.errors import PlanError
 from penstock.loader.buffers import Buffers
 from penstock.loader.form import BatchForm
-from penstock.loader.spans import Pieces, SpanReader, SpanTokens, is_trained
+from penstock.loader.spans import MASK_BYTES, Pieces, SpanReader, SpanTokens, is_trained
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
@@ -28,7 +28,8 @@ PADDING = -1  # the document number of padding
 class _Layout:
     """Segments laid end to end: a span with what alignment adds to it, or padding."""
 
-    ids: Pieces
+    ids: Pieces  # of spans, and of padding in its places
+    masks: Pieces  # likewise, where masks are unpacked
     tokens: SpanTokens
     sizes: Ints  # of each segment
     documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
@@ -38,8 +39,10 @@ class _Layout:
 class Collator:
     """Rows → arrays, in the form that the model wants.  For one thread: what it joins first is overwritten by the next call."""
 
-    def __init__(self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm) -> None:
-        self._reader = SpanReader(stores)
+    def __init__(
+        self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm, *, mask_bytes: int = MASK_BYTES
+    ) -> None:
+        self._reader = SpanReader(stores, settings.window_shards, mask_bytes=mask_bytes)
         self._max_length = -(-settings.max_length // form.pad_to) * form.pad_to
         self._align = settings.align
         self._packed = settings.packing != "none" and not settings.packing.startswith("group_")
@@ -48,6 +51,7 @@ class Collator:
         self._dtype: Any = np.uint16 if largest <= 1 << 16 else np.uint32  # holds every id, also less IGNORE
         longest = max(self._max_length, form.pad_to)
         self._pad_ids = np.full(longest, form.pad_id, self._dtype)
+        self._pad_mask = np.zeros(longest, np.bool_)
         self._buffers = Buffers()
         self._count = np.arange(longest, dtype=np.int64)
 
@@ -76,7 +80,7 @@ class Collator:
         """All spans in order; with a `length`, each row is filled up to it, else the whole to a multiple of `pad_to`."""
         tokens = self._reader.read(rows.spans)
         sizes = rows.spans["stop"] - rows.spans["start"]
-        rooms = -(-sizes // self._align) * self._align
+        rooms = sizes if self._align == 1 else -(-sizes // self._align) * self._align
         numbers = np.arange(sizes.size)
         if length is None:
             total = int(rooms.sum())  # a flat row has a token at least: no model takes an empty one
@@ -95,14 +99,10 @@ class Collator:
         is_span[places + np.arange(short.size)] = False
         every, documents = np.empty(is_span.size, np.int64), np.full(is_span.size, PADDING, np.int32)
         every[is_span], every[~is_span], documents[is_span] = rooms, pads, numbers
-        ids = tokens.ids.copy()
-        if self._align > 1:
-            missing = (rooms - sizes).tolist()
-            ids = [piece for a, size in zip(ids, missing, strict=True) for piece in (a, self._pad_ids[:size])]
-            places = 2 * places
-        for size, place in zip(pads.tolist()[::-1], places.tolist()[::-1], strict=True):
-            ids.insert(place, self._pad_ids[:size])
-        return _Layout(ids, tokens, every, documents, is_span)
+        missing = (rooms - sizes).tolist() if self._align > 1 else None
+        ids = _padded(tokens.ids, self._pad_ids, missing, pads, places)
+        masks = [] if tokens.skipped else _padded(tokens.masks, self._pad_mask, missing, pads, places)
+        return _Layout(ids, masks, tokens, every, documents, is_span)
 
     def _arrays(self, layout: _Layout, shape: tuple[int, int] | None) -> tuple[dict[str, Any], int]:
         ends = np.cumsum(layout.sizes)
@@ -128,6 +128,17 @@ class Collator:
             "seq_idx": documents.reshape(shape),
         }, trained
 
+    def _mask(self, layout: _Layout, positions: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each place is trained."""
+        if layout.masks:
+            return np.concatenate(layout.masks, out=self._buffers.take("mask", positions.size, np.bool_))
+        mask = is_trained(layout.tokens, positions, layout.sizes, layout.is_span)
+        if self._align > 1:  # the bits behind a span's end are those of the next
+            own = layout.sizes.copy()
+            own[layout.is_span] = [len(piece) for piece in layout.tokens.ids]
+            mask &= positions < np.repeat(own, layout.sizes)
+        return mask
+
     def _labels(
         self, layout: _Layout, narrow: npt.NDArray[Any], positions: Ints, begins: Ints
     ) -> tuple[npt.NDArray[np.int64], int]:
@@ -142,20 +153,28 @@ class Collator:
                 labels[begin : begin + pad] = IGNORE
             trained = int((layout.sizes[layout.is_span] - 1).sum())
         else:
-            mask = is_trained(layout.tokens, positions, layout.sizes, layout.is_span)
+            mask = self._mask(layout, positions)
             mask[begins] = False
-            if self._align > 1:  # what alignment adds to a span is none of it
-                own = layout.sizes.copy()
-                own[layout.is_span] = [len(piece) for piece in layout.tokens.ids]
-                mask &= positions < np.repeat(own, layout.sizes)
             narrow += -IGNORE  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
             narrow *= mask
-            np.add(narrow, IGNORE, out=labels, dtype=np.int64)
+            labels[:] = narrow
+            labels += IGNORE
             trained = int(np.count_nonzero(mask))
         if self._form.labels == "shifted":
             labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
             labels[-1] = IGNORE
         return labels, trained
+
+
+def _padded(pieces: Pieces, padding: npt.NDArray[Any], missing: list[int] | None, pads: Ints, places: Ints) -> Pieces:
+    """Pieces, each followed by what alignment adds to it, with padding before those in `places`."""
+    out = pieces.copy()
+    if missing is not None:
+        out = [part for piece, size in zip(pieces, missing, strict=True) for part in (piece, padding[:size])]
+        places = 2 * places
+    for size, place in zip(pads.tolist()[::-1], places.tolist()[::-1], strict=True):  # from the last to the first
+        out.insert(place, padding[:size])
+    return out
 
 
 class UsersCollator:

@@ -264,7 +264,7 @@ class Loader:
         self.plan = Plan(sources, self._lengths, settings)  # its caches stay behind, and are made again
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
-        lengths: Ints = self.stores[source].lengths(samples)
+        lengths: Ints = self.stores[source].lengths_of(samples)
         return lengths
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ class RecordStore:
         ranges = zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)
         self.fingerprint = fingerprint(["records", [source.digest(start, stop) for start, stop in ranges]])
 
-    def lengths(self, samples: Ints) -> Ints:
+    def lengths_of(self, samples: Ints) -> Ints:
         return np.ones(samples.size, np.int64)
 
 

@@ -1,5 +1,9 @@
-"""Which tokens does a span hold, and which are trained?  Views of the memory-mapped shards; half a microsecond a span."""
+"""Which tokens does a span hold, and which are trained?  Views of the memory-mapped shards; half a microsecond a span.
 
+A shard's mask is unpacked once and kept while its window is read.  Where that would take too much memory, bits are read as they lie.
+"""
+
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,70 +12,103 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.store import Store
-from penstock.types import Ints
+from penstock.types import Bools, Ints
+
+MASK_BYTES = 128 << 20  # of unpacked masks, a byte per token
 
 Pieces = list[npt.NDArray[Any]]
 
 
 @dataclass(slots=True)
 class SpanTokens:
-    """Of each span: its ids, and the bytes whose bits say what is trained, from bit `skipped` of the first on."""
+    """Of each span: its ids and its mask; or, where masks are not unpacked, the bytes whose bits from `skipped` on are its mask."""
 
     ids: Pieces
-    bits: Pieces
-    skipped: list[int]
-    all_trained: bool  # whether the bits need no look
+    masks: Pieces
+    skipped: list[int]  # empty where masks are unpacked
+    all_trained: bool  # whether the masks need no look
 
 
 class SpanReader:
-    """Ids and bits of spans, in order."""
+    """Ids and masks of spans, in order.  `window`: shards of a source that are read together; None for all of them."""
 
-    def __init__(self, stores: Sequence[Store]) -> None:
+    def __init__(self, stores: Sequence[Store], window: int | None, *, mask_bytes: int = MASK_BYTES) -> None:
         self._stores = stores
+        self._mask_bytes = mask_bytes
+        self._masks: OrderedDict[tuple[int, int], Bools] = OrderedDict()
+        # Those of a window, and as many of the next: a block may lie across their border.
+        self._worth = sum(min(store.num_shards, 2 * window if window else store.num_shards) for store in stores)
+        self._bytes, self._unpacks = 0, True
 
     def read(self, spans: np.ndarray) -> SpanTokens:
+        unpacks = self._unpacks
         if len(self._stores) == 1:
-            return self._read_store(0, spans)
-        found = SpanTokens([np.empty(0)] * len(spans), [np.empty(0)] * len(spans), [0] * len(spans), True)
+            return self._read_store(0, spans, unpacks)
+        nothing: Pieces = [np.empty(0)] * len(spans)
+        found = SpanTokens(nothing.copy(), nothing.copy(), [] if unpacks else [0] * len(spans), True)
         for source in np.unique(spans["source"]).tolist():
             places = np.flatnonzero(spans["source"] == source)
-            part = self._read_store(source, spans[places])
+            part = self._read_store(source, spans[places], unpacks)
             found.all_trained &= part.all_trained
-            for place, ids, bits, skipped in zip(places.tolist(), part.ids, part.bits, part.skipped, strict=True):
-                found.ids[place], found.bits[place], found.skipped[place] = ids, bits, skipped
+            for number, place in enumerate(places.tolist()):
+                found.ids[place], found.masks[place] = part.ids[number], part.masks[number]
+                if not unpacks:
+                    found.skipped[place] = part.skipped[number]
         return found
 
-    def _read_store(self, source: int, spans: np.ndarray) -> SpanTokens:
+    def _read_store(self, source: int, spans: np.ndarray, unpacks: bool) -> SpanTokens:
         store = self._stores[source]
         shards, local = store.locate(spans["sample"])
         opened: dict[int, tuple[Any, Any, Any]] = {}
-        ids, bits, skipped, all_trained = [], [], [], True
+        found = SpanTokens([], [], [], True)
+        add_ids, add_mask, skip = found.ids.append, found.masks.append, found.skipped.append
         rows = zip(shards.tolist(), local.tolist(), spans["start"].tolist(), spans["stop"].tolist(), strict=True)
         for shard, row, start, stop in rows:  # the hot loop: one turn per span
             try:
-                flat, offset_of, mask_bits = opened[shard]
+                flat, offset_of, mask = opened[shard]
             except KeyError:
                 tokens = store.tokens(shard)
-                all_trained &= tokens.counts.trained == tokens.counts.tokens
-                flat, offset_of, mask_bits = opened[shard] = tokens.input_ids, tokens.offsets.item, tokens.mask_bits
+                found.all_trained &= tokens.counts.trained == tokens.counts.tokens
+                mask = self._mask(source, shard, tokens) if unpacks else tokens.mask_bits
+                flat, offset_of, mask = opened[shard] = tokens.input_ids, tokens.offsets.item, mask
             begin = offset_of(row)
             start += begin
             stop += begin
-            ids.append(flat[start:stop])
-            bits.append(mask_bits[start >> 3 : (stop + 7) >> 3])
-            skipped.append(start & 7)
-        return SpanTokens(ids, bits, skipped, all_trained)
+            add_ids(flat[start:stop])
+            if unpacks:
+                add_mask(mask[start:stop])
+            else:
+                add_mask(mask[start >> 3 : (stop + 7) >> 3])
+                skip(start & 7)
+        return found
+
+    def _mask(self, source: int, shard: int, tokens: Any) -> Bools:
+        """The whole shard's, kept."""
+        mask = self._masks.get((source, shard))
+        if mask is None:
+            if tokens.counts.trained == tokens.counts.tokens:
+                return np.broadcast_to(np.True_, tokens.counts.tokens)  # no memory
+            mask = self._masks[source, shard] = tokens.loss_mask(0, tokens.counts.tokens)
+            self._bytes += mask.size
+            while len(self._masks) > self._worth:
+                self._bytes -= self._masks.popitem(last=False)[1].size
+            if self._bytes > self._mask_bytes:  # from the next batch on, bits are read as they lie
+                self._unpacks, self._bytes = False, 0
+                self._masks.clear()
+        return mask
 
 
 def is_trained(
     tokens: SpanTokens, positions: Ints, sizes: Ints, is_span: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Whether each place of a batch is trained.  Its segments have `sizes`, `positions` counts from 0 in each, and those that
-    are no span are not trained.  All bits are unpacked at once, and each place looks its own up."""
-    num_bytes = np.fromiter(map(len, tokens.bits), np.int64, len(tokens.bits))
+    """Whether each place of a batch is trained, where masks are not unpacked: all bits are at once, and each place looks its own up.
+
+    Segments have `sizes`, `positions` counts from 0 in each of them, and those that are no span are not trained.
+    """
+    num_bytes = np.fromiter(map(len, tokens.masks), np.int64, len(tokens.masks))
     ends = np.cumsum(num_bytes)
     of_padding = np.zeros((int(sizes.max()) + 7) >> 3, np.uint8)
-    every = np.unpackbits(np.concatenate([*tokens.bits, of_padding]), bitorder="little").view(np.bool_)
+    every = np.unpackbits(np.concatenate([*tokens.masks, of_padding]), bitorder="little").view(np.bool_)
     first = np.full(sizes.size, 8 * int(ends[-1]) if ends.size else 0, np.int64)
     first[is_span] = 8 * (ends - num_bytes) + np.array(tokens.skipped, np.int64)
     places = np.repeat(first, sizes)
