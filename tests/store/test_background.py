@@ -107,7 +107,7 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     last = store.num_shards - 1
     store.want([last, 7])
     gate.touch()
-    assert store.lengths(np.array([1199, 3])).tolist() == [len(store[1199]), len(store[3])]
+    assert store.lengths_of(np.array([1199, 3])).tolist() == [len(store[1199]), len(store[3])]
     assert store.wait().counts.rows == 1200
     store.want([0])  # of a whole store nobody has to be told
 

@@ -106,11 +106,11 @@ def test_lengths_are_gathered_in_any_order(cache: Cache, template: TextTemplate,
         store._manifest = None
     ids = np.random.Generator(np.random.PCG64(1)).integers(0, 500, 2000)
     for chosen in (ids, ids[:0], np.arange(500), np.array([499]), np.zeros(3, dtype=np.int64)):
-        lengths = store.lengths(chosen)
+        lengths = store.lengths_of(chosen)
         assert lengths.dtype == np.int64 and lengths.tolist() == expected[chosen].tolist()
     for outside in ([-1], [500], [3, 500]):
         with pytest.raises(IndexError):
-            store.lengths(np.array(outside))
+            store.lengths_of(np.array(outside))
 
 
 def test_shards_are_flat_views(cache: Cache, template: TextTemplate) -> None:
@@ -163,7 +163,7 @@ def test_a_store_of_nothing(cache: Cache, template: TextTemplate, records: list[
     for _ in range(2):
         store, _ = small(ListSource(records), template, cache)
         assert len(store) == len(records) and store.counts.tokens == 0 and store.counts.samples == 0
-        assert store.lengths(np.arange(len(records))).tolist() == [0] * len(records)
+        assert store.lengths_of(np.arange(len(records))).tolist() == [0] * len(records)
         assert [sample.text for sample in store] == [""] * len(records)
 
 
@@ -314,9 +314,9 @@ def test_lost_lengths_are_made_again(cache: Cache, template: TextTemplate) -> No
     (path,) = (cache.root / "stores").rglob("*.lengths")
     path.write_bytes(b"x")
     with pytest.raises(StoreError, match=r"1 bytes, expected 2016"):
-        before.lengths(np.arange(3))
+        before.lengths_of(np.arange(3))
     store, tasks = small(ListSource(RECORDS), template, cache)
-    assert tasks == [] and store.lengths(np.arange(500)).tolist() == [len(sample) for sample in store]
+    assert tasks == [] and store.lengths_of(np.arange(500)).tolist() == [len(sample) for sample in store]
 
 
 def test_a_source_that_changes_under_the_work_is_refused(
@@ -355,7 +355,7 @@ def test_a_template_is_held_to_its_word(cache: Cache, change: dict[str, Any], re
 
 def test_a_store_pickles_small(write_jsonl: Write, cache: Cache, template: TextTemplate) -> None:
     store, _ = small(open_source(write_jsonl(RECORDS), cache=cache), template, cache)
-    store.lengths(np.arange(10)), store.tokens(0)
+    store.lengths_of(np.arange(10)), store.tokens(0)
     copy = pickle.loads(pickle.dumps(store))
     assert len(pickle.dumps(store)) < 5000
-    assert copy[17].text == store[17].text and copy.lengths(np.arange(500)).sum() == store.counts.tokens
+    assert copy[17].text == store[17].text and copy.lengths.sum() == store.counts.tokens

@@ -157,7 +157,7 @@ def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
 
 def lengths(found: Sequence[Store]) -> Lengths:
     """Of several stores together."""
-    parts = [store.wait().lengths(np.arange(len(store), dtype=np.int64)) for store in found]
+    parts = [store.lengths for store in found]
     return length_numbers(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
 
@@ -259,7 +259,7 @@ def changed_plan(loader: Loader, **changes: Any) -> Plan:
 
 
 def _plan(sources: Sequence[PlanSource], found: Sequence[Store], settings: PlanSettings) -> Plan:
-    return Plan(sources, lambda source, samples: found[source].lengths(samples), settings)
+    return Plan(sources, lambda source, samples: found[source].lengths_of(samples), settings)
 
 
 def _fit(loader: Loader, max_length: int, packing: str) -> Fit:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from penstock.errors import PenstockError
@@ -93,7 +94,7 @@ def chosen(loader: Loader, *, num_samples: int) -> tuple[Pick, ...]:
         picks.setdefault((source, sample), Pick(source=source, sample=sample, why=why))
 
     for source, store in enumerate(found):
-        lengths = store.lengths(np.arange(len(store), dtype=np.int64))
+        lengths = store.lengths
         if source < _MOST_ENDS and lengths.any():
             pick(source, int(lengths.argmax()), "longest")
             pick(source, int(np.where(lengths > 0, lengths, lengths.max()).argmin()), "shortest")
@@ -184,7 +185,7 @@ def spread(total: int, at_most: int) -> Ints:
     return np.unique(np.linspace(0, total - 1, max(at_most, 1)).round().astype(np.int64))
 
 
-def _by_chance(lengths: Ints, count: int, key: int) -> list[int]:
+def _by_chance(lengths: npt.NDArray[np.int32], count: int, key: int) -> list[int]:
     """Up to `count` samples that have tokens."""
     if count <= 0 or not lengths.any():
         return []

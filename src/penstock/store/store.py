@@ -154,13 +154,19 @@ class Store:
         shards = np.searchsorted(self.shard_starts, sample_ids, side="right") - 1
         return shards, sample_ids - self.shard_starts[shards]
 
-    def lengths(self, sample_ids: Ints) -> Ints:
-        """Tokens of each sample; 0 where it was dropped."""
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens of every sample, 0 where it was dropped: a view of a file, not to be written to.  Waits until all are made."""
+        self.wait()
+        if self._lengths is None:
+            self._lengths = map_lengths(self.fingerprint, len(self), self.cache)
+        return self._lengths
+
+    def lengths_of(self, sample_ids: Ints) -> Ints:
+        """Tokens of some samples; of a store under way, only their shards are made."""
         if self.manifest is not None:
             self._check(sample_ids)
-            if self._lengths is None:
-                self._lengths = map_lengths(self.fingerprint, len(self), self.cache)
-            return self._lengths[sample_ids].astype(np.int64)
+            return self.lengths[sample_ids].astype(np.int64)
         shards, local = self.locate(sample_ids)
         lengths = np.empty(len(sample_ids), dtype=np.int64)
         order = np.argsort(shards, kind="stable")
