@@ -5,6 +5,7 @@ PYTHON      ?= python3
 DEMO        ?= .venv-demo
 TEST        ?= .venv-test
 BENCH       ?= .venv-bench
+MOSAIC      ?= .venv-bench-mosaic
 TORCH       ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2
 
@@ -12,14 +13,14 @@ SOURCES := $(shell find src -name '*.py')
 PIP     := -m pip install -q --disable-pip-version-check
 TIDY    := src tests examples benchmarks
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check bench bench-quick soak clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    see it work: prepare, load, stop, resume on other ranks"
 	@echo "make test    make check, then all tests"
 	@echo "make check   lint, format, types, import rules, sizes"
-	@echo "make bench   run every script in benchmarks/"
+	@echo "make bench   run every script in benchmarks/; make bench-quick: the most telling ones, against floors"
 	@echo "make soak    the tests again, with the long runs in full"
 	@echo "make clean   remove the environments and caches"
 
@@ -36,14 +37,18 @@ check: $(TEST)/.ready
 	$(TEST)/bin/lint-imports --no-logo
 	$(TEST)/bin/python tests/house/test_sizes.py
 
-bench: $(BENCH)/.ready
-	@set -e; for script in $(filter-out benchmarks/stand.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BENCH)/bin/python $$script; done
+bench: $(BENCH)/.ready $(MOSAIC)/.ready
+	@set -e; for script in $(filter-out benchmarks/stand.py benchmarks/contestants.py benchmarks/quick.py,$(wildcard benchmarks/*.py)); do \
+		echo "== $$script"; $(BENCH)/bin/python $$script; done
+
+bench-quick: $(BENCH)/.ready
+	$(BENCH)/bin/python benchmarks/quick.py
 
 soak: $(TEST)/.ready
 	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -o timeout=3600
 
 clean:
-	rm -rf $(DEMO) $(TEST) $(BENCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(BENCH) $(MOSAIC) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The demo runs the package as a user gets it, not the working tree: a changed source means a new install.
@@ -67,4 +72,11 @@ $(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt benchmarks/requireme
 	$(BENCH)/bin/python $(PIP) $(TORCH)
 	$(BENCH)/bin/python $(PIP) -e . -r benchmarks/requirements.txt
 	$(BENCH)/bin/python $(PIP) --no-deps -r benchmarks/requirements-litdata.txt
+	@touch $@
+
+$(MOSAIC)/.ready: benchmarks/requirements-mosaic.txt benchmarks/requirements-mosaic-alone.txt
+	$(PYTHON) -m venv $(MOSAIC)
+	$(MOSAIC)/bin/python $(PIP) $(TORCH)
+	$(MOSAIC)/bin/python $(PIP) -r benchmarks/requirements-mosaic.txt
+	$(MOSAIC)/bin/python $(PIP) --no-deps -r benchmarks/requirements-mosaic-alone.txt
 	@touch $@

@@ -1,6 +1,6 @@
 """How fast do records become tokens and masks?  Beside `datasets.map` with `transformers`, in one run.  Writes results/templates.md.
 
-    python benchmarks/templates.py [TOKENIZER]     a folder with tokenizer.json; without one a 32,000-token BPE is trained here
+    python benchmarks/templates.py [--quick] [TOKENIZER]     a folder with tokenizer.json; without one a 32,000-token BPE is trained here
 
 Text is the standard library's own source, which no cache has seen; conversations are made of its lines.  One process, one thread.
 """
@@ -32,7 +32,8 @@ from penstock.templates import open_template, open_tokenizer
 
 ROOT = Path(__file__).resolve().parent
 REPEAT = 3
-TEXTS, CONVERSATIONS = 6000, 1500
+QUICK = "--quick" in sys.argv
+TEXTS, CONVERSATIONS = (1000, 300) if QUICK else (6000, 1500)
 CHAT = (
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
@@ -90,7 +91,8 @@ def main() -> None:
     datasets.disable_caching()
     lines = library_lines()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(sys.argv[1]) if len(sys.argv) > 1 else train_tokenizer(lines, Path(scratch))
+        given = [word for word in sys.argv[1:] if word != "--quick"]
+        folder = Path(given[0]) if given else train_tokenizer(lines, Path(scratch))
         ours = open_tokenizer(folder)
         raw = fastokens.Tokenizer.from_json_str((folder / "tokenizer.json").read_text())
         theirs = transformers.PreTrainedTokenizerFast(
@@ -130,6 +132,9 @@ def report(found: dict[str, tuple[float, float]], tokenizer: str, how: str) -> N
     share = found["raw"][0] / found["text"][0]
     text = found["peer text"][0] / found["text"][0]
     chat = found["peer chat"][0] / found["chat"][0]
+    if QUICK:
+        print(json.dumps({"text × datasets.map": text, "chat × apply_chat_template": chat}))
+        return
     sewn = found["peer chat"][0] / found["chat by stitches"][0]
     rows = [
         ("plain text: share of the raw engine's throughput", f"{share:.0%}", "≥ 60 %", share >= 0.6),
