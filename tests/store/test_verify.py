@@ -160,9 +160,12 @@ def test_swapped_shards_of_a_store_do_not_open(store: Store) -> None:
     one, two = first.read_bytes(), second.read_bytes()
     first.write_bytes(two)
     second.write_bytes(one)
-    for shard in (0, 1):  # a hundred rows each: only what they say they are tells them apart
-        with pytest.raises(StoreError, match="it is shard"):
+    for shard in (0, 1):
+        with pytest.raises(StoreError, match=r"\d+ bytes, expected \d+"):
             store.tokens(shard)
+        # Of a store under way no size is known yet, and each has a hundred rows: only what they say they are tells them apart.
+        with pytest.raises(StoreError, match="it is shard"):
+            open_shard(store._keys[shard], store.cache, num_rows=100, vocab_size=50_000)
 
 
 def test_a_size_that_is_expected_is_held_to(store: Store) -> None:
