@@ -1,0 +1,148 @@
+"""Writes docs/reference/api.md from signatures and docstrings: python -m tests.docs.api_page."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING
+from typing import Any
+
+import penstock
+from penstock import testing
+from penstock.loader.batch import Batch
+from penstock.loader.form import _CHOICES, BatchForm
+from penstock.plan.settings import OVERFLOWS, TAILS, PlanSettings
+from penstock.store import Store
+from tests.docs.pages import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "api.md"
+
+HEAD = """# API
+
+Written from signatures and docstrings by `tests/docs/api_page.py`; a test fails when it is out of date. These names are all that is
+public: what `import penstock as ps` shows, what those return, and `penstock.testing`. The keys of a recipe are the same names
+([list](recipe.md)), and every setting below can be one.
+"""
+PLAN = "[What they do](../concepts/plan.md), [which packing to choose](../guides/packing.md).\n"
+FORM = "[What a batch holds](../concepts/loader.md).\n"
+
+# Members that users have a use for, where there are others for the rooms around.
+MEMBERS = {
+    "Recipe": ["read", "of", "changed", "parts", "part", "to_yaml"],
+    "Store": ["__len__", "__getitem__", "counts", "describe", "lengths", "tokens", "to_hf", "wait", "close"],
+}
+SAID = {"__len__": "Rows of the source.", "__getitem__": "Sample i: `input_ids`, `loss_mask`, `text`, `where`."}
+CHOICES = {"overflow": OVERFLOWS, "tail": TAILS, **_CHOICES}
+
+
+def page() -> str:
+    parts = [HEAD]
+    for name in penstock.__all__:
+        value = getattr(penstock, name)
+        parts += [f"## ps.{name}\n", *(_class(name, value) if inspect.isclass(value) else [_function(name, value)])]
+        if name == "Loader":
+            parts += ["### Settings of the order\n", *_settings(PlanSettings), PLAN]
+            parts += ["### Settings of a batch's form\n", *_settings(BatchForm), FORM]
+    parts += ["## Batch\n", "What a loader hands over.\n", *_class("Batch", Batch)]
+    parts += ["## Store\n", "What `prepare` returns.\n", *_class("Store", Store)]
+    parts += ["## penstock.testing\n", _docstring(testing).split("\n\n")[0] + "\n"]
+    for name in testing.__all__:
+        parts += [f"### {name}\n", _function(name, getattr(testing, name))]
+    parts += ["## Errors\n", _docstring(inspect.getmodule(penstock.errors.PenstockError))]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _class(name: str, cls: type[Any]) -> list[str]:
+    parts = [_docstring(cls)]
+    if "__init__" in vars(cls) and name == "Loader":
+        parts.append(_function(name, cls))
+    rows = []
+    for member in MEMBERS.get(name, vars(cls)):
+        value = inspect.getattr_static(cls, member)
+        if member.startswith("_") and member not in ("__len__", "__iter__", "__getitem__"):
+            continue
+        if isinstance(value, property):
+            rows.append(f"| `{member}` | {_line(value)} |")
+        elif callable(value) or isinstance(value, staticmethod | classmethod):
+            said = _line(getattr(cls, member)) or SAID.get(member, "")
+            rows.append(f"| `{_call(member, getattr(cls, member))}` | {said} |")
+    return [*parts, "| member | |\n|---|---|", *rows, ""]
+
+
+def _call(name: str, value: Callable[..., Any]) -> str:
+    special = {"__len__": "len(…)", "__iter__": "for … in …", "__getitem__": "…[i]"}
+    if name in special:
+        return special[name]
+    return f"{name}({', '.join(_parameters(value))})"
+
+
+def _parameters(value: Callable[..., Any]) -> list[str]:
+    made = []
+    for parameter in inspect.signature(value).parameters.values():
+        if parameter.name == "self":
+            continue
+        star = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+        given = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        made.append(f"{star}{parameter.name}{given}")
+    return made
+
+
+def _function(name: str, value: Callable[..., Any]) -> str:
+    shown = f"{name}({', '.join(_typed(value))})"
+    if len(shown) > 110:
+        shown = f"{name}(\n    " + ",\n    ".join(_typed(value)) + ",\n)"
+    text = _docstring(value.__init__ if inspect.isclass(value) else value)
+    return f"```text\n{shown}\n```\n\n{text}"
+
+
+def _typed(value: Callable[..., Any]) -> list[str]:
+    """Parameters with their types, and a bare star where the rest are keywords."""
+    made, keyword_only = [], False
+    for parameter in inspect.signature(value).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            made.append("*")
+            keyword_only = True
+        made.append(re.sub(r"\b(?:penstock\.\w+(?:\.\w+)*|collections\.abc|typing|os)\.(?=\w)", "", str(parameter)))
+    return made
+
+
+def _settings(settings: type[Any]) -> list[str]:
+    parts = [_docstring(settings), "| name | default | what |", "|---|---|---|"]
+    source = inspect.getsource(settings)
+    for name, field in settings.__dataclass_fields__.items():
+        if name == "weights":
+            continue  # given with the stores
+        note = re.search(rf"^    {name}: .*?#\s*(.*)$", source, flags=re.MULTILINE)
+        what = note[1] if note else ", ".join(f"`{choice!r}`" for choice in CHOICES.get(name, ()))
+        parts.append(f"| `{name}` | {'required' if field.default is MISSING else f'`{field.default!r}`'} | {what} |")
+    return [*parts, ""]
+
+
+def _docstring(value: Any) -> str:
+    """As paragraphs; what says `name: what it is` becomes a list, what is indented a block."""
+    text = inspect.getdoc(value) or ""
+    made: list[str] = []
+    for line in re.sub(r"(?<=[.)])  (?=\w+(?:=\w+)?: )", "\n", text).splitlines():
+        if line.startswith("    "):
+            is_new = not made or not made[-1].startswith("    ")
+            made += ["", line] if is_new and made and made[-1] else [line]
+        elif found := re.match(r"(\w+(?:=\w+)?): (.*)", line):
+            made += (
+                ["", f"- `{found[1]}`: {found[2]}"]
+                if made and made[-1] and "- `" not in made[-1]
+                else [f"- `{found[1]}`: {found[2]}"]
+            )
+        elif line and made and made[-1].startswith("- `"):
+            made[-1] += f" {line}"
+        else:
+            made.append(line)
+    return re.sub(r"(?<=\S)  (?=\S)", " ", "\n".join(made)) + "\n"
+
+
+def _line(value: Any) -> str:
+    return (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ").replace("  ", " ").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,180 @@
+"""Do the pages speak of what is there?  Commands, options, keys of a recipe, names of other tools, messages."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+import penstock as ps
+from penstock.cli.main import commands as cli
+from penstock.recipe.keys import keys, wrong
+from penstock.recipe.names import CALLED, OUR_NAMES
+
+from .pages import PAGES, ROOT, blocks, code, name, prose, tables
+
+GUIDES = ROOT / "docs" / "guides"
+COMING_FROM = GUIDES / "coming-from.md"
+TROUBLE = ROOT / "docs" / "troubleshooting.md"
+
+TOP = {"data", "eval", "weight", "path", "name"}  # keys of a recipe that are no keyword of a function
+COMMAND = typer.main.get_command(cli)
+
+
+def spoken(page: Path) -> Iterator[str]:
+    """Every `penstock …` on a page: lines of its blocks, and what stands in backticks."""
+    for block in blocks(page):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if (line := line.strip().removeprefix("$ ")).startswith("penstock "):
+                yield line
+    yield from (text for text in code(prose(page)) if text.startswith("penstock "))
+
+
+def unknown(line: str) -> str | None:
+    """The first word of a command line that the command does not know."""
+    here = COMMAND
+    for word in shlex.split(line, comments=True)[1:]:
+        if not word.startswith("-") and word in getattr(here, "commands", {}):
+            here = here.commands[word]
+        elif getattr(here, "commands", None) and not word.startswith("-") and not re.search(r"[|…]", word):
+            return word
+        elif word.startswith("--") and word not in {
+            option for each in here.params for option in (*each.opts, *each.secondary_opts)
+        }:
+            return word if word not in ("--help", "--install-completion", "--show-completion") else None
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_that_a_page_speaks_of_is_there(page: Path) -> None:
+    assert [(line, word) for line in spoken(page) if (word := unknown(line))] == []
+
+
+def test_an_unknown_command_or_option_is_noticed() -> None:
+    assert unknown("penstock prepare x.yaml --refresh  # a remark") is None
+    assert unknown("penstock cache prune --older-than 30d") is None
+    assert unknown("penstock prepair x.yaml") == "prepair"
+    assert unknown("penstock plan x.yaml --ranks 8") == "--ranks"
+
+
+def settings(text: str) -> Iterator[tuple[str, str]]:
+    """(key, value) of what stands in backticks as a recipe would have it."""
+    for span in code(text):
+        if found := re.fullmatch(r"([a-z_]+):(?: (.+))?", span):
+            yield found[1], found[2] or ""
+
+
+def fault(key: str, value: str) -> str | None:
+    if key in TOP:
+        return None
+    if key not in keys():
+        return f"{key} is no key of a recipe"
+    return wrong(keys()[key], yaml.safe_load(value)) if value and "…" not in value else None
+
+
+@pytest.mark.parametrize("page", [*sorted(GUIDES.glob("*.md")), ROOT / "docs/troubleshooting.md"], ids=name)
+def test_every_key_that_a_guide_speaks_of_is_one(page: Path) -> None:
+    text = prose(page)
+    if page == COMING_FROM:  # theirs are in the first column
+        text = "\n".join(row[1] for _, rows in tables(page) for row in rows)
+    faults = [f"{key}: {value}: {why}" for key, value in settings(text) if (why := fault(key, value))]
+    assert faults == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == GUIDES], ids=name)
+def test_every_name_of_ours_that_a_guide_speaks_of_is_there(page: Path) -> None:
+    names = {found for text in code(prose(page)) for found in re.findall(r"\bps\.(\w+)", text)}
+    assert names <= set(ps.__all__)
+    members = {found for text in code(prose(page)) for found in re.findall(r"\bsource\.(\w+)", text)}
+    source = ps.open([{"a": 1}])
+    assert {member for member in members if not hasattr(source, member)} == set()
+
+
+def rows_of_others() -> list[tuple[str, str, str, str]]:
+    return [(tool, *row) for tool, rows in tables(COMING_FROM) for row in rows]  # type: ignore[misc]
+
+
+def their_options(theirs: str) -> list[tuple[str, object]]:
+    """(name, value or None) of options, as a recipe would have them."""
+    found = [re.fullmatch(r"(?:--)?([a-z][a-z_-]*)(?:: (.*)| .*)?", text) for text in code(theirs)]
+    return [(each[1].replace("-", "_"), yaml.safe_load(each[2] or "null")) for each in found if each]
+
+
+def is_taken(name: str, value: object) -> bool:
+    turn = OUR_NAMES[name][1] if name in OUR_NAMES and isinstance(value, bool) else CALLED.get(name)
+    return turn is not None and (value is None or isinstance(turn(value), dict))
+
+
+@pytest.mark.parametrize("row", rows_of_others(), ids=lambda row: f"{row[0]}: {row[1][:40]}")
+def test_what_is_marked_is_taken_and_what_is_not_is_not(row: tuple[str, str, str, str]) -> None:
+    _, theirs, ours, mark = row
+    assert mark in ("", "✓")
+    options = their_options(theirs)
+    if mark:
+        assert options and is_taken(*options[0]), f"a recipe does not take {theirs}"
+    else:
+        assert [option for option in options if is_taken(*option)] == [], "a recipe takes it: mark it with ✓"
+    assert ours, "say what it is here, or: none"
+
+
+def test_marked_names_become_what_the_page_says() -> None:
+    """The key in the second column is the one that a recipe makes of the name in the first."""
+    wrongly = []
+    for tool, theirs, ours, mark in rows_of_others():
+        first = next((name for name, _ in their_options(theirs)), "")
+        if not mark or first in ("num_workers", "packing"):  # these two are explained in words
+            continue
+        samples = [True, False, "random", "exact", "first_exhausted", "last_assistant_message", "best_fit", "x"]
+        made = {key for value in samples if isinstance(turned := CALLED[first](value), dict) for key in turned}
+        said = {key for key, _ in settings(ours)} | ({"data"} if "data:" in ours else set())
+        if not made & said and "the same" not in ours:
+            wrongly.append((tool, first, made, said))
+    assert wrongly == []
+
+
+def test_five_tools_have_a_table() -> None:
+    assert [heading for heading, _ in tables(COMING_FROM)] == ["miles", "SkyRL", "datasets", "LMMS-Engine", "sequifier"]
+
+
+# Troubleshooting
+
+VALUE = "\0"  # stands for a value in a text that is put together
+
+
+def said() -> list[str]:
+    """Every text in the package's code, with a mark where values go."""
+    made = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                made.append(re.sub(r"%[\w.]+", VALUE, node.value))
+            elif isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values]
+                made.append("".join(parts))
+    return made
+
+
+SAID = said()
+
+
+def is_said(message: str) -> bool:
+    """Whether one text in the code holds a message's words in this order; `…` stands for values."""
+    words = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
+    return any(re.search(".*".join(words), text, flags=re.DOTALL) for text in SAID)
+
+
+@pytest.mark.parametrize(
+    "heading", re.findall(r"^### `(.*)`$", TROUBLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+)
+def test_every_message_that_is_explained_is_one_of_ours(heading: str) -> None:
+    assert is_said(heading)
+
+
+def test_a_message_that_nobody_says_is_noticed() -> None:
+    assert is_said("cannot resume: the state belongs to plan … resume with the settings")
+    assert not is_said("resume with the settings … cannot resume")
+    assert not is_said("the moon is … in the wrong place")
