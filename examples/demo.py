@@ -1,68 +1,118 @@
-"""Does it hold?  Makes up data and a tokenizer, prepares, loads, stops half-way, resumes on other ranks, checks every token."""
+"""Does it hold?  From raw files to a training loop that is killed and goes on elsewhere, on data made up here, every row checked.
+
+python examples/demo.py [FOLDER]      FOLDER (demo-output) keeps the recipe and the report page
+"""
 
 import json
+import os
 import random
+import shutil
+import signal
+import subprocess
 import sys
-import tempfile
-from collections import Counter
-from itertools import islice
+import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import penstock as ps
 
-NUM_RECORDS = 3_000
-SETTINGS: dict[str, Any] = {"max_length": 512, "packing": "best_fit", "seed": 11, "output": "numpy"}
+NUM_CHATS = 3_000
 WORDS = ["water", "gate", "river", "mill", "turns", "slow", "fast", "deep", "stone", "bridge", "flows", "under", "rain"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
 
-Row = tuple[tuple[int, ...], ...]  # the samples of a row, each as its token ids
 
-
-def invent(folder: Path) -> tuple[list[Path], Path]:
-    """Three JSONL files of invented text, and a small tokenizer trained on it."""
+def invent(folder: Path) -> None:
+    """Conversations in three JSONL files, some of them not as they should be, and a small tokenizer."""
     chance = random.Random(3)
-    lengths = [min(int(chance.lognormvariate(3.6, 0.9)) + 1, 300) for _ in range(NUM_RECORDS)]
-    texts = [f"Note {number}: " + " ".join(chance.choices(WORDS, k=length)) for number, length in enumerate(lengths)]
-    (folder / "notes").mkdir()
-    paths = [folder / "notes" / f"part-{part}.jsonl" for part in range(3)]
-    for part, path in enumerate(paths):
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[part::3]))
 
+    def some(most: int) -> str:
+        return " ".join(chance.choices(WORDS, k=min(int(chance.lognormvariate(2.6, 0.8)) + 1, most))) + "."
+
+    def chat(number: int) -> str:
+        roles = ["user", "assistant"] * chance.randint(1, 4)
+        messages = [{"role": role, "content": f"{number}. {some(80)}"} for role in roles]
+        return json.dumps({"messages": messages[:-1] if number % 500 == 7 and len(messages) == 2 else messages})
+
+    lines = [chat(number) for number in range(NUM_CHATS)]
+    lines[1234] = '{"messages": [{"role": "user", "content": "cut off in the mid'
+    lines[2345] = json.dumps({"messages": [{"role": "user", "content": "Nobody answers."}]})
+    (folder / "chats").mkdir(parents=True)
+    for part in range(3):
+        (folder / "chats" / f"part-{part}.jsonl").write_text("\n".join(lines[part::3]) + "\n")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    end = "<|end|>"
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    home = folder / "tokenizer"
-    home.mkdir()
-    tokenizer.save(str(home / "tokenizer.json"))
-    (home / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-    return paths, home
+    special, alphabet = ["<|start|>", "<|end|>"], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(lines[:500], trainer)
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    config = {"eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def loaders(store: Any, *, world_size: int, batch_size: int, **changes: Any) -> list[ps.Loader]:
-    """One loader per rank.  In a real run each lives in a process of its own, and none hears of the others."""
-    options = {**SETTINGS, "batch_size": batch_size, "world_size": world_size, **changes}
-    return [ps.Loader(store, rank=rank, **options) for rank in range(world_size)]
+def penstock(folder: Path, *words: str) -> None:
+    """The command, as one would type it in that folder."""
+    print(f"\n$ penstock {' '.join(words)}", flush=True)
+    subprocess.run([sys.executable, "-m", "penstock", *words], cwd=folder, check=True)
 
 
-def rows_of(ranks: list[ps.Loader], steps: int | None = None) -> list[Row]:
-    """What all ranks are handed in the next steps, in the global order: row i of a step goes to rank i modulo world size."""
-    rows: list[Row] = []
-    for batches in islice(zip(*ranks, strict=True), steps):
-        for place in range(ranks[0].batch_size):
-            rows += [row_samples(batch["input_ids"][place], batch["seq_idx"][place]) for batch in batches]
-    return [row for row in rows if row]  # an empty row pads the last step
+# A training-like loop: one process for each rank.  What a rank was handed is written down, with the state after it.
 
 
-def row_samples(input_ids: np.ndarray, seq_idx: np.ndarray) -> Row:
-    """A row taken apart again: seq_idx numbers its samples, -1 is padding."""
-    return tuple(tuple(input_ids[seq_idx == number].tolist()) for number in range(int(seq_idx.max()) + 1))
+def open_loader(folder: Path, rank: int, world_size: int) -> ps.Loader:
+    return ps.load(
+        folder / "recipe.yaml", rank=rank, world_size=world_size, batch_size=12 // world_size, output="numpy"
+    )
+
+
+def train(folder: Path, run: str, rank: int, world_size: int) -> None:
+    loader = open_loader(folder, rank, world_size)
+    saved = folder / "state.json"
+    if run != "alone" and saved.exists():
+        loader.load_state_dict(json.loads(saved.read_text()))
+    with (folder / f"{run}-{rank}").open("a") as handed:
+        for batch in loader:
+            rows = [[step_place(where) for where in row] for row in batch.provenance]
+            handed.write(json.dumps([batch.step, rows]) + "\n")
+            handed.flush()
+            while run == "before" and any(num_steps(folder, run, other) <= batch.step for other in range(world_size)):
+                time.sleep(0.002)  # as where gradients are summed up over all ranks
+            if rank == 0 and run == "before":  # the state is the same on every rank
+                (folder / "state.new").write_text(json.dumps(loader.state_dict()))
+                (folder / "state.new").rename(saved)
+
+
+def num_steps(folder: Path, run: str, rank: int) -> int:
+    path = folder / f"{run}-{rank}"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def step_place(where: Any) -> str:
+    home = where[0] if isinstance(where, tuple) else where
+    return f"{Path(home.file).name}:{home.line}"
+
+
+def ranks(folder: Path, run: str, world_size: int) -> list[subprocess.Popen[bytes]]:
+    words = [sys.executable, __file__, "rank", str(folder), run]
+    return [subprocess.Popen([*words, str(rank), str(world_size)]) for rank in range(world_size)]
+
+
+def handed_over(folder: Path, run: str, world_size: int, steps: range) -> list[Any]:
+    """All rows of these steps in the global order: row i of a step goes to rank i modulo the number of ranks."""
+    found: dict[tuple[int, int], Any] = {}
+    for rank in range(world_size):
+        for line in (folder / f"{run}-{rank}").read_text().splitlines():
+            step, rows = json.loads(line)
+            found |= {(step, place * world_size + rank): row for place, row in enumerate(rows)}
+    return [found[place] for place in sorted(found) if place[0] in steps]
 
 
 def check(holds: bool, promise: str) -> None:
@@ -71,62 +121,58 @@ def check(holds: bool, promise: str) -> None:
     print(f"  holds: {promise}")
 
 
+def killed_and_resumed(folder: Path) -> None:
+    print("\nOne epoch in one go, on one rank.")
+    for process in ranks(folder, "alone", 1):
+        check(process.wait() == 0, "it ends well")
+    everything = range(10**9)
+    epoch = handed_over(folder, "alone", 1, everything)
+
+    print("The same on 2 ranks, each a process; both are killed (kill -9) half-way.")
+    total = len(open_loader(folder, 0, 2))
+    running = ranks(folder, "before", 2)
+    path = folder / "state.json"
+    while not path.exists() or json.loads(path.read_text())["step"] < total // 2:
+        time.sleep(0.005)
+    for process in running:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    state = json.loads(path.read_text())
+    print(f"  the state that was saved last: {json.dumps(state)[:100]}… ({len(json.dumps(state))} bytes)")
+    print("Resumed from it on 3 ranks.")
+    for process in ranks(folder, "after", 3):
+        check(process.wait() == 0, "a rank ends well")
+    first = handed_over(folder, "before", 2, range(state["step"]))
+    second = handed_over(folder, "after", 3, everything)
+    joined = [row for row in first + second if row]
+    check(
+        0 < len(first) < len(epoch), f"the kill was in the middle: {len(first)} rows before it, {len(second)} after it"
+    )
+    check(
+        joined == [row for row in epoch if row],
+        f"together they are the epoch, row by row: none of {len(joined)} lost or repeated",
+    )
+
+
 def demo(folder: Path) -> None:
-    print(f"1. Make up {NUM_RECORDS:,} records and a tokenizer, and prepare them.")
-    paths, tokenizer = invent(folder)
-    store = ps.prepare(paths, tokenizer=tokenizer, template="text", cache_dir=folder / "cache")
-    print(f"  {store}\n  {store.describe()}")
-
-    print("2. One epoch in one go, on one rank.")
-    [alone] = loaders(store, world_size=1, batch_size=8)
-    for batch in islice(alone, 3):
-        ids, filled = batch["input_ids"], batch["seq_idx"] >= 0
-        where = batch.provenance[0][0][0]
-        home = f"{Path(where.file).name}:{where.line}"
-        print(
-            f"  step {batch.step}: {ids.shape[0]} rows of {ids.shape[1]}, {filled.mean():.1%} filled, begins with {home}"
-        )
-    epoch = rows_of(loaders(store, world_size=1, batch_size=8))
-    samples = Counter(sample for row in epoch for sample in row)
-    tokens = sum(len(sample) * times for sample, times in samples.items())
-    expected = Counter(tuple(sample.input_ids.tolist()) for sample in store)
-    check(
-        samples == expected,
-        f"all {samples.total():,} samples came once, whole: {tokens:,} tokens in {len(epoch):,} rows",
-    )
-
-    print("3. The same epoch on 2 ranks, stopped half-way, resumed on 3 ranks with another batch size.")
-    before = loaders(store, world_size=2, batch_size=4)
-    half = len(before[0]) // 2
-    first = rows_of(before, half)
-    states = [json.dumps(rank.state_dict()) for rank in before]
-    check(len(set(states)) == 1, f"both ranks save the same state: {len(states[0])} bytes of JSON after {half} steps")
-    after = loaders(store, world_size=3, batch_size=2)
-    for rank in after:
-        rank.load_state_dict(json.loads(states[0]))
-    second = rows_of(after)
-    joined = f"{len(first):,} rows before the stop and {len(second):,} after it"
-    check(0 < len(first) < len(epoch), f"the stop was in the middle: {joined}")
-    check(
-        first + second == epoch,
-        f"together they are the epoch in its order: none of {len(epoch):,} rows lost or repeated",
-    )
-
-    print("4. A state of another run is refused.")
-    [other] = loaders(store, world_size=1, batch_size=8, seed=12)
-    try:
-        other.load_state_dict(json.loads(states[0]))
-    except ValueError as refusal:
-        check("seed" in str(refusal), f"{type(refusal).__name__}: {refusal}")
-    else:
-        sys.exit("BROKEN: a state of another seed was taken")
-
-    print(
-        f"Proved on this machine: {samples.total():,} samples with {tokens:,} tokens were handed over once each, in one order,\n"
-        f"although the run was stopped after {half} steps on 2 ranks and went on with {len(second):,} rows on 3 ranks."
-    )
+    shutil.rmtree(folder, ignore_errors=True)
+    os.environ["PENSTOCK_CACHE"] = str(folder / "cache")
+    print(f"Made up: {NUM_CHATS:,} conversations in three files, of which a few are broken, and a tokenizer.")
+    invent(folder)
+    penstock(folder, "init", "chats", "--tokenizer", "tokenizer", "-o", "recipe.yaml")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "\non_bad: skip  # one line is cut off in the middle\n")
+    penstock(folder, "prepare", "recipe.yaml")
+    penstock(folder, "show", "recipe.yaml", "--row", "17")
+    penstock(folder, "plan", "recipe.yaml", "--world-size", "2", "--batch-size", "6")
+    killed_and_resumed(folder)
+    penstock(folder, "report", "recipe.yaml", "-o", "report.html")
+    print(f"\nAll of it holds.  Look at {folder / 'report.html'}, or go on with the recipe beside it.")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name:
-        demo(Path(name))
+    if sys.argv[1:2] == ["rank"]:
+        place, run, rank, world_size = sys.argv[2:]
+        train(Path(place), run, int(rank), int(world_size))
+    else:
+        demo(Path(sys.argv[1] if len(sys.argv) > 1 else "demo-output").resolve())
