@@ -150,3 +150,10 @@ def test_a_header_that_takes_blanks_along_is_not_trained() -> None:
     ):
         samples = opened.encode([{"messages": [Q, assistant(words), Q2, assistant(words)]}])
         assert turns(opened, samples, 0) == [expected + "<|stop|>"] * 2, words
+
+
+def test_an_answer_that_cannot_be_dyed_is_an_event_if_its_thought_is_left_out() -> None:
+    thinks = assistant('"', reasoning_content="A quote is asked for.")
+    samples = chat("qwen2_5", on_refused="skip").encode([{"messages": [Q, thinks]}, {"messages": [Q, thinks, Q2, A2]}])
+    assert samples.dropped == {0: "mask_unverified", 1: "mask_unverified"}
+    assert trained("qwen2_5", [Q, assistant('"')]) == ['"' + ENDS]

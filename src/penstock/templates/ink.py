@@ -100,7 +100,20 @@ class Ink:
                 "the chat template changes what it is given, so what the assistant wrote cannot be told"
                 + _hint(context["messages"])
             )
-        return Rendering(rendered.text, self._spans(render, context, rendered, tags=tags))
+        made = Rendering(rendered.text, self._spans(render, context, rendered, tags=tags))
+        self._check_pale(context["messages"], trained, made)
+        return made
+
+    def _check_pale(self, messages: list[Message], trained: list[bool], made: Rendering) -> None:
+        """An answer without a letter that can be dyed is found by the thought before it; not if the template leaves that out."""
+        for message, yes in zip(messages, trained, strict=True):
+            if not yes or len(message) == 2 or message.get("tool_calls") or not isinstance(message.get("content"), str):
+                continue
+            said = message["content"].strip()
+            if said and self._palette.letter(said) is None and not any(said in made.text[a:b] for a, b in made.spans):
+                raise Unverified(
+                    f"an answer holds nothing that can be dyed, and its thought is left out: {said[:20]!r}"
+                )
 
     def words(self, render: Render, context: Context, text: str) -> Spans:
         """Where people's words stand in a rendering, if there are special tokens among them; else nowhere."""
