@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from inspect import signature
 from itertools import count, islice
 from typing import Any
 
@@ -93,7 +94,7 @@ class Loader:
                 "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"
             )
         self.per_epoch = per_epoch
-        self._skip = frozenset(skip)
+        self._skip = frozenset(_steps(skip))
         self.metrics = Metrics(names, settings.max_length)
         self._position, self._step = Position(), 0
         self._start, self.first_step = Position(), 0  # where this loader began: at 0, or where a state was taken
@@ -118,7 +119,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position on; only what is handed over moves the position."""
         self._walks += 1
-        walk = self._walks
+        walk, began = self._walks, self._step
         self._agree()
         ahead = self._ahead()
         try:
@@ -132,10 +133,21 @@ class Loader:
         finally:
             ahead.close()
         if not self._step:
-            self.counters = self.plan.count(0, self._rows_per_step) if self.epochs else self.counters
-            raise PlanError(
-                f"the run has no step: {self._dropped() or 'there are no samples'}; look at loader.counters"
+            raise self._nothing()
+        if self._step == began:
+            _log.warning(
+                "nothing is left: the run ended at step %d; give the Loader more epochs, or seek(0)", self._step
             )
+
+    def _nothing(self) -> PlanError:
+        """Why a run has no step."""
+        if not self.epochs:
+            return PlanError("the run has no step: epochs is 0")
+        self.counters = self.plan.count(0, self._rows_per_step)
+        advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in self._dropped() else ""
+        return PlanError(
+            f"the run has no step: {self._dropped() or 'there are no samples'}; {advice}look at loader.counters"
+        )
 
     def _hand_over(self, batch: Batch, step: Step) -> None:
         self._position, self._step = step.after, batch.step + 1
@@ -215,6 +227,7 @@ class Loader:
 
     def seek(self, step: int) -> None:
         """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there."""
+        step = whole_number("step", step, least=0)
         if step < self.first_step:
             raise PlanError(f"cannot seek to step {step}: this loader resumed at step {self.first_step}")
         self._position = self.plan.seek(
@@ -232,6 +245,7 @@ class Loader:
 
     def explain(self, step: int) -> Provenance:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
+        step = whole_number("step", step, least=0)
         if step < self.first_step:
             raise PlanError(
                 f"step {step} lies before step {self.first_step}, where this loader resumed, and steps may have had another "
@@ -275,6 +289,16 @@ class Loader:
         )
 
 
+_NAMED = set(signature(Loader).parameters) - {"stores", "options"}
+
+
+def _steps(skip: Any) -> list[int]:
+    """Steps to pass over; what is no step would be passed over in silence."""
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        raise PlanError(f"skip is {skip!r}, expected steps, as skip=[41203] or skip=range(41200, 41210)")
+    return [whole_number("a step in skip", step, least=0) for step in skip]
+
+
 def _settings(max_length: int, weights: list[float] | None, options: dict[str, Any]) -> tuple[PlanSettings, BatchForm]:
     """The options that set the order, and those that set the form; one that sets neither is refused."""
     order = {field.name for field in fields(PlanSettings)} - {"max_length", "weights"}
@@ -283,8 +307,9 @@ def _settings(max_length: int, weights: list[float] | None, options: dict[str, A
         if name == "weights":
             raise PlanError("weights go with their stores: Loader({'name': (store, weight), …})")
         if name not in order | form:
-            near = get_close_matches(name, order | form, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(order | form))}"
+            known = {*order, *form, *_NAMED}
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
             raise PlanError(f"Loader has no option {name!r}; {hint}")
     settings = PlanSettings(
         max_length=max_length,

@@ -1,9 +1,12 @@
 """How are batches made ahead?  A thread runs an iterator up to `depth` steps in advance; order is the iterator's own."""
 
+import os
 import queue
 import threading
 from collections.abc import Generator, Iterator
 from typing import TypeVar
+
+from penstock.errors import PlanError
 
 Made = TypeVar("Made")
 
@@ -30,12 +33,17 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
         except BaseException as error:  # handed to the consumer, who raises it
             ready.put((False, error))
 
+    owner = os.getpid()
     for _ in range(depth):
         wishes.put(True)
     thread = threading.Thread(target=run, name="penstock-read-ahead", daemon=True)
     thread.start()
     try:
         while True:
+            if os.getpid() != owner:  # a forked process has no such thread, and would wait for it without end
+                raise PlanError(
+                    "this iteration was begun before the process forked; begin one in the child: iter(loader)"
+                )
             more, value = ready.get()
             if not more:
                 if isinstance(value, BaseException):
@@ -47,4 +55,5 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
     finally:
         stopped.set()  # wishes that are still there are not granted
         wishes.put(False)
-        thread.join()
+        if os.getpid() == owner:
+            thread.join()

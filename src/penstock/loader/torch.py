@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.errors import PlanError
+
 
 def as_tensors(arrays: dict[str, Any], *, pin_memory: bool) -> dict[str, Any]:
     """Arrays as tensors that share their memory; plain numbers stay."""
@@ -13,10 +15,17 @@ def as_tensors(arrays: dict[str, Any], *, pin_memory: bool) -> dict[str, Any]:
     for name, value in arrays.items():
         if isinstance(value, np.ndarray):
             tensor = torch.from_numpy(value)
-            out[name] = tensor.pin_memory() if pin_memory else tensor
+            out[name] = pin(tensor) if pin_memory else tensor
         else:
             out[name] = value
     return out
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory that a device can fetch by itself."""
+    if not torch.accelerator.is_available():
+        raise PlanError("pin_memory is for the way to a device, and torch finds none here; leave it out")
+    return tensor.pin_memory()
 
 
 def document_mask(documents: torch.Tensor) -> Callable[..., torch.Tensor]:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from penstock.errors import PlanError
 from penstock.loader.state import make_state, read_state
+from penstock.loader.torch import pin
 from penstock.plan.plan import Position, Step
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
     try:
         for batch, step in turns:
             if loader.form.pin_memory:
-                batch.update({name: value.pin_memory() for name, value in batch.items() if torch.is_tensor(value)})
+                batch.update({name: pin(value) for name, value in batch.items() if torch.is_tensor(value)})
             yield batch.of(loader.stores), step
     finally:
         del turns  # its last reference: the workers are told to stop, and waited for
