@@ -125,13 +125,23 @@ def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
     assert html.page(loader(stores, seed=1)) != html.page(loader(stores))
 
 
-def test_every_row_is_counted_and_those_drawn_are_the_loaders(stores: dict[str, Any]) -> None:
-    made = loader(stores, align=8)
+def test_every_row_is_counted_and_those_drawn_are_the_loaders(
+    stores: dict[str, Any], write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    """Of text, where all is trained, and of conversations, where answers are."""
+    turns = [
+        [{"role": who, "content": f"the fox {row} " * (1 + row % 5)} for who in ("user", "assistant")]
+        for row in range(60)
+    ]
+    path = write_jsonl([{"messages": each} for each in turns], "chat.jsonl")
+    chat = ps.prepare(path, tokenizer=tokenizer_path, template="messages", cache_dir=tmp_path / "cache", num_proc=1)
+    mixed = {"first": stores["first"], "chat": chat}
+    made = loader(mixed, align=8)
     found = survey.survey(made, survey.chosen(made, num_samples=12), num_rows=9)
     rows = made.plan.num_rows(0)
     assert sum(found.fills) == rows
     assert [each.number for each in found.rows] == sorted({round(place * (rows - 1) / 8) for place in range(9)})
-    batches = [list(loader(stores, align=8, rank=rank)) for rank in range(2)]
+    batches = [list(loader(mixed, align=8, rank=rank)) for rank in range(2)]
     for each in found.rows:
         labels = batches[each.row.rank][each.row.step]["labels"][each.row.row]
         drawn = np.zeros(256, bool)
@@ -139,6 +149,20 @@ def test_every_row_is_counted_and_those_drawn_are_the_loaders(stores: dict[str, 
             drawn[start:stop] = True
         assert drawn.tolist() == (np.asarray(labels) >= 0).tolist()
         assert each.row == walk.step(made, each.row.step).rows[each.number % 4]
+
+
+def test_rows_are_found_also_far_into_an_epoch(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    path = write_jsonl({"text": f"{row}"} for row in range(20_000))
+    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+    made = loader(store, packing="none", max_length=16)
+    found = survey.survey(made, survey.chosen(made, num_samples=6), num_rows=5)
+    assert [each.number for each in found.rows] == [0, 5_000, 10_000, 14_999, 19_999] and sum(found.fills) == 20_000
+    for each in found.rows:
+        assert each.row == walk.step(made, each.row.step).rows[each.number % 4]
+    for each in found.samples:
+        (landing,) = each.landings
+        row = walk.step(made, landing.step, rank=landing.rank).rows[landing.row]
+        assert [(part.sample, part.place) for part in row.segments] == [(each.sample, landing.place)]
 
 
 def test_samples_are_chosen_by_name_and_seed_and_land_where_a_walk_finds_them(stores: dict[str, Any]) -> None:
