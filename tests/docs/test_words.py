@@ -12,7 +12,9 @@ import yaml
 
 import penstock as ps
 from penstock.cli.main import commands as cli
-from penstock.recipe.keys import keys, wrong
+from penstock.errors import PenstockError
+from penstock.plan.settings import PlanSettings
+from penstock.recipe.keys import keys
 from penstock.recipe.names import CALLED, OUR_NAMES
 
 from .pages import PAGES, ROOT, blocks, code, name, prose, tables
@@ -69,11 +71,19 @@ def settings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def fault(key: str, value: str) -> str | None:
-    if key in TOP:
+    """Why a recipe would not take it."""
+    if key in TOP or "…" in value:
         return None
     if key not in keys():
         return f"{key} is no key of a recipe"
-    return wrong(keys()[key], yaml.safe_load(value)) if value and "…" not in value else None
+    if not value or keys()[key].room == "process":
+        return None
+    with_weights = {"a": {"path": "a.jsonl", "weight": 1}}
+    try:
+        ps.Recipe.of(with_weights, **{"tokenizer": "t", key: yaml.safe_load(value)})
+    except PenstockError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.parametrize("page", [*sorted(GUIDES.glob("*.md")), ROOT / "docs/troubleshooting.md"], ids=name)
@@ -92,6 +102,13 @@ def test_every_name_of_ours_that_a_guide_speaks_of_is_there(page: Path) -> None:
     members = {found for text in code(prose(page)) for found in re.findall(r"\bsource\.(\w+)", text)}
     source = ps.open([{"a": 1}])
     assert {member for member in members if not hasattr(source, member)} == set()
+
+
+def test_what_may_change_on_resume_is_what_is_no_part_of_the_plan() -> None:
+    ((_, rows),) = [table for table in tables(GUIDES / "resume.md") if table[0].startswith("What may change")]
+    free, fixed = (set(code(" ".join(row[column] for row in rows))) for column in (0, 1))
+    assert fixed == set(PlanSettings.__slots__) - {"weights"}
+    assert not free & set(PlanSettings.__slots__) and free <= keys().keys()
 
 
 def rows_of_others() -> list[tuple[str, str, str, str]]:
