@@ -92,6 +92,7 @@ class Recipe:
         return (TRAIN, *(each.name for each in self.eval_sets))
 
     def part(self, name: str) -> tuple[DataSet, ...]:
+        """The data sets of a part; "eval" is the eval set, where there is one."""
         if name == TRAIN:
             return self.data
         chosen = [each for each in self.eval_sets if each.name == name]
