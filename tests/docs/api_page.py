@@ -28,7 +28,18 @@ FORM = "[What a batch holds](../concepts/loader.md).\n"
 # Members that users have a use for, where there are others for the rooms around.
 MEMBERS = {
     "Recipe": ["read", "of", "changed", "parts", "part", "to_yaml"],
-    "Store": ["__len__", "__getitem__", "counts", "describe", "lengths", "tokens", "to_hf", "wait", "close"],
+    "Store": [
+        "__len__",
+        "__getitem__",
+        "counts",
+        "describe",
+        "lengths",
+        "lengths_of",
+        "tokens",
+        "to_hf",
+        "wait",
+        "close",
+    ],
 }
 SAID = {"__len__": "Rows of the source.", "__getitem__": "Sample i: `input_ids`, `loss_mask`, `text`, `where`."}
 CHOICES = {"overflow": OVERFLOWS, "tail": TAILS, **_CHOICES}
