@@ -75,7 +75,7 @@ def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
         "#mean",
         "#p50",
         "#p99",
-        "#longest",
+        "#max",
         "#on disk",
     ]
     return [table(columns, rows)]
@@ -107,12 +107,12 @@ def histogram(found: "Lengths", *, width: int, max_length: int | None = None) ->
     pieces = [title("tokens per sample")]
     for name, low, amount in zip(names, edges, counts, strict=False):
         bar = _BAR * max(round(room * amount / most), 1 if amount else 0)
-        beyond = max_length is not None and low > max_length
+        beyond = max_length is not None and low >= max_length
         share = f"{_whole(amount):>{right}}  {amount / found.count:6.1%}"
         parts = (Part(f"{name:>{left}}  "), Part(f"{bar:<{room}}", "red" if beyond else "cyan"), Part(f" {share}", DIM))
         pieces.append(Piece(parts=parts))
     if max_length is not None and found.max > max_length:
-        pieces.append(line(f"longer than max_length {_whole(max_length)}: bars in red", DIM))
+        pieces.append(line(f"from max_length {_whole(max_length)} on: bars in red", DIM))
     return pieces
 
 
