@@ -87,7 +87,7 @@ class ChatTemplate:
     special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
     """
 
-    version = 1  # raise when the same record gives other tokens
+    version = 2  # raise when the same record gives other tokens
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
     def __init__(
