@@ -28,7 +28,23 @@ def sample(number: int) -> np.ndarray:
     return tokens.astype(np.int32)
 
 
-class Penstock:
+class Resumable:
+    """What has `state_dict` and `load_state_dict`, and hands over lists of records, or batches of columns."""
+
+    loader: Any
+
+    def batches(self) -> Iterator[list[int]]:
+        for batch in self.loader:
+            yield batch["number"] if isinstance(batch, dict) else [int(record["number"]) for record in batch]
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+
+
+class Penstock(Resumable):
     """Packed rows, shuffled; rank and world are arguments; one state for all ranks."""
 
     name, note = "penstock", "packed rows of 512, best_fit"
@@ -69,14 +85,8 @@ class Penstock:
             firsts = firsts[np.isin(firsts, np.flatnonzero(batch["labels"].reshape(-1) != -100) - 1)]
             yield (ids[firsts] + BASE * ids[firsts + 1]).tolist()
 
-    def state(self) -> Any:
-        return self.loader.state_dict()
 
-    def load(self, state: Any) -> None:
-        self.loader.load_state_dict(state)
-
-
-class Columns:
+class Columns(Resumable):
     """Data of `datasets`, in memory-mapped Arrow."""
 
     @staticmethod
@@ -101,17 +111,7 @@ class Iterable(Columns):
 
         data = datasets.load_from_disk(str(folder / "columns")).to_iterable_dataset(num_shards=64)
         data = data.shuffle(seed=SEED, buffer_size=1000)
-        self.data = split_dataset_by_node(data, rank, world).batch(BATCH)
-
-    def batches(self) -> Iterator[list[int]]:
-        for batch in self.data:
-            yield batch["number"]
-
-    def state(self) -> Any:
-        return self.data.state_dict()
-
-    def load(self, state: Any) -> None:
-        self.data.load_state_dict(state)
+        self.loader = split_dataset_by_node(data, rank, world).batch(BATCH)
 
 
 class Stateful(Columns):
@@ -125,16 +125,6 @@ class Stateful(Columns):
         data = datasets.load_from_disk(str(folder / "columns"))
         sampler = StatefulDistributedSampler(data, num_replicas=world, rank=rank, shuffle=True, seed=SEED)
         self.loader = StatefulDataLoader(data, batch_size=BATCH, sampler=sampler, collate_fn=list)
-
-    def batches(self) -> Iterator[list[int]]:
-        for batch in self.loader:
-            yield [record["number"] for record in batch]
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, state: Any) -> None:
-        self.loader.load_state_dict(state)
 
 
 class Grain(Columns):
@@ -158,7 +148,7 @@ class Grain(Columns):
         self.iterator.set_state(state)
 
 
-class Litdata:
+class Litdata(Resumable):
     name, note = (
         "litdata",
         "`optimize`d chunks of 1 MB, `StreamingDataset(shuffle=True)`, `StreamingDataLoader`, no workers",
@@ -185,22 +175,12 @@ class Litdata:
         data.distributed_env = _DistributedEnv(world_size=world, global_rank=rank, num_nodes=1)
         self.loader = StreamingDataLoader(data, batch_size=BATCH, drop_last=False, collate_fn=list)
 
-    def batches(self) -> Iterator[list[int]]:
-        for batch in self.loader:
-            yield [int(record["number"]) for record in batch]
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, state: Any) -> None:
-        self.loader.load_state_dict(state)
-
 
 def _numbered(number: int) -> dict[str, Any]:
     return {"number": number, "input_ids": sample(number)}
 
 
-class Mosaic:
+class Mosaic(Resumable):
     name, note = (
         "mosaicml-streaming",
         "MDS, `StreamingDataset(shuffle=True)`, `StreamingDataLoader`; an environment of its own",
@@ -224,16 +204,6 @@ class Mosaic:
             local=str(folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=BATCH, num_canonical_nodes=1
         )
         self.loader = StreamingDataLoader(data, batch_size=BATCH, collate_fn=list)
-
-    def batches(self) -> Iterator[list[int]]:
-        for batch in self.loader:
-            yield [int(record["number"]) for record in batch]
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, state: Any) -> None:
-        self.loader.load_state_dict(state)
 
 
 def _without_torchvision() -> None:
