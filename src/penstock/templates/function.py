@@ -1,17 +1,16 @@
 """What if no shape fits?  A function of yours: record → ids, segments or a conversation, with a version that you raise."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.ends import find_ends
 from penstock.templates.messages import Conversation
 from penstock.templates.pieces import encode_pieces
+from penstock.templates.plain import PlainText
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, encode_batches
+from penstock.templates.samples import Tokens
 from penstock.templates.segments import read_pieces
 from penstock.templates.tokenizers import SpecialInText, Tokenizer
 from penstock.types import Bools, Ids, Record, Samples, Template
@@ -30,7 +29,7 @@ class PassOn:
         return {"shape": "conversation"}
 
 
-class FunctionTemplate:
+class FunctionTemplate(PlainText):
     """What `function` makes of a record, encoded.  Raise `version` when the function changes: it is part of the key.
 
     The function must not depend on anything but the record; for worker processes it must stand at the top of a module.
@@ -59,11 +58,7 @@ class FunctionTemplate:
             )
         self.function = function
         self.function_version = version
-        self.tokenizer = tokenizer
-        self.vocab_size = tokenizer.vocab_size
-        self.on_nothing = check_choice("on_nothing", on_nothing, POLICIES)
-        self.special_in_text = check_choice("special_in_text", special_in_text, SPECIAL)
-        self._ends = find_ends(tokenizer, bos=bos, eos=eos)
+        super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self._ids = PretokenizedTemplate(tokenizer)
         self._chat = None if chat is None else _open_chat(tokenizer, chat)
 
@@ -72,25 +67,14 @@ class FunctionTemplate:
         named = self.function if hasattr(self.function, "__qualname__") else type(self.function)
         return f"{named.__module__}.{named.__qualname__}"
 
-    def identity(self) -> dict[str, Any]:
+    def _own_identity(self) -> dict[str, Any]:
         return {
             "template": "function",
-            "version": self.version,
             "function": self.name,
             "function_version": self.function_version,
-            "special_in_text": self.special_in_text,
-            "prefix": list(self._ends.prefix),
-            "suffix": list(self._ends.suffix),
             "ids": self._ids.identity(),
             "chat": None if self._chat is None else self._chat.identity(),
-            "tokenizer": self.tokenizer.identity(),
         }
-
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return encode_batches(records, self._encode, on_nothing=self.on_nothing)
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
 
     def _encode(self, records: Sequence[Record]) -> Tokens:
         """Answers of one kind are encoded together, then all are put back in the order of their records."""

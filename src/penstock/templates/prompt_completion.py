@@ -3,24 +3,21 @@
 The two are never encoded apart: that would give the seam tokens which the tokenizer does not make of the whole text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.errors import TemplateError
-from penstock.templates.ends import find_ends
 from penstock.templates.keys import one_key, query_pair, text_under
 from penstock.templates.pieces import Piece, encode_pieces
-from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, encode_batches
+from penstock.templates.plain import PlainText
+from penstock.templates.samples import Tokens, check_choice
 from penstock.templates.tokenizers import SpecialInText, Tokenizer
-from penstock.types import Record, Samples
+from penstock.types import Record
 
 TRAIN_ON = ("completion", "all")
 
 
-class PromptCompletionTemplate:
+class PromptCompletionTemplate(PlainText):
     """prompt + separator + completion + EOS, trained on the completion and EOS, or on all of it.
 
     usual: the names looked for where no key is given: "prompt_completion" or "query_response".
@@ -44,37 +41,22 @@ class PromptCompletionTemplate:
         special_in_text: SpecialInText = "token",
         on_nothing: str = "drop",
     ) -> None:
-        self.tokenizer = tokenizer
-        self.vocab_size = tokenizer.vocab_size
+        super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self.usual = usual
         self.input_key = input_key
         self.output_key = output_key
         # a question and an answer seldom carry the white space between them; a prompt was written to be continued
         self.separator = separator if separator is not None else "\n" if usual == "query_response" else ""
         self.train_on = check_choice("train_on", train_on, TRAIN_ON)
-        self.on_nothing = check_choice("on_nothing", on_nothing, POLICIES)
-        self.special_in_text = check_choice("special_in_text", special_in_text, SPECIAL)
-        self._ends = find_ends(tokenizer, bos=bos, eos=eos)
 
-    def identity(self) -> dict[str, Any]:
+    def _own_identity(self) -> dict[str, Any]:
         return {
             "template": self.usual,
-            "version": self.version,
             "input_key": self.input_key,
             "output_key": self.output_key,
             "separator": self.separator,
             "train_on": self.train_on,
-            "special_in_text": self.special_in_text,
-            "prefix": list(self._ends.prefix),
-            "suffix": list(self._ends.suffix),
-            "tokenizer": self.tokenizer.identity(),
         }
-
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return encode_batches(records, self._encode, on_nothing=self.on_nothing)
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
 
     def _encode(self, records: Sequence[Record]) -> Tokens:
         pieces = [self._pieces(record, number) for number, record in enumerate(records)]

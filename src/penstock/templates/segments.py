@@ -1,23 +1,20 @@
 """How is a text trained that says itself which of its parts are?  `segments: [{text, label}]`, encoded as one text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.errors import TemplateError
-from penstock.templates.ends import find_ends
 from penstock.templates.keys import value_under
 from penstock.templates.pieces import Piece, encode_pieces
-from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, encode_batches
+from penstock.templates.plain import PlainText
+from penstock.templates.samples import Tokens
 from penstock.templates.tokenizers import SpecialInText, Tokenizer
-from penstock.types import Record, Samples
+from penstock.types import Record
 
 _EXPECTED = "a list of {text, label}"
 
 
-class SegmentsTemplate:
+class SegmentsTemplate(PlainText):
     """Segments under `key`; those whose label is true are trained.
 
     No EOS unless asked for: whoever writes segments writes the end too.  BOS as the tokenizer has it, never a second one.
@@ -35,29 +32,14 @@ class SegmentsTemplate:
         special_in_text: SpecialInText = "token",
         on_nothing: str = "drop",
     ) -> None:
-        self.tokenizer = tokenizer
-        self.vocab_size = tokenizer.vocab_size
+        super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self.key = key
-        self.on_nothing = check_choice("on_nothing", on_nothing, POLICIES)
-        self.special_in_text = check_choice("special_in_text", special_in_text, SPECIAL)
-        self._ends = find_ends(tokenizer, bos=bos, eos=eos)
 
-    def identity(self) -> dict[str, Any]:
+    def _own_identity(self) -> dict[str, Any]:
         return {
             "template": "segments",
-            "version": self.version,
             "key": self.key,
-            "special_in_text": self.special_in_text,
-            "prefix": list(self._ends.prefix),
-            "suffix": list(self._ends.suffix),
-            "tokenizer": self.tokenizer.identity(),
         }
-
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return encode_batches(records, self._encode, on_nothing=self.on_nothing)
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
 
     def _encode(self, records: Sequence[Record]) -> Tokens:
         texts = []
