@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from penstock.errors import TemplateError
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.builtin import CHATML
 from penstock.templates.chat import ChatTemplate
@@ -12,6 +13,7 @@ from penstock.templates.chat import ChatTemplate
 from .conversations import (
     A2,
     Q2,
+    TEMPLATES,
     TOOL,
     WEATHER,
     A,
@@ -157,3 +159,12 @@ def test_an_answer_that_cannot_be_dyed_is_an_event_if_its_thought_is_left_out() 
     samples = chat("qwen2_5", on_refused="skip").encode([{"messages": [Q, thinks]}, {"messages": [Q, thinks, Q2, A2]}])
     assert samples.dropped == {0: "mask_unverified", 1: "mask_unverified"}
     assert trained("qwen2_5", [Q, assistant('"')]) == ['"' + ENDS]
+
+
+def test_text_that_cannot_be_encoded_is_an_event_too() -> None:
+    rows = [{"messages": [Q, assistant(word)]} for word in ("a", "half \ud800 a pair", "b", "\udfff")]
+    with pytest.raises(TemplateError, match=r"half of a surrogate pair.*on_refused='skip'") as refused:
+        chat(TEMPLATES["qwen3"]).encode(rows)
+    assert refused.value.record == 1
+    samples = chat(TEMPLATES["qwen3"], on_refused="skip").encode(rows)
+    assert samples.dropped == {1: "template_refused", 3: "template_refused"}

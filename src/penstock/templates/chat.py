@@ -28,6 +28,7 @@ from penstock.templates.render import Renderer, outcome
 from penstock.templates.roles import check_roles
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
 from penstock.templates.sandbox import Endless
+from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
 from penstock.types import Record, Samples
 
@@ -214,16 +215,25 @@ class ChatTemplate:
             return 1  # the error comes where it can say which record it is
 
     def _tokens(self, batch: list[Rendering], first: int, run: _Run) -> Tokens:
+        while (encoded := self._encoded(batch, first, run)) is None:
+            pass  # each turn refuses one record more
+        dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
+        lengths = np.diff(encoded.offsets)
+        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch, self._special), lengths=lengths, dropped=dropped)
+
+    def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> Encoded | None:
+        """None where a record had to be refused, and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
         ranges = [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
         try:
-            encoded = self.tokenizer.encode_spans(texts, plain=ranges)
+            return self.tokenizer.encode_spans(texts, plain=ranges)
         except TemplateError as error:
-            raise TemplateError(str(error), record=first + (error.record or 0)) from error
-        dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
-        lengths = np.diff(encoded.offsets)
-        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch, self._special), lengths=lengths, dropped=dropped)
+            if error.record is None:
+                raise
+            run.refused(first + error.record, TemplateError(str(error)))
+            batch[error.record] = Rendering("", [])
+            return None
 
     # One conversation → text and trained ranges
 
