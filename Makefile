@@ -9,7 +9,7 @@ MOSAIC      ?= .venv-bench-mosaic
 TORCH       ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2
 
-SOURCES := $(shell find src -name '*.py')
+SOURCES := $(shell find src -name '*.py' -o -name '*.css' -o -name '*.js')
 PIP     := -m pip install -q --disable-pip-version-check
 TIDY    := src tests examples benchmarks
 
