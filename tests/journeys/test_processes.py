@@ -29,7 +29,7 @@ pytest.importorskip("torch")
 
 __all__ = ["folder"]  # a fixture
 ROOT = Path(__file__).parents[2]
-NUM_SHARDS = 10_000 if os.environ.get("PENSTOCK_SOAK") else 1_200  # more than are kept mapped
+NUM_SHARDS = 10_000 if os.environ.get("PENSTOCK_SOAK") else 2_000  # more than are kept mapped
 
 
 def children() -> set[int]:
@@ -110,4 +110,4 @@ def test_thousands_of_shards_need_few_open_files(tokenizer_path, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert samples == 2 * NUM_SHARDS
-    assert 256 < mapped < 1_100  # shards stay mapped without an open file each, and not all of them
+    assert 256 < mapped < 1_600  # shards stay mapped without an open file each, and not all of them

@@ -57,21 +57,39 @@ class Collator:
 
     def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
         """(arrays by name, how many tokens are trained)."""
+        return self.many([rows])[0]
+
+    def many(self, steps: Sequence[Rows]) -> list[tuple[dict[str, Any], int]]:
+        """The same of several steps.  Where their rows are of one length they are laid out as one: for small batches, numpy's
+        price of a call is most of the price."""
+        if len(steps) > 1 and self.fixed_length is None:
+            return [found for rows in steps for found in self.many([rows])]
+        rows = Rows.join(list(steps))
+        length = None if self._form.padding_free else self._row_length(rows)
+        made = self._split(self._lay_out(rows, length), [step.num_rows for step in steps], length)
+        for batch, _ in made:
+            self._finish(batch)
+        return made
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Tokens of every row, where that is no matter of what is in it."""
+        fixed = not self._form.padding_free and (self._packed or self._form.padding == "max_length")
+        return self._max_length if fixed else None
+
+    def _finish(self, batch: dict[str, Any]) -> None:
         if self._form.padding_free:
-            return self._arrays(self._lay_out(rows, None), None)
-        length = self._row_length(rows)
-        batch, trained = self._arrays(self._lay_out(rows, length), (rows.num_rows, length))
+            return
         if not self._packed:
             del batch["cu_seqlens"], batch["max_seqlen"]
         if self._form.attention_mask == "4d":
             batch["attention_mask"] = _block_mask(batch["seq_idx"])
         elif not self._packed and self._form.attention_mask == "auto":
             batch["attention_mask"] = (batch["seq_idx"] != PADDING).astype(np.int64)
-        return batch, trained
 
     def _row_length(self, rows: Rows) -> int:
-        if self._packed or self._form.padding == "max_length":
-            return self._max_length
+        if self.fixed_length is not None:
+            return self.fixed_length
         sizes = rows.spans["stop"] - rows.spans["start"]
         longest = int(sizes.max()) if sizes.size else 1
         return -(-longest // self._form.pad_to) * self._form.pad_to
@@ -104,29 +122,38 @@ class Collator:
         masks = [] if tokens.skipped else _padded(tokens.masks, self._pad_mask, missing, pads, places)
         return _Layout(ids, masks, tokens, every, documents, is_span)
 
-    def _arrays(self, layout: _Layout, shape: tuple[int, int] | None) -> tuple[dict[str, Any], int]:
-        ends = np.cumsum(layout.sizes)
-        begins = ends - layout.sizes
+    def _split(self, layout: _Layout, num_rows: list[int], length: int | None) -> list[tuple[dict[str, Any], int]]:
+        """Arrays of all segments, step by step: so many rows of `length` each; without a length, one flat row."""
+        ends = np.concatenate(([0], np.cumsum(layout.sizes)))
         size = int(ends[-1])
-        shape = shape or (1, size)
         take = self._buffers.take
         narrow = np.concatenate(layout.ids, out=take("narrow", size, self._dtype))
         ids, positions = take("input_ids", size, np.int64), take("position_ids", size, np.int64)
         ids[:] = narrow
-        if size > self._count.size:
-            self._count = np.arange(size, dtype=np.int64)
-        np.subtract(self._count[:size], np.repeat(begins, layout.sizes), out=positions)
+        longest = int(layout.sizes.max())
+        if longest > self._count.size:
+            self._count = np.arange(longest, dtype=np.int64)
+        np.concatenate([self._count[:some] for some in layout.sizes.tolist()], out=positions)
         documents = take("seq_idx", size, np.int32)
         documents[:] = np.repeat(layout.documents, layout.sizes)
-        labels, trained = self._labels(layout, narrow, positions, begins)
-        return {
-            "input_ids": ids.reshape(shape),
-            "labels": labels.reshape(shape),
-            "position_ids": positions.reshape(shape),
-            "cu_seqlens": np.concatenate(([0], ends)).astype(np.int32),
-            "max_seqlen": int(layout.sizes.max()),
-            "seq_idx": documents.reshape(shape),
-        }, trained
+        labels, mask = self._labels(layout, narrow, positions, ends[:-1])
+        flat = {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_idx": documents}
+        made, row = [], 0
+        for count in num_rows:
+            low, high = (row * length, (row + count) * length) if length is not None else (0, size)
+            first, last = np.searchsorted(ends, (low, high)).tolist()
+            sizes = layout.sizes[first:last]
+            arrays: dict[str, Any] = {
+                name: array[low:high].reshape(count if length is not None else 1, -1) for name, array in flat.items()
+            }
+            arrays["cu_seqlens"] = (ends[first : last + 1] - low).astype(np.int32)
+            arrays["max_seqlen"] = int(sizes.max())
+            targets = (
+                (sizes - 1)[layout.is_span[first:last]].sum() if mask is None else np.count_nonzero(mask[low:high])
+            )
+            made.append((arrays, int(targets)))
+            row += count
+        return made
 
     def _mask(self, layout: _Layout, positions: Ints) -> npt.NDArray[np.bool_]:
         """Whether each place is trained."""
@@ -141,9 +168,10 @@ class Collator:
 
     def _labels(
         self, layout: _Layout, narrow: npt.NDArray[Any], positions: Ints, begins: Ints
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        """(labels, how many are not IGNORE).  `narrow` holds the ids, and is used up."""
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        """(labels, where they are not IGNORE: None if that is everywhere but at the first of a span).  `narrow` is used up."""
         labels = self._buffers.take("labels", narrow.size, np.int64)
+        mask = None
         # The first token of a piece would be predicted from another sample, or from nothing: it is no target.
         if layout.tokens.all_trained and self._align == 1:
             labels[:] = narrow
@@ -151,7 +179,6 @@ class Collator:
             pads = ~layout.is_span
             for begin, pad in zip(begins[pads].tolist(), layout.sizes[pads].tolist(), strict=True):
                 labels[begin : begin + pad] = IGNORE
-            trained = int((layout.sizes[layout.is_span] - 1).sum())
         else:
             mask = self._mask(layout, positions)
             mask[begins] = False
@@ -159,11 +186,10 @@ class Collator:
             narrow *= mask
             labels[:] = narrow
             labels += IGNORE
-            trained = int(np.count_nonzero(mask))
         if self._form.labels == "shifted":
             labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
             labels[-1] = IGNORE
-        return labels, trained
+        return labels, mask
 
 
 def _padded(pieces: Pieces, padding: npt.NDArray[Any], missing: list[int] | None, pads: Ints, places: Ints) -> Pieces:
@@ -182,6 +208,9 @@ class UsersCollator:
 
     def __init__(self, collate: Collator, users: Callable[..., Any]) -> None:
         self._collate, self._users = collate, users
+
+    def many(self, steps: Sequence[Rows]) -> list[tuple[dict[str, Any], int]]:
+        return [self(rows) for rows in steps]
 
     def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
         arrays, trained = self._collate(rows)

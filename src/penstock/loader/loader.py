@@ -18,7 +18,7 @@ from penstock.loader.collate import Collator, UsersCollator
 from penstock.loader.form import BatchForm, require_torch
 from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
-from penstock.loader.prefetch import read_ahead
+from penstock.loader.prefetch import growing, one_by_one, read_ahead
 from penstock.loader.records import RecordCollator, RecordStore, is_records
 from penstock.loader.state import make_state, read_state
 from penstock.loader.world import find_place
@@ -31,6 +31,9 @@ from penstock.store import Store
 from penstock.types import Ints
 
 _log = logging.getLogger("penstock")
+
+_TOKENS_AT_ONCE = 1 << 18  # of the batches that are made together, and
+_MOST_STEPS = 8
 
 _NUMBERS = count()  # of the loaders of this process: ranks make theirs in one order
 
@@ -63,6 +66,7 @@ class Loader:
         max_per_row) and the form of a batch (see BatchForm: output, padding_free, padding, pad_side, pad_to, pad_id, labels …).
         replicas: neighbouring ranks that share their rows.  mesh: the data-parallel dimension of a device mesh, instead of ranks.
         run_id: under this name, ranks without torch.distributed compare their plans through the cache folder.
+        prefetch: steps made ahead by a thread; small ones are made several at once, so that it may be a few more.
         workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead; 0 is a thread of this process.
         per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
         collate: of plain records, makes a batch of a list of them; of tokens, is given the arrays of a batch and its rows (their
@@ -179,25 +183,54 @@ class Loader:
 
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
         if not self._workers:
-            return read_ahead(self._batches(self._position, self._step), self._prefetch)
+            depth = -(-self._prefetch // self._most_at_once())
+            return one_by_one(read_ahead(self._chunks(self._position, self._step), depth))
         from penstock.loader.workers import make_in_processes  # here, so that torch is imported only where it is wanted
 
         return make_in_processes(self, workers=self._workers, ahead=self._prefetch)
 
-    def _batches(
+    def _batches(self, position: Position, first: int, *, passed: int, every: int) -> Iterator[tuple[Batch, Step]]:
+        return one_by_one(self._chunks(position, first, passed=passed, every=every))
+
+    def _chunks(
         self, position: Position, first: int, *, passed: int = 0, every: int = 1
-    ) -> Iterator[tuple[Batch, Step]]:
-        """Batches from `position`, step `first`, on: those after `passed` of them, then of `every` so many the last."""
+    ) -> Generator[list[tuple[Batch, Step]], None, None]:
+        """Batches from `position`, step `first`, on: those after `passed` of them, then of `every` so many the last.
+
+        Small ones are made several at once; the first of all alone, so that it comes at once.
+        """
         epochs = position.epoch + 1 if self.per_epoch else self.epochs
         epochs = epochs if self.epochs is None or epochs is None else min(epochs, self.epochs)
         walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=epochs)
         walk = with_hints(walk, self.plan, self.stores, position)
         kept = ((number, step) for number, step in enumerate(walk, start=first) if number not in self._skip)
-        collate = self._make_collate()
-        for number, step in islice(kept, passed, None, every):
-            mine = rank_rows(step.rows, self.world)
-            arrays, trained = collate(mine)
-            yield Batch(self._as_wished(arrays), mine, self.stores, number, trained), step
+        collate, most = self._make_collate(), self._most_at_once()
+        for chunk in growing(islice(kept, passed, None, every), most):
+            mine = [rank_rows(step.rows, self.world) for _, step in chunk]
+            try:
+                made = collate.many(mine)
+            except Exception:
+                if len(chunk) == 1:
+                    raise
+                for (number, step), rows in zip(chunk, mine, strict=True):  # what is wrong comes when its turn comes
+                    yield [self._batch(collate(rows), rows, number, step)]
+            else:
+                yield [
+                    self._batch(arrays, rows, number, step)
+                    for (number, step), rows, arrays in zip(chunk, mine, made, strict=True)
+                ]
+                del made  # the consumer's alone now
+
+    def _batch(self, made: tuple[dict[str, Any], int], rows: Rows, number: int, step: Step) -> tuple[Batch, Step]:
+        arrays, trained = made
+        return Batch(self._as_wished(arrays), rows, self.stores, number, trained), step
+
+    def _most_at_once(self) -> int:
+        """Steps made together.  A store under way is asked for no more than the next one, and so is a function of the user's."""
+        under_way = any(not isinstance(store, Store) or store.manifest is None for store in self.stores)
+        if under_way or self._users_collate is not None:
+            return 1
+        return max(1, min(_MOST_STEPS, _TOKENS_AT_ONCE // (self.batch_size * self.plan.settings.max_length)))
 
     def _as_wished(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
@@ -262,7 +295,7 @@ class Loader:
         if self.plan.settings.tail == "error" and self.epochs is not None:
             self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._start)
 
-    def _make_collate(self) -> Callable[[Rows], tuple[dict[str, Any], int]]:
+    def _make_collate(self) -> Collator | UsersCollator | RecordCollator:
         """For one pass, and the thread that makes it: a collator writes where its batches before are no longer needed."""
         if isinstance(self.stores[0], RecordStore):
             return RecordCollator(self.stores, self._users_collate)

@@ -1,4 +1,4 @@
-"""How are batches made ahead?  A thread runs an iterator up to `depth` steps in advance; order is the iterator's own."""
+"""How are batches made ahead?  A thread runs an iterator up to `depth` turns in advance; order is the iterator's own."""
 
 import os
 import queue
@@ -9,6 +9,37 @@ from typing import TypeVar
 from penstock.errors import PlanError
 
 Made = TypeVar("Made")
+
+
+def growing(values: Iterator[Made], most: int) -> Iterator[list[Made]]:
+    """Values in lists of 1, 2, 4 … up to `most`; an error comes behind what came before it."""
+    size = 1
+    while True:
+        found: list[Made] = []
+        try:
+            for _ in range(size):
+                found.append(next(values))
+        except StopIteration:
+            if found:
+                yield found
+            return
+        except Exception:
+            if found:
+                yield found
+            raise
+        yield found
+        size = min(2 * size, most)
+
+
+def one_by_one(lists: Generator[list[Made], None, None]) -> Generator[Made, None, None]:
+    """Values of lists; closing it closes where they come from."""
+    try:
+        for values in lists:
+            values.reverse()
+            while values:
+                yield values.pop()  # the consumer's alone now: what it lets go of can be used again
+    finally:
+        lists.close()
 
 
 def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:

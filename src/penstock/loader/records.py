@@ -41,6 +41,9 @@ class RecordCollator:
         self._stores = stores
         self._collate = collate or stack
 
+    def many(self, steps: Sequence[Rows]) -> list[tuple[dict[str, Any], int]]:
+        return [self(rows) for rows in steps]
+
     def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
         """(batch, 0): nothing is said of what is trained."""
         records = [self._stores[source].source[sample] for source, sample, _, _ in rows.spans.tolist()]
