@@ -349,6 +349,21 @@ def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
     assert code == 1 and "fail rows            the source is empty" in out
 
 
+def test_check_counts_every_row_that_does_not_fit(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
+    write_jsonl([{"text": 7 if row % 3 == 0 else words(row)} for row in range(150)], "some.jsonl")
+    arguments = ("--tokenizer", tokenizer_path, "--template", "text", "--json")
+    _, out, _ = here("check", "some.jsonl", *arguments)
+    verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
+    assert verdicts["template"]["why"].startswith("50 of 150 rows (33.3%) do not fit the template")
+    assert verdicts["rows"]["answer"] == "ok" and json.loads(out)[0]["estimated_tokens"] > 100
+    write_jsonl([{"text": 7}] * 30, "none.jsonl")
+    _, out, _ = here("check", "none.jsonl", *arguments)
+    verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
+    assert verdicts["template"]["why"].startswith("30 of 30 rows (100.0%)")
+    assert verdicts["rows"]["why"] == "none of 30 rows gives a sample"
+    assert {verdict["answer"] for verdict in verdicts.values()} == {"fail"}  # nothing else is well without a sample
+
+
 def test_bench_measures_against_an_appetite(here: Any, recipe: Path) -> None:
     code, out, err = here("bench", recipe, "--seconds", "0.2", "--rows", "50", "--appetite", "1", "--json")
     assert code == 0, err

@@ -59,22 +59,25 @@ def check(
     """Every question about one data set.  `cache` is where the store would lie."""
     found = look(source, template, at_most=at_most)
     asked = _Asked(name or source.name, source, template, found)
+    verdicts = (
+        asked.rows(),
+        asked.readable(on_bad),
+        asked.template_takes(),
+        asked.mask(),
+        asked.ends(),
+        asked.trained(),
+        asked.overlong(settings),
+        asked.duplicates(),
+        asked.disk(cache),
+    )
     return Checked(
         source=asked.name,
         num_rows=found.num_rows,
         looked=found.looked,
         estimated_tokens=found.estimated_tokens,
-        verdicts=(
-            asked.rows(),
-            asked.readable(on_bad),
-            asked.template_takes(),
-            asked.mask(),
-            asked.ends(),
-            asked.trained(),
-            asked.overlong(settings),
-            asked.duplicates(),
-            asked.disk(cache),
-        ),
+        verdicts=verdicts
+        if found.samples
+        else tuple(each for each in verdicts if each.answer != "ok"),  # well without samples is not well
     )
 
 
@@ -114,11 +117,9 @@ class _Asked:
         if rows:
             why = f"{self._share(len(rows))} are skipped: what is trained cannot be verified, or their template refuses them"
             return self._say("mask", "warn", why, rows)
-        ends = getattr(getattr(getattr(self._template, "ink", None), "turns", None), "ends", None)
-        trains_all = getattr(self._template, "train_on", "all") == "all"
-        tags = getattr(getattr(self._template, "renderer", None), "has_generation", False)
-        if ends is not None and not ends and not trains_all and not tags:
-            return self._say("mask", "warn", "no token was found that ends a turn: a model would not learn to stop")
+        turns = getattr(self._template, "how_turns_end", None)
+        if turns is not None and (remark := turns()):
+            return self._say("mask", "warn", remark)
         trained = sum(int(np.count_nonzero(mask)) for _, mask in self._found.samples)
         share = trained / self._found.tokens if self._found.tokens else 0.0
         return self._say("mask", "ok", f"{share:.1%} of the tokens are trained")

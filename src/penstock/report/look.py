@@ -3,16 +3,17 @@
 For questions that come before a store does: which length is sensible, what will it cost, does anything go wrong.
 """
 
-import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from penstock.errors import BadRecord, TemplateError
-from penstock.types import BadRow, Bools, Ids, Ints, Record, Source, Template
+from penstock.types import BadRow, Bools, Ids, Ints, Record, Samples, Source, Template
 
-_MOST_REFUSED = 20  # then the template is the wrong one, and nobody needs more of the same
+_AT_ONCE = 1024  # rows that are encoded together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,6 @@ class Look:
     looked: int
     rows: Ints  # row numbers of the samples
     samples: tuple[tuple[Ids, Bools], ...]  # ids and loss mask
-    seconds: float  # that encoding took, in this one process
     dropped: dict[str, list[int]] = field(default_factory=dict)  # reason → rows
     bad: list[tuple[int, str]] = field(default_factory=list)  # row, message
     refused: list[tuple[int, str]] = field(default_factory=list)  # row, message
@@ -65,40 +65,45 @@ def look(source: Source, template: Template, *, at_most: int) -> Look:
             rows.append(row)
             records.append(found)
     refused: list[tuple[int, str]] = []
-    begun = time.perf_counter()
-    while True:
-        try:
-            encoded = template.encode(records)
-            break
-        except TemplateError as error:
-            if error.record is None:
-                raise
-            refused.append((rows.pop(error.record), str(error)))
-            del records[error.record]
-            if len(refused) >= _MOST_REFUSED:
-                rows, records = [], []
-            begun = time.perf_counter()
-    seconds = time.perf_counter() - begun
-    offsets = encoded.offsets.tolist()
     dropped: dict[str, list[int]] = {}
-    for number, reason in encoded.dropped.items():
-        dropped.setdefault(reason, []).append(rows[number])
-    kept = [
-        number for number in range(len(rows)) if number not in encoded.dropped and offsets[number + 1] > offsets[number]
-    ]
+    kept: list[int] = []
+    samples: list[tuple[Ids, Bools]] = []
+    for start, encoded in _pieces(template, records, rows, refused):
+        offsets = encoded.offsets.tolist()
+        for number, reason in encoded.dropped.items():
+            dropped.setdefault(reason, []).append(rows[start + number])
+        for number, (first, last) in enumerate(pairwise(offsets)):
+            if number not in encoded.dropped and last > first:
+                kept.append(rows[start + number])
+                samples.append((encoded.input_ids[first:last], encoded.loss_mask[first:last]))
     return Look(
         num_rows=len(source),
         looked=len(chosen),
-        rows=np.array([rows[number] for number in kept], np.int64),
-        samples=tuple(
-            (encoded.input_ids[offsets[n] : offsets[n + 1]], encoded.loss_mask[offsets[n] : offsets[n + 1]])
-            for n in kept
-        ),
-        seconds=seconds,
+        rows=np.array(kept, np.int64),
+        samples=tuple(samples),
         dropped=dropped,
         bad=bad,
-        refused=refused,
+        refused=sorted(refused),
     )
+
+
+def _pieces(
+    template: Template, records: list[Record], rows: list[int], refused: list[tuple[int, str]]
+) -> Iterator[tuple[int, Samples]]:
+    """Where a run of records begins, and its samples.  Around a refused record, those before and behind it are encoded apart."""
+    todo = [(start, min(start + _AT_ONCE, len(records))) for start in range(0, len(records), _AT_ONCE)][::-1]
+    while todo:
+        start, stop = todo.pop()
+        try:
+            encoded = template.encode(records[start:stop])
+        except TemplateError as error:
+            if error.record is None:
+                raise
+            at = start + error.record
+            refused.append((rows[at], str(error)))
+            todo += [piece for piece in ((at + 1, stop), (start, at)) if piece[0] < piece[1]]
+        else:
+            yield start, encoded
 
 
 def doubled(found: Look, token: int | None, *, at_end: bool) -> int:
