@@ -91,7 +91,7 @@ def test_five_minutes_from_data_to_batches(
     assert "chat: jsonl, 300 rows in 1 file" in made.stdout
     assert "rows look like messages (200 of 200); next best: " in made.stdout
     assert re.search(
-        r"tokens per sample: median \d+, 99 % below \d+, longest \d+ \(300 rows looked at\); \d+\.\d% of the",
+        r"tokens per sample: median \d+, 99 % up to \d+, longest \d+ \(300 rows looked at\); \d+\.\d% of the",
         made.stdout,
     )
     assert re.search(r"max_length \d+ takes \d+\.\d% of the samples whole", made.stdout)
@@ -119,6 +119,8 @@ def test_init_without_a_tokenizer_leaves_a_variable(
     assert code == 0 and found["template"] == "alpaca" and found["is_estimate"] and found["num_rows"] == 50
     code, _, err = here("plan", "my.yaml")
     assert code == 3 and "the environment variable TOKENIZER is not set; set it, or give a default" in err
+    _, out, _ = here("init", "tasks.jsonl", "-o", "again.yaml")
+    assert out.endswith("next: name a tokenizer in it (it reads ${TOKENIZER}), then penstock check again.yaml\n")
     monkeypatch.setenv("TOKENIZER", str(tokenizer_path))
     assert here("plan", "my.yaml", "-o", "num_proc=1")[0] == 0
 
@@ -130,9 +132,30 @@ def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
     assert here("check", "ids.yaml")[0] == 0
     write_jsonl([], "empty.jsonl")
     code, _, err = here("init", "empty.jsonl", "-o", "none.yaml")
-    assert code == 3 and "empty: no rows, so there is nothing to look at" in err
+    assert code == 3 and f"{Path('empty.jsonl').resolve()}: no rows, so there is nothing to look at" in err
     code, _, err = here("init", "ids.jsonl", "-o", "no/such/folder/x.yaml")
     assert code == 3 and "its folder is not there; make it first" in err
+
+
+def test_init_says_which_rows_give_no_sample(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": words(row)}) for row in range(20)]
+    lines[7], lines[9] = "not json", '{"text": 7}'
+    (tmp_path / "some.jsonl").write_text("\n".join(lines))
+    code, out, err = here("init", "some.jsonl", "--tokenizer", tokenizer_path, "--template", "text")
+    assert code == 0, err
+    assert f"1 of 20 rows cannot be read; mend them, or set on_bad: skip: {tmp_path}/some.jsonl:8:" in out
+    assert f"1 of 20 rows do not fit the template: {tmp_path}/some.jsonl:10: key 'text' is int" in out
+    assert "1 of 20 rows cannot be read" in (tmp_path / "recipe.yaml").read_text()
+    for name, line, why in (
+        ("bad", "no json", "none of 3 rows looked at can be read"),
+        ("odd", lines[9], "3 of 3 rows"),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * 3)
+        code, _, err = here(
+            "init", f"{name}.jsonl", "--tokenizer", tokenizer_path, "--template", "text", "-o", "n.yaml"
+        )
+        assert code == 3 and why in err and f"{name}.jsonl:1" in err
+        assert not (tmp_path / "n.yaml").exists()
 
 
 def test_init_is_told_the_template_where_looking_cannot_tell(

@@ -27,7 +27,7 @@ def init(
     Looks at it first (shape, template, lengths in tokens) and says what it found.
     """
     screen.listen(json=json)
-    from penstock.recipe.draft import draft
+    from penstock.recipe.draft import VARIABLE, draft
     from penstock.recipe.files import write_new
     from penstock.report.numbers import plain
 
@@ -42,4 +42,5 @@ def init(
         return
     for finding in found.findings:
         screen.say(finding)
-    screen.say(f"wrote {output}; next: penstock check {output}", style="bold")
+    name_it = f"name a tokenizer in it (it reads ${{{VARIABLE}}}), then " if found.is_estimate else ""
+    screen.say(f"wrote {output}; next: {name_it}penstock check {output}", style="bold")

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from penstock.cache import Cache
-from penstock.errors import TemplateError
+from penstock.errors import BadRecord, TemplateError
 from penstock.recipe.meaning import MEANING
 from penstock.recipe.written import default_text, line
 from penstock.report.escape import escape
-from penstock.report.look import Look, look, spread
+from penstock.report.look import Look, look, read, spread
 from penstock.report.numbers import Lengths, length_numbers, sensible_length
-from penstock.report.text import count
+from penstock.report.text import count, size
 from penstock.sources import RowAccess, open_source
 from penstock.templates import Detection, detect, open_template, open_tokenizer
 from penstock.types import Record
@@ -53,18 +53,20 @@ class Draft:
     max_length: int
     kept_whole: float  # share of the samples that fit into max_length
     batch_size: int
+    problems: list[str]  # rows that were looked at and gave no sample
 
     @property
     def findings(self) -> list[str]:
-        size = "" if self.num_bytes is None else f", {self.num_bytes / 1e6:,.1f} MB"
+        on_disk = "" if self.num_bytes is None else f", {size(self.num_bytes)}"
         tokens = self.lengths
-        how = "estimated from characters" if self.is_estimate else f"{self.looked:,} rows looked at"
+        how = "estimated from characters" if self.is_estimate else f"{count(self.looked, 'row')} looked at"
         trained = "" if self.trained_share is None else f"; {self.trained_share:.1%} of the tokens are trained"
         return [
-            f"{self.name}: {self.shape or 'records'}, {count(self.num_rows, 'row')} in {count(self.num_files, 'file')}{size}",
+            f"{self.name}: {self.shape or 'records'}, {count(self.num_rows, 'row')} in {count(self.num_files, 'file')}{on_disk}",
             self.why,
-            f"tokens per sample: median {tokens.p50:,}, 99 % below {tokens.p99:,}, longest {tokens.max:,} ({how}){trained}",
+            f"tokens per sample: median {tokens.p50:,}, 99 % up to {tokens.p99:,}, longest {tokens.max:,} ({how}){trained}",
             f"max_length {self.max_length:,} takes {self.kept_whole:.1%} of the samples whole",
+            *self.problems,
         ]
 
 
@@ -80,13 +82,18 @@ def draft(
 ) -> Draft:
     """Look at the data and write a recipe that stands in `folder`."""
     source = open_source(place, cache=Cache(cache_dir))
-    records = [source[row] for row in spread(len(source), _DETECT_ROWS)]
+    _, records, bad = read(source, spread(len(source), _DETECT_ROWS))
+    if not len(source):
+        raise TemplateError(f"{', '.join(source.files) or source.name}: no rows, so there is nothing to look at")
     if not records:
-        raise TemplateError(f"{source.name}: no rows, so there is nothing to look at")
+        raise BadRecord(f"none of {count(len(bad), 'row')} looked at can be read; the first: {bad[0][1]}")
     given = dict(options or {})
     detection = _named(template, len(records)) if template else detect(records, given)
     chosen = {**detection.options, **given}
     found = _looked(source, detection, chosen, tokenizer, rows)
+    problems = _problems(source, bad, len(records) + len(bad), found)
+    if found is not None and not found.samples:
+        raise TemplateError(f"{source.name}: no row that was looked at gives a sample: {'; '.join(problems)}")
     sizes = _estimated(records) if found is None else found.lengths
     max_length = sensible_length(sizes)
     kept = float(np.mean(sizes <= max_length)) if sizes.size else 1.0
@@ -109,6 +116,7 @@ def draft(
         max_length=max_length,
         kept_whole=kept,
         batch_size=max(1, min(8, _TOKENS_PER_BATCH // max_length)),
+        problems=problems,
     )
     return Draft(
         **{**{name: getattr(made, name) for name in made.__slots__}, "text": _text(made, place, folder, tokenizer)}
@@ -130,6 +138,24 @@ def _looked(
         return None
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     return look(source, open_template(detection.chosen, opened, options), at_most=rows)
+
+
+def _problems(source: RowAccess, bad: list[tuple[int, str]], looked: int, found: Look | None) -> list[str]:
+    """What `penstock check` will say more about; a recipe is written all the same."""
+    bad, looked = (bad, looked) if found is None else (found.bad, found.looked)
+    lines = (
+        [f"{len(bad):,} of {looked:,} rows cannot be read; mend them, or set on_bad: skip: {bad[0][1]}"] if bad else []
+    )
+    if found is not None and found.refused:
+        row, message = found.refused[0]
+        lines.append(
+            f"{len(found.refused):,} of {looked:,} rows do not fit the template: {source.where(row)}: {message}"
+        )
+    dropped = found.dropped.items() if found is not None else ()
+    lines += [
+        f"{len(rows):,} of {looked:,} rows are left out: {reason} ({source.where(rows[0])})" for reason, rows in dropped
+    ]
+    return lines
 
 
 def _largest(source: RowAccess, key: str, rows: int) -> int:

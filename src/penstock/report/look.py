@@ -53,17 +53,23 @@ def spread(num_rows: int, at_most: int) -> list[int]:
     return sorted({place * num_rows // at_most for place in range(at_most)})
 
 
-def look(source: Source, template: Template, *, at_most: int) -> Look:
-    """Encode up to `at_most` rows.  What cannot be read or encoded is told apart, not raised."""
-    rows, records, bad = [], [], []
-    chosen = spread(len(source), at_most)
-    for row in chosen:
+def read(source: Source, rows: list[int]) -> tuple[list[int], list[Record], list[tuple[int, str]]]:
+    """Rows that can be read, their records, and with its message each row that cannot."""
+    good, records, bad = [], [], []
+    for row in rows:
         found = _record(source, row)
         if isinstance(found, BadRow):
             bad.append((row, found.message))
         else:
-            rows.append(row)
+            good.append(row)
             records.append(found)
+    return good, records, bad
+
+
+def look(source: Source, template: Template, *, at_most: int) -> Look:
+    """Encode up to `at_most` rows.  What cannot be read or encoded is told apart, not raised."""
+    chosen = spread(len(source), at_most)
+    rows, records, bad = read(source, chosen)
     refused: list[tuple[int, str]] = []
     dropped: dict[str, list[int]] = {}
     kept: list[int] = []
