@@ -242,3 +242,13 @@ def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools
     ):
         with pytest.raises(TemplateError, match="no form for tools; pass chat_template="):
             template.rendering(record)
+
+
+def test_an_end_of_turn_that_is_no_token_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As where the built-in template stands in for a vocabulary that does not know its tokens."""
+    foreign = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|nowhere|>\n{% endfor %}"
+    template = chat(foreign)
+    remark = template.how_turns_end()
+    assert remark is not None and "'<|nowhere|>', is" in remark and "add it to the tokenizer" in remark
+    assert remark in caplog.text
+    assert chat(CHATML).how_turns_end() is None and chat(foreign, train_on="all").how_turns_end() is None

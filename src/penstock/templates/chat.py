@@ -134,8 +134,20 @@ class ChatTemplate:
         if for_tools is not None:
             options = {name: getattr(self, name) for name in _OPTIONS}
             self._for_tools = ChatTemplate(tokenizer, reader=reader, chat_template=for_tools, today=today, **options)
-        if not self.ink.turns.ends and not self.renderer.has_generation and train_on != "all":
-            _log.warning("no token was found that ends a turn in this chat template: a model would not learn to stop")
+        if remark := self.how_turns_end():
+            _log.warning("%s", remark)
+
+    def how_turns_end(self) -> str | None:
+        """What is wrong with it, if anything."""
+        if self.train_on == "all":
+            return None
+        if not self.ink.turns.ends:
+            none = "no token was found that ends a turn in this chat template: a model would not learn to stop"
+            return None if self.renderer.has_generation else none
+        end = self.ink.turns.ends[0]
+        ids, _ = self.tokenizer.encode([end])
+        advice = "add it to the tokenizer, or pass the chat_template that goes with it"
+        return f"the end of a turn, {end!r}, is {len(ids)} tokens here, not one; {advice}" if len(ids) > 1 else None
 
     def identity(self) -> dict[str, Any]:
         return {
