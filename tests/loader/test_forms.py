@@ -110,6 +110,20 @@ def test_unpacked_rows_are_padded(store, side, padding):
             assert np.array_equal(batch["position_ids"][r, real], np.arange(length))
 
 
+@pytest.mark.parametrize("pad_to", [1, 6])
+@pytest.mark.parametrize("packing", ["none", "group_4"])
+def test_unpacked_rows_have_their_alignment(store, packing, pad_to):
+    for batch in Loader(store, batch_size=3, max_length=48, packing=packing, align=4, pad_to=pad_to, pad_id=7):
+        found = [expected(store, batch.rows, r) for r in range(3)]
+        room = max(-(-len(ids) // 4) * 4 for row in found for ids, _ in row)
+        assert batch["input_ids"].shape == (3, -(-room // pad_to) * pad_to)
+        for r, row in enumerate(found):
+            for ids, labels in row:  # one; none where a last step is filled up
+                assert np.array_equal(batch["input_ids"][r, : len(ids)], ids)
+                assert np.array_equal(batch["labels"][r, : len(ids)], labels)
+                assert (batch["input_ids"][r, len(ids) :] == 7).all() and (batch["labels"][r, len(ids) :] == -100).all()
+
+
 def test_a_block_mask_lets_a_token_see_its_own_sample_only(store):
     batch = next(iter(Loader(store, batch_size=2, max_length=32, attention_mask="4d")))
     mask, documents = batch["attention_mask"], batch["seq_idx"]

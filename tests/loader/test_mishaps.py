@@ -41,6 +41,12 @@ def test_a_run_without_steps_says_why(store):
         list(Loader(store, **OPTIONS, epochs=0))
     with pytest.raises(PlanError, match="60 samples dropped: overlong; raise max_length, or choose overflow='split'"):
         list(Loader(store, batch_size=2, max_length=3))
+    loader = Loader(store, **OPTIONS)
+    with pytest.raises(PlanError, match="skip= names every step of the run"):
+        list(Loader(store, **OPTIONS, skip=range(len(loader))))
+    loader.set_epoch(3)
+    with pytest.raises(PlanError, match="epoch 3 is past the end of the run: epochs is 1, counted from 0"):
+        list(loader)
 
 
 def test_a_second_loop_over_a_run_that_is_over_is_said(store, caplog):

@@ -92,7 +92,8 @@ class Collator:
             return self.fixed_length
         sizes = rows.spans["stop"] - rows.spans["start"]
         longest = int(sizes.max()) if sizes.size else 1
-        return -(-longest // self._form.pad_to) * self._form.pad_to
+        room = -(-longest // self._align) * self._align  # a row of one sample has its alignment, too
+        return -(-room // self._form.pad_to) * self._form.pad_to
 
     def _lay_out(self, rows: Rows, length: int | None) -> _Layout:
         """All spans in order; with a `length`, each row is filled up to it, else the whole to a multiple of `pad_to`."""

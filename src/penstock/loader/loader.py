@@ -147,6 +147,13 @@ class Loader:
         """Why a run has no step."""
         if not self.epochs:
             return PlanError("the run has no step: epochs is 0")
+        if self._position.epoch >= self.epochs:
+            return PlanError(
+                f"epoch {self._position.epoch} is past the end of the run: epochs is {self.epochs}, counted from 0; give the "
+                f"Loader more epochs"
+            )
+        if self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._position):
+            return PlanError(f"nothing is left: skip= names every step of the run ({len(self._skip):,} of them)")
         self.counters = self.plan.count(0, self._rows_per_step)
         advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in self._dropped() else ""
         return PlanError(
