@@ -153,6 +153,7 @@ JSON_CASES = [
     ),
     document("one record per line", WHOLE, [A, B]),
     document("an object without an array of objects", b'{"a": 1}', [], refused="the document is one object"),
+    document("UTF-16", '[{"n": 1}]'.encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
     document("empty file", b"", [], refused="nothing but white space"),
     document("nested 100,000 deep", b"[" + DEEP + b"]", ["bad_json"]),
 ]
@@ -181,6 +182,7 @@ CSV_CASES = [
     table("invalid UTF-8", b"a,b\n1,\xff\n1,2\n", ["bad_utf8", X]),
     table("a cell that is not of the type asked for", b"a\nx\n1\n", ["bad_value", {"a": 1}], types={"a": "int"}),
     table("an empty cell of a column with a type", b"a,b\n,x\n", [{"a": None, "b": "x"}], "None", types={"a": "int"}),
+    table("UTF-16", "a,b\n1,2\n".encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
     table("a column named twice", b"a,a\n1,2\n", [], refused="column 'a' is named twice"),
     table("empty file, or a header alone", b"", []),
     Case(
@@ -192,13 +194,18 @@ CSV_CASES = [
 ]
 
 
-def text(name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", **options: Any) -> Case:
-    return Case(section=TEXT, input=name, files={"a.txt": content}, rows=rows, note=note, options=options)
+def text(
+    name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = "", **options: Any
+) -> Case:
+    return Case(
+        section=TEXT, input=name, files={"a.txt": content}, rows=rows, note=note, refused=refused, options=options
+    )
 
 
 T = {"text": "a"}
 TEXT_CASES = [
     text("invalid UTF-8", b"a\n\xff\na\n", [T, "bad_utf8", T]),
+    text("UTF-16", "a\nb\n".encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
     text("CRLF", b"a\r\na\r\n", [T, T], "the CR belongs to the line end"),
     text("lone CR", b"a\ra\n", [{"text": "a\ra"}], "it is text"),
     text("U+2028, U+0085, form feed", "a\u2028\x85\fa\n".encode(), [{"text": "a\u2028\x85\fa"}], "they are text"),

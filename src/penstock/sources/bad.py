@@ -1,6 +1,7 @@
 """What happens at a row that cannot be read?  Stop (the default), skip and count, or quarantine and count; never a silent hole."""
 
 import base64
+import codecs
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,17 @@ from penstock.errors import BadRecord, SourceError
 from penstock.sources.lock import ProcessLock
 from penstock.types import BadRow, Where
 
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
+IS_UTF_16 = "the file is UTF-16 (`iconv -f UTF-16 -t UTF-8` mends it)"
 POLICIES = ("stop", "skip", "quarantine")
 _HINT = "mend or remove the line, or pass on_bad='skip' or 'quarantine' (counted)"
+
+
+def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:
+    """Which byte; and which alphabet it is instead, where the file says so at its beginning."""
+    hint = f"; {IS_UTF_16}" if raw[:2] in UTF_16 else ""
+    message = f"{before}not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row{hint}"
+    return BadRow(reason="bad_utf8", message=message)
 
 
 class BadRows:

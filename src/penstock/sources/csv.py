@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.files import RangeFile
 from penstock.fingerprint import fingerprint
+from penstock.sources.bad import not_utf8
 from penstock.sources.parse import has_long_digits, parse_value
 from penstock.sources.parts import Part
 from penstock.sources.rows import RowsPart, RowsSource
@@ -197,9 +198,7 @@ def cut(raw: bytes, cells: Cells) -> list[str] | BadRow:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        return BadRow(
-            reason="bad_utf8", message=f"not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row"
-        )
+        return not_utf8(raw, error)
     found = cells.cut(text)
     return found if found is not None else BadRow(reason="open_quote", message="a quote is opened and never closed")
 

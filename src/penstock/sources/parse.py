@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from penstock.sources.bad import not_utf8
 from penstock.types import BadRow, Record
 
 # orjson turns integers beyond 64 bits into floats without a word.  Those have at least 19 digits in a row.
@@ -97,8 +98,7 @@ def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
     try:
         text = raw.decode()
     except UnicodeDecodeError as fault:
-        message = f"not JSON: not UTF-8: byte 0x{raw[fault.start]:02x} at byte {fault.start} of the row"
-        return BadRow(reason="bad_utf8", message=message)
+        return not_utf8(raw, fault, before="not JSON: ")
     hint = ""
     if text[error.pos :].startswith(("NaN", "Infinity")):
         hint = " (NaN and Infinity are no JSON; write null)"

@@ -11,7 +11,9 @@ from typing import IO, Any
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.errors import SourceError
 from penstock.files import RangeFile, buffer
+from penstock.sources.bad import IS_UTF_16, UTF_16
 from penstock.sources.sidecar import Index, digest_of, index
 from penstock.types import Ints
 
@@ -56,8 +58,11 @@ def spans(file: RangeFile, cache: Cache, *, kind: str, scan: Scan) -> Spans:
 
 
 def after_bom(file: RangeFile) -> int:
-    """The byte at which the text begins."""
-    return len(BOM) if file.read(0, min(file.identity.size, len(BOM))) == BOM else 0
+    """The byte at which the text begins.  UTF-16 is refused here: most of its lines are UTF-8, too, of letters and NUL bytes."""
+    begin = file.read(0, min(file.identity.size, len(BOM)))
+    if begin[:2] in UTF_16:
+        raise SourceError(f"{file.identity.path}:1:0: {IS_UTF_16}, and only UTF-8 is read")
+    return len(BOM) if begin == BOM else 0
 
 
 def blocks(file: RangeFile, start: int, stop: int) -> Iterator[tuple[int, Bytes]]:

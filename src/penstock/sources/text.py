@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.files import RangeFile
+from penstock.sources.bad import not_utf8
 from penstock.sources.offsets import lines
 from penstock.sources.parts import Part
 from penstock.sources.rows import Index, RowsPart, RowsSource
@@ -38,8 +39,7 @@ class TextPart(RowsPart):
         try:
             return {"text": raw.decode()}
         except UnicodeDecodeError as error:
-            place = f"byte 0x{raw[error.start]:02x} at byte {error.start} of the row"
-            return BadRow(reason="bad_utf8", message=f"not UTF-8: {place}")
+            return not_utf8(raw, error)
 
 
 class TextSource(RowsSource):
@@ -59,18 +59,19 @@ class TextSource(RowsSource):
         super().__init__(paths, **rest)
 
     def rows(self, file: RangeFile, path: str) -> Part:
+        begin = after_bom(file)
         is_line = self.record_is == "line"
         separator = b"\n" if is_line else b"" if self.record_is == "file" else self.record_is.encode()
         if is_line and not self.keep_blank:
             index: Index = lines(file, self.cache)
         else:
             kind = f"text {separator!r} {self.keep_blank}"
-            index = spans(file, self.cache, kind=kind, scan=lambda file: _scan(file, separator, self.keep_blank))
+            index = spans(file, self.cache, kind=kind, scan=lambda file: _scan(file, separator, self.keep_blank, begin))
         return TextPart(file, index, max_row_bytes=self.max_row_bytes, separator=separator, is_line=is_line)
 
 
-def _scan(file: RangeFile, separator: bytes, keep_blank: bool) -> Iterator[Ints]:
-    scan = _Scan(separator, keep_blank, begin=after_bom(file))
+def _scan(file: RangeFile, separator: bytes, keep_blank: bool, begin: int) -> Iterator[Ints]:
+    scan = _Scan(separator, keep_blank, begin=begin)
     for _, block in blocks(file, scan.start, file.identity.size):
         yield scan.take(block.tobytes())
     yield scan.finish()
