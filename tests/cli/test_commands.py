@@ -134,6 +134,9 @@ def test_why_names_what_differs(
         (["verify", "x", "--all"], "name one or more stores, or give --all"),
         (["cache", "prune", "--older-than", "soon"], "'soon': expected a duration such as 90m, 12h, 30d or 4w"),
         (["cache", "ls", "--nonsense"], "No such option"),
+        (["cache", "ls", "--nonsense"], "(see penstock cache ls --help)"),
+        (["plan"], "(see penstock plan --help)"),
+        (["nonsense"], "(see penstock --help)"),
     ],
 )
 def test_what_is_not_understood_ends_with_2_in_one_line(

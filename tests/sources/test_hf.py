@@ -100,7 +100,9 @@ def test_splits_are_chosen_by_name(dataset: Any, tmp_path: Path, cache: Cache) -
     test = HfFolderSource([str(tmp_path / "d")], cache=cache, split="test")
     assert list(train) == ROWS[:20] and list(test) == ROWS[20:] and test[-1] == ROWS[-1]
     for split, reason in ((None, "none was chosen"), ("val", "'val' is none of them")):
-        with pytest.raises(SourceError, match=rf"d: it holds the splits train, test and {reason}; pass split="):
+        with pytest.raises(
+            SourceError, match=rf"d: it holds the splits train, test and {reason}; name one: .*d:train, or split="
+        ):
             HfFolderSource([str(tmp_path / "d")], cache=cache, split=split)
     alone = HfFolderSource([str(tmp_path / "d" / "test")], cache=cache)
     assert list(alone) == ROWS[20:]

@@ -53,7 +53,9 @@ def test_what_lies_beside_data_is_left_out_and_said(
 
 def test_several_shapes_are_counted(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "d", "a.jsonl", "b.jsonl", "c.csv")
-    message = r"d: files of several shapes \(1 csv, 2 jsonl\); choose one with shape= or a glob such as '\*\.jsonl'"
+    message = (
+        r"d: files of several shapes \(1 csv, 2 jsonl\); name those of one shape, such as '.*/d/\*\.jsonl'; in a recipe"
+    )
     with pytest.raises(SourceError, match=message):
         open_source(tmp_path / "d", cache=cache)
     assert names_of(open_source(tmp_path / "d", cache=cache, shape="jsonl")) == ["a.jsonl", "b.jsonl"]

@@ -101,10 +101,20 @@ def _explain(error: Exception) -> int:
         if "\n" in message:  # help, where no command was given
             screen.text_block(message)
         else:
-            screen.complain(f"{message} (see penstock --help)")
+            screen.complain(f"{message} (see {_asked(error)} --help)")
         return USAGE
     import traceback
 
     screen.text_block("".join(traceback.format_exception(error)))
     screen.complain("this is a fault of Penstock itself; please report it with the lines above")
     return FAULT
+
+
+def _asked(error: Exception) -> str:
+    """The command that was not understood, however the program was called."""
+    names: list[str] = []
+    context = getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        names.insert(0, str(context.info_name))
+        context = context.parent
+    return " ".join(["penstock", *names])

@@ -145,7 +145,7 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepWalk:
     try:
         here = loader.plan.seek(number - first, per_step, epochs=loader.epochs, start=position)
     except PlanError as error:
-        raise PlanError(f"step {number}: {error}") from error
+        raise PlanError(f"step {number} is not there: {str(error).partition(': ')[2]}") from error
     taken = loader.plan.step(here, per_step, epochs=loader.epochs)
     if taken is None:
         raise PlanError(f"step {number} is past the end: the run has {len(loader)} steps, counted from 0")

@@ -179,7 +179,9 @@ def _choose(folder: Path, splits: list[str], split: str | None) -> str:
         return splits[0]
     if split is None or split not in splits:
         asked = "none was chosen" if split is None else f"{split!r} is none of them"
-        raise SourceError(f"{folder}: it holds the splits {', '.join(splits)} and {asked}; pass split=")
+        raise SourceError(
+            f"{folder}: it holds the splits {', '.join(splits)} and {asked}; name one: {folder}:{splits[0]}, or split="
+        )
     return split
 
 

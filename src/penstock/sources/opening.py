@@ -150,8 +150,9 @@ def _open_files(paths: list[str], wish: Wish) -> RowAccess:
     if len(shapes) > 1:
         counts = ", ".join(f"{count} {shape}" for shape, count in sorted(shapes.items()))
         raise SourceError(
-            f"{_common(paths)}: files of several shapes ({counts}); choose one with shape= or a glob such as "
-            f"'*{SHAPES[max(shapes, key=lambda shape: shapes[shape])].suffixes[0]}', or open each and join them with concat"
+            f"{_common(paths)}: files of several shapes ({counts}); name those of one shape, such as "
+            f"'{_common(paths)}/*{SHAPES[max(shapes, key=lambda shape: shapes[shape])].suffixes[0]}'; "
+            "in a recipe each shape can be a data set of its own, in Python penstock.concat joins them"
         )
     (shape,) = shapes
     opener = _opener(SHAPES[shape])
