@@ -82,6 +82,44 @@ def test_files_of_an_earlier_start_do_not_count(make):
     assert start(*make({"seed": 1}, {"seed": 1})) == [0, 0]  # under the same name, and both have changed
 
 
+def test_a_rank_may_be_late_where_an_earlier_start_left_its_file(tmp_path):
+    """Resumed under the same name, all ranks are at another step than their old files say; one loads its checkpoint for long."""
+
+    def begin(plans):
+        boards = [FileBoard(tmp_path, "run", "0-1") for _ in plans]
+        found = [None] * len(plans)
+
+        def run(rank):
+            try:
+                agree(plans[rank], rank=rank, others=range(2), board=boards[rank], patience=60)
+                found[rank] = "agreed"
+            except PlanMismatch as error:
+                found[rank] = str(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+        threads[0].start()
+        if (old := tmp_path / "runs/run-0/0-1/1.json").exists():
+            early = threads[0]
+            early.join(1.0)  # looks at the old file more than once
+            assert early.is_alive() and old.exists()
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    assert begin([PLAN, PLAN]) == ["agreed", "agreed"]
+    assert begin([PLAN, PLAN]) == ["agreed", "agreed"]  # the old file says the same: its rank is waited for, too
+    assert begin([{**PLAN, "step": 7}, {**PLAN, "step": 7}]) == ["agreed", "agreed"]
+    first, second = begin([{**PLAN, "step": 9}, {**PLAN, "step": 8}])
+    assert "rank 0 → rank 1: step 9 → 8" in first and "rank 1 → rank 0: step 8 → 9" in second
+
+
+def test_a_rank_that_has_failed_already_is_not_waited_for_without_end(make):
+    assert "seed 'default' → 5" in start(*make({}, {"seed": 5}))[0]
+    late = make({}, {"seed": 6})[1]
+    assert "rank 1 → rank 0: settings seed 6 → 'default'" in start(late)[0]
+
+
 def test_a_rank_that_does_not_come_is_an_error_that_names_it(tmp_path):
     board = FileBoard(tmp_path, "run", "0-1")
     with pytest.raises(PlanMismatch, match=r"rank 0 has waited 0 s for ranks \[1, 2\]"):

@@ -7,9 +7,10 @@ Nothing waits without end: a rank that does not come is an error that names it.
 import json
 import logging
 import os
+import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +19,7 @@ from penstock.loader.world import Place, running
 
 _log = logging.getLogger("penstock")
 
-GRACE = (
-    5.0  # seconds that another rank's differing file may stand: it may be left from the run before, and is written anew
-)
+GRACE = 60.0  # seconds that a file may stand whose rank has not seen ours: it is left from an earlier start, or its rank has failed
 _PATIENCE = 600.0  # seconds to wait for ranks that do not come; PENSTOCK_PATIENCE changes it
 _LOOK = (0.01, 0.5)  # seconds between looks, at first and at most
 _SAY = 10.0  # seconds after which a wait is worth a line
@@ -29,7 +28,7 @@ _SAY = 10.0  # seconds after which a wait is worth a line
 class Board(Protocol):
     """Where ranks pin what they are about to do."""
 
-    grace: float
+    grace: float | None  # None where nothing of an earlier start can hang
 
     def put(self, rank: int, text: str) -> None: ...
     def get(self, rank: int) -> str | None: ...
@@ -38,7 +37,7 @@ class Board(Protocol):
 class FileBoard:
     """A folder in the cache, named after the run.  Files of an earlier start are overwritten by their ranks."""
 
-    grace = GRACE
+    grace: float | None = GRACE
 
     def __init__(self, root: Path, run_id: str, exchange: str) -> None:
         name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run_id)
@@ -60,7 +59,7 @@ class FileBoard:
 class StoreBoard:
     """torch.distributed's key-value store.  torchrun may keep one over its restarts, so the keys name the restart."""
 
-    grace = 0.0
+    grace: float | None = None
 
     def __init__(self, store: Any, exchange: str) -> None:
         self._store, self._prefix = store, f"penstock/{_restarts()}/{exchange}"
@@ -105,21 +104,18 @@ def agree(
 ) -> None:
     """Return when all of `others` have shown the same as `mine`; PlanMismatch names the field and the rank that differ."""
     patience = float(os.environ.get("PENSTOCK_PATIENCE", _PATIENCE)) if patience is None else patience
-    text = json.dumps(mine, sort_keys=True)
-    board.put(rank, text)
+    show = _Show(mine, rank, board)
     begun, pause, said = time.monotonic(), _LOOK[0], False
-    waiting = {other: "" for other in others if other != rank}  # what each was last seen to differ by
-    since = dict.fromkeys(waiting, begun)
+    waiting = {other for other in others if other != rank}
     while waiting:
-        for other in list(waiting):
-            theirs = board.get(other)
-            if theirs == text:
-                del waiting[other]
-            elif theirs is not None:
-                if waiting[other] != theirs:
-                    waiting[other], since[other] = theirs, time.monotonic()
-                if time.monotonic() - since[other] >= board.grace:
-                    raise PlanMismatch(_difference(rank, mine, other, json.loads(theirs)))
+        shown = {other: json.loads(text) for other in waiting if (text := board.get(other)) is not None}
+        show.answer(shown.values())
+        for other, theirs in shown.items():
+            is_new = board.grace is None or show.mark in theirs.get("seen", ())
+            if theirs.get("mine") == show.mine and is_new:
+                waiting.discard(other)
+            elif theirs.get("mine") != show.mine and (is_new or show.age(other, theirs) >= (board.grace or 0.0)):
+                raise PlanMismatch(_difference(rank, mine, other, theirs.get("mine", theirs)))
         waited = time.monotonic() - begun
         if waiting and waited > _SAY and not said:
             _log.warning("rank %d waits for ranks %s to begin to iterate", rank, sorted(waiting))
@@ -132,6 +128,35 @@ def agree(
         if waiting:
             time.sleep(pause)
             pause = min(2 * pause, _LOOK[1])
+
+
+class _Show:
+    """What this rank pins.  Whoever has seen its mark is of the same start: a file that an earlier one left cannot know it, however long
+    its rank takes to come again."""
+
+    def __init__(self, mine: dict[str, Any], rank: int, board: Board) -> None:
+        self.mine = json.loads(json.dumps(mine))  # as the others read it
+        self.mark = secrets.token_hex(4)
+        self._rank, self._board = rank, board
+        self._seen: set[str] = set()
+        self._since: dict[tuple[int, str], float] = {}
+        self._put()
+
+    def answer(self, shown: Iterable[dict[str, Any]]) -> None:
+        """Tell the others that they were seen; before anything is raised, so that they learn why, too."""
+        new = {theirs["mark"] for theirs in shown if "mark" in theirs} - self._seen
+        if new and self._board.grace is not None:
+            self._seen |= new
+            self._put()
+
+    def age(self, other: int, theirs: dict[str, Any]) -> float:
+        """Seconds since this start of a rank was first looked at."""
+        now = time.monotonic()
+        return now - self._since.setdefault((other, theirs.get("mark", "")), now)
+
+    def _put(self) -> None:
+        text = json.dumps({"mine": self.mine, "mark": self.mark, "seen": sorted(self._seen)}, sort_keys=True)
+        self._board.put(self._rank, text)
 
 
 def _restarts() -> str:
