@@ -294,6 +294,26 @@ def test_data_of_other_tools(write: Any) -> None:
     assert [(data.name, data.weight) for data in listed.data] == [("text", 2.0), ("chat", 1.0)]
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected", "unused"),
+    [
+        ("packing: true\npacking_strategy: next_fit", "next_fit", "packing"),
+        ("packing_strategy: bfd\nsample_packing: true", "best_fit", "sample_packing"),
+        ("packing: false\npacking_strategy: next_fit", "none", "packing_strategy"),
+    ],
+)
+def test_whether_and_how_to_pack_may_be_two_keys(write: Any, lines: str, expected: str, unused: str) -> None:
+    recipe = Recipe.read(write(f"data: text.jsonl\n{lines}\n"))
+    assert recipe.settings["packing"] == expected
+    assert any(f": {unused} is not needed here: " in notice for notice in recipe.notices)
+
+
+def test_a_folder_of_media_in_a_list_is_not_used_and_that_is_said(write: Any) -> None:
+    recipe = Recipe.read(write("datasets:\n  - path: text.jsonl\n    data_folder: media\n    data_type: jsonl\n"))
+    assert recipe.data[0].options == {"shape": "jsonl"}
+    assert any(":3: data_folder is not used here: records are given as written" in each for each in recipe.notices)
+
+
 def test_every_foreign_name_leads_to_a_key() -> None:
     for name in CALLED:
         assert name not in keys(), f"{name} is our own"

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import RecipeError
 from penstock.recipe.document import Item
 from penstock.recipe.keys import PATHS, Key, keys, shown, wrong
-from penstock.recipe.names import CALLED, OUR_NAMES
+from penstock.recipe.names import CALLED, OUR_NAMES, STRATEGY, SWITCHES, UNUSED
 from penstock.templates.hub import is_hub_name
 
 _TOP = ("data", "eval")
@@ -45,7 +45,7 @@ class Builder:
     def _ours(self, found: dict[str, Item], extra: tuple[str, ...]) -> dict[str, Item]:
         """The same under our names."""
         made: dict[str, Item] = {}
-        for name, item in found.items():
+        for name, item in self._one_packing(found).items():
             if not isinstance(name, str):
                 raise self._fault(item.line, f"{name!r} as a key, expected a word")
             for ours, value in self._translated(name, item, extra).items():
@@ -56,7 +56,20 @@ class Builder:
                 made[ours] = value
         return made
 
+    def _one_packing(self, found: dict[str, Item]) -> dict[str, Item]:
+        """Whether to pack and how, said by two keys: of true, the second counts, of false, the first."""
+        switch = next((name for name in SWITCHES if name in found and isinstance(found[name].value, bool)), None)
+        if switch is None or STRATEGY not in found:
+            return found
+        unused = switch if found[switch].value else STRATEGY
+        other = STRATEGY if found[switch].value else switch
+        self.notices.append(f"{self._place(found[unused].line)}{unused} is not needed here: {other} says it")
+        return {name: item for name, item in found.items() if name != unused}
+
     def _translated(self, name: str, item: Item, extra: tuple[str, ...]) -> dict[str, Item]:
+        if name in UNUSED and "path" in extra:
+            self.notices.append(f"{self._place(item.line)}{name} is not used here: {UNUSED[name]}")
+            return {}
         other_type, turn = OUR_NAMES.get(name, (None, None))
         if turn is None or other_type is None or not isinstance(item.value, other_type):
             if name in extra or name in keys():

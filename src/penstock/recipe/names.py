@@ -124,6 +124,13 @@ _TURNED: dict[str, Turn] = {
 # Our own names under which other tools write other values.
 OUR_NAMES: dict[str, tuple[type, Turn]] = {"packing": (bool, _PACKED)}
 
+# Of a data set, where nothing here asks for it: why.
+UNUSED = {"data_folder": "records are given as written, and nothing there is opened"}
+
+# Other tools say with one key whether to pack, and with another how.
+SWITCHES = ("packing", *(name for name, turn in _TURNED.items() if turn is _PACKED))
+STRATEGY = "packing_strategy"
+
 CALLED: dict[str, Turn] = {**{name: _as(ours) for ours, names in _SAME.items() for name in names}, **_TURNED}
 
 
