@@ -30,6 +30,12 @@ except StoreError as error:
 """
 
 
+def test_a_cache_that_is_a_link_to_nowhere_is_to_be_checked(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match=r"cannot write .*link/a/b: .*; check the folder, or choose another folder"):
+        Cache(tmp_path / "link").publish("a/b", lambda file: file.write(b"x"))
+
+
 def leftovers(root: Path) -> list[str]:
     return [path.name for path in root.rglob("*.tmp")]
 

@@ -223,8 +223,9 @@ def test_what_cannot_be_sent_is_said_clearly() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(StoreError, match="num_proc is 0, expected at least 1"):
-        LocalEngine(0)
+    for wrong in (0, -1, 2.5, "2", True):
+        with pytest.raises(StoreError, match=f"num_proc is {wrong!r}, expected a whole number of at least 1"):
+            LocalEngine(wrong)
     with pytest.raises(StoreError, match="start_method is 'forkserver', expected one of fork, spawn"):
         LocalEngine(2, start_method="forkserver")
     assert LocalEngine().num_proc == num_cores() >= 1

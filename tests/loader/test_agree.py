@@ -145,6 +145,22 @@ def test_the_name_that_torchrun_gives_is_enough(make, monkeypatch):
         next(iter(loader))
 
 
+def test_a_cache_that_cannot_be_written_to_is_a_hindrance_only_where_a_comparison_was_asked_for(
+    make, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "runs").write_text("in the way, also of root")
+    with pytest.raises(
+        PlanError, match=r"compare their plans in .*runs.*, which cannot be written to: .*leave out run_id"
+    ):
+        next(iter(make({}, {})[0]))
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "7f3a"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    [loader] = make({"rank": None, "world_size": None}, run_id=None)
+    assert next(iter(loader)).step == 0
+    assert "cannot be written to, so ranks do not compare their plans" in caplog.text
+
+
 def test_a_mesh_says_it_alone():
     with pytest.raises(PlanError, match="leave out rank, world_size and replicas"):
         Loader(ps.open(RECORDS), batch_size=2, mesh="dp", rank=0, world_size=2)

@@ -26,7 +26,10 @@ _ADVICE = {
 
 
 def refuse(error: OSError, path: Path, doing: str) -> NoReturn:
-    advice = _ADVICE.get(error.errno or 0, f"check the folder, or {_ELSEWHERE}")
+    is_gone = (
+        error.errno == errno.ENOENT and doing == "write"
+    )  # the folder was removed under us, or is a link to nowhere
+    advice = _ADVICE.get(0 if is_gone else error.errno or 0, f"check the folder, or {_ELSEWHERE}")
     raise StoreError(f"cannot {doing} {path}: {error.strerror or error}; {advice}") from error
 
 

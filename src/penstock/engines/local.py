@@ -28,8 +28,8 @@ class LocalEngine:
     """`num_proc` processes (None: the cores there are).  One process is this one, unless `inline` is False."""
 
     def __init__(self, num_proc: int | None = None, *, start_method: str | None = None, inline: bool = True) -> None:
-        if num_proc is not None and num_proc < 1:
-            raise StoreError(f"num_proc is {num_proc}, expected at least 1 (or None for all cores)")
+        if num_proc is not None and (not hasattr(num_proc, "__index__") or isinstance(num_proc, bool) or num_proc < 1):
+            raise StoreError(f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)")
         # fork starts in milliseconds and shares the loaded tokenizer; elsewhere it is unsafe or missing
         self.start_method = start_method or ("fork" if sys.platform == "linux" else "spawn")
         if self.start_method not in START_METHODS:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.errors import PlanMismatch
+from penstock.errors import PlanError, PlanMismatch
 from penstock.loader.world import Place, running
 
 _log = logging.getLogger("penstock")
@@ -44,10 +44,16 @@ class FileBoard:
         self._folder = root / "runs" / f"{name}-{_restarts()}" / exchange
 
     def put(self, rank: int, text: str) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{rank}.{os.getpid()}.tmp"
-        temporary.write_text(text)
-        temporary.replace(self._folder / f"{rank}.json")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = self._folder / f".{rank}.{os.getpid()}.tmp"
+            temporary.write_text(text)
+            temporary.replace(self._folder / f"{rank}.json")
+        except OSError as error:
+            raise PlanError(
+                f"ranks compare their plans in {self._folder}, which cannot be written to: {error.strerror or error}; choose another "
+                f"cache folder, start torch.distributed before the first batch, or leave out run_id"
+            ) from error
 
     def get(self, rank: int) -> str | None:
         try:
@@ -91,6 +97,9 @@ def find_board(place: Place, *, run_id: str | None, root: Path, exchange: str) -
     # Nobody said that the cache folder is one for all nodes, so only the ranks of this node meet there.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", len(place.members)))
     first = place.rank - int(os.environ.get("LOCAL_RANK", place.rank))
+    if not _may_write(root / "runs"):  # a cache of somebody else, and nobody asked for a comparison
+        _log.warning("%s cannot be written to, so ranks do not compare their plans before they begin", root)
+        return None
     return FileBoard(root, elastic, exchange), range(first, first + local)
 
 
@@ -157,6 +166,14 @@ class _Show:
     def _put(self) -> None:
         text = json.dumps({"mine": self.mine, "mark": self.mark, "seen": sorted(self._seen)}, sort_keys=True)
         self._board.put(self._rank, text)
+
+
+def _may_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _restarts() -> str:
