@@ -137,8 +137,8 @@ def _read(fd: int, name: str) -> Held | None:
 def _create(fd: int, name: str) -> None:
     """Whole from its first moment: a claim of somebody who was killed before saying who it is would be waited for."""
     temporary = leases.temporary_name()
+    _write(fd, temporary)
     try:
-        _write(fd, temporary)
         os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
     except FileExistsError:
         raise
@@ -153,6 +153,10 @@ def _write(fd: int, name: str) -> None:
     file = os.open(name, _NEW, 0o644, dir_fd=fd)
     try:
         os.write(file, f"{Owner.me()} {socket.gethostname()}\n".encode())
+    except OSError:  # such as a full disk: nothing that says nothing may stay
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=fd)
+        raise
     finally:
         os.close(file)
 
