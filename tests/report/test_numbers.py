@@ -11,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError
 from penstock.report import numbers, walk
+from penstock.report import text as layout
 
 Write = Callable[..., Path]
 
@@ -118,6 +119,9 @@ def test_shares_follow_weights(stores: dict[str, Any]) -> None:
     found = numbers.epoch(made)
     assert [share.samples for share in found.shares] == pytest.approx([108, 40], abs=14)
     assert [source.weight for source in numbers.sources(made)] == ["3", "1"]
+    shown = layout.epoch(found)[-1]
+    assert shown.columns == ("source", "#samples", "#of samples", "#tokens", "#of tokens")
+    assert [float(row[2].rstrip("%")) for row in shown.rows] == pytest.approx([75, 25], abs=10)  # as the weights say
 
 
 def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:
@@ -207,7 +211,7 @@ def test_what_is_not_there_is_refused(stores: dict[str, Any], write_jsonl: Write
     made = loader(stores)
     with pytest.raises(PlanError, match=r"row 120 of 'first': it has 120 rows, counted from 0"):
         walk.record(made, 120)
-    with pytest.raises(PlanError, match=r"step 9999: cannot seek .* steps"):
+    with pytest.raises(PlanError, match=r"step 9999 is not there: the run has \d+ steps"):
         walk.step(made, 9999)
     with pytest.raises(PlanError, match=r"rank 1: there are 1, counted from 0"):
         walk.step(made, 0, rank=1)

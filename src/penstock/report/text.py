@@ -149,8 +149,13 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         ["plan", f"{found.plan[:16]} (data, settings, seed {found.seed})"],
         ["order", f"{found.order} (every row of epoch {found.epoch})"],
     ]
-    shares = [[each.name, _whole(each.samples), _whole(each.tokens), f"{each.share:.2%}"] for each in found.shares]
-    return [table(["", "per epoch"], rows), title("shares"), table(["source", "#samples", "#tokens", "#share"], shares)]
+    samples = max(sum(each.samples for each in found.shares), 1)
+    shares = [
+        [each.name, _whole(each.samples), f"{each.samples / samples:.2%}", _whole(each.tokens), f"{each.share:.2%}"]
+        for each in found.shares
+    ]
+    columns = ["source", "#samples", "#of samples", "#tokens", "#of tokens"]
+    return [table(["", "per epoch"], rows), title("shares"), table(columns, shares)]
 
 
 def _tail(found: "EpochNumbers") -> str:
