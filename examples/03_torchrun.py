@@ -22,8 +22,8 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def prepare(folder: Path) -> Any:
-    records = [{"text": text} for text in TEXTS]
-    return ps.prepare(records, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache")
+    options = {"tokenizer": folder / "tokenizer.json", "template": "text", "cache_dir": folder / "cache"}
+    return ps.prepare([{"text": text} for text in TEXTS], **options)
 
 
 def train(store: Any) -> None:
@@ -37,24 +37,24 @@ def train(store: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in loader:
         labels = batch["labels"].flatten()
-        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), labels, reduction="sum").backward()
         trained = (labels >= 0).sum()
         dist.all_reduce(trained)  # ranks have differing numbers of targets; the last step's padding has none
         for weight in model.parameters():
             dist.all_reduce(weight.grad)
             weight.grad /= trained
-        optimizer.step()
+        optimizer.step(), optimizer.zero_grad()
         if loader.world.rank == 0:
-            print(f"step {batch.step + 1} of {len(loader)}: {trained} targets on {loader.world.size} ranks")
+            print(f"step {batch.step + 1} of {len(loader)}: {trained} targets on {loader.world.size} ranks", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        sys.exit(train(prepare(Path(os.environ["GATES"]))))
+        train(prepare(Path(os.environ["GATES"])))
+        os._exit(0)  # a thread of gloo that still runs would abort a process that ends in the usual way
     with tempfile.TemporaryDirectory() as name:
-        make_tokenizer(Path(name))
-        prepare(Path(name))  # once; the ranks then find it made
+        make_tokenizer(Path(name))  # and prepare once: the ranks then find it made
+        prepare(Path(name))
         job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
         sys.exit(subprocess.run(job, env={**os.environ, "GATES": name, "OMP_NUM_THREADS": "1"}).returncode)

@@ -4,6 +4,7 @@ That no worker outlives a parent killed -9, and that nothing stays in /dev/shm, 
 """
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -88,6 +89,7 @@ def test_an_abandoned_iteration_leaves_no_process_and_no_open_file(folder):
         assert children() - before
         batches.close()
         assert children() == before
+        gc.collect()  # queues of multiprocessing hold each other, and their pipes, until then
         files.append(len(list(Path("/proc/self/fd").iterdir())))
     assert files[-1] <= files[0]  # after the first: multiprocessing itself opens some once
 
