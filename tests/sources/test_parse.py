@@ -1,5 +1,9 @@
 """Fast ways to parse and to look must find what the plain ones find."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -71,3 +75,35 @@ def test_a_buffer_begins_where_a_cache_line_does() -> None:
         room = buffer(num_bytes)
         assert len(room) == num_bytes
         assert np.frombuffer(room, dtype=np.uint8).ctypes.data % 64 == 0
+
+
+SHORT = """
+import resource, sys
+import penstock as ps
+from penstock.errors import SourceError
+source = ps.open(sys.argv[1], on_bad="skip", cache_dir=sys.argv[2])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20),) * 2)
+for rows in (len(source), 2):  # in blocks, and each by itself
+    try:
+        print(list(source.records(0, rows))[1:2])
+    except SourceError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="how much memory is used is read from /proc")
+def test_a_row_that_is_too_large_for_the_memory_is_no_bad_row_to_be_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl"
+    large = b'{"ids": [' + b"1," * (10 << 20) + b"1]}\n"  # 20 MiB, of which the parser makes eight times as much
+    path.write_bytes(b"{}\n" + large + b"{}\n" * 40)
+    command = [sys.executable, "-c", SHORT, str(path), str(tmp_path / "cache")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (
+        lines
+        == [
+            f"{path}:2:3: there is not enough memory to parse the row (row 1); run again with a smaller num_proc, or where there is "
+            "more memory"
+        ]
+        * 2
+    )

@@ -14,6 +14,7 @@ from penstock.types import BadRow, Where
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 IS_UTF_16 = "the file is UTF-16 (`iconv -f UTF-16 -t UTF-8` mends it)"
 POLICIES = ("stop", "skip", "quarantine")
+NO_MEMORY = "no_memory"  # the one reason that is no fault of the row, and another on another machine
 _HINT = "mend or remove the line, or pass on_bad='skip' or 'quarantine' (counted)"
 
 
@@ -45,6 +46,10 @@ class BadRows:
 
     def met(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
         """Called for each bad row that is read; raises where the policy says stop."""
+        if (
+            found.reason == NO_MEMORY
+        ):  # whatever the policy: a store must not lack rows because a machine was short of memory
+            raise SourceError(f"{found.message}; run again with a smaller num_proc, or where there is more memory")
         if self.on_bad == "stop":
             raise BadRecord(f"{found.message}; {_HINT}")
         with self._lock:

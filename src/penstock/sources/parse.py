@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from penstock.sources.bad import not_utf8
+from penstock.sources.bad import NO_MEMORY, not_utf8
 from penstock.types import BadRow, Record
 
 # orjson turns integers beyond 64 bits into floats without a word.  Those have at least 19 digits in a row.
@@ -72,12 +72,19 @@ def parse_value(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = Fal
         if exact or unique_keys:  # orjson has checked what json is lax about: NaN, surrogates
             value = json.loads(str(raw, "utf-8"), object_pairs_hook=_unique if unique_keys else None)
     except json.JSONDecodeError as error:
-        return _refused(bytes(raw), error)
+        return short_of_memory(error) or _refused(bytes(raw), error)
     except _TwiceError as error:
         return BadRow(reason="duplicate_key", message=f"the key {error.args[0]!r} is given twice")
     except (RecursionError, ValueError) as error:  # ValueError: more digits than int() takes
         return BadRow(reason="bad_json", message=f"not readable: {error}")
     return value
+
+
+def short_of_memory(error: json.JSONDecodeError) -> BadRow | None:
+    """orjson says of a row that is too large for what is left of the memory that it is no JSON."""
+    if not error.msg.startswith("Not enough memory"):
+        return None
+    return BadRow(reason=NO_MEMORY, message="there is not enough memory to parse the row")
 
 
 class _TwiceError(Exception):

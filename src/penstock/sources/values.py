@@ -12,7 +12,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.parse import has_long_digits
+from penstock.sources.bad import NO_MEMORY
+from penstock.sources.parse import has_long_digits, short_of_memory
 from penstock.types import BadRow, Record
 
 # What a value that Python cannot hold raises: invalid UTF-8, year 12000, half a microsecond, broken JSON.
@@ -57,7 +58,9 @@ class ToRecords:
                 record |= self._records(batch.select([number]))[0]
             except orjson.JSONDecodeError as error:
                 message = f"column {name!r} is not JSON: {error.msg} at character {error.pos}"
-                return BadRow(reason="bad_json", message=message)
+                return short_of_memory(error) or BadRow(reason="bad_json", message=message)
+            except MemoryError as error:  # also Arrow's own, which is an ArrowException, too
+                return BadRow(reason=NO_MEMORY, message=f"column {name!r}: there is not enough memory for it: {error}")
             except _UNREADABLE as error:
                 reason = " ".join(str(error).split())
                 return BadRow(reason="bad_value", message=f"column {name!r} cannot be read: {reason}")
