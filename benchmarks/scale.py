@@ -22,7 +22,7 @@ from stand import RESULTS, Page, Verdict, table
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 MOST = {"datasets": 1_000_000, "trl": 100_000}  # beyond these a peer needs minutes for each repetition
-REPEAT = 3
+REPEAT = 2
 BATCH, LENGTH = 8, 2048
 WORDS = [
     "the",
