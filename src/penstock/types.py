@@ -41,7 +41,9 @@ class Where:
     byte: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        """As editors take it; with the byte where a document is all one line, which then says nothing."""
+        inside = f":{self.byte}" if self.line == 1 and self.byte else ""
+        return f"{self.file}:{self.line}{inside}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,3 +193,14 @@ def test_a_key_given_twice_can_be_refused(tmp_path: Path, cache: Cache) -> None:
         strict[0]
     assert strict[1] == {"a": [{"c": 1}, {"c": 2}]}
     assert strict.digest(1, 2) == strict.digest(1, 2) != strict.digest(0, 1)
+
+
+def test_records_of_a_document_in_one_line_are_told_apart(tmp_path: Path, cache: Cache) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"n": 1}, {"n": 2}]')
+    source = open_source(path, cache=cache)
+    assert [str(source.where(row)) for row in range(2)] == [f"{path}:1:1", f"{path}:1:11"]
+    path = tmp_path / "b.json"
+    path.write_text('[\n {"n": 1},\n {"n": 2}\n]')
+    source = open_source(path, cache=cache)
+    assert [str(source.where(row)) for row in range(2)] == [f"{path}:2", f"{path}:3"]
