@@ -201,6 +201,14 @@ def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
     assert code == 2 and "--name is for data; a recipe names its own" in err
 
 
+def test_the_stores_of_a_recipe_are_verified(here: Any, recipe: Path) -> None:
+    code, _, err = here("verify", recipe)
+    assert code == 3 and f"{recipe}: 'talk' is not prepared in " in err and f"run: penstock prepare {recipe}" in err
+    assert here("prepare", recipe)[0] == 0
+    code, out, err = here("verify", recipe)
+    assert code == 0 and out.count(": whole (") == 3, err
+
+
 def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
     code, out, err = here("stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--world-size", "2")
     assert code == 0, err

@@ -35,8 +35,8 @@ def cli_page() -> str:
     ends = [words.split(maxsplit=1) for words in str(main.__doc__).splitlines() if words[:1].isdigit()]
     parts = [
         REMARK, "# The command", "",
-        "`penstock` and `python -m penstock` are the same. Each command takes a recipe, or data with `--tokenizer`, and prints plain "
-        "text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.", "",
+        "`penstock` and `python -m penstock` are the same. Commands about data take a recipe, or data with `--tokenizer`. All "
+        "print plain text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.", "",
         "| it ends with | when |", "|---|---|", *(f"| {code} | {when} |" for code, when in ends), "",
     ]  # fmt: skip
     names = [[str(command.name)] for command in main.commands.registered_commands]

@@ -1,16 +1,21 @@
 """`penstock verify`: is what lies on disk what was written?"""
 
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import arguments, screen
 
+if TYPE_CHECKING:
+    from penstock.cache import Cache
+
 
 def verify(
     store: Annotated[
-        list[str] | None, typer.Argument(help="Fingerprints, or how they begin; or names of data.")
+        list[str] | None, typer.Argument(help="Recipes; or fingerprints, how they begin, names of data.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every store of the cache.")] = False,
     cache_dir: arguments.CacheDir = None,
@@ -18,14 +23,14 @@ def verify(
 ) -> None:
     """Read every byte of a store and hold it to its digests; ends with 1 where something is wrong."""
     from penstock.cache import Cache
-    from penstock.store.listing import find_store
     from penstock.store.verify import verify as verify_store
     from penstock.store.verify import verify_all
 
     if every == bool(store):
         raise typer.BadParameter("name one or more stores, or give --all")
     cache = Cache(cache_dir)
-    found = verify_all(cache) if every else (verify_store(find_store(wanted, cache), cache) for wanted in store or [])
+    named = (place for wanted in store or [] for place in _stores(wanted, cache_dir))
+    found = verify_all(cache) if every else (verify_store(*place) for place in named)
     reports = []
     for report in found:
         reports.append(report)
@@ -39,3 +44,24 @@ def verify(
         screen.say(f"no stores in {cache.root}")
     if not all(report.is_whole for report in reports):
         raise typer.Exit(1)
+
+
+def _stores(wanted: str, cache_dir: Path | None) -> "Iterator[tuple[str, Cache]]":
+    """What is meant: one store, or each that a recipe needs, once."""
+    from penstock.cache import Cache
+    from penstock.errors import StoreError
+    from penstock.store.listing import find_store
+
+    if not wanted.endswith((".yaml", ".yml")):
+        cache = Cache(cache_dir)
+        yield find_store(wanted, cache), cache
+        return
+    from penstock import api
+
+    recipe = arguments.recipe([wanted], None, cache_dir=cache_dir)
+    cache = Cache(recipe.settings.get("cache_dir"))
+    answers = [pair for part in recipe.parts for pair in api.why_recipe(recipe, part=part).items()]
+    for name, answer in answers:
+        if not answer.is_hit:
+            raise StoreError(f"{wanted}: {name!r} is not prepared in {cache.root}; run: penstock prepare {wanted}")
+    yield from ((found, cache) for found in dict.fromkeys(answer.store for _, answer in answers))
