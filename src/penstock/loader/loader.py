@@ -145,14 +145,14 @@ class Loader:
 
     def _nothing(self) -> PlanError:
         """Why a run has no step."""
-        if not self.epochs:
+        if self.epochs == 0:
             return PlanError("the run has no step: epochs is 0")
-        if self._position.epoch >= self.epochs:
+        epoch = self._position.epoch
+        if self.epochs is not None and epoch >= self.epochs:
             return PlanError(
-                f"epoch {self._position.epoch} is past the end of the run: epochs is {self.epochs}, counted from 0; give the "
-                f"Loader more epochs"
+                f"epoch {epoch} is past the end of the run: epochs is {self.epochs}, counted from 0; give the Loader more epochs"
             )
-        if self.plan.num_steps(self._rows_per_step, epochs=self.epochs, start=self._position):
+        if self.plan.num_steps(self._rows_per_step, epochs=self.epochs or epoch + 1, start=self._position):
             return PlanError(f"nothing is left: skip= names every step of the run ({len(self._skip):,} of them)")
         self.counters = self.plan.count(0, self._rows_per_step)
         advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in self._dropped() else ""
