@@ -44,7 +44,8 @@ class Rows:
             return parts[0]
         sizes = [np.diff(part.starts) for part in parts]
         starts = np.concatenate(([0], np.cumsum(np.concatenate(sizes)))) if parts else np.zeros(1, np.int64)
-        spans = np.concatenate([part.spans for part in parts]) if parts else np.empty(0, SPAN)
+        # as bytes: numpy compares the fields of one dtype with those of the next, at a microsecond and more a part
+        spans = np.concatenate([part.spans.view(np.uint8) for part in parts]).view(SPAN) if parts else np.empty(0, SPAN)
         return Rows(spans, starts.astype(np.int64))
 
     @staticmethod
