@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,13 @@ def test_shares_follow_weights(stores: dict[str, Any]) -> None:
     shown = layout.epoch(found)[-1]
     assert shown.columns == ("source", "#samples", "#of samples", "#tokens", "#of tokens")
     assert [float(row[2].rstrip("%")) for row in shown.rows] == pytest.approx([75, 25], abs=10)  # as the weights say
+
+
+def test_a_packing_that_takes_nothing_has_no_fill(stores: dict[str, Any]) -> None:
+    fit = numbers.fits(loader(stores), max_lengths=[16], packings=["best_fit"])[0]
+    for rows, shown in ((0, "–"), (fit.rows, f"{fit.fill:.2%}")):
+        (row,) = layout.fits([replace(fit, rows=rows)], chosen=(64, "none"))[-1].rows
+        assert row[4] == shown
 
 
 def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:

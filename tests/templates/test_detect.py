@@ -140,7 +140,7 @@ def test_rows_that_say_nothing_do_not_count() -> None:
     ("record", "said"),
     [
         ({"id": 1, "content": "a"}, "with the keys content (str), id (int); give template='text' with key='content'"),
-        ({"a": "x", "b": "y"}, "give template= with the names of its keys, or a Template"),
+        ({"a": "x", "b": "y"}, "give template='text' with key=, or template='prompt_completion' with input_key= and output_key="),
         ({}, "no template fits 1 rows with the keys (none)"),
         ({"problem": "a", "solution": "b", "answer": "c"},
          "give template='query_response' with input_key= (problem) and output_key= (answer, solution)"),

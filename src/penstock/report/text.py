@@ -60,7 +60,7 @@ def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
     rows = [
         [
             each.name, _whole(each.rows), _whole(each.samples), _whole(each.tokens), f"{each.trained_share:.1%}",
-            _whole(each.rows - each.samples), f"{each.lengths.mean:.0f}", _whole(each.lengths.p50),
+            _whole(each.rows - each.samples), f"{each.lengths.mean:,.0f}", _whole(each.lengths.p50),
             _whole(each.lengths.p99), _whole(each.lengths.max), size(each.num_bytes),
         ]
         for each in found
@@ -123,8 +123,9 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
         if fit.problem:
             rows.append([_whole(fit.max_length), fit.packing, "", "", "", "", "", fit.problem])
             continue
+        fill = f"{fit.fill:.2%}" if fit.rows else "–"  # no rows are neither full nor empty
         rows.append([
-            _whole(fit.max_length), fit.packing, _whole(fit.rows), _whole(fit.steps), f"{fit.fill:.2%}",
+            _whole(fit.max_length), fit.packing, _whole(fit.rows), _whole(fit.steps), fill,
             _whole(fit.samples_dropped), _whole(fit.samples_cut), here,
         ])  # fmt: skip
     return [

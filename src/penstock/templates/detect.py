@@ -18,6 +18,7 @@ from penstock.templates.registry import known_options
 from penstock.templates.roles import role_names
 from penstock.types import Record
 
+_NAME_KEYS = "template='text' with key=, or template='prompt_completion' with input_key= and output_key="
 ENOUGH = 0.99  # share of rows
 
 _SHAREGPT = ("conversations", "conversation", "messages")
@@ -157,7 +158,7 @@ def _refusal(
         )
     seen = sorted({f"{name} ({type(value).__name__})" for record in records for name, value in record.items()})
     texts = sorted({str(key) for record in records for key, value in record.items() if isinstance(value, str)})
-    hint = f"template='text' with key={texts[0]!r}" if len(texts) == 1 else "template= with the names of its keys"
+    hint = f"template='text' with key={texts[0]!r}" if len(texts) == 1 else _NAME_KEYS
     doubtful = query_keys(records[0])
     if all(doubtful):
         hint = f"template='query_response' with input_key= ({', '.join(doubtful[0])}) and output_key= ({', '.join(doubtful[1])})"
