@@ -26,7 +26,8 @@ QUICK = "--quick" in sys.argv
 NUM_SAMPLES = 20_000
 FEW_SAMPLES = 3_000  # for changes of the world, where every rank is a process
 FRACTIONS = (0.9,) if QUICK else (0.1, 0.5, 0.9)
-REPEAT = 1 if QUICK else 3
+REPEAT = 1 if QUICK else 2
+STEPS = 10  # before the ranks change
 WORLDS = ((2, 3),) if QUICK else ((2, 3), (3, 2))
 MOSAIC = ROOT.parent / ".venv-bench-mosaic" / "bin" / "python"
 
@@ -149,8 +150,7 @@ def resume_elsewhere(name: str, folder: Path) -> tuple[list[list[str]], int]:
     """Stopped on some ranks, resumed on others; how many samples went wrong, or a refusal (which is not wrong)."""
     lines, wrong = [], 0
     for old, new in WORLDS:
-        whole = go(name, folder, world=old)
-        before = go(name, folder, world=old, stop=max(1, round(whole.num_batches * 0.4)), save=True)
+        before = go(name, folder, world=old, stop=STEPS, save=True)
         after = go(name, folder, world=new, state=True)
         if after.refused or before.refused:
             lines.append([name, f"{old} → {new}", "refuses", "", "", after.refused or before.refused])
