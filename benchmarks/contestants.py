@@ -203,7 +203,12 @@ class Mosaic(Resumable):
         data = StreamingDataset(
             local=str(folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=BATCH, num_canonical_nodes=1
         )
-        self.loader = StreamingDataLoader(data, batch_size=BATCH, collate_fn=list)
+        # It counts what it handed over by the length of a batch's first column, so batches are columns here.
+        self.loader = StreamingDataLoader(data, batch_size=BATCH, collate_fn=_numbers)
+
+
+def _numbers(records: list[dict[str, Any]]) -> dict[str, list[int]]:
+    return {"number": [int(record["number"]) for record in records]}
 
 
 def _without_torchvision() -> None:
