@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
 _LOOK = 1.0  # seconds between a worker's looks at whether its parent is still there
+_LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
 
 
 class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
@@ -134,7 +135,12 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
         collate_fn=_as_is,
         generator=torch.Generator(),  # the seeds it deals out are not taken from the trainer's own chance
     )
-    turns = iter(made)
+    # A worker inherits what is blocked, and so is not killed by a signal to all before it has settled.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    try:
+        turns = iter(made)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         for batch, step in turns:
             if loader.form.pin_memory:
@@ -157,6 +163,7 @@ def settle(worker: int) -> None:
     """What a worker does first: leave signals to its parent, which may still want to save, and go when the parent is gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_PARENT)
     parent = os.getppid()
 
     def watch() -> None:
