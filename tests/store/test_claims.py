@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -240,3 +242,19 @@ def test_two_equal_shards_are_made_once(cache: Cache, template: Logged, tmp_path
     source = ListSource([RECORDS[7]] * 400)
     store = build(source, template, engine=LocalEngine(2), cache=cache, shard_rows=100)
     assert store.num_shards == 4 and len((tmp_path / "log").read_text().split()) == 100
+
+
+def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """As on a full disk.  An empty claim would say nobody's name, and be waited for by the next run."""
+    script = (
+        "import resource, signal, sys\n"
+        "from penstock.cache import Cache\nfrom penstock.store import claims\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "with claims.take('a' * 32, Cache(sys.argv[1])) as claim:\n"
+        "    assert isinstance(claim, claims.Claim)\n"
+        "    assert claims.look(Cache(sys.argv[1])) == {}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
