@@ -27,8 +27,9 @@ help:
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/python examples/demo.py
 
+# Tests start, race and kill real processes.  One that fails is tried once more and shown as a rerun; a soak tries nothing twice.
 test: check
-	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) --reruns 1
 
 check: $(TEST)/.ready
 	$(TEST)/bin/ruff check $(TIDY)
