@@ -29,7 +29,7 @@ demo: $(DEMO)/.ready
 
 # Tests start, race and kill real processes.  One that fails is tried once more and shown as a rerun; a soak tries nothing twice.
 test: check
-	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) --reruns 1
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) --reruns 1 -rR
 
 check: $(TEST)/.ready
 	$(TEST)/bin/ruff check $(TIDY)

@@ -5,7 +5,6 @@ import pytest
 
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError
-from penstock.loader.collate import Collator
 from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import open_template, open_tokenizer
@@ -58,18 +57,39 @@ def test_packed_rows(store, align, window):
         assert "attention_mask" not in batch
 
 
+@pytest.fixture
+def wide_store(cache):
+    """Ids of four bytes, all of them trained."""
+    rng = np.random.default_rng(4)
+    records = [{"input_ids": rng.integers(0, 150_000, rng.integers(2, 30)).tolist()} for _ in range(150)]
+    template = open_template("pretokenized", None, {"vocab_size": 150_000})
+    source = open_source(records, cache=cache)
+    return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=50)
+
+
 @pytest.mark.parametrize(
-    "form", [{}, {"padding_free": True, "pad_to": 8}, {"align": 4}, {"packing": "none", "pad_side": "left"}]
+    "form", [{}, {"padding_free": True, "pad_to": 8}, {"align": 4}, {"packing": "none", "pad_side": "right"}], ids=str
 )
-@pytest.mark.parametrize("several", [False, True])
-def test_masks_that_do_not_fit_into_memory_are_read_as_bits(store, form, several):
-    stores = {"a": (store, 0.5), "b": (store, 0.5)} if several else store
-    loader = Loader(stores, batch_size=3, max_length=48, **form)
-    collate = Collator(loader.stores, loader.plan.settings, loader.form, mask_bytes=0)  # the first batch finds that out
-    for batch in loader:
-        arrays, trained = collate(batch.rows)
-        assert arrays.keys() == batch.keys() and trained == batch.trained
-        assert all(np.array_equal(arrays[name], batch[name]) for name in batch)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_stores_of_narrow_and_wide_ids_of_all_and_part_trained(store, wide_store, form, mixed):
+    stores = [store, wide_store] if mixed else [wide_store]
+    assert {str(found.tokens(0).input_ids.dtype) for found in stores} == ({"uint16", "uint32"} if mixed else {"uint32"})
+    for batch in Loader(stores, batch_size=3, max_length=48, **form):
+        spans = batch.rows.spans.tolist()
+        ids = [stores[source][sample].input_ids[start:stop] for source, sample, start, stop in spans]
+        masks = [stores[source][sample].loss_mask[start:stop].copy() for source, sample, start, stop in spans]
+        for mask in masks:
+            mask[0] = False
+        real = batch["seq_idx"] >= 0
+        if form.get("align"):  # what alignment adds belongs to its sample, and is no target
+            inside = np.concatenate([np.arange(-(-len(one) // 4) * 4) < len(one) for one in ids])
+            assert (batch["labels"][real][~inside] == -100).all()
+        else:
+            inside = np.full(int(real.sum()), True)
+        assert np.array_equal(batch["input_ids"][real][inside], np.concatenate(ids))
+        labels = np.where(np.concatenate(masks), np.concatenate(ids).astype(np.int64), -100)
+        assert np.array_equal(batch["labels"][real][inside], labels) and (batch["labels"][~real] == -100).all()
+        assert batch.trained == int(np.concatenate(masks).sum())
 
 
 def test_a_flat_row_holds_the_same_tokens_without_padding(store):

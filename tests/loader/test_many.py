@@ -20,11 +20,10 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("mask_bytes", [0, 1 << 20])
-def test_steps_made_at_once_are_those_made_one_by_one(store, form, mask_bytes):
+def test_steps_made_at_once_are_those_made_one_by_one(store, form):
     loader = Loader(store, batch_size=3, max_length=48, **form)
     steps = [step.rows for step in loader.plan.walk(start=loader._position, num_rows=3, epochs=1)]
-    alone, together = (Collator(loader.stores, loader.plan.settings, loader.form, mask_bytes=mask_bytes) for _ in "ab")
+    alone, together = (Collator(loader.stores, loader.plan.settings, loader.form) for _ in "ab")
     expected = []
     for rows in steps:
         arrays, trained = alone(rows)

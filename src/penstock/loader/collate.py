@@ -1,11 +1,12 @@
 """What does the model see?  Spans of samples → arrays.  Shifting, ignore-index, padding and positions are a model's convention.
 
-Views of the memory-mapped shards are joined once for the ids and once for what is trained; everything else is computed for all spans of
-a batch at once, in the ids' own narrow type where that is possible, into memory of earlier batches.
+Spans are joined once for the ids and once for what is trained; everything else is computed for all spans of a batch, or of several small
+batches, at once, in a narrow type where that is possible, and widened into memory of earlier batches.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from penstock.errors import PlanError
 from penstock.loader.buffers import Buffers
 from penstock.loader.form import BatchForm
-from penstock.loader.spans import MASK_BYTES, Pieces, SpanReader, SpanTokens, is_trained
+from penstock.loader.spans import Pieces, SpanReader, joined, view
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
@@ -29,8 +30,7 @@ class _Layout:
     """Segments laid end to end: a span with what alignment adds to it, or padding."""
 
     ids: Pieces  # of spans, and of padding in its places
-    masks: Pieces  # likewise, where masks are unpacked
-    tokens: SpanTokens
+    masks: Pieces | None  # likewise; None where every span is trained throughout
     sizes: Ints  # of each segment
     documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
     is_span: npt.NDArray[np.bool_]  # or padding
@@ -39,21 +39,20 @@ class _Layout:
 class Collator:
     """Rows → arrays, in the form that the model wants.  For one thread: what it joins first is overwritten by the next call."""
 
-    def __init__(
-        self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm, *, mask_bytes: int = MASK_BYTES
-    ) -> None:
-        self._reader = SpanReader(stores, settings.window_shards, mask_bytes=mask_bytes)
+    def __init__(self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm) -> None:
         self._max_length = -(-settings.max_length // form.pad_to) * form.pad_to
         self._align = settings.align
         self._packed = settings.packing != "none" and not settings.packing.startswith("group_")
         self._form = form
         largest = max([form.pad_id, *(store.vocab_size for store in stores)]) - IGNORE
         self._dtype: Any = np.uint16 if largest <= 1 << 16 else np.uint32  # holds every id, also less IGNORE
+        self._reader = SpanReader(stores, self._dtype)
         longest = max(self._max_length, form.pad_to)
-        self._pad_ids = np.full(longest, form.pad_id, self._dtype)
-        self._pad_mask = np.zeros(longest, np.bool_)
+        self._pad_ids = view(np.full(longest, form.pad_id, self._dtype))
+        self._pad_mask = view(np.zeros(longest, np.bool_))
+        self._all_trained = view(np.ones(longest, np.bool_))
         self._buffers = Buffers()
-        self._count = np.arange(longest, dtype=np.int64)
+        self._count = np.arange(longest, dtype=np.uint32)
 
     def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
         """(arrays by name, how many tokens are trained)."""
@@ -120,68 +119,65 @@ class Collator:
         every[is_span], every[~is_span], documents[is_span] = rooms, pads, numbers
         missing = (rooms - sizes).tolist() if self._align > 1 else None
         ids = _padded(tokens.ids, self._pad_ids, missing, pads, places)
-        masks = [] if tokens.skipped else _padded(tokens.masks, self._pad_mask, missing, pads, places)
-        return _Layout(ids, masks, tokens, every, documents, is_span)
+        masks = tokens.masks
+        if masks is None and missing is not None:  # trained throughout, and then what alignment adds, which is not
+            masks = list(map(self._all_trained.__getitem__, map(slice, sizes.tolist())))
+        if masks is not None:
+            masks = _padded(masks, self._pad_mask, missing, pads, places)
+        return _Layout(ids, masks, every, documents, is_span)
 
     def _split(self, layout: _Layout, num_rows: list[int], length: int | None) -> list[tuple[dict[str, Any], int]]:
         """Arrays of all segments, step by step: so many rows of `length` each; without a length, one flat row."""
         ends = np.concatenate(([0], np.cumsum(layout.sizes)))
         size = int(ends[-1])
-        take = self._buffers.take
-        narrow = np.concatenate(layout.ids, out=take("narrow", size, self._dtype))
-        ids, positions = take("input_ids", size, np.int64), take("position_ids", size, np.int64)
+        narrow = joined(layout.ids, self._dtype)
+        ids, documents = self._buffers.take("input_ids", size, np.int64), self._buffers.take("seq_idx", size, np.int32)
         ids[:] = narrow
-        longest = int(layout.sizes.max())
-        if longest > self._count.size:
-            self._count = np.arange(longest, dtype=np.int64)
-        np.concatenate([self._count[:some] for some in layout.sizes.tolist()], out=positions)
-        documents = take("seq_idx", size, np.int32)
         documents[:] = np.repeat(layout.documents, layout.sizes)
-        labels, mask = self._labels(layout, narrow, positions, ends[:-1])
-        flat = {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_idx": documents}
-        made, row = [], 0
-        for count in num_rows:
-            low, high = (row * length, (row + count) * length) if length is not None else (0, size)
-            first, last = np.searchsorted(ends, (low, high)).tolist()
-            sizes = layout.sizes[first:last]
-            arrays: dict[str, Any] = {
-                name: array[low:high].reshape(count if length is not None else 1, -1) for name, array in flat.items()
-            }
-            arrays["cu_seqlens"] = (ends[first : last + 1] - low).astype(np.int32)
-            arrays["max_seqlen"] = int(sizes.max())
-            targets = (
-                (sizes - 1)[layout.is_span[first:last]].sum() if mask is None else np.count_nonzero(mask[low:high])
-            )
-            made.append((arrays, int(targets)))
-            row += count
+        labels, mask = self._labels(layout, narrow, ends[:-1])
+        flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(layout, ends), "seq_idx": documents}
+        bounds = [0, size] if length is None else (length * np.cumsum([0, *num_rows])).tolist()
+        firsts = np.searchsorted(ends, bounds)
+        longest = np.maximum.reduceat(layout.sizes, firsts[:-1]).tolist()
+        targets = np.add.reduceat((layout.sizes - 1) * layout.is_span, firsts[:-1]).tolist()
+        borders = ends.astype(np.int32)
+        made = []
+        for step, ((low, high), (first, last)) in enumerate(
+            zip(pairwise(bounds), pairwise(firsts.tolist()), strict=True)
+        ):
+            shape = (num_rows[step] if length is not None else 1, -1)
+            arrays: dict[str, Any] = {name: array[low:high].reshape(shape) for name, array in flat.items()}
+            arrays["cu_seqlens"] = borders[first : last + 1] - low
+            arrays["max_seqlen"] = longest[step]
+            made.append((arrays, targets[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
         return made
 
-    def _mask(self, layout: _Layout, positions: Ints) -> npt.NDArray[np.bool_]:
-        """Whether each place is trained."""
-        if layout.masks:
-            return np.concatenate(layout.masks, out=self._buffers.take("mask", positions.size, np.bool_))
-        mask = is_trained(layout.tokens, positions, layout.sizes, layout.is_span)
-        if self._align > 1:  # the bits behind a span's end are those of the next
-            own = layout.sizes.copy()
-            own[layout.is_span] = [len(piece) for piece in layout.tokens.ids]
-            mask &= positions < np.repeat(own, layout.sizes)
-        return mask
+    def _positions(self, layout: _Layout, ends: Ints) -> Ints:
+        """Counted from 0 in each segment."""
+        size = int(ends[-1])
+        if size > self._count.size:
+            self._count = np.arange(size, dtype=np.uint32)
+        narrow = np.repeat(ends[:-1].astype(np.uint32), layout.sizes)
+        np.subtract(self._count[:size], narrow, out=narrow)
+        positions = self._buffers.take("position_ids", size, np.int64)
+        positions[:] = narrow
+        return positions
 
     def _labels(
-        self, layout: _Layout, narrow: npt.NDArray[Any], positions: Ints, begins: Ints
+        self, layout: _Layout, narrow: npt.NDArray[Any], begins: Ints
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
         """(labels, where they are not IGNORE: None if that is everywhere but at the first of a span).  `narrow` is used up."""
         labels = self._buffers.take("labels", narrow.size, np.int64)
         mask = None
         # The first token of a piece would be predicted from another sample, or from nothing: it is no target.
-        if layout.tokens.all_trained and self._align == 1:
+        if layout.masks is None:
             labels[:] = narrow
             labels[begins] = IGNORE
             pads = ~layout.is_span
             for begin, pad in zip(begins[pads].tolist(), layout.sizes[pads].tolist(), strict=True):
                 labels[begin : begin + pad] = IGNORE
         else:
-            mask = self._mask(layout, positions)
+            mask = joined(layout.masks, np.bool_)
             mask[begins] = False
             narrow += -IGNORE  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
             narrow *= mask
@@ -193,7 +189,7 @@ class Collator:
         return labels, mask
 
 
-def _padded(pieces: Pieces, padding: npt.NDArray[Any], missing: list[int] | None, pads: Ints, places: Ints) -> Pieces:
+def _padded(pieces: Pieces, padding: memoryview, missing: list[int] | None, pads: Ints, places: Ints) -> Pieces:
     """Pieces, each followed by what alignment adds to it, with padding before those in `places`."""
     out = pieces.copy()
     if missing is not None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from inspect import signature
 from itertools import count, islice
 from typing import Any
@@ -242,10 +243,7 @@ class Loader:
     def _as_wished(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
             return arrays
-        require_torch("output='torch', the default,", "pass output='numpy'")
-        from penstock.loader.torch import as_tensors  # here, so that torch is imported only where tensors are wanted
-
-        return as_tensors(arrays, pin_memory=self.form.pin_memory)
+        return _as_tensors()(arrays, pin_memory=self.form.pin_memory)
 
     def as_dataset(self) -> Any:
         """A torch IterableDataset of the batches from here on, for a DataLoader (batch_size=None) of your own."""
@@ -327,6 +325,14 @@ class Loader:
             f"Loader({names}; rank {self.world.rank} of {self.world.size}, {self.batch_size} rows of "
             f"{self.plan.settings.max_length}, at step {self._step}, plan {self.plan.fingerprint[:8]})"
         )
+
+
+@cache
+def _as_tensors() -> Callable[..., dict[str, Any]]:
+    require_torch("output='torch', the default,", "pass output='numpy'")
+    from penstock.loader.torch import as_tensors  # here, so that torch is imported only where tensors are wanted
+
+    return as_tensors
 
 
 _NAMED = set(signature(Loader).parameters) - {"stores", "options"}
