@@ -91,7 +91,7 @@ def ours(folder: Path, trained: str = "turns", **options: Any) -> Iterator[int]:
         yield int(batch["cu_seqlens"][-1])
 
 
-def datasets_map(folder: Path) -> Iterator[int]:
+def datasets_map(folder: Path, workers: int = 0) -> Iterator[int]:
     """A data set of Arrow files that torch's DataLoader shuffles, fetching whole batches; lists, as the collator wants them."""
     import datasets
     from torch.utils.data import DataLoader
@@ -99,7 +99,7 @@ def datasets_map(folder: Path) -> Iterator[int]:
 
     data = datasets.load_from_disk(str(folder / "hf"))
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
-    for batch in DataLoader(data, batch_size=64, shuffle=True, collate_fn=collate):
+    for batch in DataLoader(data, batch_size=64, shuffle=True, collate_fn=collate, num_workers=workers):
         yield batch["input_ids"].numel()
 
 
@@ -201,7 +201,9 @@ CONTESTANTS: dict[str, Callable[[Path], Iterator[int]]] = {
     "penstock, all trained": lambda folder: ours(folder, "all"),
     "penstock, turns trained, tensors": lambda folder: ours(folder, output="torch"),
     "penstock, turns trained, no read-ahead": lambda folder: ours(folder, prefetch=0),
+    "penstock, turns trained, tensors, 2 workers": lambda folder: ours(folder, output="torch", workers=2),
     "datasets, map-style": datasets_map,
+    "datasets, map-style, 2 workers": lambda folder: datasets_map(folder, workers=2),
     "datasets, iterable": datasets_iterable,
     "Grain, best fit": grain_best_fit,
     "Grain, cut": grain_cut,

@@ -29,17 +29,16 @@ def test_steps_made_at_once_are_those_made_one_by_one(store, form):
         arrays, trained = alone(rows)
         expected.append(({name: np.array(array) for name, array in arrays.items()}, trained))
     for start in range(0, len(steps), 5):
-        for (arrays, trained), (wanted, count) in zip(
-            together.many(steps[start : start + 5]), expected[start : start + 5], strict=True
-        ):
+        made = [found for some in together.many(steps[start : start + 5]) for found in some]
+        for (arrays, trained), (wanted, count) in zip(made, expected[start : start + 5], strict=True):
             assert trained == count and arrays.keys() == wanted.keys()
             for name, array in arrays.items():
                 assert np.array_equal(array, wanted[name]) and np.asarray(array).dtype == wanted[name].dtype, name
 
 
 def test_small_steps_are_made_together_and_large_ones_alone(store):
-    assert Loader(store, batch_size=2, max_length=48)._most_at_once() == 8
-    assert Loader(store, batch_size=64, max_length=4096)._most_at_once() == 1
+    assert Loader(store, batch_size=2, max_length=48)._most_at_once() == 32
+    assert Loader(store, batch_size=256, max_length=4096)._most_at_once() == 1
     assert Loader(store, batch_size=2, max_length=48, collate=lambda arrays, rows: arrays)._most_at_once() == 1
 
 

@@ -22,7 +22,7 @@ SCRIPT = """
         def encode(self, records):
             records = list(records)
             if records[0]["row"] >= 300:
-                os.write(1, b"slow\n")  # one call: two processes write to one pipe
+                os.write(1, b"slow\\n")  # one call: two processes write to one pipe
                 time.sleep(100)
             return super().encode(records)
 

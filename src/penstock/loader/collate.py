@@ -4,7 +4,7 @@ Spans are joined once for the ids and once for what is trained; everything else 
 batches, at once, in a narrow type where that is possible, and widened into memory of earlier batches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,29 +15,37 @@ import numpy.typing as npt
 from penstock.errors import PlanError
 from penstock.loader.buffers import Buffers
 from penstock.loader.form import BatchForm
-from penstock.loader.spans import Pieces, SpanReader, joined, view
+from penstock.loader.records import RecordCollator
+from penstock.loader.spans import Pieces, SpanReader
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
-from penstock.types import Ints
+from penstock.types import Bools, Ints
 
 IGNORE = -100  # a label that no loss looks at
 PADDING = -1  # the document number of padding
+
+
+_TOGETHER = (
+    1 << 17
+)  # places whose arrays are made at once: more share the price of numpy's calls, fewer stay in the processor's cache
+
+Made = tuple[dict[str, Any], int]  # arrays by name, and how many tokens are trained
 
 
 @dataclass(slots=True)
 class _Layout:
     """Segments laid end to end: a span with what alignment adds to it, or padding."""
 
-    ids: Pieces  # of spans, and of padding in its places
-    masks: Pieces | None  # likewise; None where every span is trained throughout
+    pieces: Pieces  # one for each segment; where there is alignment, a second for what it adds
     sizes: Ints  # of each segment
+    ends: Ints  # where each begins, and the last ends
     documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
-    is_span: npt.NDArray[np.bool_]  # or padding
+    is_span: Bools  # or padding
 
 
 class Collator:
-    """Rows → arrays, in the form that the model wants.  For one thread: what it joins first is overwritten by the next call."""
+    """Rows → arrays, in the form that the model wants.  For one thread: its memory is used again and again."""
 
     def __init__(self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm) -> None:
         self._max_length = -(-settings.max_length // form.pad_to) * form.pad_to
@@ -46,29 +54,29 @@ class Collator:
         self._form = form
         largest = max([form.pad_id, *(store.vocab_size for store in stores)]) - IGNORE
         self._dtype: Any = np.uint16 if largest <= 1 << 16 else np.uint32  # holds every id, also less IGNORE
-        self._reader = SpanReader(stores, self._dtype)
-        longest = max(self._max_length, form.pad_to)
-        self._pad_ids = view(np.full(longest, form.pad_id, self._dtype))
-        self._pad_mask = view(np.zeros(longest, np.bool_))
-        self._all_trained = view(np.ones(longest, np.bool_))
+        self._reader = SpanReader(stores, np.full(max(self._max_length, form.pad_to), form.pad_id, self._dtype))
         self._buffers = Buffers()
-        self._count = np.arange(longest, dtype=np.uint32)
+        self._count = np.empty(0, np.uint32)
 
-    def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
-        """(arrays by name, how many tokens are trained)."""
-        return self.many([rows])[0]
+    def __call__(self, rows: Rows) -> Made:
+        [[made]] = self.many([rows])
+        return made
 
-    def many(self, steps: Sequence[Rows]) -> list[tuple[dict[str, Any], int]]:
-        """The same of several steps.  Where their rows are of one length they are laid out as one: for small batches, numpy's
-        price of a call is most of the price."""
+    def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
+        """Several steps, some at a time.  Where their rows are of one length they are found and laid out together: for small batches,
+        numpy's price of a call is most of the price."""
         if len(steps) > 1 and self.fixed_length is None:
-            return [found for rows in steps for found in self.many([rows])]
+            for rows in steps:
+                yield from self.many([rows])
+            return
         rows = Rows.join(list(steps))
         length = None if self._form.padding_free else self._row_length(rows)
-        made = self._split(self._lay_out(rows, length), [step.num_rows for step in steps], length)
-        for batch, _ in made:
-            self._finish(batch)
-        return made
+        layout = self._lay_out(rows, length)
+        num_rows = [step.num_rows for step in steps]
+        bounds = [0, int(layout.ends[-1])] if length is None else (length * np.cumsum([0, *num_rows])).tolist()
+        at_once = steps_together(bounds[1])
+        for first in range(0, len(steps), at_once):
+            yield self._make(layout, bounds[first : first + at_once + 1], length)
 
     @property
     def fixed_length(self) -> int | None:
@@ -96,88 +104,89 @@ class Collator:
 
     def _lay_out(self, rows: Rows, length: int | None) -> _Layout:
         """All spans in order; with a `length`, each row is filled up to it, else the whole to a multiple of `pad_to`."""
-        tokens = self._reader.read(rows.spans)
-        sizes = rows.spans["stop"] - rows.spans["start"]
-        rooms = sizes if self._align == 1 else -(-sizes // self._align) * self._align
-        numbers = np.arange(sizes.size)
+        own = rows.spans["stop"] - rows.spans["start"]
+        rooms = own if self._align == 1 else -(-own // self._align) * self._align
+        numbers = np.arange(own.size)
         if length is None:
             total = int(rooms.sum())  # a flat row has a token at least: no model takes an empty one
-            pads, places = (
-                np.array([-total % self._form.pad_to if total else self._form.pad_to]),
-                np.array([sizes.size]),
-            )
+            pads = np.array([-total % self._form.pad_to if total else self._form.pad_to])
+            places = np.array([own.size])
         else:
             used = np.concatenate(([0], np.cumsum(rooms)))[rows.starts]
             pads = length - (used[1:] - used[:-1])
             places = rows.starts[1:] if self._form.pad_side == "right" else rows.starts[:-1]
             numbers -= np.repeat(rows.starts[:-1], rows.starts[1:] - rows.starts[:-1])
         short = np.flatnonzero(pads)
-        pads, places = pads[short], places[short]
-        is_span = np.ones(sizes.size + short.size, np.bool_)
-        is_span[places + np.arange(short.size)] = False
-        every, documents = np.empty(is_span.size, np.int64), np.full(is_span.size, PADDING, np.int32)
-        every[is_span], every[~is_span], documents[is_span] = rooms, pads, numbers
-        missing = (rooms - sizes).tolist() if self._align > 1 else None
-        ids = _padded(tokens.ids, self._pad_ids, missing, pads, places)
-        masks = tokens.masks
-        if masks is None and missing is not None:  # trained throughout, and then what alignment adds, which is not
-            masks = list(map(self._all_trained.__getitem__, map(slice, sizes.tolist())))
-        if masks is not None:
-            masks = _padded(masks, self._pad_mask, missing, pads, places)
-        return _Layout(ids, masks, every, documents, is_span)
+        is_span = np.ones(own.size + short.size, np.bool_)
+        is_span[places[short] + np.arange(short.size)] = False
+        sizes, documents = np.empty(is_span.size, np.int64), np.full(is_span.size, PADDING, np.int32)
+        sizes[is_span], sizes[~is_span], documents[is_span] = rooms, pads[short], numbers
+        ends = np.concatenate(([0], np.cumsum(sizes)))
+        if self._align == 1:
+            return _Layout(self._reader.find(rows.spans, is_span, sizes), sizes, ends, documents, is_span)
+        filled = sizes.copy()
+        filled[is_span] = own
+        is_piece, piece_sizes = np.zeros(2 * is_span.size, np.bool_), np.stack((filled, sizes - filled), axis=1)
+        is_piece[::2] = is_span
+        return _Layout(self._reader.find(rows.spans, is_piece, piece_sizes.ravel()), sizes, ends, documents, is_span)
 
-    def _split(self, layout: _Layout, num_rows: list[int], length: int | None) -> list[tuple[dict[str, Any], int]]:
-        """Arrays of all segments, step by step: so many rows of `length` each; without a length, one flat row."""
-        ends = np.concatenate(([0], np.cumsum(layout.sizes)))
-        size = int(ends[-1])
-        narrow = joined(layout.ids, self._dtype)
+    def _make(self, layout: _Layout, bounds: list[int], length: int | None) -> list[Made]:
+        """Arrays of the steps that these bounds part, as rows of `length`; without a length, one flat row."""
+        marks = np.searchsorted(layout.ends, bounds)
+        chosen = slice(int(marks[0]), int(marks[-1]))
+        sizes, ends = layout.sizes[chosen], layout.ends[chosen.start : chosen.stop + 1] - bounds[0]
+        marks, size = marks - chosen.start, bounds[-1] - bounds[0]
+        narrow = layout.pieces.join_ids(*self._pieces(chosen), self._dtype)
         ids, documents = self._buffers.take("input_ids", size, np.int64), self._buffers.take("seq_idx", size, np.int32)
         ids[:] = narrow
-        documents[:] = np.repeat(layout.documents, layout.sizes)
-        labels, mask = self._labels(layout, narrow, ends[:-1])
-        flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(layout, ends), "seq_idx": documents}
-        bounds = [0, size] if length is None else (length * np.cumsum([0, *num_rows])).tolist()
-        firsts = np.searchsorted(ends, bounds)
-        longest = np.maximum.reduceat(layout.sizes, firsts[:-1]).tolist()
-        targets = np.add.reduceat((layout.sizes - 1) * layout.is_span, firsts[:-1]).tolist()
+        documents[:] = np.repeat(layout.documents[chosen], sizes)
+        labels, mask = self._labels(layout, chosen, narrow, ends[:-1])
+        flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(sizes, ends), "seq_idx": documents}
+        longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
+        if mask is None:
+            trained = np.add.reduceat((sizes - 1) * layout.is_span[chosen], marks[:-1]).tolist()
         borders = ends.astype(np.int32)
         made = []
-        for step, ((low, high), (first, last)) in enumerate(
-            zip(pairwise(bounds), pairwise(firsts.tolist()), strict=True)
-        ):
-            shape = (num_rows[step] if length is not None else 1, -1)
+        for step, (first, last) in enumerate(pairwise(marks.tolist())):
+            low, high = bounds[step] - bounds[0], bounds[step + 1] - bounds[0]
+            shape = (1 if length is None else (high - low) // length, -1)
             arrays: dict[str, Any] = {name: array[low:high].reshape(shape) for name, array in flat.items()}
             arrays["cu_seqlens"] = borders[first : last + 1] - low
             arrays["max_seqlen"] = longest[step]
-            made.append((arrays, targets[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
+            self._finish(arrays)
+            made.append((arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
         return made
 
-    def _positions(self, layout: _Layout, ends: Ints) -> Ints:
+    def _pieces(self, segments: slice) -> tuple[int, int]:
+        each = 1 if self._align == 1 else 2
+        return each * segments.start, each * segments.stop
+
+    def _positions(self, sizes: Ints, ends: Ints) -> Ints:
         """Counted from 0 in each segment."""
         size = int(ends[-1])
         if size > self._count.size:
             self._count = np.arange(size, dtype=np.uint32)
-        narrow = np.repeat(ends[:-1].astype(np.uint32), layout.sizes)
+        narrow = np.repeat(ends[:-1].astype(np.uint32), sizes)
         np.subtract(self._count[:size], narrow, out=narrow)
         positions = self._buffers.take("position_ids", size, np.int64)
         positions[:] = narrow
         return positions
 
     def _labels(
-        self, layout: _Layout, narrow: npt.NDArray[Any], begins: Ints
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        self, layout: _Layout, chosen: slice, narrow: npt.NDArray[Any], begins: Ints
+    ) -> tuple[Ints, Bools | None]:
         """(labels, where they are not IGNORE: None if that is everywhere but at the first of a span).  `narrow` is used up."""
         labels = self._buffers.take("labels", narrow.size, np.int64)
         mask = None
         # The first token of a piece would be predicted from another sample, or from nothing: it is no target.
-        if layout.masks is None:
+        if layout.pieces.all_trained and self._align == 1:
             labels[:] = narrow
             labels[begins] = IGNORE
-            pads = ~layout.is_span
-            for begin, pad in zip(begins[pads].tolist(), layout.sizes[pads].tolist(), strict=True):
+            pads = ~layout.is_span[chosen]
+            for begin, pad in zip(begins[pads].tolist(), layout.sizes[chosen][pads].tolist(), strict=True):
                 labels[begin : begin + pad] = IGNORE
         else:
-            mask = joined(layout.masks, np.bool_)
+            mask = layout.pieces.join_masks(*self._pieces(chosen))
             mask[begins] = False
             narrow += -IGNORE  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
             narrow *= mask
@@ -189,33 +198,42 @@ class Collator:
         return labels, mask
 
 
-def _padded(pieces: Pieces, padding: memoryview, missing: list[int] | None, pads: Ints, places: Ints) -> Pieces:
-    """Pieces, each followed by what alignment adds to it, with padding before those in `places`."""
-    out = pieces.copy()
-    if missing is not None:
-        out = [part for piece, size in zip(pieces, missing, strict=True) for part in (piece, padding[:size])]
-        places = 2 * places
-    for size, place in zip(pads.tolist()[::-1], places.tolist()[::-1], strict=True):  # from the last to the first
-        out.insert(place, padding[:size])
-    return out
-
-
 class UsersCollator:
     """The same, and what the user's own function makes of it: arrays and rows in, arrays out."""
 
     def __init__(self, collate: Collator, users: Callable[..., Any]) -> None:
         self._collate, self._users = collate, users
 
-    def many(self, steps: Sequence[Rows]) -> list[tuple[dict[str, Any], int]]:
-        return [self(rows) for rows in steps]
+    def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
+        return ([self(rows)] for rows in steps)
 
-    def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
+    def __call__(self, rows: Rows) -> Made:
         arrays, trained = self._collate(rows)
         found = self._users(arrays, rows)
         if not isinstance(found, dict):
             raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
         labels = found.get("labels")
         return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
+
+
+def steps_together(num_tokens: int) -> int:
+    """How many steps of so many tokens are made at once."""
+    return max(1, _TOGETHER // num_tokens)
+
+
+def in_turn(collate: Collator | UsersCollator | RecordCollator, steps: Sequence[Rows]) -> Iterator[list[Made]]:
+    """Steps made together; what is wrong with one of them comes when its turn comes."""
+    done = 0
+    try:
+        for made in collate.many(steps):
+            done += len(made)
+            yield made
+        return
+    except Exception:
+        if len(steps) == 1:
+            raise
+    for rows in steps[done:]:
+        yield [collate(rows)]
 
 
 def _block_mask(documents: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from penstock.cache import Cache
 from penstock.errors import PlanError
 from penstock.loader.agree import agree, find_board
 from penstock.loader.batch import Batch, Provenance, homes
-from penstock.loader.collate import Collator, UsersCollator
+from penstock.loader.collate import Collator, Made, UsersCollator, in_turn, steps_together
 from penstock.loader.form import BatchForm, require_torch
 from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
@@ -33,8 +33,8 @@ from penstock.types import Ints
 
 _log = logging.getLogger("penstock")
 
-_TOKENS_AT_ONCE = 1 << 18  # of the batches that are made together, and
-_MOST_STEPS = 8
+_TOKENS_AT_ONCE = 1 << 20  # of the steps that are looked up together, and
+_MOST_STEPS = 32
 
 _NUMBERS = count()  # of the loaders of this process: ranks make theirs in one order
 
@@ -191,7 +191,8 @@ class Loader:
 
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
         if not self._workers:
-            depth = -(-self._prefetch // self._most_at_once())
+            at_once = min(self._most_at_once(), steps_together(self._tokens_per_batch))
+            depth = -(-self._prefetch // at_once)
             return one_by_one(read_ahead(self._chunks(self._position, self._step), depth))
         from penstock.loader.workers import make_in_processes  # here, so that torch is imported only where it is wanted
 
@@ -215,30 +216,26 @@ class Loader:
         collate, most = self._make_collate(), self._most_at_once()
         for chunk in growing(islice(kept, passed, None, every), most):
             mine = [rank_rows(step.rows, self.world) for _, step in chunk]
-            try:
-                made = collate.many(mine)
-            except Exception:
-                if len(chunk) == 1:
-                    raise
-                for (number, step), rows in zip(chunk, mine, strict=True):  # what is wrong comes when its turn comes
-                    yield [self._batch(collate(rows), rows, number, step)]
-            else:
-                yield [
-                    self._batch(arrays, rows, number, step)
-                    for (number, step), rows, arrays in zip(chunk, mine, made, strict=True)
-                ]
-                del made  # the consumer's alone now
+            turns = zip(mine, chunk, strict=True)
+            for made in in_turn(collate, mine):
+                batches = [self._batch(found, *turn) for found, turn in zip(made, turns, strict=False)]
+                made.clear()  # the consumer's alone now: what it lets go of can be used again
+                yield batches
 
-    def _batch(self, made: tuple[dict[str, Any], int], rows: Rows, number: int, step: Step) -> tuple[Batch, Step]:
-        arrays, trained = made
+    def _batch(self, made: Made, rows: Rows, turn: tuple[int, Step]) -> tuple[Batch, Step]:
+        (arrays, trained), (number, step) = made, turn
         return Batch(self._as_wished(arrays), rows, self.stores, number, trained), step
 
     def _most_at_once(self) -> int:
-        """Steps made together.  A store under way is asked for no more than the next one, and so is a function of the user's."""
+        """Steps looked up together.  A store under way is asked for no more than the next one, and so is a function of the user's."""
         under_way = any(not isinstance(store, Store) or store.manifest is None for store in self.stores)
         if under_way or self._users_collate is not None:
             return 1
-        return max(1, min(_MOST_STEPS, _TOKENS_AT_ONCE // (self.batch_size * self.plan.settings.max_length)))
+        return max(1, min(_MOST_STEPS, _TOKENS_AT_ONCE // self._tokens_per_batch))
+
+    @property
+    def _tokens_per_batch(self) -> int:
+        return self.batch_size * self.plan.settings.max_length
 
     def _as_wished(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):

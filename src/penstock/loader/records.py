@@ -1,6 +1,6 @@
 """How are plain records served?  Any source, shuffled, mixed, sharded and resumed by the same plan: a record is a row of length one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class RecordCollator:
         self._stores = stores
         self._collate = collate or stack
 
-    def many(self, steps: Sequence[Rows]) -> list[tuple[dict[str, Any], int]]:
-        return [self(rows) for rows in steps]
+    def many(self, steps: Sequence[Rows]) -> Iterator[list[tuple[dict[str, Any], int]]]:
+        return ([self(rows)] for rows in steps)
 
     def __call__(self, rows: Rows) -> tuple[dict[str, Any], int]:
         """(batch, 0): nothing is said of what is trained."""

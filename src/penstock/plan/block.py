@@ -42,11 +42,13 @@ class Rows:
     def join(parts: "list[Rows]") -> "Rows":
         if len(parts) == 1:
             return parts[0]
-        sizes = [np.diff(part.starts) for part in parts]
-        starts = np.concatenate(([0], np.cumsum(np.concatenate(sizes)))) if parts else np.zeros(1, np.int64)
+        if not parts:
+            return Rows.empty(0)
         # as bytes: numpy compares the fields of one dtype with those of the next, at a microsecond and more a part
-        spans = np.concatenate([part.spans.view(np.uint8) for part in parts]).view(SPAN) if parts else np.empty(0, SPAN)
-        return Rows(spans, starts.astype(np.int64))
+        spans = np.concatenate([part.spans.view(np.uint8) for part in parts]).view(SPAN)
+        ends = np.concatenate([part.starts[1:] for part in parts])
+        ends += np.repeat(np.cumsum([0, *(len(part.spans) for part in parts[:-1])]), [part.num_rows for part in parts])
+        return Rows(spans, np.concatenate(([0], ends)))
 
     @staticmethod
     def empty(num_rows: int) -> "Rows":

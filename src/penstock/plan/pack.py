@@ -65,54 +65,52 @@ def count_best_fit(lengths: Ints, capacity: int, max_per_row: int) -> int:
 
 def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints, Ints, Ints]:
     """Moves (first row, number of rows, pieces each row takes), from the longest length down."""
-    moves: list[tuple[int, int, int]] = []
+    moves: list[int] = []  # three numbers each
     spaces: list[int] = []  # free spaces that occur, ascending
     groups: dict[int, list[tuple[int, int, int]]] = {}  # free space → [(first row, number of rows, pieces in each)]
     next_row = 0
 
-    def put(space: int, first: int, rows: int, used: int) -> None:
-        if space < shortest or used >= max_per_row:
-            return  # closed: nothing will fit any more
+    def put(space: int, group: tuple[int, int, int]) -> None:
         if space in groups:
-            groups[space].append((first, rows, used))
+            groups[space].append(group)
         else:
-            groups[space] = [(first, rows, used)]
+            groups[space] = [group]
             insort(spaces, space)
 
     present = np.flatnonzero(histogram)
     shortest = int(present[0])
     for length, count in zip(present[::-1].tolist(), histogram[present[::-1]].tolist(), strict=True):
-        at = bisect_left(spaces, length)
-        while count and at < len(spaces):
-            space = spaces[at]
-            first, rows, used = groups[space].pop()
-            if not groups[space]:
-                del groups[space], spaces[at]
+        while count:
+            at = bisect_left(spaces, length)
+            if at < len(spaces):
+                space = spaces[at]
+                held = groups[space]
+                first, rows, used = held.pop()
+                if not held:
+                    del groups[space], spaces[at]
+            else:  # as many new rows as are needed
+                space, first, rows, used = capacity, next_row, count, 0
             each = min(space // length, max_per_row - used)
-            full, rest = (rows, 0) if count >= rows * each else divmod(count, each)
-            if full:
-                moves.append((first, full, each))
-                put(space - each * length, first, full, used + each)
-            if rest:
-                moves.append((first + full, 1, rest))
-                put(space - rest * length, first + full, 1, used + rest)
-            untouched = rows - full - (rest > 0)
-            if untouched:
-                put(space, first + rows - untouched, untouched, used)
+            full, rest = (rows, 0) if count >= rows * each else (count // each, count % each)
             count -= full * each + rest
-            at = bisect_left(spaces, length)  # what was put back is shorter than `length`, or `count` is 0
-        if count:
-            each = min(capacity // length, max_per_row)
-            full, rest = divmod(count, each)
+            # A row is closed where nothing will fit any more.
             if full:
-                moves.append((next_row, full, each))
-                put(capacity - each * length, next_row, full, each)
-                next_row += full
+                moves += (first, full, each)
+                if (left := space - each * length) >= shortest and used + each < max_per_row:
+                    put(left, (first, full, used + each))
+                first += full
+                rows -= full
             if rest:
-                moves.append((next_row, 1, rest))
-                put(capacity - rest * length, next_row, 1, rest)
-                next_row += 1
-    first_rows, num_rows, per_row = np.array(moves, np.int64).T
+                moves += (first, 1, rest)
+                if (left := space - rest * length) >= shortest and used + rest < max_per_row:
+                    put(left, (first, 1, used + rest))
+                first += 1
+                rows -= 1
+            if used == 0:
+                next_row = first
+            elif rows:
+                put(space, (first, rows, used))
+    first_rows, num_rows, per_row = np.array(moves, np.int64).reshape(-1, 3).T
     return first_rows, num_rows, per_row
 
 
