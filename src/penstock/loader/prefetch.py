@@ -3,12 +3,15 @@
 import os
 import queue
 import threading
+import time
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 from penstock.errors import PlanError
 
 Made = TypeVar("Made")
+
+_HAND_OVER = 2e-4  # seconds that two threads lose by waking each other, about
 
 
 def growing(values: Iterator[Made], most: int) -> Iterator[list[Made]]:
@@ -43,46 +46,65 @@ def one_by_one(lists: Generator[list[Made], None, None]) -> Generator[Made, None
 
 
 def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
-    """`made`, computed ahead by a thread that ends with the consumer; an error appears where it would have without the thread."""
+    """`made`, computed ahead by a thread that ends with the consumer; an error appears where it would have without the thread.
+
+    A consumer that comes back at once waits for the thread anyway, and the two hinder each other: then it is computed as it is asked
+    for, until the consumer takes its time again.
+    """
     if depth < 1:
         yield from made
         return
-    ready: queue.SimpleQueue[tuple[bool, Made | BaseException | None]] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[tuple[Made | BaseException, float]] = queue.SimpleQueue()
     wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: one more is wanted; False: nobody wants any more
     stopped = threading.Event()
 
     def run() -> None:
         try:
             while wishes.get() and not stopped.is_set():
-                try:
-                    value = next(made)
-                except StopIteration:
-                    ready.put((False, None))
-                    return
-                ready.put((True, value))
+                begun = time.perf_counter()
+                value = next(made)
+                ready.put((value, time.perf_counter() - begun))
                 del value  # the consumer's alone now: what it lets go of can be used again
-        except BaseException as error:  # handed to the consumer, who raises it
-            ready.put((False, error))
+        except BaseException as error:  # also its end: handed to the consumer, who raises it
+            ready.put((error, 0.0))
 
     owner = os.getpid()
-    for _ in range(depth):
-        wishes.put(True)
     thread = threading.Thread(target=run, name="penstock-read-ahead", daemon=True)
     thread.start()
+    asked, pays = (
+        0,
+        True,
+    )  # how many the thread was asked for and has not been taken from it; it alone uses `made` meanwhile
     try:
         while True:
             if os.getpid() != owner:  # a forked process has no such thread, and would wait for it without end
                 raise PlanError(
                     "this iteration was begun before the process forked; begin one in the child: iter(loader)"
                 )
-            more, value = ready.get()
-            if not more:
+            while pays and asked < depth:
+                wishes.put(True)
+                asked += 1
+            if asked:
+                value, making = ready.get()
+                asked -= 1
+                if isinstance(value, StopIteration):
+                    return
                 if isinstance(value, BaseException):
                     raise value
-                return
-            wishes.put(True)
-            yield value  # type: ignore[misc]  # `more` says that it is a Made
+            else:
+                begun = time.perf_counter()
+                try:
+                    value = next(made)
+                except StopIteration:
+                    return
+                making = time.perf_counter() - begun
+            if pays:  # while the consumer is away
+                wishes.put(True)
+                asked += 1
+            begun = time.perf_counter()
+            yield value
             del value
+            pays = min(making, time.perf_counter() - begun) > _HAND_OVER
     finally:
         stopped.set()  # wishes that are still there are not granted
         wishes.put(False)
