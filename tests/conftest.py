@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.cache import Cache
+
+# A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "the quick brown fox jumps over a lazy dog and runs far away from home 0 1 2 3"
 
