@@ -117,6 +117,7 @@ def test_init_without_a_tokenizer_leaves_a_variable(
     code, out, _ = here("init", "tasks.jsonl", "-o", "my.yaml", "--json")
     found = json.loads(out)
     assert code == 0 and found["template"] == "alpaca" and found["is_estimate"] and found["num_rows"] == 50
+    assert 'penstock.load("my.yaml")' in (tmp_path / "my.yaml").read_text()
     code, _, err = here("plan", "my.yaml")
     assert code == 3 and "the environment variable TOKENIZER is not set; set it, or give a default" in err
     _, out, _ = here("init", "tasks.jsonl", "-o", "again.yaml")

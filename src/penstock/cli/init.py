@@ -33,7 +33,7 @@ def init(
 
     write_new(output, None, force=force)  # before the work
     found = draft(
-        arguments.place(data), folder=output.parent, tokenizer=tokenizer, cache_dir=cache_dir, rows=rows,
+        arguments.place(data), output=output, tokenizer=tokenizer, cache_dir=cache_dir, rows=rows,
         template=template, options=arguments.options(option),
     )  # fmt: skip
     write_new(output, found.text, force=force)

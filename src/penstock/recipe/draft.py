@@ -3,6 +3,7 @@
 Values that were found are written; what is left at its default stands in a comment, as the signatures have it.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,14 +74,14 @@ class Draft:
 def draft(
     place: str | list[str],
     *,
-    folder: Path,
+    output: Path,
     tokenizer: str | None,
     cache_dir: Any = None,
     rows: int = 1000,
     template: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Draft:
-    """Look at the data and write a recipe that stands in `folder`."""
+    """Look at the data and write a recipe that will be the file `output`."""
     source = open_source(place, cache=Cache(cache_dir))
     _, records, bad = read(source, spread(len(source), _DETECT_ROWS))
     if not len(source):
@@ -119,7 +120,7 @@ def draft(
         problems=problems,
     )
     return Draft(
-        **{**{name: getattr(made, name) for name in made.__slots__}, "text": _text(made, place, folder, tokenizer)}
+        **{**{name: getattr(made, name) for name in made.__slots__}, "text": _text(made, place, output, tokenizer)}
     )
 
 
@@ -177,14 +178,15 @@ def _trained(found: Look) -> int:
     return sum(int(np.count_nonzero(mask)) for _, mask in found.samples)
 
 
-def _text(made: Draft, place: str | list[str], folder: Path, tokenizer: str | None) -> str:
+def _text(made: Draft, place: str | list[str], output: Path, tokenizer: str | None) -> str:
+    folder, name = output.parent, json.dumps(output.name, ensure_ascii=False)
     paths = [_relative(each, folder) for each in ([place] if isinstance(place, str) else place)]
     given = line("tokenizer", _relative(tokenizer, folder, must_exist=True)) if tokenizer is not None else None
     lines = [
         "# Written by `penstock init` after a look at the data:",
         *(f"#   {escape(finding)}" for finding in made.findings),
         "#",
-        "# penstock check, show, stats, plan, prepare: each takes this file.  In Python: penstock.load(\"recipe.yaml\")",
+        "# penstock check, show, stats, plan, prepare: each takes this file.  In Python: penstock.load(" + escape(name) + ")",
         "",
         line("data", paths[0] if len(paths) == 1 else paths),
         "# Several data sets, with weights and words of their own:",
@@ -203,7 +205,7 @@ def _text(made: Draft, place: str | list[str], folder: Path, tokenizer: str | No
         "# Left at their defaults:",
         *map(_default, _SHOWN),
         "",
-        "# Sets to evaluate on: one pass each, in the order of the file.  penstock.load(\"recipe.yaml\", part=\"held_out\")",
+        "# Sets to evaluate on: one pass each, in the order of the file.  penstock.load(" + escape(name) + ", part=\"held_out\")",
         "# eval:",
         "#   held_out: held_out.jsonl",
     ]  # fmt: skip
