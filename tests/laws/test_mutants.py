@@ -132,8 +132,8 @@ MUTANTS = {
     ),
     "best fit hands a group out twice": (
         "pack.py",
-        "next_row += full",
-        "next_row += max(full - 1, 1)",
+        "next_row = first",
+        "next_row = max(first - 1, 1)",
         LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
     ),
     "the window's permutation is shorter than the window": (
