@@ -1,8 +1,15 @@
 """Batches made by worker processes come in the same order, and the state counts what was handed over."""
 
 import json
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,3 +133,54 @@ def test_a_batch_moves_and_keeps_where_it_comes_from(store):
     moved = batch.to("meta", non_blocking=True)
     assert moved["input_ids"].device.type == "meta" and moved.provenance == batch.provenance
     assert (moved.step, moved["max_seqlen"]) == (batch.step, batch["max_seqlen"])
+
+
+LEAVES = """
+    import sys
+    import penstock as ps
+
+    if __name__ == "__main__":
+        store = ps.prepare(sys.argv[1], template="pretokenized", vocab_size=99, cache_dir=sys.argv[2], num_proc=1)
+        batches = iter(ps.Loader(store, batch_size=1, max_length=64, epochs=None, workers=2))
+        for batch in batches:
+            if sys.argv[3] == "error":
+                raise ValueError("the job fails")
+            if sys.argv[3] == "wait":
+                print("begun", flush=True)
+                sys.stdin.read()
+            break
+"""
+
+
+def leave(tmp_path, how):
+    data = tmp_path / "ids.jsonl"
+    data.write_text("".join(json.dumps({"input_ids": list(range(n % 50 + 2))}) + "\n" for n in range(100)))
+    (tmp_path / "job.py").write_text(textwrap.dedent(LEAVES))
+    command = [sys.executable, str(tmp_path / "job.py"), str(data), str(tmp_path / "cache"), how]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+
+
+@pytest.mark.parametrize("how", ["end", "error"])
+def test_a_job_that_ends_in_the_middle_does_not_wait_for_its_workers(tmp_path, how):
+    job = leave(tmp_path, how)
+    _, err = job.communicate(timeout=100)  # an iteration that is still held does not keep the process from ending
+    assert job.returncode == (how == "error") and ("ValueError: the job fails" in err) == (how == "error")
+
+
+def test_workers_go_with_their_owner_and_not_by_the_word_of_others(tmp_path):
+    job = leave(tmp_path, "wait")
+    assert job.stdout.readline() == "begun\n"
+    workers = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+    assert len(workers) >= 2
+    for pid in workers:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+    _, err = job.communicate(timeout=100)
+    assert job.returncode == 0, err
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

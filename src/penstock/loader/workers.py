@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +132,7 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
         batch_size=None,
         num_workers=workers,
         prefetch_factor=max(ahead, 1),
-        worker_init_fn=settle,
+        worker_init_fn=partial(settle, owner=os.getpid()),
         collate_fn=_as_is,
         generator=torch.Generator(),  # the seeds it deals out are not taken from the trainer's own chance
     )
@@ -159,19 +160,24 @@ def _unpinned(loader: "Loader") -> "Loader":
     return loader
 
 
-def settle(worker: int) -> None:
-    """What a worker does first: leave signals to its parent, which may still want to save, and go when the parent is gone."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def settle(worker: int, *, owner: int) -> None:
+    """What a worker does first: leave signals to its owner, which may still want to save, and go when that is gone or tells it to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_PARENT)
-    parent = os.getppid()
+    can_ask = hasattr(signal, "sigtimedwait")
+    if can_ask:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for the thread below to look at
+    parent = os.getppid()  # the owner, or a server that forks for it
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOK)
+            if not can_ask:
+                time.sleep(_LOOK)
+            elif (told := signal.sigtimedwait([signal.SIGTERM], _LOOK)) and told.si_pid == owner:
+                os._exit(0)  # as it is told at the owner's exit, which would else wait for it without end
         os._exit(1)
 
     threading.Thread(target=watch, name=f"penstock-worker-{worker}", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, *([] if can_ask else [signal.SIGTERM])])
 
 
 def _as_is(made: Any) -> Any:
