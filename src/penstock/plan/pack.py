@@ -5,8 +5,8 @@ Every packer takes the lengths of a block's pieces (each 1 ≤ length ≤ capaci
 """
 
 import re
-from bisect import bisect_left, insort
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -64,33 +64,41 @@ def count_best_fit(lengths: Ints, capacity: int, max_per_row: int) -> int:
 
 
 def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints, Ints, Ints]:
-    """Moves (first row, number of rows, pieces each row takes), from the longest length down."""
+    """Moves (first row, number of rows, pieces each row takes), from the longest length down.
+
+    What is left of a space is shorter than the piece that was put there, so spaces that are long enough form a stack, the smallest on top;
+    those that are not yet wait in a heap until the lengths have come down to them.
+    """
     moves: list[int] = []  # three numbers each
-    spaces: list[int] = []  # free spaces that occur, ascending
-    groups: dict[int, list[tuple[int, int, int]]] = {}  # free space → [(first row, number of rows, pieces in each)]
+    stack: list[
+        tuple[int, list[tuple[int, int, int]]]
+    ] = []  # (free space, [(first row, number of rows, pieces in each)])
+    waiting: dict[int, list[tuple[int, int, int]]] = {}
+    longest: list[int] = []  # the spaces that wait, negative: a heap
     next_row = 0
 
     def put(space: int, group: tuple[int, int, int]) -> None:
-        if space in groups:
-            groups[space].append(group)
+        if space in waiting:
+            waiting[space].append(group)
         else:
-            groups[space] = [group]
-            insort(spaces, space)
+            waiting[space] = [group]
+            heappush(longest, -space)
 
     present = np.flatnonzero(histogram)
     shortest = int(present[0])
     for length, count in zip(present[::-1].tolist(), histogram[present[::-1]].tolist(), strict=True):
+        while longest and longest[0] <= -length:
+            space = -heappop(longest)
+            stack.append((space, waiting.pop(space)))
         while count:
-            at = bisect_left(spaces, length)
-            if at < len(spaces):
-                space = spaces[at]
-                held = groups[space]
-                first, rows, used = held.pop()
-                if not held:
-                    del groups[space], spaces[at]
+            if stack:
+                space, groups = stack[-1]
+                first, rows, used = groups[-1]
             else:  # as many new rows as are needed
-                space, first, rows, used = capacity, next_row, count, 0
-            each = min(space // length, max_per_row - used)
+                space, groups, first, rows, used = capacity, [], next_row, count, 0
+            each = space // length
+            if each > max_per_row - used:
+                each = max_per_row - used
             full, rest = (rows, 0) if count >= rows * each else (count // each, count % each)
             count -= full * each + rest
             # A row is closed where nothing will fit any more.
@@ -106,10 +114,14 @@ def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints
                     put(left, (first, 1, used + rest))
                 first += 1
                 rows -= 1
-            if used == 0:
+            if not groups:
                 next_row = first
             elif rows:
-                put(space, (first, rows, used))
+                groups[-1] = (first, rows, used)
+            elif len(groups) > 1:
+                groups.pop()
+            else:
+                stack.pop()
     first_rows, num_rows, per_row = np.array(moves, np.int64).reshape(-1, 3).T
     return first_rows, num_rows, per_row
 
