@@ -25,10 +25,8 @@ from penstock.types import Bools, Ints
 IGNORE = -100  # a label that no loss looks at
 PADDING = -1  # the document number of padding
 
-
-_TOGETHER = (
-    1 << 17
-)  # places whose arrays are made at once: more share the price of numpy's calls, fewer stay in the processor's cache
+# Places whose arrays are made at once: more share the price of numpy's calls, fewer stay in the processor's cache.
+_TOGETHER = 1 << 17
 
 Made = tuple[dict[str, Any], int]  # arrays by name, and how many tokens are trained
 

@@ -67,8 +67,8 @@ class Loader:
         max_per_row) and the form of a batch (see BatchForm: output, padding_free, padding, pad_side, pad_to, pad_id, labels …).
         replicas: neighbouring ranks that share their rows.  mesh: the data-parallel dimension of a device mesh, instead of ranks.
         run_id: under this name, ranks without torch.distributed compare their plans through the cache folder.
-        prefetch: steps made ahead by a thread; small ones are made several at once, so that it may be a few more.
-        workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead; 0 is a thread of this process.
+        prefetch: steps made ahead by a thread while you are away; small ones are made several at once, so that it may be a few more.
+        workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead, for a slow `collate`; 0 is a thread.
         per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
         collate: of plain records, makes a batch of a list of them; of tokens, is given the arrays of a batch and its rows (their
         spans say source, sample, start, stop) and returns the arrays to hand over.
