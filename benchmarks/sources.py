@@ -366,7 +366,7 @@ SETTINGS = [
 
 
 def page(parts: dict[str, list[str]], summary: list[str], *, load: str, seconds: float, num_bytes: int) -> str:
-    from plan import commit, machine
+    from stand import commit, machine
 
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "orjson", "pyarrow", "datasets"))
     lines = [
@@ -388,7 +388,7 @@ def page(parts: dict[str, list[str]], summary: list[str], *, load: str, seconds:
 
 
 def main() -> None:
-    from plan import table
+    from stand import table
 
     begin, load = time.perf_counter(), os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:

@@ -36,11 +36,11 @@ def test_neither_order_nor_number_depends_on_who_makes_them():
     for number in read_ahead(numbers(makers, 300, seconds=0.0003), 3):
         found.append(number)
         if number // 30 % 2:
-            time.sleep(0.001)
+            time.sleep(0.003)
     assert found == list(range(300)) and len(makers) == 300 and len(set(makers)) == 2
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.001])
+@pytest.mark.parametrize("pause", [0.0, 0.002])
 def test_an_error_comes_behind_what_came_before_it(pause):
     found = []
     with pytest.raises(ValueError, match="the last"):
@@ -50,7 +50,7 @@ def test_an_error_comes_behind_what_came_before_it(pause):
     assert found == list(range(50))
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.001])
+@pytest.mark.parametrize("pause", [0.0, 0.002])
 def test_a_consumer_that_leaves_leaves_no_thread(pause):
     before = threading.active_count()
     ahead = read_ahead(numbers([], 10**6, seconds=pause), 3)
