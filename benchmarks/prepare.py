@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent
-TEXT_BYTES, CHAT_BYTES, UNEVEN_BYTES = 105_000_000, 16_000_000, 60_000_000
+TEXT_BYTES, CHAT_BYTES, UNEVEN_BYTES = 105_000_000, 16_000_000, 240_000_000
 NUM_HIT = 1_000_000
 LONG = 1000  # times the length of the others, for one row in a thousand
 CHAT = (
