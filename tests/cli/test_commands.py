@@ -17,28 +17,11 @@ import penstock
 from penstock.cli.main import run as run_here
 from penstock.store.build import SHARD_ROWS
 
+from .conftest import Penstock
+
 Write = Callable[..., Path]
-Result = subprocess.CompletedProcess[str]
-Penstock = Callable[..., Result]
 
 RECORDS = [{"text": f"the quick brown fox {row} " * (row % 5 + 1)} for row in range(300)]
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Penstock:
-    """The command in a process of its own, in an empty folder, with a cache of its own."""
-
-    def run(*arguments: str | Path, **environment: str) -> Result:
-        return subprocess.run(
-            [sys.executable, "-m", "penstock", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), **environment},
-        )
-
-    return run
 
 
 @pytest.fixture

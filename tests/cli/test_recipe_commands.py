@@ -15,9 +15,9 @@ import pytest
 import penstock as ps
 from penstock.cli.main import run as run_here
 
+from .conftest import Penstock
+
 Write = Callable[..., Path]
-Result = subprocess.CompletedProcess[str]
-Penstock = Callable[..., Result]
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "far", "away"]
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e"
@@ -29,21 +29,6 @@ def words(row: int) -> str:
 
 def chat(row: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": words(row)}, {"role": "assistant", "content": words(row + 1)}]}
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Penstock:
-    def run(*arguments: str | Path, **environment: str) -> Result:
-        return subprocess.run(
-            [sys.executable, "-m", "penstock", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), **environment},
-        )
-
-    return run
 
 
 @pytest.fixture
