@@ -17,6 +17,7 @@ from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
 from penstock.plan.block import BlockSamples, Rows, contribution, count_block, pack_block
 from penstock.plan.counters import NOTHING, Counters
+from penstock.plan.differences import ALL, differences
 from penstock.plan.mix import RowMix, Shares, Targets, TokenClock, TokenMix
 from penstock.plan.settings import PlanSettings
 from penstock.plan.shuffle import SourceOrder
@@ -26,7 +27,6 @@ ORDER_VERSION = (
     1  # part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced
 )
 
-_ALL = "(all together)"  # stands for many sources in a summary that must stay small
 _BARREN_EPOCHS = 16  # an endless plan gives up after so many epochs without a single step
 
 
@@ -107,7 +107,7 @@ class Plan:
             s.name: fingerprint(entry)[:8] for s, entry in zip(self.sources, self.identity["sources"], strict=True)
         }
         if len(json.dumps(content)) > 400:
-            content = {_ALL: fingerprint(self.identity["sources"])[:16]}
+            content = {ALL: fingerprint(self.identity["sources"])[:16]}
         summary = {**self.identity, "sources": content}
         if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
             summary["weights"] = fingerprint(list(self.settings.weights))[:16]
@@ -122,20 +122,10 @@ class Plan:
         """Refuse a state of another plan, by name of what differs."""
         if fingerprint == self.fingerprint:
             return
-        mine, missing = _plain(self.summary()), object()
-        default = _plain(PlanSettings(max_length=1).as_dict())
-        differences = []
-        for key in sorted({*mine, *summary}):
-            theirs, ours = summary.get(key, default.get(key, missing)), mine.get(key, default.get(key, missing))
-            if key == "sources" and isinstance(theirs, dict):
-                differences += _source_differences(theirs, ours)
-            elif theirs != ours:
-                differences.append(
-                    f"{key} {'absent' if theirs is missing else theirs!r} → {'absent' if ours is missing else ours!r}"
-                )
+        found = differences(summary, self.summary())
         raise PlanMismatch(
             f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
-            f"{'; '.join(differences) or 'the state was altered'}; resume with the settings and data of the saved run, or start a new run"
+            f"{'; '.join(found) or 'the state was altered'}; resume with the settings and data of the saved run, or start a new run"
         )
 
     # What comes
@@ -404,28 +394,3 @@ def _dropped_tail(rows: Rows, max_length: int) -> Counters:
         rows=-rows.num_rows,
         tokens_capacity=-rows.num_rows * max_length,
     )
-
-
-def _source_differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
-    """Which sources are new, gone or changed in content."""
-    differences = []
-    if (_ALL in theirs) != (_ALL in ours):
-        return [
-            f"another number of sources ({'many' if _ALL in theirs else list(theirs)} → {'many' if _ALL in ours else list(ours)})"
-        ]
-    for name in sorted({*theirs, *ours}):
-        if name not in ours:
-            differences.append(f"source {name!r} is missing")
-        elif name not in theirs:
-            differences.append(f"source {name!r} is new")
-        elif theirs[name] != ours[name]:
-            differences.append(f"source {name!r} has other content ({theirs[name]} → {ours[name]})")
-    return differences or (
-        [] if list(theirs) == list(ours) else [f"sources in another order: {list(theirs)} → {list(ours)}"]
-    )
-
-
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """As it looks after a trip through JSON."""
-    plain: dict[str, Any] = json.loads(json.dumps(value))
-    return plain
