@@ -8,17 +8,19 @@ BENCH       ?= .venv-bench
 MOSAIC      ?= .venv-bench-mosaic
 TORCH       ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2
+SEED        ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0))
 
 SOURCES := $(shell find src -name '*.py' -o -name '*.css' -o -name '*.js')
 PIP     := -m pip install -q --disable-pip-version-check
 TIDY    := src tests examples benchmarks
 
-.PHONY: help demo test check bench bench-quick soak clean
+.PHONY: help demo test property check bench bench-quick soak clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    see it work: prepare, load, stop, resume on other ranks"
 	@echo "make test    make check, then all tests"
+	@echo "make property SEED=N   the property tests, with examples drawn from a seed"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make bench   run every script in benchmarks/; make bench-quick: the most telling ones, against floors"
 	@echo "make soak    the tests again, with the long runs in full"
@@ -27,9 +29,15 @@ help:
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/python examples/demo.py
 
-# Tests start, race and kill real processes.  One that fails is tried once more and shown as a rerun; a soak tries nothing twice.
+# Tests listed as racing real processes are retried once (tests/policy.py); pytest prints each retry.
+# The second run draws other examples for every property test; its seed comes from the commit, so a failure can be repeated.
 test: check
-	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) --reruns 1 -rR
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rR
+	@echo "property tests again, with the seed of this commit: make property SEED=$(SEED)"
+	@$(MAKE) --no-print-directory property SEED=$(SEED)
+
+property: $(TEST)/.ready
+	PENSTOCK_SEED=$(SEED) $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -q -m hypothesis --hypothesis-seed=$(SEED)
 
 check: $(TEST)/.ready
 	$(TEST)/bin/ruff check $(TIDY)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.cache import Cache
+from tests.policy import RACING, RANDOM_EXAMPLES, fail_unlisted_skip
 
 # A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -21,14 +22,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 WORDS = "the quick brown fox jumps over a lazy dog and runs far away from home 0 1 2 3"
 
 
-# A busy machine is no fault of the code under test, and a run that passes must pass again: no clock, and no chance but in a soak.
+# No deadline: a busy machine is not a fault of the code.  Examples are fixed, except in a soak and in the seeded run of `make test`.
 settings.register_profile(
     "penstock",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=not os.environ.get("PENSTOCK_SOAK"),
+    derandomize=not RANDOM_EXAMPLES,
+    database=None,
 )
 settings.load_profile("penstock")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Retry the tests listed as racing real processes once, and no others; a soak retries nothing."""
+    if os.environ.get("PENSTOCK_SOAK"):
+        return
+    for item in items:
+        if item.nodeid.partition("[")[0] in RACING:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return fail_unlisted_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return fail_unlisted_skip((yield))
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
+from tests.policy import RANDOM_EXAMPLES
 
 SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 MUTANT = bool(os.environ.get("PENSTOCK_MUTANT"))
@@ -24,7 +25,7 @@ def examples(count: int):
         max_examples=count * 30 if SOAK else count,
         phases=[Phase.generate] if MUTANT else list(Phase),  # a mutant need only be noticed, not explained
         deadline=None,
-        derandomize=not SOAK,
+        derandomize=not RANDOM_EXAMPLES,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -13,13 +13,13 @@ from penstock.templates import Reader, open_template, open_tokenizer
 from penstock.templates.chat import ChatTemplate
 from penstock.templates.masks import covered
 
-REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", Path(__file__).parents[3] / "shared"))
+REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data"))
 QWEN = REAL / "tokenizers" / "qwen3"
 SGD = REAL / "data" / "sgd-dialogues"
 DEMOS = REAL / "data" / "llamafactory-demos"
 END = "<|im_end|>"
 
-pytestmark = pytest.mark.skipif(not QWEN.exists() or not SGD.exists(), reason="no real data here")
+pytestmark = pytest.mark.skipif(not QWEN.exists() or not SGD.exists(), reason="PENSTOCK_REAL_DATA is not set")
 
 
 def lines(path: Path, step: int = 1) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from penstock.errors import TemplateError
 from penstock.templates import detect, open_template, open_tokenizer
 from penstock.templates.registry import NAMES, known_options
 
-REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", Path(__file__).parents[3] / "shared")) / "data"
+REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data")) / "data"
 
 SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 SHARED = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
@@ -222,7 +222,7 @@ def test_prepare_logs_what_it_found(tokenizer_path: Path, tmp_path: Path, caplog
     assert "mine: rows look like query_response (1 of 1), input_key='question'" in caplog.text
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the real data are not here")
+@pytest.mark.skipif(not REAL.exists(), reason="PENSTOCK_REAL_DATA is not set")
 @pytest.mark.parametrize(
     ("file", "chosen"),
     [
