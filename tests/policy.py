@@ -1,4 +1,7 @@
-"""Which tests may be retried, and which may be skipped in CI.  `conftest.py` applies both tables; `tests/house/test_policy.py` limits them."""
+"""Which tests may be retried, and which may be skipped in CI.
+
+`conftest.py` applies both tables; `tests/house/test_policy.py` limits them.
+"""
 
 import os
 from typing import TypeVar
