@@ -340,7 +340,7 @@ class ChatTemplate:
 
     def _text(self, conversation: Conversation) -> str | None:
         """A conversation as text; None where the template refuses it."""
-        context = self._context(aliased(conversation.messages), conversation)
+        context = plain(self._context(aliased(conversation.messages), conversation))
         try:
             return self.ink.plain(self.renderer.render, context)
         except LimitExceeded:
