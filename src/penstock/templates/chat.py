@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.builtin import find_templates
+from penstock.templates.builtin import CHATML, find_templates
 from penstock.templates.colours import Atom, aliased, atoms, is_plain, plain
 from penstock.templates.dye import Unverified
 from penstock.templates.ink import Ink, Render
@@ -27,10 +27,12 @@ from penstock.templates.probes import probes
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.roles import check_roles
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
-from penstock.templates.sandbox import Endless
+from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
-from penstock.types import Record, Samples
+from penstock.templates.trial import open_untrusted
+from penstock.templates.unrendered import Unrendered
+from penstock.types import UNRENDERED, Record, Samples
 
 _log = logging.getLogger("penstock")
 
@@ -42,7 +44,8 @@ _MANY_MOULDS = 4096  # beyond these, orders of roles are too rare to be worth on
 _MANY_MISFITS = 50  # after so many no mould is tried: a second rendering for nothing
 
 _OPTIONS = (
-    *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "special_in_text"),
+    *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "on_unrendered"),
+    "special_in_text",
 )
 
 Shape = tuple[str | int | None, ...]
@@ -57,11 +60,19 @@ class _Known:
     mould: Mould | None = None
 
 
+class _NotPrinted(TemplateError):
+    """A record has fields that the chat template does not print."""
+
+
+_REASONS = {Unverified: "mask_unverified", _NotPrinted: "unrendered"}
+
+
 @dataclass(slots=True)
 class _Run:
     """What one encoder has met so far.  Tokens depend on the records handed to it, and on nothing before them."""
 
     on_refused: str
+    on_unrendered: str = "warn"
     num_records: int = 0  # that it has rendered
     seen: set[Atom] = field(default_factory=set)  # in conversations that were verified
     odd: set[Atom] = field(default_factory=set)  # in one that minijinja rendered in another way
@@ -72,12 +83,14 @@ class _Run:
     for_tools: "_Run | None" = None  # of the template for conversations with tools
 
     def refused(self, number: int, error: TemplateError) -> None:
-        if self.on_refused == "stop" or isinstance(error, Endless):
-            hint = (
-                "" if isinstance(error, Endless) else "; mend the record, or pass on_refused='skip' (skips are counted)"
-            )
+        stops = self.on_unrendered == "stop" if isinstance(error, _NotPrinted) else self.on_refused == "stop"
+        if stops or isinstance(error, LimitExceeded):
+            told = isinstance(error, LimitExceeded | _NotPrinted)  # the message says what to do
+            hint = "" if told else "; fix the record, or pass on_refused='skip' (skips are counted)"
             raise TemplateError(f"{error}{hint}", record=number) from error
-        self.dropped[number] = "mask_unverified" if isinstance(error, Unverified) else "template_refused"
+        self.dropped[number] = next(
+            (why for kind, why in _REASONS.items() if isinstance(error, kind)), "template_refused"
+        )
 
 
 class ChatTemplate:
@@ -85,6 +98,7 @@ class ChatTemplate:
 
     train_on: "assistant", "last" (the last assistant turn), "completion" (what follows the prompt), "all", or a list of roles.
     verify: "first" rows of every shard, or "all".  on_refused: "stop", or "skip" and count.
+    on_unrendered: records with fields that the chat template does not print: "warn" and count, "stop", or "skip" and count.
     special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
     """
 
@@ -104,11 +118,13 @@ class ChatTemplate:
         verify: str = "first",
         on_refused: str = "stop",
         on_nothing: str = "drop",
+        on_unrendered: str = "warn",
         special_in_text: str = "token",
     ) -> None:
         check_choice("verify", verify, ("first", "all"))
         check_choice("on_refused", on_refused, ("stop", "skip"))
         check_choice("on_nothing", on_nothing, POLICIES)
+        check_choice("on_unrendered", on_unrendered, ("warn", "stop", "skip"))
         check_choice("special_in_text", special_in_text, SPECIAL)
         if isinstance(train_on, str):
             check_choice("train_on", train_on, ("assistant", "last", "completion", "all"))
@@ -123,12 +139,13 @@ class ChatTemplate:
         self.verify = verify
         self.on_refused = on_refused
         self.on_nothing = on_nothing
+        self.on_unrendered = on_unrendered
         self.special_in_text = special_in_text
         text, for_tools = find_templates(tokenizer, chat_template)
-        self.renderer = Renderer(text, today=today)
-        self.renderer.try_fast(self._context(probe.messages, probe) for probe in probes())
+        self.renderer = self._open_renderer(text, today)
         self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
+        self._unrendered = Unrendered(self._text)
         self._moulds: dict[Shape, Mould | None] = {}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
@@ -136,6 +153,19 @@ class ChatTemplate:
             self._for_tools = ChatTemplate(tokenizer, reader=reader, chat_template=for_tools, today=today, **options)
         if remark := self.how_turns_end():
             _log.warning("%s", remark)
+
+    def _open_renderer(self, text: str, today: str) -> Renderer:
+        contexts = [
+            self._context(probe.messages, probe, add_generation_prompt=prompt)
+            for probe in probes()
+            for prompt in (False, True)
+        ]
+        if text != CHATML:
+            cache = getattr(self.tokenizer, "cache", None)  # where facts about the tokenizer are kept
+            return open_untrusted(text, today=today, contexts=contexts, cache=cache)
+        renderer = Renderer(text, today=today)
+        renderer.try_fast(contexts)
+        return renderer
 
     def how_turns_end(self) -> str | None:
         """What is wrong with it, if anything."""
@@ -162,6 +192,7 @@ class ChatTemplate:
             "template_kwargs": self.template_kwargs,
             "verify": self.verify,  # "all" may find another rendering where "first" did not look
             "on_refused": self.on_refused,
+            "on_unrendered": self.on_unrendered,
             "special_in_text": self.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
             "tokenizer": self.tokenizer.identity(),
@@ -196,7 +227,7 @@ class ChatTemplate:
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
         """`encode` for the records of a shard in several parts: what was verified in one counts in the next."""
-        return partial(self._encode, run=_Run(self.on_refused))
+        return partial(self._encode, run=_Run(self.on_refused, self.on_unrendered))
 
     def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
         run.dropped = {}
@@ -205,7 +236,10 @@ class ChatTemplate:
         first = 0
         for number, record in enumerate(records):
             try:
-                batch.append(self._rendering(record, number, run))
+                made = self._rendering(record, number, run)
+                if made.unrendered and self.on_unrendered != "warn":
+                    raise _NotPrinted(_not_printed(made.unrendered))
+                batch.append(made)
             except TemplateError as error:
                 run.refused(number, error)
                 batch.append(Rendering("", []))
@@ -230,8 +264,18 @@ class ChatTemplate:
         while (encoded := self._encoded(batch, first, run)) is None:
             pass  # each turn refuses one record more
         dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
-        lengths = np.diff(encoded.offsets)
-        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch, self._special), lengths=lengths, dropped=dropped)
+        notes: dict[str, dict[int, int]] = {}
+        for number, made in enumerate(batch):
+            for name, characters in made.unrendered.items():
+                notes.setdefault(f"{UNRENDERED}{name}", {})[number] = characters
+        return Tokens(
+            ids=encoded.ids,
+            mask=token_mask(encoded, batch, self._special),
+            lengths=np.diff(encoded.offsets),
+            dropped=dropped,
+            notes=notes,
+            assistant_characters=sum(made.assistant_characters for made in batch),
+        )
 
     def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> Encoded | None:
         """None where a record had to be refused, and left out of the batch."""
@@ -277,12 +321,32 @@ class ChatTemplate:
         check = self.verify == "all" or run.num_records < _FIRST_ROWS or bool(fresh)
         render = self._render(context, run, known.atoms, fresh) if check else self._known_render(run, known.atoms)
         made = self._moulded(known, context, render, run)
+        moulded = made is not None
         if made is None:
             made = self._trained_text(known.trained, context, render, check=check)
         if not check and any(space in made.text for space in _ODD_SPACE):
-            made = self._trained_text(known.trained, context, self.renderer.render_reference, check=True)
+            made, moulded = (
+                self._trained_text(known.trained, context, self.renderer.render_reference, check=True),
+                False,
+            )
         run.seen |= fresh  # behind what may be refused: it would not be verified the next time
-        return self._with_special(made, context, render)
+        made = self._with_special(made, context, render)
+        if moulded:  # every word was found in its place
+            said = [len(m["content"]) for m in conversation.messages if m["role"] == "assistant"]
+            made.assistant_characters = sum(said)
+        else:
+            made.unrendered, made.assistant_characters = self._unrendered.find(conversation, made.text)
+        return made
+
+    def _text(self, conversation: Conversation) -> str | None:
+        """A conversation as text; None where the template refuses it."""
+        context = plain(self._context(aliased(conversation.messages), conversation))
+        try:
+            return self.ink.plain(self.renderer.render, context)
+        except LimitExceeded:
+            raise
+        except TemplateError:
+            return None
 
     def _known(self, conversation: Conversation, shape: Shape) -> _Known:
         """Of a conversation that is nothing but words."""
@@ -398,6 +462,14 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
         return conversation, [False] * len(trained)
     messages = conversation.messages[: places[turn] + 1]
     return replace(conversation, messages=messages), [False] * places[turn] + [True]
+
+
+def _not_printed(fields: dict[str, int]) -> str:
+    listed = ", ".join(f"{name} ({characters:,} characters)" for name, characters in fields.items())
+    return (
+        f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
+        f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
+    )
 
 
 def _shape(conversation: Conversation) -> Shape | None:
