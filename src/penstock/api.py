@@ -17,7 +17,7 @@ from penstock.store.build import digest_shards
 from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
-from penstock.templates import detect, open_template, open_tokenizer
+from penstock.templates import detect, is_worth_fast, open_tokenizer, remembered_template
 from penstock.types import BadRow, Record, Source, Template
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def prepare(
         raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
     folder = Cache(cache_dir) if cache else Cache.temporary()
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
-    made = _template(source, template, tokenizer, options)
+    made = _template(source, template, tokenizer, options, facts=folder if cache else None)
     source = _fanned_out(source, made) if fan_out else source
     engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
     with showing(progress) as show:
@@ -107,7 +107,7 @@ def why(
     """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
     folder = Cache(cache_dir)
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
-    made = _template(source, template, tokenizer, options)
+    made = _template(source, template, tokenizer, options, facts=folder)
     source = _fanned_out(source, made) if fan_out else source
     borders, records = digest_shards(source, made, engine=LocalEngine(), cache=folder)
     return why_not(made.identity(), records, borders, folder)
@@ -163,7 +163,7 @@ def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> 
 
     settings = recipe.plan_settings(part)
     for data in recipe.part(part):
-        source, template, fan_out = parts(recipe, data)
+        source, template, fan_out = parts(recipe, data, fast=None if not rows else False)
         source = _fanned_out(source, template) if fan_out else source
         yield check(
             source, template, settings, cache=Cache(recipe.settings.get("cache_dir")).root, at_most=rows or len(source),
@@ -184,17 +184,22 @@ def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[St
     return stores
 
 
-def parts(recipe: "Recipe", data: "DataSet") -> tuple[Source, Template, bool]:
-    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample."""
+def parts(recipe: "Recipe", data: "DataSet", *, fast: bool | None = None) -> tuple[Source, Template, bool]:
+    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample.
+
+    fast: whether fastokens may encode; None decides by the size of the data, as `prepare` does.
+    """
     run = recipe.run_options()
-    folder = Cache(run.get("cache_dir")) if run.get("cache", True) else Cache.temporary()
+    keeps = run.get("cache", True)
+    folder = Cache(run.get("cache_dir")) if keeps else Cache.temporary()
     with recipe.blaming(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
         source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data))
         options = recipe.prepare_options(data)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
-        return source, _template(source, template, tokenizer, options), fan_out
+        facts = folder if keeps else None
+        return source, _template(source, template, tokenizer, options, facts=facts, fast=fast), fan_out
 
 
 def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
@@ -204,18 +209,30 @@ def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]
     return cast(Source, open_source(place, cache=folder, name=name, bad=bad, **options))
 
 
-def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:
+def _template(
+    source: Source,
+    template: str | Template,
+    tokenizer: Any,
+    options: dict[str, Any],
+    *,
+    facts: Cache | None,
+    fast: bool | None = None,
+) -> Template:
+    """facts: where it is remembered what opening a tokenizer and a template told.  fast: None decides by the size of the data."""
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
             raise TemplateError(f"a Template was given, so {', '.join(given)} has no use; set it in the template")
-        return template
+        with_engine = getattr(template, "with_engine", None)  # of ours; others name their own engine
+        return template if with_engine is None else cast(Template, with_engine(fast=is_worth_fast(source)))
     if template == "auto":
         detection = detect(_look(source), options)
         _log.info("%s: %s", source.name, detection)
         template, options = detection.chosen, {**detection.options, **options}
-    opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    return open_template(template, opened, options)
+    if tokenizer is None:
+        return remembered_template(template, None, options, facts)
+    fast = is_worth_fast(source) if fast is None else fast
+    return remembered_template(template, open_tokenizer(tokenizer, fast=fast, cache=facts), options, facts)
 
 
 def _fanned_out(source: Source, template: Template) -> Source:
