@@ -3,17 +3,19 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.errors import RecipeError, StoreError, TemplateError
+from penstock.errors import PlanError, RecipeError, StoreError, TemplateError
 from penstock.loader import Loader
 from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.fanout import FanOut
 from penstock.store import Progress, Store, build
-from penstock.store.build import digest_shards
+from penstock.store.build import digest_shards, find
 from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
@@ -121,13 +123,32 @@ def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **ch
     collate, progress.
     """
     found = read_recipe(recipe, **changes)
+    options = _loader_options(found, part)
+    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+
+
+def load_prepared(recipe: "Recipe", opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> Loader | None:
+    """The loader that `load` gives, where all stores are in the cache already; else None.  No record is read and nothing is made."""
+    found = read_recipe(recipe, **changes)
+    if not found.run_options().get("cache", True):
+        return None
+    stores, cache = {}, Cache(found.settings.get("cache_dir"))
+    for each in opened:
+        store = find(each.source, each.as_prepared, cache=cache)
+        if store is None:
+            return None
+        stores[each.name] = store
+    return Loader(found.mixture(stores, part), **_loader_options(found, part))
+
+
+def _loader_options(found: "Recipe", part: str) -> dict[str, Any]:
     options = found.loader_options(part)
     if "batch_size" not in options:
         place = f"{found.file}: " if found.file else ""
         raise RecipeError(
             f"{place}no batch_size; add 'batch_size: 8' (rows per rank), or pass it: load(…, batch_size=8)"
         )
-    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+    return options
 
 
 def read_recipe(recipe: "str | os.PathLike[str] | Recipe", **changes: Any) -> "Recipe":
@@ -146,6 +167,37 @@ def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Store]
         source, template, fan_out = parts(recipe, data)
         made[data.name] = prepare(source, template=template, fan_out=fan_out, **options)
     return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSet:
+    """A data set of a recipe, opened to look at some rows.  `as_prepared` gives the template with the engine that `prepare` uses."""
+
+    name: str
+    source: Source
+    template: Template
+    as_prepared: Callable[[], Template]
+
+
+def open_recipe(recipe: "Recipe", *, part: str = "train") -> list[OpenSet]:
+    """The data sets of one part; no tokenizer is loaded before a row is encoded or decoded, and fastokens never."""
+    opened = []
+    for data in recipe.part(part):
+        source, template, fan_out = parts(recipe, data, fast=False)
+        rows = _fanned_out(source, template) if fan_out else source
+        as_prepared = partial(_template, source, template, None, {}, facts=None)
+        opened.append(OpenSet(name=data.name, source=rows, template=template, as_prepared=as_prepared))
+    return opened
+
+
+def prepare_row(opened: OpenSet, row: int) -> tuple[int, Store]:
+    """One row, prepared alone and kept nowhere: its number, and a store that holds nothing else.  No other row is read."""
+    num_rows = len(opened.source)
+    if not -num_rows <= row < num_rows:
+        raise PlanError(f"row {row} of {opened.name!r}: it has {num_rows:,} rows, counted from 0")
+    number = row % num_rows
+    one = concat([opened.source])[number : number + 1]
+    return number, prepare(one, template=opened.template, num_proc=1, cache=False, progress="none")
 
 
 def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:

@@ -133,6 +133,27 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
     )
 
 
+def unprepared(store: Store, number: int, name: str) -> RecordWalk:
+    """One record of a data set that is not prepared; `store` holds it alone, as its row 0.  Where it is trained is not known."""
+    made = store[0]
+    raw, shown = _raw(store, 0)
+    rendered = rendering(store, raw) if len(made) else None
+    why = ", ".join(store.counts.dropped)
+    return RecordWalk(
+        source=name,
+        sample=number,
+        where=str(made.where),
+        raw=shown,
+        rendered=rendered,
+        tokens=tokens(store, made, rendered),
+        trained=int(np.count_nonzero(made.loss_mask)),
+        landings=(),
+        outcome=f"dropped: {why}"
+        if not len(made)
+        else "not known: this data set is not prepared; run penstock prepare first",
+    )
+
+
 def step(loader: Loader, number: int, *, rank: int | None = None) -> StepWalk:
     """What is in a step, without running to it."""
     world, per_step = loader.world, loader.batch_size * loader.world.size

@@ -40,7 +40,7 @@ class RememberedTemplate:
     """Stands for a template.  Everything but its identity and vocabulary size is asked of the template itself, opened then."""
 
     def __init__(self, name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache) -> None:
-        self._name, self._tokenizer, self._options = name, tokenizer, options
+        self._name, self._tokenizer, self._options, self._cache = name, tokenizer, options, cache
         self._template: Template | None = None
         about = {
             "template": name,
@@ -58,6 +58,12 @@ class RememberedTemplate:
 
     def identity(self) -> dict[str, Any]:
         return self._identity
+
+    def with_engine(self, *, fast: bool) -> "RememberedTemplate":
+        """The same template; `fast` decides whether fastokens may encode."""
+        if self._tokenizer is None or self._tokenizer.wants_fast == fast:
+            return self
+        return RememberedTemplate(self._name, self._tokenizer.with_engine(fast=fast), self._options, self._cache)
 
     def encode(self, records: Iterable[Record]) -> Samples:
         return self._opened().encode(records)
