@@ -248,7 +248,7 @@ def test_versions_are_in_the_name(
         names["engine of chat"] = name_of(chat, template="messages", tokenizer=copy)
     with monkeypatch.context() as world:
         world.setattr("penstock.templates.render.version", lambda package: "99.0")
-        world.setattr("penstock.templates.remembered.version", lambda package: "99.0")
+        world.setattr("penstock.templates.remembered.package_version", lambda package: "99.0")
         names["renderer"] = name_of(chat, template="messages")
     with monkeypatch.context() as world:
         world.setattr(TextTemplate, "version", 99)

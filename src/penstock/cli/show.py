@@ -9,6 +9,7 @@ from penstock.cli import arguments, screen
 
 if TYPE_CHECKING:
     from penstock.api import OpenSet
+    from penstock.plan.settings import PlanSettings
     from penstock.report.walk import RecordWalk
 
 
@@ -49,7 +50,7 @@ def show(
     opened = api.open_recipe(recipe, part=part)
     loader = arguments.prepared_loader(recipe, opened, part=part, world_size=world_size)
     if loader is None and step is None:
-        alone = _alone(opened, source, row, random=random)
+        alone = _alone(opened, recipe.plan_settings(part), source, None if random else row or 0)
         if json:
             screen.as_json({**numbers.plain(alone), "packed_row": None})
         else:
@@ -80,8 +81,8 @@ def show(
         screen.show(text.row(drawn, width=screen.width()))
 
 
-def _alone(opened: "list[OpenSet]", source: str | None, row: int | None, *, random: bool) -> "RecordWalk":
-    """One record of data that is not prepared."""
+def _alone(opened: "list[OpenSet]", settings: "PlanSettings", source: str | None, row: int | None) -> "RecordWalk":
+    """One record of data that is not prepared; None: some record."""
     from penstock import api
     from penstock.report import walk
 
@@ -89,6 +90,6 @@ def _alone(opened: "list[OpenSet]", source: str | None, row: int | None, *, rand
     if source is not None and source not in names:
         raise typer.BadParameter(f"source {source!r} is not there, expected one of {', '.join(names)}")
     chosen = opened[0 if source is None else names.index(source)]
-    row = secrets.randbelow(max(len(chosen.source), 1)) if random else row or 0
-    number, store = api.prepare_row(chosen, row)
-    return walk.unprepared(store, number, chosen.name)
+    some = secrets.randbelow(max(len(chosen.source), 1)) if row is None else row
+    number, store = api.prepare_row(chosen, some)
+    return walk.unprepared(store, settings, number, chosen.name)

@@ -10,14 +10,13 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.cache import Cache
-from penstock.templates.facts import recall
+from penstock.templates.facts import package_version, recall
 from penstock.templates.registry import open_template
 from penstock.templates.tokenizers import Tokenizer
 from penstock.types import Record, Samples, Template, encoder_of
@@ -47,7 +46,7 @@ class RememberedTemplate:
             "options": options,
             # the path for the sake of warnings, which name it
             "tokenizer": None if tokenizer is None else [tokenizer.content, tokenizer.wants_fast, tokenizer.path],
-            "versions": [version(package) for package in _PACKAGES],
+            "versions": [package_version(package) for package in _PACKAGES],
         }
         known = recall("template", about=about, compute=self._learn, cache=cache)
         self._identity: dict[str, Any] = known["identity"]

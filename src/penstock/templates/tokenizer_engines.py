@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import Cache
 from penstock.errors import TemplateError
 from penstock.fingerprint import digest
-from penstock.templates.facts import recall
+from penstock.templates.facts import package_version, recall
 from penstock.templates.token_bytes import (
     BYTES,
     ByteTable,
@@ -134,7 +133,7 @@ class Engines:
         return value if isinstance(value, str) else unpack_table(value)
 
     def _recall(self, kind: str, compute: Callable[[], Any], *packages: str) -> Any:
-        about = {"content": self._content, **{name: version(name) for name in packages}}
+        about = {"content": self._content, **{name: package_version(name) for name in packages}}
         return recall(kind, about=about, compute=compute, cache=self._cache)
 
     @cached_property
