@@ -180,10 +180,10 @@ class OpenSet:
 
 
 def open_recipe(recipe: "Recipe", *, part: str = "train") -> list[OpenSet]:
-    """The data sets of one part; no tokenizer is loaded before a row is encoded or decoded, and fastokens never."""
+    """The data sets of one part, to look at single rows; no engine is loaded before a row is encoded or decoded."""
     opened = []
     for data in recipe.part(part):
-        source, template, fan_out = parts(recipe, data, fast=False)
+        source, template, fan_out = parts(recipe, data, rows=1)
         rows = _fanned_out(source, template) if fan_out else source
         as_prepared = partial(_template, source, template, None, {}, facts=None)
         opened.append(OpenSet(name=data.name, source=rows, template=template, as_prepared=as_prepared))
@@ -215,7 +215,7 @@ def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> 
 
     settings = recipe.plan_settings(part)
     for data in recipe.part(part):
-        source, template, fan_out = parts(recipe, data, fast=None if not rows else False)
+        source, template, fan_out = parts(recipe, data, rows=rows or None)
         source = _fanned_out(source, template) if fan_out else source
         yield check(
             source, template, settings, cache=Cache(recipe.settings.get("cache_dir")).root, at_most=rows or len(source),
@@ -236,10 +236,10 @@ def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[St
     return stores
 
 
-def parts(recipe: "Recipe", data: "DataSet", *, fast: bool | None = None) -> tuple[Source, Template, bool]:
+def parts(recipe: "Recipe", data: "DataSet", *, rows: int | None = None) -> tuple[Source, Template, bool]:
     """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample.
 
-    fast: whether fastokens may encode; None decides by the size of the data, as `prepare` does.
+    rows: how many rows will be encoded, where that is not all of them: of few, fastokens is not loaded.
     """
     run = recipe.run_options()
     keeps = run.get("cache", True)
@@ -251,7 +251,7 @@ def parts(recipe: "Recipe", data: "DataSet", *, fast: bool | None = None) -> tup
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
         facts = folder if keeps else None
-        return source, _template(source, template, tokenizer, options, facts=facts, fast=fast), fan_out
+        return source, _template(source, template, tokenizer, options, facts=facts, rows=rows), fan_out
 
 
 def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
@@ -268,9 +268,9 @@ def _template(
     options: dict[str, Any],
     *,
     facts: Cache | None,
-    fast: bool | None = None,
+    rows: int | None = None,
 ) -> Template:
-    """facts: where it is remembered what opening a tokenizer and a template told.  fast: None decides by the size of the data."""
+    """facts: where it is remembered what opening a tokenizer and a template told.  rows: how many are encoded, where not all are."""
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
@@ -283,7 +283,7 @@ def _template(
         template, options = detection.chosen, {**detection.options, **options}
     if tokenizer is None:
         return remembered_template(template, None, options, facts)
-    fast = is_worth_fast(source) if fast is None else fast
+    fast = is_worth_fast(source, rows)
     return remembered_template(template, open_tokenizer(tokenizer, fast=fast, cache=facts), options, facts)
 
 

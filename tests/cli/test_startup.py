@@ -159,6 +159,7 @@ def test_the_engine_is_a_function_of_the_size_of_the_data(num_rows: int) -> None
     assert is_worth_fast(rows(2 * FAST_BYTES, num_rows))
     assert not is_worth_fast(ListSource([], name="nothing"))
     assert not is_worth_fast(rows(100_000, 100_000))  # many rows, little text
+    assert not is_worth_fast(rows(2 * FAST_BYTES, num_rows), rows=num_rows // 4)  # of which few are encoded
 
 
 def test_small_and_large_data_have_stores_of_their_engine(tokenizer_path: Path, cache: Cache) -> None:

@@ -47,13 +47,15 @@ FAST_BYTES = 8 << 20
 _PIECES = 16  # the data's size is measured by how many pieces of a sixteenth of that it can be cut into
 
 
-def is_worth_fast(source: Source) -> bool:
+def is_worth_fast(source: Source, rows: int | None = None) -> bool:
     """Whether a source holds so much data that fastokens is worth its loading time.
 
     A function of the data alone: the engine is part of a store's key.  Many small files are measured together.
+    rows: how many rows are encoded, where not all are; they count for their share of the data.
     """
     borders = source.cuts(num_bytes=FAST_BYTES // _PIECES, num_rows=1 << 62)
-    return len(borders) - 1 >= _PIECES
+    share = 1.0 if rows is None else min(1.0, rows / max(1, len(source)))
+    return (len(borders) - 1) * share >= _PIECES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
