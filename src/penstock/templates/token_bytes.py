@@ -20,6 +20,7 @@ from penstock.types import Bools, Ids, Ints
 _UNSURE = 1 << 36  # longer than any text: a sum with such a token in it never fits
 _LONGEST = 0xFFFF  # bytes of a token as kept in the cache; this long or longer is unsure
 _PLANES = 0x20000  # marks that change their order live in the first two planes
+_FEW = 1 << 14  # characters that are looked up one by one: the table of all takes 50 ms to make
 _SPLITS = {"Split", "Digits", "Punctuation", "UnicodeScripts"}  # cut only, unless told to remove
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -105,9 +106,9 @@ def byte_table(spec: Spec, vocab: Mapping[str, int], own: Iterable[str], added: 
     lengths = np.full(size, _UNSURE, dtype=np.int64)
     prefixed = np.zeros(size, dtype=np.bool_)
     ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
-    lengths[ids] = _token_lengths(list(vocab), frame)
+    lengths[ids], first = _token_lengths(list(vocab), frame)
     if blank is not None:
-        prefixed[ids] = np.fromiter((token.startswith(blank) for token in vocab), dtype=np.bool_, count=len(vocab))
+        prefixed[ids] = first == ord(blank)
     if not frame.byte_level:
         lengths[[vocab[token] for token in BYTES if token in vocab]] = 1
     if spec.unknown is not None and not whole:
@@ -123,8 +124,8 @@ def byte_table(spec: Spec, vocab: Mapping[str, int], own: Iterable[str], added: 
     )
 
 
-def _token_lengths(tokens: list[str], frame: "_Frame") -> Ints:
-    """Bytes that the text of each token takes; all characters of a vocabulary at once."""
+def _token_lengths(tokens: list[str], frame: "_Frame") -> tuple[Ints, Ints]:
+    """Bytes that the text of each token takes, and its first character (-1: none); all characters of a vocabulary at once."""
     text = "".join(tokens)
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     if frame.byte_level:  # a character is a byte
@@ -136,8 +137,10 @@ def _token_lengths(tokens: list[str], frame: "_Frame") -> Ints:
         if frame.blank is not None:
             sizes[codes == ord(frame.blank)] = 1
     borders = _borders(sizes)
-    stops = np.cumsum(np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens)))
-    return np.diff(borders[stops], prepend=0).clip(max=_UNSURE)
+    counts = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    stops = np.cumsum(counts)
+    first = np.append(codes.astype(np.int64), -1)[np.where(counts > 0, stops - counts, -1)]
+    return np.diff(borders[stops], prepend=0).clip(max=_UNSURE), first
 
 
 def pack_table(table: "ByteTable") -> dict[str, Any]:
@@ -266,7 +269,9 @@ def _num_bytes(texts: Sequence[str], table: ByteTable) -> Ints:
     """Bytes of each text in UTF-8; -1 where the vocabulary sees another text."""
     num_bytes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     others = [number for number, text in enumerate(texts) if not text.isascii()]
-    young = table.nfc and _is_young("".join([texts[number] for number in others]))  # at once: it is never so
+    young = (
+        table.nfc and bool(others) and _is_young("".join([texts[number] for number in others]))
+    )  # at once: it is never so
     for number in others:
         text = texts[number]
         normal = not table.nfc or (unicodedata.is_normalized("NFC", text) and not (young and _is_young(text)))
@@ -277,6 +282,8 @@ def _num_bytes(texts: Sequence[str], table: ByteTable) -> Ints:
 
 def _is_young(text: str) -> bool:
     """Whether a character is younger than this Python's tables: its place in normal order only the tokenizer knows."""
+    if len(text) <= _FEW:
+        return any(ord(character) < _PLANES and unicodedata.category(character) == "Cn" for character in set(text))
     codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     return bool(_unassigned()[np.minimum(codes, _PLANES)].any())
 
