@@ -18,7 +18,7 @@ from pathlib import Path
 from prepare import library_lines, train_tokenizer
 from stand import Page, Verdict, table
 
-REPEAT = 7
+REPEAT = 4
 PENSTOCK = [sys.executable, "-m", "penstock"]
 ROW = {
     "messages": [

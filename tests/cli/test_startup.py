@@ -81,6 +81,18 @@ def test_commands_that_show_text_load_the_reference_and_never_fastokens(
         assert "tokenizers" in found and "fastokens" not in found, command
 
 
+def test_only_processes_that_encode_open_a_tokenizer(
+    loaded: Callable[..., set[str]], vocabulary: Path, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        line = json.dumps({"text": f"the {name} fox " + "jumps over a lazy dog " * 2000})
+        (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * (3 * FAST_BYTES // len(line)))
+    common = ("--tokenizer", vocabulary, "--template", "text", "--num-proc", "2")
+    assert "fastokens" in loaded("prepare", "first.jsonl", *common), "the engines are compared once, to name the store"
+    assert not loaded("prepare", "second.jsonl", *common) & ENGINES, "two workers encode, and this process does not"
+    assert "fastokens" in loaded("prepare", "second.jsonl", *common[:-1], "1", "--refresh"), "now it encodes itself"
+
+
 def test_a_changed_tokenizer_is_no_hit(loaded: Callable[..., set[str]], recipe: Path, vocabulary: Path) -> None:
     loaded("prepare", recipe)
     assert "tokenizers" not in loaded("prepare", recipe)
