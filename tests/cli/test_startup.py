@@ -174,6 +174,15 @@ def test_the_engine_is_a_function_of_the_size_of_the_data(num_rows: int) -> None
     assert not is_worth_fast(rows(2 * FAST_BYTES, num_rows), rows=num_rows // 4)  # of which few are encoded
 
 
+def test_a_few_huge_rows_are_large_data(tmp_path: Path, cache: Cache) -> None:
+    import penstock as ps
+
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("the fox " * (FAST_BYTES // 12))
+    files = ps.open(str(tmp_path / "*.txt"), record="file", cache_dir=cache.root)
+    assert len(files) == 2 and is_worth_fast(files) and not is_worth_fast(files, rows=1)
+
+
 def test_small_and_large_data_have_stores_of_their_engine(tokenizer_path: Path, cache: Cache) -> None:
     import penstock as ps
 

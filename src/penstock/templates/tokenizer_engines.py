@@ -44,17 +44,22 @@ _THREADS = "FASTOKENS_BPE_THREADS"
 # Data from this size on is encoded by fastokens.  `tokenizers` encodes 2 to 3 MB/s, so below it loading fastokens (1.4 to 4.8 s for the
 # vocabularies of today's models) takes about as long as it saves, or longer.
 FAST_BYTES = 8 << 20
-_PIECES = 16  # the data's size is measured by how many pieces of a sixteenth of that it can be cut into
+_PIECES = (
+    16  # where no files tell the size, data is measured by how many pieces of a sixteenth of that it can be cut into
+)
 
 
 def is_worth_fast(source: Source, rows: int | None = None) -> bool:
     """Whether a source holds so much data that fastokens is worth its loading time.
 
-    A function of the data alone: the engine is part of a store's key.  Many small files are measured together.
+    A function of the data alone: the engine is part of a store's key.  The size of its files counts, or of what they hold, where that is
+    more (compressed files) or all that is known (lists, views).
     rows: how many rows are encoded, where not all are; they count for their share of the data.
     """
-    borders = source.cuts(num_bytes=FAST_BYTES // _PIECES, num_rows=1 << 62)
     share = 1.0 if rows is None else min(1.0, rows / max(1, len(source)))
+    if (getattr(source, "num_bytes", None) or 0) * share >= FAST_BYTES:  # our own sources tell
+        return True
+    borders = source.cuts(num_bytes=FAST_BYTES // _PIECES, num_rows=1 << 62)
     return (len(borders) - 1) * share >= _PIECES
 
 
