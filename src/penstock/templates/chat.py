@@ -6,6 +6,7 @@ first ones or holds something that none before it held; by one engine, if the te
 A conversation whose marks cannot be verified is an event, never a guess.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,11 +162,17 @@ class ChatTemplate:
             for prompt in (False, True)
         ]
         if text != CHATML:
-            cache = getattr(self.tokenizer, "cache", None)  # where facts about the tokenizer are kept
-            return open_untrusted(text, today=today, contexts=contexts, cache=cache)
+            return open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
         renderer = Renderer(text, today=today)
         renderer.try_fast(contexts)
         return renderer
+
+    def with_engine(self, *, fast: bool) -> "ChatTemplate":
+        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
+        made = copy.copy(self)
+        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made._for_tools = None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
+        return made
 
     def how_turns_end(self) -> str | None:
         """What is wrong with it, if anything."""

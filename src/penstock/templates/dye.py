@@ -9,9 +9,8 @@ the whole conversation.
 import re
 import string
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -40,14 +39,13 @@ class Unverified(TemplateError):
     """What the assistant wrote cannot be told from the rendering."""
 
 
-def _table(dyed: Callable[[str], bool]) -> Codes:
-    """Code point of plane 0 → what it becomes."""
+@cache
+def _full() -> Codes:
+    """Code point of plane 0 → what it becomes; white space, control characters and surrogates stay."""
     codes = np.arange(0x10000, dtype=np.uint32)
-    chosen = np.array([not 0xD800 <= code < 0xE000 and dyed(chr(code)) for code in range(0x10000)])
+    chosen = (codes > 0x1F) & ~((codes >= 0xD800) & (codes < 0xE000))
+    chosen[[ord(space) for space in re.findall(r"\s", "".join(map(chr, range(0x10000))))]] = False
     return np.where(chosen, codes | _DYE, codes).astype(np.uint32)
-
-
-_FULL = _table(lambda character: not character.isspace() and character > "\x1f")
 
 
 class Palette:
@@ -55,7 +53,7 @@ class Palette:
 
     def __init__(self, needles: tuple[str, ...], *, json: bool) -> None:
         self._given = needles, json
-        self._table = _FULL.copy()
+        self._table = _full().copy()
         for needle in ('"', "\\", *needles) if json else needles:
             if len(needle) == 1 and ord(needle) < 0x10000:
                 self._table[ord(needle)] = ord(needle)

@@ -12,16 +12,18 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.nodes as nodes
-import minijinja
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
 from penstock.templates.reads import wants_reference
 from penstock.templates.sandbox import LimitExceeded, Sandbox
+
+if TYPE_CHECKING:
+    import minijinja
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: around what a `{% generation %}` block held
 _TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
@@ -69,6 +71,8 @@ class Renderer:
 
     def try_fast(self, contexts: Iterable[dict[str, Any]]) -> None:
         """Render all of these with both engines; use minijinja if it renders them as jinja2 does."""
+        import minijinja
+
         contexts = list(contexts)
         expected = [outcome(self.render_reference, context) for context in contexts]
         try:
@@ -97,6 +101,8 @@ class Renderer:
             return self.render_reference(context)
 
     def _render_fast(self, context: dict[str, Any]) -> str:
+        import minijinja
+
         assert self._fast is not None
         self._blocks = 0
         try:
@@ -141,7 +147,9 @@ class Renderer:
             )
         return text
 
-    def _open_fast(self) -> minijinja.Environment:
+    def _open_fast(self) -> "minijinja.Environment":
+        import minijinja
+
         environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, fuel=_FUEL, debug=False)
         environment.auto_escape_callback = lambda name: False
         environment.add_filter("tojson", _to_json)
