@@ -103,14 +103,14 @@ def test_seek_from_a_position_goes_on_from_there():
 def test_shards_of_a_block_are_those_its_samples_lie_in():
     plan = make(np.full(400, 9), np.full(300, 9), window=2, block=100)
     for block in range(4):
-        shares = plan._mix.shares(0, block)
+        shares = plan.blocks.shares(0, block)
         touched = {
             (source, int(sample) // 50)
-            for source, order in enumerate(plan._orders)
+            for source, order in enumerate(plan.blocks.orders)
             for sample in order.samples(shares.starts[source], shares.stops[source])
         }
-        assert touched <= set(plan.shards(0, block))
-    assert plan.shards(0, 99) is None
+        assert touched <= set(plan.blocks.shards(0, block))
+    assert plan.blocks.shards(0, 99) is None
 
 
 def test_settings_are_values():

@@ -28,10 +28,10 @@ def with_hints(walk: Iterator[Step], plan: Plan, stores: Sequence[Any], start: P
 
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:
     under_way = {n: store for n, store in enumerate(stores) if isinstance(store, Store) and store.manifest is None}
-    # By tokens, shares are known only once the shards before them are made; then `lengths` itself says what it needs.
-    if not under_way or (plan.settings.weights is not None and plan.settings.mix_by == "tokens"):
+    # With weights, shares are known only once the shards before them are made; then `lengths` itself says what it needs.
+    if not under_way or plan.settings.weights is not None:
         return
     blocks = range(position.block, position.block + _BLOCKS)
-    pairs = [pair for block in blocks for pair in plan.shards(position.epoch, block) or ()]
+    pairs = [pair for block in blocks for pair in plan.blocks.shards(position.epoch, block) or ()]
     for number, store in under_way.items():
         store.want([shard for source, shard in pairs if source == number])

@@ -12,10 +12,13 @@ class Counters:
     tokens_in: int = 0
     samples_out: int = 0
     tokens_out: int = 0
-    samples_dropped: Counter[str] = field(default_factory=Counter)  # by reason: empty, overlong, tail
-    tokens_dropped: Counter[str] = field(default_factory=Counter)  # by reason: overlong, truncated, tail
+    samples_dropped: Counter[str] = field(default_factory=Counter)  # by reason: empty, overlong, nothing_to_train, tail
+    tokens_dropped: Counter[str] = field(
+        default_factory=Counter
+    )  # by reason: overlong, truncated, nothing_to_train, tail
     samples_truncated: int = 0
     samples_split: int = 0
+    pieces_dropped: int = 0  # of samples that were split, because nothing in the piece is trained
     rows: int = 0
     tokens_capacity: int = 0  # rows × max_length
     rows_padded: int = 0  # empty rows that fill up a last step
@@ -23,8 +26,8 @@ class Counters:
 
     @property
     def fill(self) -> float:
-        """Share of the rows' capacity that holds tokens; 1.0 when there are no rows."""
-        return self.tokens_out / self.tokens_capacity if self.tokens_capacity else 1.0
+        """Share of the rows' capacity that holds tokens; 0.0 when there are no rows."""
+        return self.tokens_out / self.tokens_capacity if self.tokens_capacity else 0.0
 
     @property
     def tokens_padded(self) -> int:
