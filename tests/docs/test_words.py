@@ -80,7 +80,8 @@ def fault(key: str, value: str) -> str | None:
         return None
     with_weights = {"a": {"path": "a.jsonl", "weight": 1}}
     try:
-        ps.Recipe.of(with_weights, **{"tokenizer": "t", key: yaml.safe_load(value)})
+        beside = {"window": 16} if key == "background" else {}  # which it is refused without
+        ps.Recipe.of(with_weights, **{"tokenizer": "t", **beside, key: yaml.safe_load(value)})
     except PenstockError as error:
         return str(error)
     return None

@@ -164,6 +164,7 @@ def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
     for counter in counters:
         assert counter.tokens_in == counter.tokens_out + counter.tokens_dropped.total()
         assert counter.samples_in == counter.samples_out + counter.samples_dropped.total()
+        assert counter.samples_out == counter.samples_by_source.total()
         assert counter.tokens_capacity == counter.rows * world.settings.max_length
         assert counter.tokens_padded >= 0 and 0 <= counter.fill <= 1
     if world.settings.tail != "wrap":  # whose steps run over epochs

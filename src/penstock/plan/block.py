@@ -98,7 +98,12 @@ def pack_block(
     spans["source"], spans["sample"] = block.sources[home], block.samples[home]
     spans["start"], spans["stop"] = pieces.start[order], pieces.stop[order]
     starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=num_rows)))).astype(np.int64)
-    return Rows(spans, starts), counters + Counters(rows=num_rows, tokens_capacity=num_rows * settings.max_length)
+    more = Counters(
+        rows=num_rows,
+        tokens_capacity=num_rows * settings.max_length,
+        samples_by_source=_by_source(block, pieces, len(names)),
+    )
+    return Rows(spans, starts), counters + more
 
 
 def count_block(
@@ -218,6 +223,14 @@ def _without(counters: Counters, barren: Pieces, left: Pieces, block: BlockSampl
         samples_split=counters.samples_split - int(np.count_nonzero(num_pieces > 1)),
         pieces_dropped=barren.sample.size if is_split else 0,
     )
+
+
+def _by_source(block: BlockSamples, pieces: Pieces, num_sources: int) -> Counter[int]:
+    """Samples that reach a row, by source."""
+    is_in = np.zeros(block.lengths.size, np.bool_)
+    is_in[pieces.sample] = True
+    counts = np.bincount(block.sources[is_in], minlength=num_sources).tolist()
+    return Counter({source: count for source, count in enumerate(counts) if count})
 
 
 def _whole(kept: Ints) -> Pieces:

@@ -313,10 +313,14 @@ def _dropped_tail(rows: Rows, max_length: int) -> Counters:
     tokens = int((rows.spans["stop"] - rows.spans["start"]).sum())
     # A sample may be there in several pieces, and several times when its source repeats: count its most frequent piece.
     pieces, times = np.unique(rows.spans[["source", "sample", "start"]], return_counts=True)
-    _, first = np.unique(pieces[["source", "sample"]], return_index=True)
-    samples = int(np.maximum.reduceat(times, first).sum()) if first.size else 0
+    kinds, first = np.unique(pieces[["source", "sample"]], return_index=True)
+    by_source: Counter[int] = Counter()
+    for source, count in zip(kinds["source"].tolist(), np.maximum.reduceat(times, first).tolist(), strict=True):
+        by_source[source] += count
+    samples = by_source.total()
     return Counters(
         samples_out=-samples,
+        samples_by_source=Counter({source: -count for source, count in by_source.items()}),
         tokens_out=-tokens,
         samples_dropped=Counter(tail=samples),
         tokens_dropped=Counter(tail=tokens),

@@ -100,6 +100,8 @@ def _remarks_of_epoch(
     ]
     again = [f"{data(each.name, most=60)} {count:.1f} times" for count, each in times if count > 1.05]
     partly = [f"{data(each.name, most=60)} {share(count)}" for count, each in times if count < 0.95 and each.weight]
+    if not epoch.mixing.is_even:
+        said.append(("warn", f"The order is not evenly mixed: {data(epoch.mixing.where)}."))
     if again:
         said.append(("ok", f"Per epoch, as the weights ask, some samples come again: {_listed(again)}."))
     if partly:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, fingerprint
 
-FORMAT_VERSION = 2  # raise when the same samples give other bytes; announced under "On-disk format"
+FORMAT_VERSION = 3  # raise when the same samples give other bytes; announced under "On-disk format"
 FIRST_FEW = 5  # places kept per reason
 METADATA = b"penstock"
 
