@@ -26,7 +26,7 @@ def counts() -> dict[str, int]:
         "law_3": laws["test_law_3_resume_after_any_cuts_under_any_world"],
         "law_4": laws["test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought"],
         "law_5": laws["test_law_5_tokens_in_are_tokens_out_and_tokens_counted"],
-        "mix": laws["test_mixing_keeps_exact_shares_in_every_block"],
+        "mix": laws["test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block"],
         "soak": _number("laws/worlds.py", r"count \* (\d+) if SOAK"),
         "packings": _size("laws/worlds.py", "PACKINGS"),
         "tails": _size("laws/worlds.py", "TAILS"),

@@ -49,7 +49,7 @@ def plan(
         screen.show([*text.epoch(found), *mixing.pieces(found)])
         if fit is not None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
-    if not found.rows:
+    if not found.rows and not json:
         screen.say(text.no_step(found), style="red")
     if not found.rows or (fit is not None and not fit.fits):
         raise typer.Exit(1)

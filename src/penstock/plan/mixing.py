@@ -26,9 +26,8 @@ class MixedSource:
     name: str
     share: float  # of the epoch
     tenths: tuple[float, ...]  # (10,) share of the source in each tenth
-    fifths: tuple[
-        tuple[float, ...], ...
-    ]  # (5, 10) of the source's part of each tenth, the share of each fifth of its rows
+    fifth_shares: tuple[float, ...]  # (5,) of the source's part of the epoch, the share of each fifth of its rows
+    fifths: tuple[tuple[float, ...], ...]  # (5, 10) the same in each tenth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +74,7 @@ class MixingCounter:
                 name=name,
                 share=_share(of_source[:, s].sum(), counts.sum()),
                 tenths=tuple(map(_share, of_source[:, s], of_tenth)),
+                fifth_shares=tuple(_share(counts[:, s, f].sum(), of_source[:, s].sum()) for f in range(FIFTHS)),
                 fifths=tuple(tuple(map(_share, counts[:, s, f], of_source[:, s])) for f in range(FIFTHS)),
             )
             for s, name in enumerate(self._names)

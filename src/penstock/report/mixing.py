@@ -77,9 +77,9 @@ def _figure(heading: str, named: Sequence[tuple[str, Sequence[float]]], note: st
 
 def _lines(each: MixedSource, *, alone: bool) -> list[tuple[str, float, Sequence[float]]]:
     """(name, share in the epoch, shares in its tenths)."""
-    whole = [sum(tenths) / TENTHS for tenths in each.fifths]
     fifths: list[tuple[str, float, Sequence[float]]] = [
-        (_rows(fifth) if alone else f"· {_rows(fifth)}", whole[fifth], each.fifths[fifth]) for fifth in range(FIFTHS)
+        (_rows(fifth) if alone else f"· {_rows(fifth)}", each.fifth_shares[fifth], each.fifths[fifth])
+        for fifth in range(FIFTHS)
     ]
     return fifths if alone else [(each.name, each.share, each.tenths), *fifths]
 

@@ -164,7 +164,8 @@ def no_step(found: "EpochNumbers") -> str:
     """Why an epoch has no step."""
     dropped = found.counters.samples_dropped
     reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in dropped.items() if lost)
-    advice = "; raise max_length, or choose overflow: split or truncate" if dropped["overlong"] else ""
+    advice = "; raise max_length" if dropped["overlong"] or dropped["nothing_to_train"] else ""
+    advice += ", or choose overflow: split or truncate" if dropped["overlong"] else ""
     why = (
         f"of {count(found.counters.samples_in, 'sample')} none is left: {reasons}"
         if reasons
