@@ -55,7 +55,11 @@ def chapter(found: EpochNumbers) -> str:
         parts.append(_figure("Sources in each tenth of the epoch", named, note))
     for each in mixing.sources[:_MOST_SOURCES]:
         named = [(_rows(fifth), tenths) for fifth, tenths in enumerate(each.fifths)]
-        parts.append(_figure(f"Fifths of {each.name} in each tenth of the epoch", named, note))
+        parts.append(
+            _figure(
+                "Fifths of a source in each tenth of the epoch", named, f"Source {data(each.name, most=60)}. {note}"
+            )
+        )
     return "".join(parts)
 
 
