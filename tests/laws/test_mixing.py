@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.plan.block import Rows
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
 
@@ -18,7 +19,10 @@ SIGMAS = 6.0
 
 @st.composite
 def default_runs(draw):
-    """Sources of different sizes, from one shard to more than a window of them; weights or none; everything else at its default."""
+    """Sources of different sizes, from one shard to more than a window of them; weights or none; everything else at its default.
+
+    Rows are shuffled inside a block, so a data set of one block is mixed whatever its windows are.  Small blocks stand for large data.
+    """
     num_sources = draw(st.integers(1, 3))
     kinds = [
         draw(st.sampled_from(["one shard", "a few", "hundreds", "more than a window"])) for _ in range(num_sources)
@@ -29,6 +33,8 @@ def default_runs(draw):
     options = {"weights": tuple(draw(st.sampled_from(["1", "2", "5"])) for _ in kinds)} if weighted else {}
     if weighted:
         options["mix_by"] = draw(st.sampled_from(["rows", "tokens"]))
+    if draw(st.booleans()):
+        options["block"] = 300
     settings = PlanSettings(max_length=64, seed=draw(st.integers(0, 2**40)), **options)
     return sizes, settings, draw(st.integers(0, 1))
 
@@ -39,11 +45,11 @@ def make(sizes: list[np.ndarray], settings: PlanSettings) -> Plan:
 
 
 def delivered_in_tenths(plan: Plan, epoch: int) -> list[np.ndarray]:
-    """(source, sample) of what each tenth of an epoch's rows holds, counted from the steps that a trainer would take."""
-    steps = plan.walk(start=Position(epoch=epoch), num_rows=64, epochs=epoch + 1)
-    rows = [step.rows[row] for step in steps for row in range(step.num_real)]
-    borders = [len(rows) * tenth // 10 for tenth in range(11)]
-    return [np.concatenate(rows[low:high]) for low, high in pairwise(borders)]
+    """The spans that each tenth of an epoch's rows holds, counted from the steps that a trainer would take."""
+    steps = list(plan.walk(start=Position(epoch=epoch), num_rows=64, epochs=epoch + 1))
+    rows = Rows.join([step.rows.slice(0, step.num_real) for step in steps])
+    borders = [rows.num_rows * tenth // 10 for tenth in range(11)]
+    return [rows.slice(low, high).spans for low, high in pairwise(borders)]
 
 
 def assert_like_the_whole(tenths: list[np.ndarray], sizes: list[np.ndarray], window: int) -> None:
@@ -80,6 +86,15 @@ def test_the_field_tests_data_set_is_mixed_from_the_first_step():
         assert_like_the_whole(tenths, sizes, 1024)
         counts = np.bincount(tenths[0]["sample"] * 5 // 52_002, minlength=5)
         assert counts.min() > 0.15 * counts.sum()
+
+
+def test_a_data_set_of_many_blocks_is_mixed_in_its_first_epoch():
+    """800,000 samples in 100 shards: nothing but the shuffle can bring them together."""
+    sizes = [np.full(100, 8000, np.int64)]
+    plan = make(sizes, PlanSettings(max_length=64))
+    spans = [plan.blocks.pack(0, number)[0].spans for number in range(12)]
+    assert plan.blocks.pack(0, 12) is None
+    assert_like_the_whole(spans, sizes, 1024)
 
 
 @pytest.mark.parametrize(
