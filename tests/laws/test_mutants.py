@@ -174,8 +174,8 @@ MUTANTS = {
     ),
     "overlong samples vanish uncounted": (
         "block.py",
-        'samples_dropped["overlong"] = int(np.count_nonzero(overlong))',
-        'samples_dropped["overlong"] = 0',
+        'dropped["overlong"] = num_overlong',
+        'dropped["overlong"] = 0',
         LAWS + "::test_law_5_tokens_in_are_tokens_out_and_tokens_counted",
     ),
     "best fit hands a group out twice": (

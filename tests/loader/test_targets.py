@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.report import walk
 from penstock.store import Store
 from penstock.testing import check_resume
 
@@ -104,6 +105,15 @@ def test_a_store_knows_which_pieces_hold_a_target(store: Store) -> None:
     pieces = zip(samples.tolist(), starts.tolist(), stops.tolist(), strict=True)
     assert found.tolist() == [bool(store[sample].loss_mask[start + 1 : stop].any()) for sample, start, stop in pieces]
     assert 0 < np.count_nonzero(found) < 4000
+
+
+def test_a_record_that_is_cut_before_its_answer_is_shown_as_dropped(store: Store) -> None:
+    row = next(row for row in range(120) if not any(mask_of(row)[1:256]))
+    assert walk.record(loader(store, overflow="truncate"), row).outcome.startswith(
+        "dropped as nothing_to_train: cut at"
+    )
+    found = walk.record(loader(store, overflow="split"), row)
+    assert 0 < sum(at.stop - at.start for at in found.landings) < len(mask_of(row))
 
 
 class OwnTemplate:
