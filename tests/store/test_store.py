@@ -298,7 +298,7 @@ def test_a_manifest_promises_only_what_it_names(cache: Cache, template: TextTemp
     for text, reason in (
         ("{", "damaged"),
         ("{}", "damaged"),
-        (json.dumps({**value, "format": 99}), "format 99, expected 2"),
+        (json.dumps({**value, "format": 99}), "format 99, expected 3"),
         (json.dumps({**value, "shards": value["shards"][1:]}), "names other shards"),
         (json.dumps({**value, "shards": [{**value["shards"][0], "key": "../../etc"}]}), "is no shard key"),
     ):

@@ -323,7 +323,7 @@ def test_a_manifest_is_read_as_if_anybody_had_written_it(
         load(store.fingerprint, store.cache)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "7", '"x"', "[" * 100_000, "9" * 5000, "\xff", '{"format": 2}'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "7", '"x"', "[" * 100_000, "9" * 5000, "\xff", '{"format": 3}'])
 def test_what_is_no_manifest_at_all_is_damaged(store: Store, text: str) -> None:
     file_of(store, "manifest").write_text(text)
     with pytest.raises(StoreError, match=r"damaged|format"):

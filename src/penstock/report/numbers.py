@@ -132,7 +132,7 @@ class Fit:
     steps: int = 0
     fill: float = 0.0
     tokens: int = 0
-    samples_dropped: int = 0  # as overlong
+    samples_dropped: int = 0  # as overlong, or because they are cut before anything that is trained
     samples_cut: int = 0  # truncated or split
     tokens_lost: int = 0
     problem: str | None = None
@@ -289,7 +289,7 @@ def _fit(loader: Loader, max_length: int, packing: str) -> Fit:
         steps=-(-counters.rows // per_step),
         fill=counters.fill,
         tokens=counters.tokens_out,
-        samples_dropped=counters.samples_dropped["overlong"],
+        samples_dropped=counters.samples_dropped["overlong"] + counters.samples_dropped["nothing_to_train"],
         samples_cut=counters.samples_truncated + counters.samples_split,
         tokens_lost=counters.tokens_dropped.total(),
     )
