@@ -236,7 +236,7 @@ _DRAWS = lognormal_lengths(65_536, seed=2)
 
 def seek_plan(window: str) -> Plan:
     sizes = np.full(SEEK_SHARDS, SEEK_SAMPLES // SEEK_SHARDS)
-    settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, window=None if window == "default" else window)
+    settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, window=window)
     return Plan([PlanSource(name="made-up", key="0" * 64, shard_sizes=sizes)], made_up_lengths, settings)
 
 
@@ -264,7 +264,7 @@ def seek_here(window: str) -> dict[str, Any]:
 
 
 def seek_afresh() -> tuple[list[Verdict], list[str]]:
-    found: dict[str, list[dict[str, Any]]] = {"default": [], "all": []}
+    found: dict[str, list[dict[str, Any]]] = {"auto": [], "all": []}
     for _ in range(REPEAT):
         for window, runs in found.items():
             command = [sys.executable, __file__, "seek", window]

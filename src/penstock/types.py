@@ -19,6 +19,11 @@ SPAN = np.dtype([("source", "<i8"), ("sample", "<i8"), ("start", "<i8"), ("stop"
 # How the plan learns lengths: (source number, sample ids) → one length per id; 0 means that nothing is there to train on.
 Lengths = Callable[[int, Ints], Ints]
 
+# How the plan learns whether a piece is worth a row: (source number, sample ids, starts, stops) → whether tokens
+# start + 1 … stop - 1 of each sample hold a trained one.  Nothing predicts the first token of a piece, so it is no target.
+# Asked only about pieces of samples that are cut: a store holds no sample without a target.
+Targets = Callable[[int, Ints, Ints, Ints], Bools]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -59,6 +64,12 @@ class Samples:
     dropped: dict[int, str] = field(default_factory=dict)  # record number in this batch → reason
     notes: dict[str, dict[int, int]] = field(default_factory=dict)  # what was noticed → record number → characters
     assistant_characters: int = 0  # in the records, rendered or not
+
+    def num_targets(self) -> Ints:
+        """Targets of each sample: its trained tokens, without its first token, which nothing predicts."""
+        running = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.loss_mask, dtype=np.int64)))
+        starts, stops = self.offsets[:-1], self.offsets[1:]
+        return np.asarray(running[stops] - running[np.minimum(starts + 1, stops)], np.int64)
 
 
 def join_notes(parts: Iterable[tuple[int, Mapping[str, Mapping[int, int]]]]) -> dict[str, dict[int, int]]:

@@ -242,6 +242,55 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Pat
         assert code == 3 and reason in err
 
 
+def test_a_plan_without_a_step_says_why_and_fails(here: Any, recipe: Path) -> None:
+    code, out, _ = here("plan", recipe, "--max-length", "2")
+    assert code == 1
+    assert "0 of up to 2 tokens, nothing is left" in out and "100.00%" not in out and "full" not in out
+    assert re.search(
+        r"the run has no step: of 210 samples none is left: 210 overlong; raise max_length, or choose", out
+    )
+    code, out, _ = here("plan", recipe, "--max-length", "2", "--json")
+    assert (
+        code == 1
+        and json.loads(out)["fill"] == 0
+        and json.loads(out)["counters"]["samples_dropped"] == {"overlong": 210}
+    )
+
+
+def test_a_plan_shows_how_mixed_the_epoch_is(here: Any, recipe: Path) -> None:
+    code, out, err = here("plan", recipe)
+    assert code == 0, err
+    assert "how mixed: shares of the samples in each tenth of the epoch" in out
+    assert "every tenth is like the whole epoch, within sampling error" in out
+    assert len(re.findall(r"^· rows (\d+)–(\d+) %", out, re.MULTILINE)) == 10
+    mixing = json.loads(here("plan", recipe, "--json")[1])["mixing"]
+    assert [source["name"] for source in mixing["sources"]] == ["talk", "prose"] and mixing["is_even"]
+    for tenth in range(10):
+        assert sum(source["tenths"][tenth] for source in mixing["sources"]) == pytest.approx(1)
+        for source in mixing["sources"]:
+            assert sum(fifth[tenth] for fifth in source["fifths"]) == pytest.approx(1)
+    code, out, _ = here("plan", recipe, "-o", "shuffle=false", "-o", "packing=none")
+    assert code == 0 and re.search(
+        r"differ by more than chance: fifth \d of source 'talk' is \d+\.\d% of tenth \d+", out
+    )
+
+
+def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
+    path = recipe.with_name("mix.yaml")
+    weighted = recipe.read_text().replace("template: messages}", "template: messages, weight: 0.5}")
+    path.write_text(weighted.replace("prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.5}", 1))
+    code, out, err = here("plan", path)
+    assert code == 0, err
+    assert (
+        "not used: 30 samples of talk (25.0% of them), because the epoch ends when prose is used up; stop: all" in out
+    )
+    shares = {share["name"]: share for share in json.loads(here("plan", path, "--json")[1])["shares"]}
+    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (30, 0) and shares["talk"]["unused_share"] == 0.25
+    assert shares["talk"]["samples"] == shares["prose"]["samples"] == 90
+    code, out, _ = here("plan", path, "-o", "stop=all")
+    assert code == 0 and "not used" not in out
+
+
 def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 1, "output": "numpy", "cache_dir": tmp_path / "cache"}
     ranks = [ps.load(recipe, rank=rank, world_size=2, **options) for rank in range(2)]
@@ -396,7 +445,7 @@ def test_empty_data_is_said_not_raised(here: Any, write_jsonl: Write, tokenizer_
     write_jsonl([], "empty.jsonl")
     for arguments in (("stats",), ("plan",), ("show",), ("trace", "--step", "0"), ("bench",)):
         code, _, err = here(*arguments, "empty.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1")
-        assert code in (0, 3) and "Traceback" not in err, (arguments, err)
+        assert code in (0, 1, 3) and "Traceback" not in err, (arguments, err)
 
 
 def test_one_huge_row_is_shown_in_part(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:

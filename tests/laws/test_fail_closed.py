@@ -20,7 +20,12 @@ SIZES = np.array([400, 350, 0, 600], np.int64)
 def make(settings: PlanSettings, *, names=("chat", "math"), key="k", sizes=SIZES) -> Plan:
     """Lengths by arithmetic, so that golden orders depend on nothing but the plan."""
     sources = [PlanSource(name=name, key=f"{key}-{name}", shard_sizes=sizes) for name in names]
-    return Plan(sources, lambda source, samples: (samples * 7919 + source * 31) % 257, settings)
+    return Plan(sources, lambda source, samples: (samples * 7919 + source * 31) % 257, settings, targets=targets)
+
+
+def targets(source: int, samples: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Every third sample is trained in its last tokens only."""
+    return (samples % 3 > 0) | (stops > 150)
 
 
 BASE = PlanSettings(max_length=512)
@@ -71,7 +76,7 @@ def test_a_new_order_version_is_refused(monkeypatch):
     mine = make(BASE)
     fingerprint, summary = mine.fingerprint, mine.summary()
     monkeypatch.setattr(plan_module, "ORDER_VERSION", plan_module.ORDER_VERSION + 1)
-    with pytest.raises(PlanMismatch, match="order_version 1 → 2"):
+    with pytest.raises(PlanMismatch, match="order_version 2 → 3"):
         make(BASE).check_summary(fingerprint, summary)
 
 
@@ -92,9 +97,15 @@ def test_plans_that_cannot_be_are_refused():
         make(replace(BASE, weights=("1",)))
     with pytest.raises(PlanError, match="'chat' has a weight but no samples"):
         make(replace(BASE, weights=("1", "1")), sizes=np.zeros(3, np.int64))
-    by_tokens = replace(BASE, weights=("1", "1"), mix_by="tokens", max_length=16)
-    dead = Plan(make(by_tokens).sources, lambda source, samples: np.full(samples.size, 100), by_tokens)
-    with pytest.raises(PlanError, match="'chat': all 1350 samples are empty or dropped"):
+    with pytest.raises(PlanError, match="window is None, expected a whole number ≥ 1 or auto or all"):
+        replace(BASE, window=None)
+
+
+@pytest.mark.parametrize("mix_by", ["rows", "tokens"])
+def test_a_source_of_which_everything_is_dropped_cannot_give_its_share(mix_by):
+    settings = replace(BASE, weights=("1", "1"), mix_by=mix_by, max_length=16)
+    dead = Plan(make(settings).sources, lambda source, samples: np.full(samples.size, 100), settings)
+    with pytest.raises(PlanError, match="'chat': all 1,350 samples are empty or dropped"):
         dead.step(Position(), 4)
 
 
@@ -130,6 +141,8 @@ GOLDEN_RECIPES = {
     "next fit": replace(BASE, packing="next_fit"),
     "window of 50": replace(BASE, packing="window_50"),
     "concat, aligned": replace(BASE, packing="concat", align=8),
+    "concat, rows shorter than samples": replace(BASE, packing="concat", max_length=40),
+    "truncated": replace(BASE, overflow="truncate", max_length=100),
     "grouped by length": replace(BASE, packing="group_16"),
     "unpacked, wrapped": replace(BASE, packing="none", tail="wrap"),
     "split, small blocks": replace(BASE, overflow="split", max_length=100, block=200, max_per_row=3),

@@ -36,8 +36,8 @@ MUTANTS = {
     ),
     "the last block of an epoch is forgotten": (
         "mix.py",
-        "if block >= len(given) - 1:",
-        "if block >= len(given) - 2:",
+        "if block >= len(borders) - 1:",
+        "if block >= len(borders) - 2:",
         LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
     ),
     "an epoch begins at its second block": (
@@ -64,23 +64,71 @@ MUTANTS = {
         "rows=position.rows + num_rows)",
         LAWS + "::test_law_3_resume_after_any_cuts_under_any_world",
     ),
-    "a remainder of the mix is lost": (
+    "every block rounds its shares down by itself": (
         "mix.py",
-        "_round(share * epoch)",
-        "int(share * epoch)",
-        LAWS + "::test_mixing_keeps_exact_shares_in_every_block",
+        "ceil(amount - before), side",
+        "max(int(amount - before), 1), side",
+        LAWS + "::test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block",
     ),
-    "the mix forgets what was carried": (
+    "dropped samples count towards a share of rows": (
+        "blocks.py",
+        "(tokens > 0).astype(np.int64)",
+        "np.ones_like(tokens)",
+        LAWS + "::test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block",
+    ),
+    "tokens that are dropped count towards a share of tokens": (
+        "block.py",
+        "    return np.where(lengths > settings.capacity, 0, lengths)",
+        "    return lengths.copy()",
+        LAWS + "::test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block",
+    ),
+    "an epoch of a mixture begins anew": (
         "mix.py",
-        "target * border - g * total for",
-        "target * (border - sum(given)) for",
-        LAWS + "::test_mixing_keeps_exact_shares_in_every_block",
+        "start = epoch * self._epoch_goal() if epoch else Fraction(0)",
+        "start = Fraction(0)",
+        LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
     ),
     "sources do not count their epochs": (
         "mix.py",
-        "done = self._targets.before(epoch)",
-        "done = self._targets.before(0)",
+        "epoch * n + (2 * n * border",
+        "(2 * n * border",
         "test_fail_closed.py",
+    ),
+    "pieces without a target are kept": (
+        "block.py",
+        "    if is_barren is None or not is_barren.any():",
+        "    if True:",
+        LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
+    ),
+    "rows of a stream without a target are kept": (
+        "block.py",
+        "is_barren = _in_rows_without_target(pieces, block, settings, has_target)",
+        "is_barren = None",
+        LAWS + "::test_law_2_nothing_is_lost_and_nothing_repeated",
+    ),
+    "pieces without a target vanish uncounted": (
+        "block.py",
+        'tokens_dropped["nothing_to_train"] = lost + cut_off',
+        'tokens_dropped["nothing_to_train"] = lost',
+        LAWS + "::test_law_5_tokens_in_are_tokens_out_and_tokens_counted",
+    ),
+    "windows of one shard": (
+        "settings.py",
+        "_AUTO_WINDOW = 1024",
+        "_AUTO_WINDOW = 1",
+        "test_mixing.py::test_law_10_every_tenth_of_an_epoch_is_like_the_whole",
+    ),
+    "windows grow from one shard": (
+        "settings.py",
+        "borders = [*range(0, num_shards, size), num_shards]",
+        "borders = sorted({0, *(2**n - 1 for n in range(20) if 2**n <= num_shards), num_shards})",
+        "test_mixing.py::test_law_10_every_tenth_of_an_epoch_is_like_the_whole",
+    ),
+    "the rest of a window's shards stays alone": (
+        "settings.py",
+        "2 * (num_shards - borders[-2]) < size",
+        "False",
+        "test_mixing.py::test_windows_hold_1024_shards_and_a_small_rest_joins_the_last",
     ),
     "the tail is repeated where it should be padded": (
         "plan.py",
@@ -126,8 +174,8 @@ MUTANTS = {
     ),
     "overlong samples vanish uncounted": (
         "block.py",
-        'samples_dropped["overlong"] = int(np.count_nonzero(overlong))',
-        'samples_dropped["overlong"] = 0',
+        'dropped["overlong"] = num_overlong',
+        'dropped["overlong"] = 0',
         LAWS + "::test_law_5_tokens_in_are_tokens_out_and_tokens_counted",
     ),
     "best fit hands a group out twice": (

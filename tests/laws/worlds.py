@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
@@ -43,13 +44,42 @@ class World:
     shard_size: int
     settings: PlanSettings
     epochs: int
+    masks: tuple[list[np.ndarray], ...] | None = None  # per source and sample: which tokens are trained; None is all
 
     def plan(self) -> Plan:
         sources = [
             PlanSource(name=f"source {i}", key=f"key {i}", shard_sizes=shard_sizes(len(lengths), self.shard_size))
             for i, lengths in enumerate(self.lengths)
         ]
-        return Plan(sources, lambda source, samples: self.lengths[source][samples], self.settings)
+        targets = None if self.masks is None else self.targets
+        return Plan(sources, lambda source, samples: self.lengths[source][samples], self.settings, targets=targets)
+
+    def targets(self, source: int, samples: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        pieces = zip(samples.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        return np.array([self.has_target(source, *piece) for piece in pieces], np.bool_)
+
+    def has_target(self, source: int, sample: int, start: int, stop: int) -> bool:
+        """Whether a token of the piece is trained and is not its first."""
+        return self.masks is None or bool(self.masks[source][sample][start + 1 : stop].any())
+
+    def wanted(self, source: int, sample: int) -> np.ndarray:
+        """Which tokens of a sample must reach a row; written down again here, not asked of the plan.  Not for rows of a stream."""
+        length, recipe = int(self.lengths[source][sample]), self.settings
+        wanted = np.zeros(length, np.bool_)
+        room = recipe.max_length // recipe.align * recipe.align
+        if recipe.packing == "concat" or length <= room:
+            wanted[:] = True
+        elif recipe.overflow == "truncate":
+            wanted[:room] = self.has_target(source, sample, 0, room)
+        elif recipe.overflow == "split":
+            for start in range(0, length, room):
+                wanted[start : start + room] = self.has_target(source, sample, start, min(start + room, length))
+        return wanted
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether rows of a stream may be left out, so that tokens of a sample are not known by the sample alone."""
+        return self.settings.packing == "concat" and self.masks is not None
 
 
 def shard_sizes(num_samples: int, shard_size: int) -> np.ndarray:
@@ -81,8 +111,22 @@ def source_lengths(draw, most: int):
     return lengths
 
 
+def random_masks(lengths: np.ndarray, kind: str, rng: np.random.Generator) -> list[np.ndarray]:
+    """Every sample has a target, as in a store: a trained token that is not its first."""
+    masks = []
+    for length in lengths.tolist():
+        share = {"few": 0.02, "half": 0.5, "end": 0.0, "edges": 0.0}[kind]
+        mask = rng.random(length) < share
+        if kind == "edges":  # first tokens of pieces, which are trained and are no targets
+            mask[:: int(rng.integers(1, 70))] = True
+        if length:
+            mask[length - 1 if kind == "end" else int(rng.integers(1, length))] = True
+        masks.append(mask)
+    return masks
+
+
 @st.composite
-def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKINGS), weighted=None):
+def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKINGS), weighted=None, masked=None):
     num_sources = draw(st.integers(1, 6))
     lengths = tuple(draw(source_lengths(most // num_sources)) for _ in range(num_sources))
     weights = None
@@ -95,12 +139,20 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
     max_length = draw(st.integers(8, 128))
     if weights is not None and overflow == "drop" and packing != "concat":  # a source must have something left to give
         lengths = tuple(values if (values[values <= 8] > 0).any() else np.append(values, 4) for values in lengths)
+    masks = None
+    if masked if masked is not None else draw(st.booleans()):
+        rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+        kinds = [draw(st.sampled_from(["few", "half", "end", "edges"])) for _ in lengths]
+        lengths = tuple(np.where(values == 1, 2, values) for values in lengths)  # one token is no target
+        if weights is not None:
+            lengths = tuple(np.append(values, 4) for values in lengths)
+        masks = tuple(random_masks(values, kind, rng) for values, kind in zip(lengths, kinds, strict=True))
     recipe = PlanSettings(
         max_length=max_length,
         packing=packing,
         overflow=overflow,
         shuffle=draw(st.booleans()),
-        window=draw(st.sampled_from([None, "all", 1, 3])),
+        window=draw(st.sampled_from(["auto", "all", 1, 3])),
         seed=draw(st.integers(0, 2**63)),
         tail=draw(st.sampled_from(tails)),
         weights=weights,
@@ -110,7 +162,7 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
         align=draw(st.sampled_from([1, 1, 8])),
         max_per_row=None if packing == "concat" else draw(st.sampled_from([None, None, 1, 3])),
     )
-    return World(lengths, draw(st.integers(1, 200)), recipe, draw(st.integers(1, 3)))
+    return World(lengths, draw(st.integers(1, 200)), recipe, draw(st.integers(1, 3)), masks)
 
 
 def through_json(position: Position) -> Position:
@@ -133,20 +185,13 @@ def straight(world: World, num_rows: int) -> list:
     return epochs
 
 
-def kept_length(length: int, recipe: PlanSettings) -> int:
-    """Tokens of a sample that must reach a row; written down again here, not asked of the plan."""
-    room = recipe.max_length // recipe.align * recipe.align
-    if recipe.packing == "concat" or recipe.overflow == "split" or length <= room:
-        return length
-    return room if recipe.overflow == "truncate" else 0
-
-
 def check_row(row: list, world: World) -> None:
-    """A row holds at most max_length places after alignment, and at most max_per_row samples."""
+    """A row holds at most max_length places after alignment, at most max_per_row samples, and a target."""
     recipe = world.settings
     used = sum(-(-(stop - start) // recipe.align) * recipe.align for _, _, start, stop in row)
     assert 0 < used <= recipe.max_length
     assert all(0 <= start < stop <= world.lengths[source][sample] for source, sample, start, stop in row)
+    assert any(world.has_target(*span) for span in row)
     assert recipe.max_per_row is None or len(row) <= recipe.max_per_row
     if recipe.packing in ("none", "group_4"):
         assert len(row) == 1
@@ -168,30 +213,36 @@ def coverage(rows: list, world: World) -> list[np.ndarray]:
 def samples_seen(rows: list, world: World) -> list[np.ndarray]:
     """How often each sample was handed over; fails when some of its tokens came more often than others."""
     seen = []
-    for covered, lengths in zip(coverage(rows, world), world.lengths, strict=True):
+    for source, (covered, lengths) in enumerate(zip(coverage(rows, world), world.lengths, strict=True)):
         offsets = np.concatenate(([0], np.cumsum(lengths + 1)))
         times = np.zeros(len(lengths), np.int64)
-        for sample, length in enumerate(lengths):
-            kept = kept_length(int(length), world.settings)
-            counts = covered[offsets[sample] : offsets[sample + 1]]
-            assert (counts[kept:] == 0).all(), f"tokens beyond what sample {sample} should give"
-            if kept:
-                assert (counts[:kept] == counts[0]).all(), f"sample {sample} was handed over in part"
-                times[sample] = counts[0]
+        for sample, length in enumerate(lengths.tolist()):
+            wanted = world.wanted(source, sample)
+            counts = covered[offsets[sample] : offsets[sample] + length]
+            assert (counts[~wanted] == 0).all(), f"tokens beyond what sample {sample} should give"
+            if wanted.any():
+                assert (counts[wanted] == counts[wanted][0]).all(), f"sample {sample} was handed over in part"
+                times[sample] = counts[wanted][0]
         seen.append(times)
     return seen
+
+
+def delivered(world: World) -> list[np.ndarray]:
+    """Tokens of each sample that reach a row, per source."""
+    return [
+        np.array([int(world.wanted(source, sample).sum()) for sample in range(len(lengths))], np.int64)
+        for source, lengths in enumerate(world.lengths)
+    ]
 
 
 def row_counter(rows: list) -> Counter:
     return Counter(tuple(map(tuple, row)) for row in rows)
 
 
-def shares_upto(world: World, epochs: int) -> list[int]:
-    """Samples that each source must have given after so many epochs when mixing by rows, by the definition in words."""
-    counts = [len(lengths) for lengths in world.lengths]
-    if world.settings.weights is None:
-        return [epochs * count for count in counts]
-    weights = [Fraction(w) for w in world.settings.weights]
+def rows_upto(world: World, epochs: int) -> list[int]:
+    """Samples that each source must have delivered after so many epochs of a mixture by rows, by the definition in words."""
+    weights = [Fraction(w) / sum(map(Fraction, world.settings.weights)) for w in world.settings.weights]
     choose = min if world.settings.stop == "first" else max
-    unit = choose(Fraction(n) / w for n, w in zip(counts, weights, strict=True))
-    return [int(unit * w * epochs + Fraction(1, 2)) for w in weights]
+    counts = [int(np.count_nonzero(tokens)) for tokens in delivered(world)]
+    rows = choose(Fraction(n) / w for n, w in zip(counts, weights, strict=True))
+    return [ceil(rows * w * epochs) for w in weights]

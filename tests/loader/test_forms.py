@@ -39,7 +39,7 @@ def expected(store, spans, row):
 
 
 @pytest.mark.parametrize("align", [1, 4])
-@pytest.mark.parametrize("window", [None, "all"])
+@pytest.mark.parametrize("window", ["auto", 1, "all"])
 def test_packed_rows(store, align, window):
     for batch in Loader(store, batch_size=2, max_length=48, align=align, window=window, pad_id=7):
         assert batch["input_ids"].shape == (2, 48)

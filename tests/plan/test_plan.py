@@ -43,6 +43,29 @@ def test_a_weight_below_one_sample_per_epoch_is_given_in_the_long_run():
     assert abs(seen[0] - 40) <= 1 and seen.total() == pytest.approx(10_040, abs=2)
 
 
+@pytest.mark.parametrize("mix_by", ["rows", "tokens"])
+@pytest.mark.parametrize("overflow", ["drop", "truncate", "split"])
+def test_shares_are_of_what_is_delivered_not_of_what_is_dropped(mix_by, overflow):
+    """0.5/0.3/0.2 gave 51.2/28.3/20.5 % where one source had more overlong samples than another."""
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(1, high, 3000) for high in (60, 110, 70)]
+    wanted = (0.5, 0.3, 0.2)
+    block_size = 20 if mix_by == "tokens" else 500
+    options = {"overflow": overflow, "block": block_size, "packing": "none"}
+    plan = make(*lengths, weights=("0.5", "0.3", "0.2"), mix_by=mix_by, **options)
+    seen, number = np.zeros(3), 0
+    while (block := plan.blocks.pack(0, number)) is not None:
+        spans, number = block[0].spans, number + 1
+        first = spans["start"] == 0
+        amounts = (spans["stop"] - spans["start"]) if mix_by == "tokens" else first
+        seen += np.bincount(spans["source"], weights=amounts, minlength=3)
+        slack = 64 if mix_by == "tokens" else 1
+        longest = 110 if overflow == "split" and mix_by == "tokens" else slack
+        assert np.abs(seen - np.array(wanted) * seen.sum()).max() <= 2 * longest
+    assert number > 5
+    assert seen / seen.sum() == pytest.approx(wanted, abs=0.002)
+
+
 def test_names_and_seeds_that_print_differently_order_alike():
     class Name(str):
         def __repr__(self):
@@ -103,14 +126,14 @@ def test_seek_from_a_position_goes_on_from_there():
 def test_shards_of_a_block_are_those_its_samples_lie_in():
     plan = make(np.full(400, 9), np.full(300, 9), window=2, block=100)
     for block in range(4):
-        shares = plan._mix.shares(0, block)
+        shares = plan.blocks.shares(0, block)
         touched = {
             (source, int(sample) // 50)
-            for source, order in enumerate(plan._orders)
+            for source, order in enumerate(plan.blocks.orders)
             for sample in order.samples(shares.starts[source], shares.stops[source])
         }
-        assert touched <= set(plan.shards(0, block))
-    assert plan.shards(0, 99) is None
+        assert touched <= set(plan.blocks.shards(0, block))
+    assert plan.blocks.shards(0, 99) is None
 
 
 def test_settings_are_values():

@@ -267,6 +267,11 @@ def test_defaults_are_those_of_the_signatures() -> None:
         ("train_on_what: last_assistant_message", {"train_on": "last"}),
         ("train_on_inputs: false", {}),
         ("sampler: sequential", {"shuffle": False}),
+        ("streaming: true", {"background": True, "window": 16}),
+        ("streaming: false", {}),
+        ("dataset_type: vision_iterable", {"background": True, "window": 16}),
+        ("dataset_type: fineweb_edu", {"background": True, "window": 16}),
+        ("dataset_type: vision", {}),
     ],
 )
 def test_names_of_other_tools_come_with_a_notice(
@@ -278,6 +283,29 @@ def test_names_of_other_tools_come_with_a_notice(
     assert dict(recipe.settings) == expected
     (notice,) = recipe.notices
     assert notice.startswith(f"{path}:2: {line.partition(':')[0]} is ") and notice in caplog.text
+
+
+def test_streaming_gives_way_to_what_is_written_beside_it(write: Any) -> None:
+    lines = ["dataset_type: qwen3_vl_iterable", "window: 4", "streaming: true"]
+    recipe = Recipe.read(write("\n".join(["data: text.jsonl", *lines])))
+    assert dict(recipe.settings) == {"background": True, "window": 4}
+    assert [notice.partition(": ")[2] for notice in recipe.notices] == [
+        f"{name} is background: true here" for name in ("dataset_type", "streaming")
+    ]
+
+
+@pytest.mark.parametrize("lines", ["", "window: auto\n", "window: all\n"])
+def test_background_without_a_window_of_some_shards_is_refused_with_the_reason(write: Any, lines: str) -> None:
+    path = write(f"data: text.jsonl\n{lines}background: true\n")
+    line = 2 + bool(lines)
+    with pytest.raises(
+        RecipeError, match=rf":{line}: background: true .* would need every one of them; write window: 16"
+    ):
+        Recipe.read(path)
+    with pytest.raises(RecipeError, match="write window: 16"):
+        Recipe.of("text.jsonl", background=True)
+    for allowed in ({"window": 16}, {"shuffle": False}):
+        assert Recipe.of("text.jsonl", background=True, **allowed).settings["background"]
 
 
 def test_data_of_other_tools(write: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 import penstock as ps
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.errors import StoreError, TemplateError
+from penstock.errors import PlanError, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
 from penstock.templates import TextTemplate, open_tokenizer
@@ -169,6 +169,18 @@ def test_a_store_that_is_closed_while_every_process_works_was_closed_and_did_not
     store.close()
     with pytest.raises(StoreError, match="closed before all of its shards were made"):
         store.wait()
+
+
+def test_a_store_that_is_still_being_made_is_not_shuffled_as_a_whole(tmp_path: Path, tokenizer_path: Path) -> None:
+    gate = tmp_path / "gate"
+    store = small(ListSource(RECORDS), Gate(open_tokenizer(tokenizer_path), gate), Cache(tmp_path), background=True)
+    for options in ({}, {"window": "auto"}, {"window": "all"}):
+        with pytest.raises(PlanError, match=r"the first batch would need every one of them; pass window=16 to shuffle"):
+            ps.Loader(store, batch_size=4, max_length=128, output="numpy", **options)
+    ps.Loader(store, batch_size=4, max_length=128, output="numpy", window=4)
+    ps.Loader(store, batch_size=4, max_length=128, output="numpy", shuffle=False)
+    gate.touch()
+    assert list(ps.Loader(store.wait(), batch_size=4, max_length=128, output="numpy"))
 
 
 def test_an_engine_that_loses_tasks_makes_no_store(tmp_path: Path, template: TextTemplate) -> None:

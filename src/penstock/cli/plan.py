@@ -39,15 +39,17 @@ def plan(
         batch_size=batch_size,
     )
     loader = arguments.loader(recipe, part=part, world_size=world_size, json=json)
-    from penstock.report import numbers, resume, text
+    from penstock.report import mixing, numbers, resume, text
 
     found = numbers.epoch(loader, epoch)
     fit = None if compare is None else resume.compare(loader, arguments.state(compare))
     if json:
         screen.as_json({**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})})
     else:
-        screen.show(text.epoch(found))
+        screen.show([*text.epoch(found), *mixing.pieces(found)])
         if fit is not None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
-    if fit is not None and not fit.fits:
+    if not found.rows and not json:
+        screen.say(text.no_step(found), style="red")
+    if not found.rows or (fit is not None and not fit.fits):
         raise typer.Exit(1)

@@ -6,7 +6,9 @@ The walk itself is not touched: hints change when a shard is made, never what is
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock.errors import PlanError
 from penstock.plan.plan import Plan, Position, Step
+from penstock.plan.settings import PlanSettings
 from penstock.store import Store
 
 _BLOCKS = 2  # the one that begins, and the next
@@ -26,12 +28,23 @@ def with_hints(walk: Iterator[Step], plan: Plan, stores: Sequence[Any], start: P
         yield step
 
 
+def refuse_waiting(stores: Sequence[Any], settings: PlanSettings) -> None:
+    """A full shuffle of a store that is still being made would wait for all of it, which is what `background` is to avoid."""
+    under_way = [store for store in stores if isinstance(store, Store) and store.manifest is None]
+    if under_way and not settings.is_local:
+        raise PlanError(
+            f"{under_way[0]!r} is still being made in the background, and window={settings.window!r} shuffles all of its "
+            f"{under_way[0].num_shards:,} shards together, so the first batch would need every one of them; pass window=16 to "
+            f"shuffle 16 shards at a time, or shuffle=False, or wait for the whole store: store.wait()"
+        )
+
+
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:
     under_way = {n: store for n, store in enumerate(stores) if isinstance(store, Store) and store.manifest is None}
-    # By tokens, shares are known only once the shards before them are made; then `lengths` itself says what it needs.
-    if not under_way or (plan.settings.weights is not None and plan.settings.mix_by == "tokens"):
+    # With weights, shares are known only once the shards before them are made; then `lengths` itself says what it needs.
+    if not under_way or plan.settings.weights is not None:
         return
     blocks = range(position.block, position.block + _BLOCKS)
-    pairs = [pair for block in blocks for pair in plan.shards(position.epoch, block) or ()]
+    pairs = [pair for block in blocks for pair in plan.blocks.shards(position.epoch, block) or ()]
     for number, store in under_way.items():
         store.want([shard for source, shard in pairs if source == number])

@@ -17,7 +17,7 @@ from penstock.loader.agree import agree, find_board
 from penstock.loader.batch import Batch, Provenance, homes
 from penstock.loader.collate import Collator, Made, UsersCollator, in_turn, steps_together
 from penstock.loader.form import BatchForm, require_torch
-from penstock.loader.hints import with_hints
+from penstock.loader.hints import refuse_waiting, with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import growing, one_by_one, read_ahead
 from penstock.loader.records import RecordCollator, RecordStore, is_records
@@ -29,12 +29,13 @@ from penstock.plan.plan import Plan, PlanSource, Position, Step
 from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
 from penstock.plan.shard import rank_rows
 from penstock.store import Store
-from penstock.types import Ints
+from penstock.types import Bools, Ints
 
 _log = logging.getLogger("penstock")
 
 _TOKENS_AT_ONCE = 1 << 20  # of the steps that are looked up together, and
 _MOST_STEPS = 32
+_COUNTED_AT_ONCE = 1 << 20  # samples of an epoch whose drops are counted ahead, which takes less than a second
 
 _NUMBERS = count()  # of the loaders of this process: ranks make theirs in one order
 
@@ -88,7 +89,8 @@ class Loader:
             PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes)
             for name, store in zip(names, self.stores, strict=True)
         ]
-        self.plan = Plan(sources, self._lengths, settings)
+        refuse_waiting(self.stores, settings)
+        self.plan = Plan(sources, self._lengths, settings, targets=None if records else self._targets)
         if self.form.output == "torch" and not records:
             require_torch("output='torch', the default,", "pass output='numpy'")
         if self._workers:
@@ -156,27 +158,27 @@ class Loader:
         if self.plan.num_steps(self._rows_per_step, epochs=self.epochs or epoch + 1, start=self._position):
             return PlanError(f"nothing is left: skip= names every step of the run ({len(self._skip):,} of them)")
         self.counters = self.plan.count(0, self._rows_per_step)
-        advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in self._dropped() else ""
-        return PlanError(
-            f"the run has no step: {self._dropped() or 'there are no samples'}; {advice}look at loader.counters"
-        )
+        dropped = self.counters.dropped_words()
+        advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in dropped else ""
+        return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}look at loader.counters")
 
     def _hand_over(self, batch: Batch, step: Step) -> None:
         self._position, self._step = step.after, batch.step + 1
         self.metrics.add(batch.rows, batch.trained)
         if step.counters is not NOTHING:  # a block begins
-            before, self.counters = self._dropped(), self.counters + step.counters
-            if not before and (found := self._dropped()):
-                _log.warning("%s so far; loader.counters has the count, overflow= and max_length= decide", found)
+            before, self.counters = self.counters.dropped_words(), self.counters + step.counters
+            if not before and self.counters.dropped_words():
+                _log.warning("%s; loader.counters counts on, overflow= and max_length= decide", self._all_dropped(step))
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, self._step, self.counters)
 
-    def _dropped(self) -> str:
-        """What the plan has dropped or cut, in words; samples that were empty in the store are the store's to report."""
-        counts = self.counters
-        parts = [f"{count:,} samples dropped: {reason}" for reason, count in counts.samples_dropped.items()]
-        parts += [f"{counts.samples_truncated:,} samples cut"] if counts.samples_truncated else []
-        return ", ".join(part for part in parts if not part.endswith("empty"))
+    def _all_dropped(self, step: Step) -> str:
+        """What this epoch drops and cuts; of a large one, or of a store that is being made, what the first blocks do."""
+        is_whole = not any(isinstance(store, Store) and store.manifest is None for store in self.stores)
+        if is_whole and sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AT_ONCE:
+            counts = self.plan.blocks.count_dropped(step.epoch)
+            return f"{counts.dropped_words()} (of {counts.samples_in:,} samples in epoch {step.epoch})"
+        return f"{self.counters.dropped_words()} (of the first {self.counters.samples_in:,} samples)"
 
     def _agree(self) -> None:
         """All ranks are about to do the same, or this is where it ends."""
@@ -310,11 +312,16 @@ class Loader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         sources, settings = state["plan"]
-        self.plan = Plan(sources, self._lengths, settings)  # its caches stay behind, and are made again
+        targets = None if isinstance(self.stores[0], RecordStore) else self._targets
+        self.plan = Plan(sources, self._lengths, settings, targets=targets)  # its caches are made again
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)
         return lengths
+
+    def _targets(self, source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:
+        found: Bools = self.stores[source].has_target(samples, starts, stops)
+        return found
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)

@@ -1,8 +1,9 @@
 """How many samples does each source give to a block?  Exact shares in every block, nothing lost in rounding, random access.
 
-By rows: an epoch takes a fixed number of samples from each source (its target); after t of T samples a source has given its
-target × t / T, rounded, and what rounding left over is carried into the next block.  By tokens: a block is a goal of tokens, and a source
-gives samples until its share of that goal is reached; the sample that crosses the line is carried over in the same way.
+Without weights an epoch is every sample of every source, each source spread evenly over the blocks.  With weights a block is a goal,
+in rows (samples) or tokens that reach a row, and each source gives samples until its share of the goal is reached.  Goals are counted
+from the start of the run and rounded once: after every block each source is within one sample of its share, and rounding never adds up.
+Samples that are dropped count for nothing: shares are shares of what is delivered.
 """
 
 from bisect import bisect_left
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, floor
 
 import numpy as np
@@ -18,9 +20,10 @@ from penstock.errors import PlanError
 from penstock.plan.shuffle import SourceOrder
 from penstock.types import Ints
 
-_FIRST_BLOCK = 1024  # samples; the first epoch's blocks grow from here, so that the first batch needs little
-_MOST_SAMPLES = 1 << 40  # of an epoch; beyond it a weight is a slip of the pen
+_FIRST_BLOCK = 1024  # samples; where blocks grow, the first epoch's begin with this
+_MOST_SAMPLES = 1 << 40  # of an epoch; an epoch of more is a mistake in a weight
 _TOKENS_PER_SAMPLE = 512  # turns a block's number of samples into a goal of tokens when mixing by tokens
+_CHUNK = 1 << 16  # samples whose contributions are learned at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +34,28 @@ class Shares:
     stops: tuple[int, ...]
 
 
-class Targets:
-    """Samples that each source gives to an epoch: all of them, or in proportion to weights until the first or last one is through."""
+class Concatenation:
+    """No weights: an epoch is every sample of every source once.  Looks at no lengths."""
 
-    def __init__(self, num_samples: list[int], weights: list[Fraction] | None, stop: str) -> None:
-        self._shares = [Fraction(n) for n in num_samples]
-        if weights is not None:
-            passes = [Fraction(n) / w for n, w in zip(num_samples, weights, strict=True)]
-            unit = min(passes) if stop == "first" else max(passes)
-            self._shares = [unit * w for w in weights]
-        total = sum(self._shares)
-        if total > _MOST_SAMPLES:
-            raise PlanError(
-                f"an epoch would take {float(total):.3g} samples until every source has been through; "
-                f"raise the smallest weight, or choose stop='first'"
-            )
+    def __init__(self, num_samples: list[int], *, block: int, ramp: bool) -> None:
+        self._num_samples = num_samples
+        self._block = block
+        self._ramp = ramp
+        self._borders = lru_cache(maxsize=2)(self._make_borders)
 
-    def before(self, epoch: int) -> list[int]:
-        """Samples given before an epoch.  Rounded once, over all epochs: a share of 0.4 samples is given in the long run, too."""
-        return [_round(share * epoch) for share in self._shares]
+    def shares(self, epoch: int, block: int) -> Shares | None:
+        """What block `block` of `epoch` is made of; None past the epoch's end."""
+        borders = self._borders(self._ramp and epoch == 0)
+        if block >= len(borders) - 1:
+            return None
+        return Shares(self._places(epoch, borders[block]), self._places(epoch, borders[block + 1]))
 
-    def of(self, epoch: int) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.before(epoch), self.before(epoch + 1), strict=True))
+    def _places(self, epoch: int, border: int) -> tuple[int, ...]:
+        total = sum(self._num_samples)
+        return tuple(epoch * n + (2 * n * border + total) // (2 * total) for n in self._num_samples)
+
+    def _make_borders(self, ramp: bool) -> list[int]:
+        return block_borders(sum(self._num_samples), self._block, ramp=ramp)
 
 
 def block_borders(total: int, block: int, *, ramp: bool) -> list[int]:
@@ -67,86 +70,41 @@ def block_borders(total: int, block: int, *, ramp: bool) -> list[int]:
     return borders
 
 
-class RowMix:
-    """Shares by rows: block b of an epoch has a known number of samples."""
+class WeightedMix:
+    """Weights: block b of an epoch has a known goal, and what samples contribute is learned as far as needed."""
 
-    def __init__(self, targets: Targets, *, block: int, ramp: bool) -> None:
-        self._targets = targets
-        self._block = block
-        self._ramp = ramp
-        self._given = lru_cache(maxsize=4)(self._make_given)
+    def __init__(
+        self, clocks: "list[Clock]", weights: list[Fraction], *, by_tokens: bool, block: int, ramp: bool, stop: str
+    ) -> None:
+        total, unit = sum(weights, Fraction(0)), _TOKENS_PER_SAMPLE if by_tokens else 1
+        self._clocks = clocks
+        self._weights = [w / total for w in weights]
+        self._block = block * unit
+        self._first = min(_FIRST_BLOCK, block) * unit if ramp else self._block
+        self._stop = stop
+        self._end: Fraction | None = None  # the goal of an epoch, once known
+        self._refuse_absurd()
+
+    def _refuse_absurd(self) -> None:
+        passes = [clock.num_samples / w for clock, w in zip(self._clocks, self._weights, strict=True)]
+        if (samples := min(passes) if self._stop == "first" else max(passes)) > _MOST_SAMPLES:
+            raise PlanError(
+                f"an epoch would take {float(samples):.3g} samples until every source has been through; "
+                f"raise the smallest weight, or choose stop='first'"
+            )
 
     def shares(self, epoch: int, block: int) -> Shares | None:
         """What block `block` of `epoch` is made of; None past the epoch's end."""
-        given = self._given(self._targets.of(epoch), self._ramp and epoch == 0)
-        if block >= len(given) - 1:
-            return None
-        done = self._targets.before(epoch)
-        return Shares(
-            tuple(d + g for d, g in zip(done, given[block], strict=True)),
-            tuple(d + g for d, g in zip(done, given[block + 1], strict=True)),
-        )
-
-    def _make_given(self, targets: tuple[int, ...], ramp: bool) -> list[tuple[int, ...]]:
-        """Samples given by each source before each block border."""
-        total = sum(targets)
-        borders = block_borders(total, self._block, ramp=ramp)
-        if len(targets) == 1:
-            return [(border,) for border in borders]
-        given = [tuple(0 for _ in targets)]
-        for border in borders[1:]:
-            given.append(_largest_remainder(given[-1], targets, border, total))
-        return given
-
-
-def _largest_remainder(given: tuple[int, ...], targets: tuple[int, ...], border: int, total: int) -> tuple[int, ...]:
-    """`given`, brought up to `border` samples in all: whole shares first, then one each to the largest remainders."""
-    owed = [
-        target * border - g * total for target, g in zip(targets, given, strict=True)
-    ]  # in units of 1/total samples
-    extra = [max(0, o // total) for o in owed]
-    seats = border - sum(given) - sum(extra)
-    by_remainder = sorted(range(len(targets)), key=lambda s: (extra[s] * total - owed[s], s))
-    while seats < 0:  # whole shares beyond the border, possible when blocks are smaller than the number of sources
-        for s in reversed(by_remainder):
-            if extra[s] and seats < 0:
-                extra[s] -= 1
-                seats += 1
-    while seats > 0:
-        for s in by_remainder:
-            if (
-                seats and given[s] + extra[s] < targets[s]
-            ):  # never past the target: at the end all targets are met exactly
-                extra[s] += 1
-                seats -= 1
-    return tuple(g + e for g, e in zip(given, extra, strict=True))
-
-
-class TokenMix:
-    """Shares by tokens: block b of an epoch has a known goal of tokens, and lengths are learned as far as needed."""
-
-    def __init__(
-        self, clocks: "list[TokenClock]", weights: list[Fraction], *, block: int, ramp: bool, stop: str
-    ) -> None:
-        total = sum(weights, Fraction(0))
-        self._clocks = clocks
-        self._weights = [w / total for w in weights]
-        self._block = block * _TOKENS_PER_SAMPLE
-        self._first = _FIRST_BLOCK * _TOKENS_PER_SAMPLE if ramp else self._block
-        self._stop = stop
-        self._end: Fraction | None = None  # tokens of an epoch, once known
-
-    def shares(self, epoch: int, block: int) -> Shares | None:
-        start = epoch * self._epoch_tokens() if epoch else Fraction(0)
+        start = epoch * self._epoch_goal() if epoch else Fraction(0)
         low, high = self._goal(epoch, block), self._goal(epoch, block + 1)
-        end = self._end_up_to(high)
-        if end is not None and low >= end:
+        reach = high + Fraction(high - low, 2)  # a rest of less than half a block joins it: small blocks pack badly
+        end = self._end_up_to(reach)
+        if end is not None and block and end < low + Fraction(low - self._goal(epoch, block - 1), 2):
             return None
-        high = high if end is None else min(high, end)
-        return Shares(self._places(start + low), self._places(start + high))
+        return Shares(self._places(start + low), self._places(start + (high if end is None or end == reach else end)))
 
     def _goal(self, epoch: int, block: int) -> Fraction:
-        """Tokens wanted before block `block`, counted from the epoch's start: the sizes double until they reach the full block."""
+        """What is wanted before block `block`, counted from the epoch's start: sizes double until they reach the full block."""
         goal, size = 0, self._first if epoch == 0 else self._block
         while block and size < self._block:
             goal, size, block = goal + size, min(2 * size, self._block), block - 1
@@ -156,17 +114,17 @@ class TokenMix:
         return tuple(clock.place(goal * w) for clock, w in zip(self._clocks, self._weights, strict=True))
 
     def _end_up_to(self, goal: Fraction) -> Fraction | None:
-        """Tokens of an epoch if they are at most `goal`: the first (or last) source's tokens over its weight."""
+        """The goal of an epoch if it is at most `goal`: what the first (or last) source has to give, over its weight."""
         if self._end is None:
             passes = [clock.total_if_at_most(goal * w) for clock, w in zip(self._clocks, self._weights, strict=True)]
-            ends = [tokens / w for tokens, w in zip(passes, self._weights, strict=True) if tokens is not None]
+            ends = [total / w for total, w in zip(passes, self._weights, strict=True) if total is not None]
             if self._stop == "first" and ends:
                 self._end = min(ends)
             elif self._stop == "all" and len(ends) == len(self._clocks):
                 self._end = max(ends)
         return self._end if self._end is not None and self._end <= goal else None
 
-    def _epoch_tokens(self) -> Fraction:
+    def _epoch_goal(self) -> Fraction:
         goal = Fraction(self._block)
         while self._end_up_to(goal) is None:
             goal *= 2
@@ -174,79 +132,87 @@ class TokenMix:
         return self._end
 
 
-class TokenClock:
-    """How many samples of one source make a given number of tokens?  Learns lengths window by window, as far as asked."""
+class Clock:
+    """How many samples of one source contribute a given amount?  Learns contributions chunk by chunk, as far as asked.
 
-    def __init__(self, order: SourceOrder, lengths: Callable[[Ints], Ints]) -> None:
-        """`lengths` gives the tokens that a sample will contribute, after overlong samples were dropped or cut."""
+    A contribution is the tokens of a sample that reach a row, or 1 for a sample that reaches one at all.
+    """
+
+    def __init__(self, order: SourceOrder, contribution: Callable[[Ints], Ints]) -> None:
         self._order = order
-        self._lengths = lengths
+        self._contribution = contribution
         self._total: int | None = (
-            None  # tokens of one epoch of the source, once it was walked; the order does not change the sum
+            None  # of one epoch of the source, once it was walked; the order does not change the sum
         )
-        self._window_ends = lru_cache(maxsize=None)(self._new_window_ends)
+        self._chunk_ends = lru_cache(maxsize=None)(self._new_chunk_ends)
+        self._borders = lru_cache(maxsize=4)(self._make_borders)
         self._running = lru_cache(maxsize=4)(self._make_running)
 
-    def place(self, tokens: Fraction) -> int:
-        """The smallest number of samples with at least `tokens` tokens, and the empty samples right after them."""
+    @property
+    def num_samples(self) -> int:
+        return self._order.num_samples
+
+    def place(self, amount: Fraction) -> int:
+        """The smallest number of samples that contribute at least `amount`, and the dropped samples right after them."""
         epoch = 0
-        if (total := self.total_if_at_most(tokens)) is not None:
-            epoch, tokens = divmod(tokens, total)
-        base = epoch * self._order.num_samples
-        if tokens <= 0:
+        if (total := self.total_if_at_most(amount)) is not None:
+            epoch, amount = divmod(amount, total)
+        base = epoch * self.num_samples
+        if amount <= 0:
             return base
-        window = self._window_with(epoch, tokens)
-        first, before = self._window_end(epoch, window - 1) if window else (0, 0)
-        running = self._running(epoch, window)
-        reached = int(np.searchsorted(running, ceil(tokens - before), side="left"))
+        borders, chunk = self._borders(epoch), self._chunk_with(epoch, amount)
+        running = self._running(epoch, chunk)
+        before = self._chunk_end(epoch, chunk - 1) if chunk else 0
+        reached = int(np.searchsorted(running, ceil(amount - before), side="left"))
         count = int(np.searchsorted(running, running[reached], side="right"))
-        while first + count == self._window_end(epoch, window)[0] < self._order.num_samples:
-            window, first = window + 1, first + count  # empty samples may open the next window
-            count = int(np.searchsorted(self._running(epoch, window), 0, side="right"))
-        return base + first + count
+        while borders[chunk] + count == borders[chunk + 1] < self.num_samples:
+            chunk += 1  # dropped samples may open the next chunk
+            count = int(np.searchsorted(self._running(epoch, chunk), 0, side="right"))
+        return base + int(borders[chunk]) + count
 
-    def total_if_at_most(self, tokens: Fraction) -> int | None:
-        """The tokens of one epoch of this source if they are at most `tokens`; else None, without reading on."""
+    def total_if_at_most(self, amount: Fraction) -> int | None:
+        """The contribution of one epoch of this source if it is at most `amount`; else None, without reading on."""
         if self._total is None:
-            num_windows = self._order.window_borders(0).size - 1
-            if num_windows and self._window_with(0, Fraction(floor(tokens) + 1)) < num_windows:
+            num_chunks = self._borders(0).size - 1
+            if num_chunks and self._chunk_with(0, Fraction(floor(amount) + 1)) < num_chunks:
                 return None
-            self._total = self._window_end(0, num_windows - 1)[1] if num_windows else 0
-            if not self._total:
+            total = self._chunk_end(0, num_chunks - 1) if num_chunks else 0
+            if not total:
                 raise PlanError(
-                    f"source {self._order.name!r}: all {self._order.num_samples} samples are empty or dropped, "
-                    f"so it cannot give a share of tokens; take it out of the mix or look at its drop counts"
+                    f"source {self._order.name!r}: all {self.num_samples:,} samples are empty or dropped, so it cannot give its "
+                    f"share; leave it out of the mixture, or raise max_length or set overflow if they are too long"
                 )
-        return self._total if self._total <= tokens else None
+            self._total = total
+        return self._total if self._total <= amount else None
 
-    def _window_with(self, epoch: int, tokens: Fraction) -> int:
-        """The first window of an epoch at whose end there are at least `tokens` tokens; the number of windows if there is none."""
-        num_windows = self._order.window_borders(epoch).size - 1
-        ends = self._window_ends(epoch)
-        while len(ends) < num_windows and (not ends or ends[len(ends) - 1][1] < tokens):
-            self._window_end(epoch, len(ends))
-        return bisect_left(range(len(ends)), ceil(tokens), key=lambda window: ends[window][1])
+    def _chunk_with(self, epoch: int, amount: Fraction) -> int:
+        """The first chunk of an epoch at whose end at least `amount` is contributed; the number of chunks if there is none."""
+        num_chunks = self._borders(epoch).size - 1
+        ends = self._chunk_ends(epoch)
+        while len(ends) < num_chunks and (not ends or ends[len(ends) - 1] < amount):
+            self._chunk_end(epoch, len(ends))
+        return bisect_left(range(len(ends)), ceil(amount), key=lambda chunk: ends[chunk])
 
-    def _window_end(self, epoch: int, window: int) -> tuple[int, int]:
-        """(place, tokens) at the end of a window, counted from the start of the source's epoch."""
-        ends = self._window_ends(epoch)
-        for number in range(min(len(ends), window), window + 1):
+    def _chunk_end(self, epoch: int, chunk: int) -> int:
+        """What is contributed up to the end of a chunk, counted from the start of the source's epoch."""
+        ends = self._chunk_ends(epoch)
+        for number in range(min(len(ends), chunk), chunk + 1):
             if number not in ends:
                 running = self._running(epoch, number)
-                place, tokens = ends[number - 1] if number else (0, 0)
                 # Kept by number, not appended: a thread that reads ahead and one that asks for the length write the same.
-                ends[number] = (place + running.size, tokens + (int(running[-1]) if running.size else 0))
-        return ends[window]
+                ends[number] = (ends[number - 1] if number else 0) + (int(running[-1]) if running.size else 0)
+        return ends[chunk]
 
-    def _new_window_ends(self, epoch: int) -> dict[int, tuple[int, int]]:
+    def _new_chunk_ends(self, epoch: int) -> dict[int, int]:
         return {}
 
-    def _make_running(self, epoch: int, window: int) -> Ints:
-        """Running sum of tokens over the samples of a window, in order."""
-        borders = self._order.window_borders(epoch) + epoch * self._order.num_samples
-        return np.cumsum(self._lengths(self._order.samples(int(borders[window]), int(borders[window + 1]))))
+    def _make_borders(self, epoch: int) -> Ints:
+        """Places at which a chunk begins.  A chunk lies in one window, so that it needs no other window's shards."""
+        windows = self._order.window_borders(epoch).tolist()
+        starts = [np.arange(low, high, _CHUNK) for low, high in pairwise(windows)]
+        return np.concatenate([*starts, [self.num_samples]]).astype(np.int64)
 
-
-def _round(value: Fraction) -> int:
-    """Half up: `round` would take halves to the even neighbour, and equal weights could get unequal targets."""
-    return (2 * value.numerator + value.denominator) // (2 * value.denominator)
+    def _make_running(self, epoch: int, chunk: int) -> Ints:
+        """Running sum of contributions over the samples of a chunk, in order."""
+        borders = self._borders(epoch) + epoch * self.num_samples
+        return np.cumsum(self._contribution(self._order.samples(int(borders[chunk]), int(borders[chunk + 1]))))

@@ -1,4 +1,4 @@
-"""Which rows come at this position?  The law book: composes seeds, shuffle, mix, pack and tail into one pure function.
+"""Which rows come at this position?  One pure function of the sources, the settings and the position.
 
 `plan.step(position, rows)` is all that a loader needs; it looks at the lengths of one block.  The exact number of steps needs the rows of
 every block (`table`), which costs one packing of all lengths and is made only when asked for.
@@ -6,7 +6,7 @@ every block (`table`), which costs one packing of all lengths and is made only w
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,31 +15,20 @@ import numpy as np
 
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
-from penstock.plan.block import BlockSamples, Rows, contribution, count_block, pack_block
+from penstock.plan.block import Rows
+from penstock.plan.blocks import Blocks, PlanSource
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.differences import ALL, differences
-from penstock.plan.mix import RowMix, Shares, Targets, TokenClock, TokenMix
 from penstock.plan.settings import PlanSettings
-from penstock.plan.shuffle import SourceOrder
-from penstock.types import Ints, Lengths
+from penstock.types import Ints, Lengths, Targets
+
+__all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
 
 ORDER_VERSION = (
-    1  # part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced
+    2  # part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced
 )
 
 _BARREN_EPOCHS = 16  # an endless plan gives up after so many epochs without a single step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSource:
-    """What the plan knows of a source: names, counts and a key; never bytes."""
-
-    name: str
-    key: str  # the store's fingerprint
-    shard_sizes: Ints  # samples per shard
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", str.__str__(self.name))  # a subclass of str prints, and so seeds, differently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,27 +56,26 @@ class Step:
 class Plan:
     """The whole run as a function.  Holds no state but caches of what can be computed again."""
 
-    def __init__(self, sources: Sequence[PlanSource], lengths: Lengths, settings: PlanSettings) -> None:
+    def __init__(
+        self,
+        sources: Sequence[PlanSource],
+        lengths: Lengths,
+        settings: PlanSettings,
+        *,
+        targets: Targets | None = None,
+    ) -> None:
+        """Without `targets` every piece of a sample is taken to hold one."""
         self.settings = settings
         self.sources = tuple(sources)
-        self._lengths = lengths
-        self._names = names = tuple(source.name for source in self.sources)
-        if len(set(names)) < len(names):
-            raise PlanError(f"sources {list(names)} do not have distinct names; names seed each source's shuffle")
-        self._orders = [
-            SourceOrder(
-                source.name,
-                source.shard_sizes,
-                seed=settings.seed,
-                shuffle=settings.shuffle,
-                window=settings.window_shards,
-            )
-            for source in self.sources
-        ]
-        self._mix = self._make_mix()
-        self._block = lru_cache(maxsize=4)(self._make_block)  # the one in use, the one read ahead, and a tail's first
+        self._lengths, self._targets = lengths, targets
+        self.blocks = Blocks(self.sources, lengths, settings, targets)
+        self._block = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
         self._num_rows: dict[int, int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
+
+    def changed(self, **settings: Any) -> "Plan":
+        """The same sources with other settings."""
+        return Plan(self.sources, self._lengths, replace(self.settings, **settings), targets=self._targets)
 
     # What it is
 
@@ -211,7 +199,7 @@ class Plan:
             row += count
             if row >= rows.num_rows:
                 number, row = number + 1, 0
-        if row == 0 and self._mix.shares(epoch, number) is None:
+        if row == 0 and self.blocks.shares(epoch, number) is None:
             epoch, number = epoch + 1, 0
         after = Position(epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing)
         return Rows.join(parts), after, counters
@@ -221,8 +209,8 @@ class Plan:
     def _make_table(self, epoch: int) -> Ints:
         """Rows before each block of an epoch, and in all: (num_blocks + 1,)."""
         counts = [0]
-        while (shares := self._mix.shares(epoch, len(counts) - 1)) is not None:
-            counts.append(count_block(self._samples(shares), self.settings, names=self._names))
+        while (rows := self.blocks.num_rows(epoch, len(counts) - 1)) is not None:
+            counts.append(rows)
         return np.cumsum(np.array(counts, np.int64))
 
     def num_rows(self, epoch: int) -> int:
@@ -297,7 +285,7 @@ class Plan:
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
         """What happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
         counters, number, last = Counters(), 0, Rows.empty(0)
-        while (block := self._make_block(epoch, number)) is not None:
+        while (block := self.blocks.pack(epoch, number)) is not None:
             counters += block[1]
             number += 1
             if num_rows:
@@ -312,17 +300,6 @@ class Plan:
             Counters(rows_repeated=missing) if self.settings.tail == "repeat" else Counters(rows_padded=missing)
         )
 
-    def shards(self, epoch: int, block: int) -> list[tuple[int, int]] | None:
-        """(source, shard) pairs that a block needs, in the order in which a background builder should make them; None past the end."""
-        shares = self._mix.shares(epoch, block)
-        if shares is None:
-            return None
-        return [
-            (number, int(shard))
-            for number, order in enumerate(self._orders)
-            for shard in order.shards(shares.starts[number], shares.stops[number])
-        ]
-
     def walk(self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1) -> Iterator[Step]:
         """Every step from `start` on."""
         position = start or Position()
@@ -330,64 +307,20 @@ class Plan:
             yield step
             position = step.after
 
-    # How a block is made
-
-    def _make_mix(self) -> RowMix | TokenMix:
-        settings, weights = self.settings, self.settings.exact_weights()
-        num_samples = [order.num_samples for order in self._orders]
-        if weights is not None:
-            if len(weights) != len(self.sources):
-                raise PlanError(f"{len(weights)} weights for {len(self.sources)} sources")
-            for source, count in zip(self.sources, num_samples, strict=True):
-                if not count:
-                    raise PlanError(
-                        f"source {source.name!r} has a weight but no samples, so its share cannot be given; leave it out"
-                    )
-        if weights is not None and settings.mix_by == "tokens":
-            clocks = [TokenClock(order, self._contribution(number)) for number, order in enumerate(self._orders)]
-            return TokenMix(clocks, weights, block=settings.block, ramp=settings.ramps, stop=settings.stop or "first")
-        targets = Targets(num_samples, weights, settings.stop or "first")
-        return RowMix(targets, block=settings.block, ramp=settings.ramps)
-
-    def _contribution(self, number: int) -> Callable[[Ints], Ints]:
-        return lambda samples: contribution(self._asked(number, samples), self.settings)
-
-    def _asked(self, number: int, samples: Ints) -> Ints:
-        lengths = np.asarray(self._lengths(number, samples))
-        assert lengths.shape == samples.shape and lengths.dtype.kind in "iu", "one whole number for every sample"
-        return lengths.astype(np.int64, copy=False)
-
-    def _make_block(self, epoch: int, number: int) -> tuple[Rows, Counters] | None:
-        shares = self._mix.shares(epoch, number)
-        if shares is None:
-            return None
-        return pack_block(self._samples(shares), self.settings, names=self._names, epoch=epoch, number=number)
-
-    def _samples(self, shares: Shares) -> BlockSamples:
-        samples = [order.samples(a, b) for order, a, b in zip(self._orders, shares.starts, shares.stops, strict=True)]
-        lengths = [self._asked(number, ids) for number, ids in enumerate(samples) if ids.size]
-        counts = [ids.size for ids in samples]
-        sources = np.repeat(np.arange(len(samples), dtype=np.int64), counts)
-        if not lengths:
-            return BlockSamples(sources, np.empty(0, np.int64), np.empty(0, np.int64))
-        block = BlockSamples(sources, np.concatenate(samples), np.concatenate(lengths))
-        if len(lengths) == 1:
-            return block
-        # Spread each source evenly over the block: also a short run of samples then holds the sources in their shares.
-        turn = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
-        order = np.argsort(turn, kind="stable")
-        return BlockSamples(block.sources[order], block.samples[order], block.lengths[order])
-
 
 def _dropped_tail(rows: Rows, max_length: int) -> Counters:
     """Rows taken out of the epoch again, as numbers to add to its counters."""
     tokens = int((rows.spans["stop"] - rows.spans["start"]).sum())
     # A sample may be there in several pieces, and several times when its source repeats: count its most frequent piece.
     pieces, times = np.unique(rows.spans[["source", "sample", "start"]], return_counts=True)
-    _, first = np.unique(pieces[["source", "sample"]], return_index=True)
-    samples = int(np.maximum.reduceat(times, first).sum()) if first.size else 0
+    kinds, first = np.unique(pieces[["source", "sample"]], return_index=True)
+    by_source: Counter[int] = Counter()
+    for source, count in zip(kinds["source"].tolist(), np.maximum.reduceat(times, first).tolist(), strict=True):
+        by_source[source] += count
+    samples = by_source.total()
     return Counters(
         samples_out=-samples,
+        samples_by_source=Counter({source: -count for source, count in by_source.items()}),
         tokens_out=-tokens,
         samples_dropped=Counter(tail=samples),
         tokens_dropped=Counter(tail=tokens),

@@ -14,6 +14,9 @@ from penstock.types import Ints
 
 OVERFLOWS = ("drop", "truncate", "split", "error")
 TAILS = ("pad", "drop", "repeat", "error", "wrap")
+WINDOWS = ("auto", "all")  # or a number of shards
+
+_AUTO_WINDOW = 1024  # shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class PlanSettings:
     packing: str = "best_fit"
     overflow: str = "drop"
     shuffle: bool = True
-    window: int | str | None = None  # shards shuffled together; "all" is a full shuffle, None the default of 16
+    window: int | str = "auto"  # shards shuffled together; "auto": all, or 1,024 at random where there are more; "all"
     seed: int = 0
     tail: str = "pad"
     weights: tuple[str, ...] | None = None  # exact decimal or fractional numbers, one per source
@@ -39,8 +42,8 @@ class PlanSettings:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
         if self.max_per_row is not None:
             object.__setattr__(self, "max_per_row", whole_number("max_per_row", self.max_per_row, least=1))
-        if self.window not in (None, "all"):
-            object.__setattr__(self, "window", whole_number("window", self.window, least=1))
+        if not (isinstance(self.window, str) and self.window in WINDOWS):
+            object.__setattr__(self, "window", whole_number("window", self.window, least=1, other=WINDOWS))
         object.__setattr__(self, "seed", whole_number("seed", self.seed, least=None))
         object.__setattr__(self, "packing", check_packing(self.packing))
         _check_choice("overflow", self.overflow, OVERFLOWS)
@@ -76,16 +79,24 @@ class PlanSettings:
         """Places of a row that aligned samples can fill."""
         return self.max_length // self.align * self.align
 
-    @property
-    def window_shards(self) -> int | None:
-        if self.window == "all":
-            return None
-        return 16 if self.window is None else int(self.window)
+    def window_borders(self, num_shards: int) -> Ints:
+        """0 = b0 < b1 < … = num_shards: places in a source's shard order at which a window begins.
+
+        Windows have one size.  Under "auto", a rest of less than half a window joins the last one: a window of a few
+        shards would hold a few shards' samples only.
+        """
+        if self.window == "all" or not num_shards:
+            return np.array([0, num_shards] if num_shards else [0], np.int64)
+        size = _AUTO_WINDOW if self.window == "auto" else int(self.window)
+        borders = [*range(0, num_shards, size), num_shards]
+        if self.window == "auto" and len(borders) > 2 and 2 * (num_shards - borders[-2]) < size:
+            del borders[-2]
+        return np.array(borders, np.int64)
 
     @property
-    def ramps(self) -> bool:
-        """Do the first epoch's blocks grow?  Not under a full shuffle, whose first samples lie anywhere."""
-        return not (self.shuffle and self.window == "all")
+    def is_local(self) -> bool:
+        """Whether the first samples of an epoch lie in a few shards, so that a run can start while shards are being made."""
+        return not (self.shuffle and self.window in WINDOWS)
 
     def aligned(self, lengths: Ints) -> Ints:
         return lengths if self.align == 1 else -(-lengths // self.align) * self.align
@@ -113,15 +124,15 @@ def weights_as_text(weights: Sequence[Any] | None) -> tuple[str, ...] | None:
         raise PlanError(f"weights {list(weights)} are not all numbers: {error}") from None
 
 
-def whole_number(name: str, value: Any, *, least: int | None) -> int:
-    """`value` as a plain int, also from numpy; a bool or 2.0 is a mistake."""
+def whole_number(name: str, value: Any, *, least: int | None, other: Sequence[str] = ()) -> int:
+    """`value` as a plain int, also from numpy; a bool or 2.0 is a mistake.  `other`: words that the error offers as well."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
         bound = "" if least is None else f" ≥ {least}"
-        raise PlanError(f"{name} is {value!r}, expected a whole number{bound}")
+        raise PlanError(f"{name} is {value!r}, expected {' or '.join([f'a whole number{bound}', *other])}")
     return int(number)
 
 

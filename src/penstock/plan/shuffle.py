@@ -16,15 +16,15 @@ from penstock.types import Ints
 class SourceOrder:
     """The endless sequence of one source's sample ids, epoch after epoch."""
 
-    def __init__(self, name: str, shard_sizes: Ints, *, seed: int, shuffle: bool, window: int | None) -> None:
-        """`window` counts shards; None is all of them together, a full shuffle."""
+    def __init__(self, name: str, shard_sizes: Ints, *, seed: int, shuffle: bool, borders: Ints) -> None:
+        """`borders`: places in the shard order at which a window begins, and its length (`PlanSettings.window_borders`)."""
         self.name = name
         self.shard_sizes = np.ascontiguousarray(shard_sizes, np.int64)
         self.num_samples = int(self.shard_sizes.sum())
         self._shard_starts = np.concatenate(([0], np.cumsum(self.shard_sizes)))
         self._seed = seed
         self._shuffle = shuffle
-        self._window = window
+        self._borders = borders
         self._epoch_layout = lru_cache(maxsize=4)(self._make_epoch_layout)  # an epoch's end and the next one's start
         self.window_borders = lru_cache(maxsize=4)(self._make_borders)
         self._window_permutation = lru_cache(maxsize=4)(self._make_window_permutation)
@@ -50,7 +50,7 @@ class SourceOrder:
         while place < stop:
             epoch, first = divmod(place, self.num_samples)
             last = min(first + stop - place, self.num_samples)
-            order, ends, borders = self._epoch_layout(epoch)
+            (order, ends), borders = self._epoch_layout(epoch), self._borders
             if self._shuffle:  # a window's samples are mixed, so any of its places may touch any of its shards
                 low, high = (int(np.searchsorted(ends[borders[1:] - 1], x, side="right")) for x in (first, last - 1))
                 found.append(order[borders[low] : borders[high + 1]])
@@ -63,14 +63,14 @@ class SourceOrder:
 
     def _make_borders(self, epoch: int) -> Ints:
         """Places, inside an epoch, at which a window begins; the last entry is the epoch's length."""
-        _, ends, borders = self._epoch_layout(epoch)
-        return np.concatenate(([0], ends))[borders]
+        _, ends = self._epoch_layout(epoch)
+        return np.concatenate(([0], ends))[self._borders]
 
     def _epoch_samples(self, epoch: int, start: int, stop: int) -> Ints:
         if not self._shuffle:
             return np.arange(start, stop, dtype=np.int64)
-        order, ends, borders = self._epoch_layout(epoch)
-        window_ends = ends[borders[1:] - 1]
+        order, ends = self._epoch_layout(epoch)
+        window_ends = ends[self._borders[1:] - 1]
         out = np.empty(stop - start, np.int64)
         place = start
         while place < stop:
@@ -87,28 +87,13 @@ class SourceOrder:
             place = last
         return out
 
-    def _make_epoch_layout(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """(shard order, running end place after each of them, window borders as indices into the shard order)."""
+    def _make_epoch_layout(self, epoch: int) -> tuple[Ints, Ints]:
+        """(shard order, running end place after each of them)."""
         num_shards = self.shard_sizes.size
         order = np.arange(num_shards, dtype=np.int64)
         if self._shuffle:
             order = Permutation(num_shards, derive(self._seed, "shuffle", self.name, epoch, "shards")).index(order)
-        return order, np.cumsum(self.shard_sizes[order]), _window_borders(num_shards, self._window, ramp=epoch == 0)
+        return order, np.cumsum(self.shard_sizes[order])
 
     def _make_window_permutation(self, epoch: int, window: int, size: int) -> Permutation:
         return Permutation(size, derive(self._seed, "shuffle", self.name, epoch, "window", window))
-
-
-def _window_borders(num_shards: int, window: int | None, *, ramp: bool) -> Ints:
-    """0 = b0 < b1 < … = num_shards.  The first epoch begins with windows of 1, 2, 4 … shards, so that a cold start waits for one."""
-    if window is None:
-        return np.array([0, num_shards] if num_shards else [0], np.int64)
-    borders = [0]
-    size = 1 if ramp else window
-    while size < window and borders[-1] < num_shards:
-        borders.append(min(borders[-1] + size, num_shards))
-        size *= 2
-    borders.extend(range(borders[-1] + window, num_shards, window))
-    if borders[-1] < num_shards:
-        borders.append(num_shards)
-    return np.array(borders, np.int64)

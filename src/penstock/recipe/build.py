@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import RecipeError
 from penstock.recipe.document import Item
 from penstock.recipe.keys import PATHS, Key, keys, shown, wrong
-from penstock.recipe.names import CALLED, OUR_NAMES, STRATEGY, SWITCHES, UNUSED
+from penstock.recipe.names import CALLED, IMPLIED, OUR_NAMES, STRATEGY, SWITCHES, UNUSED
 from penstock.templates.hub import is_hub_name
 
 _TOP = ("data", "eval")
@@ -45,16 +45,21 @@ class Builder:
     def _ours(self, found: dict[str, Item], extra: tuple[str, ...]) -> dict[str, Item]:
         """The same under our names."""
         made: dict[str, Item] = {}
+        implied: dict[str, Item] = {}
         for name, item in self._one_packing(found).items():
             if not isinstance(name, str):
                 raise self._fault(item.line, f"{name!r} as a key, expected a word")
-            for ours, value in self._translated(name, item, extra).items():
+            translated = self._translated(name, item, extra, written=found)
+            if name in IMPLIED:
+                implied.update(translated)
+                continue
+            for ours, value in translated.items():
                 if ours in made:
                     raise self._fault(
                         item.line, f"{ours} is given twice: as {name}, and in line {made[ours].line}; keep one"
                     )
                 made[ours] = value
-        return made
+        return {**implied, **made}
 
     def _one_packing(self, found: dict[str, Item]) -> dict[str, Item]:
         """Whether to pack and how, said by two keys: of true, the second counts, of false, the first."""
@@ -66,7 +71,9 @@ class Builder:
         self.notices.append(f"{self._place(found[unused].line)}{unused} is not needed here: {other} says it")
         return {name: item for name, item in found.items() if name != unused}
 
-    def _translated(self, name: str, item: Item, extra: tuple[str, ...]) -> dict[str, Item]:
+    def _translated(
+        self, name: str, item: Item, extra: tuple[str, ...], *, written: dict[str, Item]
+    ) -> dict[str, Item]:
         if name in UNUSED and "path" in extra:
             self.notices.append(f"{self._place(item.line)}{name} is not used here: {UNUSED[name]}")
             return {}
@@ -81,6 +88,8 @@ class Builder:
         turned = turn(item if nested else item.value)
         if isinstance(turned, str):
             raise self._fault(item.line, f"{name}: {turned}")
+        if name in IMPLIED:
+            turned = {ours: value for ours, value in turned.items() if ours not in written}
         if "data" in turned and "path" in extra:
             turned = {"path": turned["data"]}  # inside a data set, its place
         said = ", ".join(f"{ours}: {_said(value)}" for ours, value in turned.items()) or "what is done anyway"

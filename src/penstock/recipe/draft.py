@@ -29,7 +29,7 @@ VARIABLE = "TOKENIZER"  # stands in a recipe for a tokenizer that nobody named
 _DETECT_ROWS = 200
 _TOKENS_PER_BATCH = 32_768
 _CHARACTERS = 4  # per token, where no tokenizer says better
-_SHOWN = ("packing", "overflow", "shuffle", "seed", "epochs", "tail", "output")
+_SHOWN = ("packing", "overflow", "shuffle", "window", "seed", "epochs", "tail", "output")
 _TRAIN_ON = ("messages", "sharegpt", "alpaca")
 
 

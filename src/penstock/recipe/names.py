@@ -49,6 +49,17 @@ def _packing(value: Any) -> dict[str, Any] | str:
     return _choice("packing", _PACKINGS)(value)
 
 
+# Streaming, as others call it: start at once, and shuffle what is near.
+_STREAMED = {"background": True, "window": 16}
+
+
+def _dataset_type(value: Any) -> dict[str, Any] | str:
+    """LMMS-Engine's kinds of data sets: streamed ones by name, and the others, which are read by number as everything is here."""
+    if not isinstance(value, str):
+        return f"{_written(value)}, expected text"
+    return _STREAMED if value.endswith("_iterable") or value == "fineweb_edu" else {}
+
+
 _PACKED = _flag({"packing": "best_fit"}, {"packing": "none"})
 _TEMPLATES = {
     "alpaca": "alpaca",
@@ -103,6 +114,8 @@ _TURNED: dict[str, Turn] = {
     "neat_packing": _PACKED,
     "use_sequence_packing": _PACKED,
     "filter_overlong": _flag({"overflow": "drop"}, "false has no like here; write overflow: truncate, split or error"),
+    "streaming": _flag(_STREAMED, {}),
+    "dataset_type": _dataset_type,
     "disable_cache": _flag({"cache": False}, {"cache": True}),
     "sampling_strategy": _choice("tail", _TAILS),
     "drop_last": _flag({"tail": "drop"}, {"tail": "pad"}),
@@ -127,6 +140,9 @@ OUR_NAMES: dict[str, tuple[type, Turn]] = {"packing": (bool, _PACKED)}
 # Of a data set, where nothing here asks for it: why.
 UNUSED = {"data_folder": "records are given as written, and nothing there is opened"}
 
+# Foreign keys that stand for several of ours, each of which may be written beside them and then counts.
+IMPLIED = ("streaming", "dataset_type")
+
 # Other tools say with one key whether to pack, and with another how.
 SWITCHES = ("packing", *(name for name, turn in _TURNED.items() if turn is _PACKED))
 STRATEGY = "packing_strategy"
@@ -138,6 +154,16 @@ def ours(key: str) -> tuple[str, ...]:
     """What a foreign name is about, for suggestions and the reference."""
     if same := [name for name, names in _SAME.items() if key in names]:
         return tuple(same)
-    theirs = (True, False, *_PACKINGS, *_TAILS, *_TEMPLATES, "random", "first_exhausted", "last_assistant_message")
+    theirs = (
+        True,
+        False,
+        *_PACKINGS,
+        *_TAILS,
+        *_TEMPLATES,
+        "random",
+        "first_exhausted",
+        "last_assistant_message",
+        "_iterable",
+    )
     samples = [made for value in theirs if isinstance(made := CALLED[key](value), dict)]
     return tuple(dict.fromkeys(name for made in samples for name in made))

@@ -188,6 +188,14 @@ class Recipe:
                 first = _named_in(str(error), options.keys())
                 line = self.part(part)[0].line if first in own else self.lines.get(first, 0)
                 raise RecipeError(f"{self._place(line)}{error}") from error
+        settings = self.plan_settings(part)
+        if self.settings.get("background") and not settings.is_local:
+            where = "" if part == TRAIN else f" of eval set {part!r}"
+            raise RecipeError(
+                f"{self._place(self.lines.get('background', 0))}background: true makes shards while they are used, and window: "
+                f"{settings.window}{where} shuffles all shards together, so the first batch would need every one of them; write "
+                f"window: 16 to shuffle 16 shards at a time, or shuffle: false, or leave background out"
+            )
 
     def _check_templates(self) -> None:
         """An option at the top that no data set takes would be dropped in silence."""

@@ -89,6 +89,9 @@ def _remarks_of_epoch(
         lost = counters.tokens_dropped["truncated"]
         text = f"{counters.samples_truncated:,} samples are cut at max_length, which loses {share(lost, counters.tokens_in)}"
         said.append((_kind(lost, counters.tokens_in), f"{text} of the tokens."))
+    if lost := counters.tokens_dropped["nothing_to_train"]:
+        text = f"{share(lost, counters.tokens_in)} of the tokens are dropped: they were cut off from everything that is trained"
+        said.append((_kind(lost, counters.tokens_in), f"{text}."))
     rivals = [fit for fit in fits if fit.max_length == epoch.max_length and not fit.problem]
     best = max(rivals, key=lambda fit: fit.fill, default=None)
     if epoch.fill < 0.9:
@@ -100,6 +103,8 @@ def _remarks_of_epoch(
     ]
     again = [f"{data(each.name, most=60)} {count:.1f} times" for count, each in times if count > 1.05]
     partly = [f"{data(each.name, most=60)} {share(count)}" for count, each in times if count < 0.95 and each.weight]
+    if not epoch.mixing.is_even:
+        said.append(("warn", f"The order is not evenly mixed: {data(epoch.mixing.where)}."))
     if again:
         said.append(("ok", f"Per epoch, as the weights ask, some samples come again: {_listed(again)}."))
     if partly:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
-from penstock.report import chapters, gallery, ledger, numbers
+from penstock.report import chapters, gallery, ledger, mixing, numbers
 from penstock.report.markup import data, folded, inside, table, words
 from penstock.report.survey import Shown, Survey, chosen, shown, survey, trained_shares
 
@@ -128,6 +128,7 @@ def _body(found: Gathered, name: str, recipe: str, seed: int, room: float) -> st
     if epoch is not None and found.survey is not None:
         parts += [
             ("packing", "Packing", ledger.packing(epoch, found.survey, found.fits)),
+            ("mixing", "Mixing", mixing.chapter(epoch)),
             ("rows", "Rows", gallery.rows(found.survey.rows, names, epoch.rows, room=room)),
         ]
     parts += [

@@ -16,6 +16,7 @@ _WHY_LOST = {
     "empty": "gave no tokens when the store was made",
     "overlong": "longer than max_length",
     "truncated": "cut off at max_length",
+    "nothing_to_train": "cut at max_length, and nothing in the piece is trained",
     "tail": "in the last step of the epoch, which is not full",
 }
 
@@ -104,7 +105,7 @@ def _lost(counters: Counters) -> str:
         meter = plots.meter(tokens / max(counters.tokens_in, 1), share(tokens, counters.tokens_in), "lost")
         rows.append([reason, _WHY_LOST[reason], f"{samples:,}", f"{tokens:,}", meter])
     if counters.samples_split:
-        rows.append(["split", "goes on in another row; nothing is lost", f"{counters.samples_split:,}", "0", "–"])
+        rows.append(["split", "goes on in another row", f"{counters.samples_split:,}", "0", "–"])
     if not rows:
         return f"<p>Nothing is lost: all {counters.tokens_in:,} tokens are in rows.</p>"
     columns = ["reason", "", "#samples", "#tokens", "#share of the tokens"]

@@ -10,7 +10,7 @@ field names here, and they stay.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.settings import PlanSettings
+from penstock.plan.mixing import Mixing, MixingCounter
+from penstock.plan.plan import Plan, Position
 from penstock.store import Store
 from penstock.store.notes import unrendered
 from penstock.types import Ints, Where
@@ -102,9 +102,11 @@ class Share:
     """What a source gives to an epoch."""
 
     name: str
-    samples: int  # pieces that begin a sample, so one that repeats counts again
+    samples: int  # that reach a row; one that repeats counts again
     tokens: int
     share: float  # of the epoch's tokens
+    unused: int = 0  # samples that the epoch does not come to, because it ends when another source is used up
+    unused_share: float = 0.0  # of the source's samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +127,12 @@ class EpochNumbers:
     steps: int  # of this epoch
     steps_of_run: int | None  # None where it is endless
     rows: int
-    fill: float  # share of the rows' places that hold tokens
+    fill: float  # share of the rows' places that hold tokens; 0 without rows
     tokens_per_step: float
     counters: Counters  # with what becomes of the tail
     tail_rows: int  # rows of the last step, where it is not full; else 0
     shares: tuple[Share, ...]
+    mixing: Mixing  # how like the whole epoch each tenth of it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ class Fit:
     steps: int = 0
     fill: float = 0.0
     tokens: int = 0
-    samples_dropped: int = 0  # as overlong
+    samples_dropped: int = 0  # as overlong, or because they are cut before anything that is trained
     samples_cut: int = 0  # truncated or split
     tokens_lost: int = 0
     problem: str | None = None
@@ -209,22 +212,20 @@ def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
     stores(loader)
     plan, settings = loader.plan, loader.plan.settings
     per_step = loader.batch_size * loader.world.size
-    digest, tokens, samples = Digest(), np.zeros(len(plan.sources), np.int64), np.zeros(len(plan.sources), np.int64)
-    rows = 0
+    digest, tokens = Digest(), np.zeros(len(plan.sources), np.int64)
+    rows, mixing = 0, MixingCounter(plan, number)
     for part in epoch_rows(loader, number):
         spans = part.spans
         digest.extend(np.ascontiguousarray(spans).tobytes())
         digest.extend((part.starts[1:] - part.starts[:-1]).astype("<i8").tobytes())
         tokens += _per_source(spans["source"], len(tokens), spans["stop"] - spans["start"])
-        samples += _per_source(spans["source"], len(tokens), (spans["start"] == 0).astype(np.int64))
+        mixing.add(part)
         rows += part.num_rows
     steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
     counters = plan.count(number, per_step)
+    whole = plan.count(number) if settings.tail == "drop" else counters  # with the rows that the tail drops
     total = int(tokens.sum())
-    shares = tuple(
-        Share(name=source.name, samples=int(n), tokens=int(t), share=int(t) / total if total else 0.0)
-        for source, n, t in zip(plan.sources, samples, tokens, strict=True)
-    )
+    shares = _shares(plan, number, whole, tokens)
     return EpochNumbers(
         plan=plan.fingerprint,
         order=digest.hexdigest(),
@@ -240,11 +241,27 @@ def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
         steps=steps,
         steps_of_run=None if loader.epochs is None else plan.num_steps(per_step, epochs=loader.epochs),
         rows=rows,
-        fill=total / (rows * settings.max_length) if rows else 1.0,
+        fill=whole.fill,
         tokens_per_step=total / steps if steps else 0.0,
         counters=counters,
         tail_rows=rows % per_step,
         shares=shares,
+        mixing=mixing.result(samples_out=whole.samples_out),
+    )
+
+
+def _shares(plan: Plan, number: int, whole: Counters, tokens: Ints) -> tuple[Share, ...]:
+    taken, total = plan.blocks.samples_taken(number), max(int(tokens.sum()), 1)
+    return tuple(
+        Share(
+            name=source.name,
+            samples=whole.samples_by_source[place],
+            tokens=int(tokens[place]),
+            share=int(tokens[place]) / total,
+            unused=(unused := max(source.num_samples - taken[place], 0)),
+            unused_share=unused / max(source.num_samples, 1),
+        )
+        for place, source in enumerate(plan.sources)
     )
 
 
@@ -267,12 +284,8 @@ def epoch_rows(loader: Loader, number: int) -> Iterator[Rows]:
 
 def changed_plan(loader: Loader, **changes: Any) -> Plan:
     """The loader's plan with other settings."""
-    found = stores(loader)
-    return _plan(loader.plan.sources, found, replace(loader.plan.settings, **changes))
-
-
-def _plan(sources: Sequence[PlanSource], found: Sequence[Store], settings: PlanSettings) -> Plan:
-    return Plan(sources, lambda source, samples: found[source].lengths_of(samples), settings)
+    stores(loader)
+    return loader.plan.changed(**changes)
 
 
 def _fit(loader: Loader, max_length: int, packing: str) -> Fit:
@@ -289,7 +302,7 @@ def _fit(loader: Loader, max_length: int, packing: str) -> Fit:
         steps=-(-counters.rows // per_step),
         fill=counters.fill,
         tokens=counters.tokens_out,
-        samples_dropped=counters.samples_dropped["overlong"],
+        samples_dropped=counters.samples_dropped["overlong"] + counters.samples_dropped["nothing_to_train"],
         samples_cut=counters.samples_truncated + counters.samples_split,
         tokens_lost=counters.tokens_dropped.total(),
     )

@@ -152,7 +152,8 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
 def epoch(found: "EpochNumbers") -> list[Piece]:
     run = "endless" if found.steps_of_run is None else f"{_whole(found.steps_of_run)} in the run"
     step = f"{found.batch_size} × {found.world_size} ranks; {found.tokens_per_step:,.0f} tokens on average"
-    filled = f"{found.fill:.2%} filled ({found.packing}, overflow {found.overflow})"
+    filled = f"{found.fill:.2%} filled" if found.rows else "nothing is left"
+    filled = f"{filled} ({found.packing}, overflow {found.overflow})"
     rows = [
         ["steps", f"{_whole(found.steps)} per epoch, {run}"],
         ["step", f"{_whole(found.rows_per_step)} rows: {step}"],
@@ -171,9 +172,23 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
     return [table(["", "per epoch"], rows), title("shares"), table(columns, shares)]
 
 
+def no_step(found: "EpochNumbers") -> str:
+    """Why an epoch has no step."""
+    dropped = found.counters.samples_dropped
+    reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in dropped.items() if lost)
+    advice = "; raise max_length" if dropped["overlong"] or dropped["nothing_to_train"] else ""
+    advice += ", or choose overflow: split or truncate" if dropped["overlong"] else ""
+    why = (
+        f"of {count(found.counters.samples_in, 'sample')} none is left: {reasons}"
+        if reasons
+        else "there are no samples"
+    )
+    return f"the run has no step: {why}{advice}"
+
+
 def _tail(found: "EpochNumbers") -> str:
     if not found.tail_rows:
-        return f"{found.tail}: the last step is full"
+        return f"{found.tail}: the last step is full" if found.rows else f"{found.tail}: there is no step"
     counters, rows = found.counters, f"{found.tail_rows} of {found.rows_per_step} rows"
     what = {
         "pad": f"filled up with {count(counters.rows_padded, 'empty row')}",
@@ -189,7 +204,9 @@ def _lost(found: "EpochNumbers") -> str:
     counters = found.counters
     parts = [f"{count(lost, 'sample')} {reason}" for reason, lost in counters.samples_dropped.items() if lost]
     parts += [f"{counters.samples_truncated:,} samples cut"] if counters.samples_truncated else []
-    parts += [f"{counters.samples_split:,} samples split, which loses nothing"] if counters.samples_split else []
+    parts += [f"{counters.samples_split:,} samples split"] if counters.samples_split else []
+    if counters.pieces_dropped:
+        parts.append(f"{count(counters.pieces_dropped, 'piece')} of split samples in which nothing is trained")
     return ", ".join(parts) or "nothing"
 
 

@@ -305,12 +305,24 @@ def outcome(loader: Loader, sample: Sample, landings: tuple[Landing, ...], epoch
         return "dropped when the store was made: nothing is left to train on"
     if not landings and length > settings.capacity and settings.overflow == "drop":
         return _overlong(sample, settings)
+    if not landings and (settings.weights is None or _lacks_targets(sample, settings)):
+        return f"dropped as nothing_to_train: cut at max_length {settings.max_length:,}, no piece of it holds a target"
     if not landings:
         return f"not in epoch {epoch}: the mixture takes only part of this source"
     kept = sum(landing.stop - landing.start for landing in landings)
     if len(landings) > 1:
-        return f"in {len(landings)} places"
+        rest = f": {kept:,} of {length:,} tokens, nothing in the rest is trained" if kept < length else ""
+        return f"in {len(landings)} places{rest}"
     return "whole, in one row" if kept >= length else f"cut: {kept:,} of {length:,} tokens"
+
+
+def _lacks_targets(sample: Sample, settings: PlanSettings) -> bool:
+    """Whether a sample is cut into pieces none of which holds a target."""
+    length, capacity = len(sample), settings.capacity
+    if length <= capacity or settings.packing == "concat":
+        return False
+    starts = range(0, length, capacity) if settings.overflow == "split" else (0,)
+    return not any(sample.loss_mask[start + 1 : start + capacity].any() for start in starts)
 
 
 def _raw(store: Store, row: int) -> tuple[dict[str, Any], str]:

@@ -24,6 +24,8 @@ _PARTS = 8  # a shard is encoded in at least so many
 _MOST_ROWS = 1024  # records at once
 _PAUSE = 0.05  # seconds
 
+NOTHING_TO_TRAIN = "nothing_to_train"  # why a sample is dropped that holds no target
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
@@ -157,6 +159,7 @@ class MakeShard:
             raise TemplateError(f"{self.source.where(first + good[error.record])}: {error}") from error
         if len(samples.offsets) - 1 != len(good):
             raise StoreError(f"{self.template!r} gave {len(samples.offsets) - 1} samples for {len(good)} records")
+        samples = _with_targets(samples)
         if not bad:
             return samples
         lengths = np.zeros(len(batch), np.int64)
@@ -180,6 +183,24 @@ def run_here(work: MakeShard, tasks: Iterable[ShardTask | None]) -> Iterator[Mad
             except StopIteration as end:
                 yield end.value
                 break
+
+
+def _with_targets(samples: Samples) -> Samples:
+    """Without the tokens of samples that hold no target: a row of them alone would have no loss.  Counted as dropped."""
+    lengths, num_tokens = np.diff(samples.offsets), len(samples.input_ids)
+    if len(samples.loss_mask) != num_tokens or (lengths < 0).any() or lengths.sum() != num_tokens:
+        return samples  # the writer refuses it, with the reason
+    lacking = (samples.num_targets() == 0) & (lengths > 0)
+    if not lacking.any():
+        return samples
+    kept = np.repeat(~lacking, lengths)
+    return replace(
+        samples,
+        input_ids=samples.input_ids[kept],
+        loss_mask=samples.loss_mask[kept],
+        offsets=np.concatenate(([0], np.cumsum(np.where(lacking, 0, lengths)))),
+        dropped={**samples.dropped, **dict.fromkeys(np.flatnonzero(lacking).tolist(), NOTHING_TO_TRAIN)},
+    )
 
 
 class _Read:

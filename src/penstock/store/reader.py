@@ -20,7 +20,7 @@ from penstock.store.schema import (
     schema,
     shard_name,
 )
-from penstock.types import Bools
+from penstock.types import Bools, Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +42,25 @@ class ShardTokens:
         first = start // 8
         bits = np.unpackbits(self.mask_bits[first : (stop + 7) // 8], bitorder="little")
         return bits[start - 8 * first : stop - 8 * first].view(np.bool_)
+
+    def any_trained(self, starts: Ints, stops: Ints) -> Bools:
+        """Whether a token of start..stop is trained, for each of these ranges.  Costs a look at their bits, not at the shard's."""
+        found = stops > starts
+        if self.counts.trained == self.counts.tokens:
+            return found
+        first, last = starts[found], stops[found] - 1
+        low, high = first >> 3, (last >> 3) + 1
+        if not low.size:
+            return found
+        bits = memoryview(self.mask_bits)  # type: ignore[arg-type]  # numpy's types do not say that arrays are buffers
+        joined = bytearray().join(map(bits.__getitem__, map(slice, low.tolist(), high.tolist())))
+        flat = np.frombuffer(joined, np.uint8)
+        ends = np.cumsum(high - low)
+        begins = ends - (high - low)
+        flat[begins] &= (0xFF << (first & 7)).astype(np.uint8)  # bits of earlier tokens
+        flat[ends - 1] &= (0xFF >> (7 - (last & 7))).astype(np.uint8)  # bits of later ones
+        found[found] = np.bitwise_or.reduceat(flat, begins) > 0
+        return found
 
 
 def open_shard(key: str, cache: Cache, *, num_rows: int, vocab_size: int, num_bytes: int | None = None) -> ShardTokens:

@@ -168,16 +168,28 @@ class Store:
         if self.manifest is not None:
             self._check(sample_ids)
             return self.lengths[sample_ids].astype(np.int64)
-        shards, local = self.locate(sample_ids)
         lengths = np.empty(len(sample_ids), dtype=np.int64)
+        for tokens, chosen, local in self._by_shard(sample_ids):
+            lengths[chosen] = tokens.offsets[local + 1] - tokens.offsets[local]
+        return lengths
+
+    def has_target(self, sample_ids: Ints, starts: Ints, stops: Ints) -> Bools:
+        """Whether pieces start..stop of some samples hold a target: a trained token that is not the first of the piece."""
+        found = np.empty(len(sample_ids), dtype=np.bool_)
+        for tokens, chosen, local in self._by_shard(sample_ids):
+            offsets = tokens.offsets[local].astype(np.int64)
+            found[chosen] = tokens.any_trained(offsets + starts[chosen] + 1, offsets + stops[chosen])
+        return found
+
+    def _by_shard(self, sample_ids: Ints) -> Iterator[tuple[ShardTokens, Ints, Ints]]:
+        """For each shard that samples lie in: its tokens, which of the samples, and their numbers within the shard."""
+        shards, local = self.locate(sample_ids)
         order = np.argsort(shards, kind="stable")
         borders = np.flatnonzero(np.diff(shards[order], prepend=-1, append=-1))
         self.want(dict.fromkeys(shards.tolist()))
-        for first, last in pairwise(borders):
+        for first, last in pairwise(borders.tolist()):
             chosen = order[first:last]
-            offsets = self.tokens(int(shards[chosen[0]])).offsets
-            lengths[chosen] = offsets[local[chosen] + 1] - offsets[local[chosen]]
-        return lengths
+            yield self.tokens(int(shards[chosen[0]])), chosen, local[chosen]
 
     def tokens(self, shard: int) -> ShardTokens:
         """All samples of a shard, flat, as views of its memory map; made first where it does not exist yet."""

@@ -60,7 +60,7 @@ def batches(records: Iterable[Record], size: int = _BATCH) -> Iterator[list[Reco
 
 
 def join(parts: Sequence[Tokens], *, on_nothing: str = "drop") -> Samples:
-    """One after another; a sample without a trained token loses its tokens and is named, or stops everything."""
+    """One after another; a sample without a target loses its tokens and is named, or stops everything."""
     ids = np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])
     mask = np.concatenate([np.zeros(0, np.bool_), *(part.mask for part in parts)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
@@ -69,18 +69,20 @@ def join(parts: Sequence[Tokens], *, on_nothing: str = "drop") -> Samples:
         first + number: why for first, part in zip(firsts, parts, strict=False) for number, why in part.dropped.items()
     }
     notes = join_notes((first, part.notes) for first, part in zip(firsts, parts, strict=False))
-    trained = count_trained(mask, lengths)
-    dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(trained == 0).tolist()}
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    targets = Samples(input_ids=ids, loss_mask=mask, offsets=offsets).num_targets()
+    dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(targets == 0).tolist()}
     if dropped:
         empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
         if on_nothing == "stop" and empty is not None:
             raise TemplateError(
-                "no token of this record is trained; pass on_nothing='drop' to leave such records out and count them",
+                "no token of this record is trained, or only its first, which nothing predicts; pass on_nothing='drop' to leave "
+                "such records out and count them",
                 record=empty,
             )
-        kept = np.repeat(trained > 0, lengths)
-        ids, mask, lengths = ids[kept], mask[kept], np.where(trained > 0, lengths, 0)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        kept = np.repeat(targets > 0, lengths)
+        ids, mask = ids[kept], mask[kept]
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.where(targets > 0, lengths, 0))))
     characters = sum(part.assistant_characters for part in parts)
     return Samples(
         input_ids=ids, loss_mask=mask, offsets=offsets, dropped=dropped, notes=notes, assistant_characters=characters
