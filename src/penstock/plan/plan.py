@@ -323,6 +323,11 @@ class Plan:
             for shard in order.shards(shares.starts[number], shares.stops[number])
         ]
 
+    def rows_of_block(self, epoch: int, block: int) -> int:
+        """Rows that a block is packed into; 0 past the epoch's end."""
+        made = self._block(epoch, block)
+        return 0 if made is None else made[0].num_rows
+
     def walk(self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1) -> Iterator[Step]:
         """Every step from `start` on."""
         position = start or Position()
