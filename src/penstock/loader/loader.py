@@ -20,7 +20,7 @@ from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.passes import Cursor
 from penstock.loader.prefetch import growing, one_by_one, read_ahead
-from penstock.loader.records import RecordCollator, RecordStore
+from penstock.loader.records import RecordCollator, RecordStore, steps_at_once
 from penstock.loader.run import Run
 from penstock.loader.world import find_place
 from penstock.plan.block import Rows
@@ -218,7 +218,9 @@ class Loader(Run):
 
     def _most_at_once(self) -> int:
         """Steps looked up together.  A store under way is asked for no more than the next one, and so is a function of the user's."""
-        if self._is_under_way or self._users_collate is not None or isinstance(self.stores[0], RecordStore):
+        if isinstance(self.stores[0], RecordStore):  # a collate function is called step by step all the same
+            return min(_MOST_STEPS, steps_at_once(self.stores, self.batch_size)) if self._prefetch else 1
+        if self._is_under_way or self._users_collate is not None:
             return 1
         return max(1, min(_MOST_STEPS, _TOKENS_AT_ONCE // self._tokens_per_batch))
 
