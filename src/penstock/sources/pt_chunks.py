@@ -27,6 +27,7 @@ from penstock.sources.parts import FilesSource, Part
 from penstock.types import BadRow, Ints, Record
 
 _METADATA = "metadata.json"
+_MOST_MAPPED = 4096  # chunks of a source; a process may have some 65,000 maps
 _ROWS_AT_ONCE = 256  # copied out of a chunk together, where all of them are read
 _PER_SAMPLE = ("sequence_id", "subsequence_id", "start_item_position", "left_pad_length")
 _NAMED = {f"{name}s": name for name in _PER_SAMPLE}  # as the newer layout calls them
@@ -35,10 +36,11 @@ _NAMED = {f"{name}s": name for name in _PER_SAMPLE}  # as the newer layout calls
 class PtPart(Part):
     """One chunk.  Arrays are copied out of the map: they outlive it, and whoever writes to one changes nothing else."""
 
-    def __init__(self, identity: FileId, num_samples: int) -> None:
+    def __init__(self, identity: FileId, num_samples: int, columns: dict[str, Any] | None = None) -> None:
+        """`columns`: of the same file, mapped by an earlier part."""
         self._file = RangeFile(identity)
         self._path = identity.path
-        self._columns = self._load(_torch())
+        self._columns = columns or self._load(_torch())
         for name, tensor in self._columns.items():
             if tensor.shape[0] != num_samples:
                 raise SourceError(
@@ -90,6 +92,11 @@ class PtPart(Part):
 
     def check(self) -> None:
         self._file.check()
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """By name, as arrays that lie in the file; they outlive this part."""
+        return self._columns
 
     def _load(self, torch: ModuleType) -> dict[str, Any]:
         """Columns by name, as arrays that lie in the file."""
@@ -146,13 +153,22 @@ class PtChunksSource(FilesSource):
         super().__init__(list(self._num_samples), cache=cache, name=name or folder.name, bad=bad)
 
     def part(self, identity: FileId) -> Part:
-        return PtPart(identity, self._num_samples[identity.path])
+        """Opening a chunk takes a millisecond and more; its map needs no open file, so it is kept when its part is closed."""
+        part = PtPart(identity, self._num_samples[identity.path], self._mapped.pop(identity, None))
+        self._mapped[identity] = part.columns
+        while len(self._mapped) > _MOST_MAPPED:
+            self._mapped.popitem(last=False)
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_mapped": OrderedDict()}
 
     def _open(self, identities: list[FileId], cache: Cache) -> None:
         """Rows are counted by the metadata; each chunk is held to it when it is first read."""
         self.cache = cache
         self.identities = identities
         self._parts = OrderedDict()
+        self._mapped: OrderedDict[FileId, dict[str, Any]] = OrderedDict()
         self._first_rows = [0, *accumulate(self._num_samples[known.path] for known in identities)]
         self._part(0)  # says now what all the others would say later: no torch, another layout
 
