@@ -43,6 +43,12 @@ _NOTHING_LEFT = (
     "Loader more epochs"
 )
 
+_NO_ITEMS = (
+    "a Loader hands over batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
+    "penstock.integrations.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.integrations.trl; for a DataLoader of your own "
+    "DataLoader(loader.as_dataset(), batch_size=None)"
+)
+
 Mixture = Mapping[str, Store | tuple[Store, float]]
 
 
@@ -232,6 +238,13 @@ class Loader(Run):
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
             return arrays
         return _as_tensors()(arrays, pin_memory=self.form.pin_memory)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A Loader is not a data set of samples; whoever takes it for one learns what to do."""
+        raise TypeError(_NO_ITEMS)
+
+    def __next__(self) -> Any:
+        raise TypeError("a Loader is not an iterator: take one with batches = iter(loader), and call next(batches)")
 
     def as_dataset(self) -> Any:
         """A torch IterableDataset of the batches from here on, for a DataLoader (batch_size=None) of your own."""

@@ -16,21 +16,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import PlanError
+from penstock.loader.batch import Batch
 from penstock.loader.passes import Cursor
 from penstock.loader.state import make_state, read_state
 from penstock.loader.torch import pin
 from penstock.plan.plan import Position, Step
 
 if TYPE_CHECKING:
-    from penstock.loader.batch import Batch
     from penstock.loader.loader import Loader
 
 _MOST_WORKERS = 1024
 _COLUMNS = ("epoch", "block", "row", "rows", "step", "pass_step", "set_epoch")
 _LOOK = 1.0  # seconds between a worker's looks at whether its parent is still there
 _LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
+
+
+def _refuse_stacking(batches: list[Batch], **_: Any) -> Any:
+    """What torch's default collate function does with batches of ours, when a DataLoader has a batch_size."""
+    raise PlanError(
+        f"the DataLoader would stack {len(batches)} batches into one: pass batch_size=None, and set the Loader's batch_size"
+    )
+
+
+default_collate_fn_map[Batch] = _refuse_stacking
 
 
 class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
@@ -94,10 +105,10 @@ class _Pass(Iterator[Any]):
         self._state: dict[str, Any] | None = None
         self._made: Iterator[tuple[Batch, Step]] | None = None
 
-    def __next__(self) -> "Batch":
+    def __next__(self) -> Batch:
         return self.make()[0]
 
-    def make(self) -> tuple["Batch", Step]:
+    def make(self) -> tuple[Batch, Step]:
         """The next batch of this worker and its step, which keeps this rank's rows only: both travel between processes."""
         loader, state = self._steps.loader, self.state_dict()
         if self._made is None:
@@ -134,7 +145,7 @@ class _WithSteps(Steps):
         super().__init__(loader)
         self._start = loader._cursor  # the loader has begun its loop
 
-    def __iter__(self) -> Iterator[tuple["Batch", Step]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[tuple[Batch, Step]]:  # type: ignore[override]
         share = _Pass(self)
         while True:
             try:
@@ -144,7 +155,7 @@ class _WithSteps(Steps):
             yield made
 
 
-def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generator[tuple["Batch", Step], None, None]:
+def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generator[tuple[Batch, Step], None, None]:
     """The batches from the loader's position on, made by `workers` processes that are each `ahead` steps ahead."""
     made = DataLoader(
         _WithSteps(loader),
