@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
@@ -109,18 +110,30 @@ def test_a_cut_in_any_pass_is_resumed_exactly(store, options):
             assert contents(again) == loops[after]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_cut_in_a_later_pass_is_resumed_on_other_ranks(store, shuffle):
-    def make(rank: int, world_size: int, batch_size: int = 2) -> ps.Loader:
-        options = {"max_length": 48, "shuffle": shuffle, "rank": rank, "world_size": world_size}
-        loader = Loader(store, batch_size=batch_size, **options)
-        for _ in range(2):
-            list(loader)
-        assert len(next(iter(loader))) and loader.state_dict()["pass_step"] > 0
-        loader.seek(loader.state_dict()["step"] - 1)
-        return loader
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": False}, {"tail": "drop", "epochs": 2}, {"tail": "wrap", "epochs": 2}]
+)
+def test_a_cut_in_a_later_pass_is_resumed_on_other_ranks(store, options):
+    def make(rank: int, world_size: int) -> ps.Loader:
+        return Loader(store, batch_size=2, max_length=48, rank=rank, world_size=world_size, **options)
 
-    check_resume(make, world_sizes=(1, 2, 3), cuts=5)
+    check_resume(make, cuts=5, passes=3)
+
+
+def test_a_loader_that_forgets_its_pass_is_found_out(store):
+    class Forgetful(ps.Loader):
+        def __iter__(self):
+            here = self._cursor
+            if self._is_loaded and here.pass_step:
+                self._cursor = replace(here, position=replace(here.position, epoch=0))
+            return super().__iter__()
+
+    def make(rank: int, world_size: int) -> ps.Loader:
+        return Forgetful(store, **OPTIONS, output="numpy", rank=rank, world_size=world_size)
+
+    check_resume(make, cuts=2, world_sizes=(1,))
+    with pytest.raises(AssertionError, match="cut after step"):
+        check_resume(make, cuts=3, world_sizes=(1,), passes=2)
 
 
 def test_the_state_of_a_finished_pass_leaves_nothing_and_then_the_next_pass(store):
