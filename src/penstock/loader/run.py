@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.errors import PlanError
 from penstock.loader.passes import Cursor, Passes
-from penstock.loader.state import check_row, make_state, read_state
+from penstock.loader.state import check_place, make_state, read_state
 from penstock.plan.plan import Plan, Step
 from penstock.plan.settings import whole_number
 from penstock.store import Store
@@ -90,7 +90,7 @@ class Run:
         """
         cursor = read_state(state, self.plan)
         if not self._is_under_way:
-            check_row(self.plan, cursor.position)
+            check_place(self.plan, cursor.position)
         self._go_to(cursor, is_loaded=True)
         self._anchors = [cursor]
         self._refuse_uneven()
@@ -170,7 +170,7 @@ class Run:
     def _begin(self) -> bool:
         """Go on to the next pass if the one under way has ended.  False where nothing is left of the pass of a loaded state."""
         if self._is_loaded:
-            check_row(self.plan, self._cursor.position)
+            check_place(self.plan, self._cursor.position)
             is_over = self._is_at_end or self._passes.is_over(self._cursor)
             self._is_loaded = self._is_at_end = False
             return not is_over

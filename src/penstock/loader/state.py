@@ -35,8 +35,7 @@ def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
 
 
 def read_state(state: Any, plan: Plan) -> Cursor:
-    """The cursor of a state that belongs to `plan`; anything else is refused by field.  `check_row` looks at the one field that
-    needs the lengths of a block."""
+    """The cursor of a state that belongs to `plan`; anything else is refused by field.  `check_place` looks at what may need lengths."""
     content = _plain(state)
     plan.check_summary(content["plan"], content["settings"])
     position = Position(epoch=content["epoch"], block=content["block"], row=content["row"], rows=content["rows"])
@@ -45,13 +44,16 @@ def read_state(state: Any, plan: Plan) -> Cursor:
     samples = max(1, sum(int(source.shard_sizes.sum()) for source in plan.sources))
     if position.epoch > _LARGEST // samples:
         raise _damaged("epoch", position.epoch, f"at most {_LARGEST // samples:_}")
-    if (position.block or position.row) and plan.shards(position.epoch, position.block) is None:
-        raise _damaged("block", position.block, f"a block that epoch {position.epoch} has")
     return Cursor(position=position, step=content["step"], pass_step=content["pass_step"])
 
 
-def check_row(plan: Plan, position: Position) -> None:
-    """Refuse a row that its block does not have.  Packs that block, which the next step needs anyway."""
+def check_place(plan: Plan, position: Position) -> None:
+    """Refuse a block that its epoch does not have, and a row that its block does not have.
+
+    Packs the block, which the next step needs anyway.
+    """
+    if (position.block or position.row) and plan.shards(position.epoch, position.block) is None:
+        raise _damaged("block", position.block, f"a block that epoch {position.epoch} has")
     rows = plan.rows_of_block(position.epoch, position.block) if position.row else 1
     if position.row >= rows:
         raise _damaged("row", position.row, f"less than {rows}, the rows of block {position.block}")

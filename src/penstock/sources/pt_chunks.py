@@ -55,18 +55,18 @@ class PtPart(Part):
         return {name: _cell(column[row]) for name, column in self._columns.items()}
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
-        for begin in range(first, last, _ROWS_AT_ONCE):
-            yield from self.records_at(np.arange(begin, min(begin + _ROWS_AT_ONCE, last)))
+        for row in range(first, last):
+            yield self.record(row)
 
     def records_at(self, rows: Ints) -> list[Record | BadRow]:
-        """One copy of each column's rows, which the records share among them."""
-        self.check()
+        """One copy of each column's rows, cut into records: whoever keeps one of them keeps the memory of all that were read with it."""
+        self.check()  # pages behind the end of a file that was cut would be no memory
         columns = [self._cells(column, rows) for column in self._columns.values()]
         names = list(self._columns)
         return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
     def _cells(self, column: Any, rows: Ints) -> Any:
-        """Each sample's part of a column: arrays, or plain numbers where a sample has but one."""
+        """Each sample's part of a column: an array, or a plain number where a sample has but one."""
         found = self._array(column, rows)
         return found if found.ndim > 1 else found.tolist()
 
