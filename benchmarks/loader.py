@@ -256,7 +256,7 @@ def state_cost(folder: Path) -> dict[str, float]:
     clock = time.perf_counter
     spent = {"making": 0.0, "adding": 0.0, "counting": 0.0}
     steps, begun = 0, clock()
-    for batch, step in loader._batches(loader._position, 0, passed=0, every=1):
+    for batch, step in loader._batches(loader._cursor, passed=0, every=1):
         made = clock()
         others.add(batch.rows, batch.trained)
         added = clock()

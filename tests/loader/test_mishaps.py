@@ -46,18 +46,16 @@ def test_a_run_without_steps_says_why(store):
     loader = Loader(store, **OPTIONS)
     with pytest.raises(PlanError, match="skip= names every step of the run"):
         list(Loader(store, **OPTIONS, skip=range(len(loader))))
-    loader.set_epoch(3)
-    with pytest.raises(PlanError, match="epoch 3 is past the end of the run: epochs is 1, counted from 0"):
-        list(loader)
 
 
-def test_a_second_loop_over_a_run_that_is_over_is_said(store, caplog):
+def test_a_loop_after_the_state_of_a_finished_pass_was_loaded_says_that_nothing_is_left(store, caplog):
     loader = Loader(store, **OPTIONS)
     steps = len(list(loader))
+    loader.load_state_dict(loader.state_dict())
     assert "nothing is left" not in caplog.text
     assert list(loader) == []
-    assert f"nothing is left: the run ended at step {steps}; give the Loader more epochs, or seek(0)" in caplog.text
-    loader.seek(0)
+    assert f"taken at the end of a pass, at step {steps}; iterate again for the next pass" in caplog.text
+    loader.seek(steps)
     assert len(list(loader)) == steps
 
 

@@ -1,4 +1,4 @@
-"""How do several processes make one order?  Worker w of W makes steps w, w + W, …; torch's DataLoader takes turns with them.
+"""Batches made by worker processes, in one order: worker w of W makes steps w, w + W, …; torch's DataLoader takes turns with them.
 
 Every worker walks the whole plan, which is cheap, and reads only the tokens of its own steps.  What was made and not handed over is
 not counted anywhere, so it is made again after a resume.
@@ -16,55 +16,86 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import PlanError
+from penstock.loader.batch import Batch
+from penstock.loader.passes import Cursor
 from penstock.loader.state import make_state, read_state
 from penstock.loader.torch import pin
 from penstock.plan.plan import Position, Step
 
 if TYPE_CHECKING:
-    from penstock.loader.batch import Batch
     from penstock.loader.loader import Loader
 
+_MOST_WORKERS = 1024
+_COLUMNS = ("epoch", "block", "row", "rows", "step", "pass_step", "set_epoch")
 _LOOK = 1.0  # seconds between a worker's looks at whether its parent is still there
 _LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
+
+
+def _refuse_stacking(batches: list[Batch], **_: Any) -> Any:
+    """What torch's default collate function does with batches of ours, when a DataLoader has a batch_size."""
+    raise PlanError(
+        f"the DataLoader would stack {len(batches)} batches into one: pass batch_size=None, and set the Loader's batch_size"
+    )
+
+
+default_collate_fn_map[Batch] = _refuse_stacking
 
 
 class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
     """The batches of a loader as a data set, for torch's DataLoader (batch_size=None) and torchdata's StatefulDataLoader.
 
-    A pass begins where the loader stood when this was made.  Of a loader with per_epoch=True a pass is one epoch, and
-    `set_epoch` chooses it, also in workers that stay alive.
+    The first iteration goes on where the loader stood when this was made; each one after it is the next pass, or the epoch that
+    `set_epoch` chose, also in workers that stay alive.
     """
 
     def __init__(self, loader: "Loader") -> None:
         self.loader = _unpinned(loader)
-        self.start = loader.state_dict()
+        self._start = loader.start_of_next_loop()
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()  # (epoch, calls of set_epoch less one)
-        self._seen = -2  # the call of set_epoch that this process last made a pass for
+        # Where each worker last began, and the call of set_epoch that it had seen: later workers go on from there.
+        self._begun = torch.full((_MOST_WORKERS, len(_COLUMNS)), -1, dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is of this epoch."""
+        """The next iteration is of this epoch."""
         self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1])
+
+    def __len__(self) -> int:
+        """Batches of the iteration that was begun last, or of the first one."""
+        left = self.loader._passes.steps_left(self._last(0) or self._start)
+        if left is None:
+            raise TypeError("a data set of an endless loader (epochs=None) has no length")
+        return left
 
     def __iter__(self) -> "_Pass":
         return _Pass(self)
 
-    def begin(self) -> tuple[Position, int]:
-        """(position, step) where a new pass begins."""
-        position, first = read_state(self.start, self.loader.plan)
+    def begin(self, worker: int) -> Cursor:
+        """Where the next iteration begins."""
+        last, passes = self._last(worker), self.loader._passes
+        cursor = self._start if last is None else passes.after(last)
         epoch, call = self._epoch.tolist()
-        if self.loader.per_epoch:
-            if call == self._seen:
-                raise PlanError("this pass would repeat the epoch of the one before: call set_epoch() before each pass")
-            self._seen = call
-            if call >= 0 and epoch != position.epoch:
-                position = Position(epoch=epoch, rows=position.rows)
-        return position, first
+        if call > int(self._begun[worker, -1]) and epoch != cursor.position.epoch:
+            cursor = passes.begin(epoch, cursor)
+        self.note(worker, cursor)
+        return cursor
+
+    def note(self, worker: int, cursor: Cursor) -> None:
+        """This worker's iteration begins at `cursor`."""
+        here = cursor.position
+        values = [here.epoch, here.block, here.row, here.rows, cursor.step, cursor.pass_step, int(self._epoch[1])]
+        self._begun[worker] = torch.tensor(values)
+
+    def _last(self, worker: int) -> Cursor | None:
+        epoch, block, row, rows, step, pass_step, _ = self._begun[worker].tolist()
+        position = Position(epoch=max(epoch, 0), block=block, row=row, rows=rows)
+        return None if epoch < 0 else Cursor(position=position, step=step, pass_step=pass_step)
 
 
 class _Pass(Iterator[Any]):
-    """One worker's share of a pass.  Its state is what torchdata keeps for each worker."""
+    """One worker's share of an iteration.  Its state is what torchdata keeps for each worker."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -74,30 +105,28 @@ class _Pass(Iterator[Any]):
         self._state: dict[str, Any] | None = None
         self._made: Iterator[tuple[Batch, Step]] | None = None
 
-    def __next__(self) -> "Batch":
+    def __next__(self) -> Batch:
         return self.make()[0]
 
-    def make(self) -> tuple["Batch", Step]:
+    def make(self) -> tuple[Batch, Step]:
         """The next batch of this worker and its step, which keeps this rank's rows only: both travel between processes."""
-        loader = self._steps.loader
+        loader, state = self._steps.loader, self.state_dict()
         if self._made is None:
-            if self._state is None:
-                position, first = self._steps.begin()
-                passed = self._worker
-            else:
-                position, first = read_state(self._state["loader"], loader.plan)
-                passed = self._state["passed"]
-            self._made = loader._batches(position, first, passed=passed, every=self._workers)
+            cursor = read_state(state["loader"], loader.plan)
+            self._made = loader._batches(cursor, passed=state["passed"], every=self._workers)
         batch, step = next(self._made)
-        after = make_state(loader.plan, step.after, batch.step + 1)
-        self._state = {**self._whose(), "passed": self._workers - 1, "loader": after}
+        after = Cursor(position=step.after, step=batch.step + 1, pass_step=state["loader"]["pass_step"])
+        self._state = {**self._whose(), "passed": self._workers - 1, "loader": make_state(loader.plan, after)}
         return batch, replace(step, rows=batch.rows)
 
     def _whose(self) -> dict[str, Any]:
         return {"worker": self._worker, "workers": self._workers}
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state or {**self._whose(), "passed": self._worker, "loader": self._steps.start}
+        if self._state is None:
+            begin = make_state(self._steps.loader.plan, self._steps.begin(self._worker))
+            self._state = {**self._whose(), "passed": self._worker, "loader": begin}
+        return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if (state["worker"], state["workers"]) != (self._worker, self._workers):
@@ -105,14 +134,18 @@ class _Pass(Iterator[Any]):
                 f"the state is of worker {state['worker']} of {state['workers']}, this is worker {self._worker} of "
                 f"{self._workers}; resume with as many workers, or save the state of the Loader, which knows of none"
             )
-        read_state(state["loader"], self._steps.loader.plan)
+        self._steps.note(self._worker, read_state(state["loader"], self._steps.loader.plan))
         self._state, self._made = state, None
 
 
 class _WithSteps(Steps):
     """Batches together with their steps, so that the process that gets them knows how far it is."""
 
-    def __iter__(self) -> Iterator[tuple["Batch", Step]]:  # type: ignore[override]
+    def __init__(self, loader: "Loader") -> None:
+        super().__init__(loader)
+        self._start = loader._cursor  # the loader has begun its loop
+
+    def __iter__(self) -> Iterator[tuple[Batch, Step]]:  # type: ignore[override]
         share = _Pass(self)
         while True:
             try:
@@ -121,11 +154,8 @@ class _WithSteps(Steps):
                 return
             yield made
 
-    def begin(self) -> tuple[Position, int]:
-        return read_state(self.start, self.loader.plan)
 
-
-def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generator[tuple["Batch", Step], None, None]:
+def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generator[tuple[Batch, Step], None, None]:
     """The batches from the loader's position on, made by `workers` processes that are each `ahead` steps ahead."""
     made = DataLoader(
         _WithSteps(loader),

@@ -26,7 +26,7 @@ def compare(loader: Loader, state: dict[str, Any]) -> StateFit:
         return StateFit(fits=False, why=str(error))
     now = loader.state_dict()
     step, epoch = int(now["step"]), int(now["epoch"])
-    left = None if loader.epochs is None else len(loader) - step
+    left = loader.steps_left
     rest = "" if left is None else f", {left:,} steps left"
     return StateFit(
         fits=True, why=f"fits: goes on at step {step:,} in epoch {epoch}{rest}", step=step, epoch=epoch, steps_left=left

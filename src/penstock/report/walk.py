@@ -18,7 +18,6 @@ import orjson
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
 from penstock.plan.block import Rows
-from penstock.plan.plan import Position
 from penstock.plan.settings import PlanSettings
 from penstock.report.numbers import epoch_rows, stores
 from penstock.store import Sample, Store
@@ -170,16 +169,7 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepWalk:
     if rank is not None and not 0 <= rank < world.size:
         raise PlanError(f"rank {rank}: there are {world.size}, counted from 0")
     found = stores(loader)
-    position, first = _start(loader)
-    if number < first:
-        raise PlanError(f"step {number} lies before step {first}, where the state was taken; ask without the state")
-    try:
-        here = loader.plan.seek(number - first, per_step, epochs=loader.epochs, start=position)
-    except PlanError as error:
-        raise PlanError(f"step {number} is not there: {str(error).partition(': ')[2]}") from error
-    taken = loader.plan.step(here, per_step, epochs=loader.epochs)
-    if taken is None:
-        raise PlanError(f"step {number} is past the end: the run has {len(loader)} steps, counted from 0")
+    taken = loader.look_up(number)
     rows = []
     for place in range(per_step):
         if rank is None or place % world.size == rank:
@@ -229,12 +219,6 @@ def tokens(store: Store, sample: Sample, rendered: str | None, part: slice = sli
 
 def _padding(count: int) -> list[Token]:
     return [Token(id=-1, text="", trained=False)] * count
-
-
-def _start(loader: Loader) -> tuple[Position, int]:
-    """Where the loader stands, as its own state says."""
-    state = loader.state_dict()
-    return Position(epoch=state["epoch"], block=state["block"], row=state["row"], rows=state["rows"]), state["step"]
 
 
 def segments(loader: Loader, found: Sequence[Store], spans: Any, number: int, place: int) -> RowWalk:

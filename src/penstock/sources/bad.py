@@ -15,7 +15,7 @@ UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 IS_UTF_16 = "the file is UTF-16 (`iconv -f UTF-16 -t UTF-8` mends it)"
 POLICIES = ("stop", "skip", "quarantine")
 NO_MEMORY = "no_memory"  # the one reason that is no fault of the row, and another on another machine
-_HINT = "mend or remove the line, or pass on_bad='skip' or 'quarantine' (counted)"
+HINT = "mend or remove the line, or pass on_bad='skip' or 'quarantine' (counted)"
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:
@@ -51,17 +51,29 @@ class BadRows:
         ):  # whatever the policy: a store must not lack rows because a machine was short of memory
             raise SourceError(f"{found.message}; run again with a smaller num_proc, or where there is more memory")
         if self.on_bad == "stop":
-            raise BadRecord(f"{found.message}; {_HINT}")
+            raise BadRecord(f"{found.message}; {HINT}")
         with self._lock:
-            if (where.file, row) not in self._rows:
-                self._rows[where.file, row] = found.reason
-                self.counts[found.reason] += 1
-                if self.quarantine is not None:
-                    _append(Path(self.quarantine), row, found, where, raw)
-            if self.max_bad is not None and len(self._rows) > self.max_bad:
-                raise BadRecord(
-                    f"{found.message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}"
-                )
+            if self._count(row, found.reason, where) and self.quarantine is not None:
+                _append(Path(self.quarantine), row, found, where, raw)
+            self._refuse_too_many(found.message)
+
+    def count(self, row: int, reason: str, where: Where) -> None:
+        """Count a bad row that an earlier run has met, and quarantined."""
+        with self._lock:
+            self._count(row, reason, where)
+            self._refuse_too_many(f"{where}: {reason}")
+
+    def _count(self, row: int, reason: str, where: Where) -> bool:
+        """Whether the row is new."""
+        if (where.file, row) in self._rows:
+            return False
+        self._rows[where.file, row] = reason
+        self.counts[reason] += 1
+        return True
+
+    def _refuse_too_many(self, message: str) -> None:
+        if self.max_bad is not None and len(self._rows) > self.max_bad:
+            raise BadRecord(f"{message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}")
 
     @property
     def rows(self) -> list[int]:

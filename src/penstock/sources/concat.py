@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
-from penstock.sources.view import RowAccess
+from penstock.sources.view import RowAccess, in_groups, records_at
 from penstock.types import BadRow, Ints, Record, Where
 
 if TYPE_CHECKING:
@@ -75,6 +75,12 @@ class Concat(RowAccess):
 
     def _ledgers(self) -> list[BadRows]:
         return [ledger for source in self._sources if isinstance(source, RowAccess) for ledger in source._ledgers()]
+
+    def records_at(self, rows: Ints) -> list[Record]:
+        homes = np.searchsorted(self._first_rows, rows, side="right") - 1
+        return in_groups(
+            homes, lambda home, places: records_at(self._sources[home], rows[places] - self._first_rows[home])
+        )
 
     def _record(self, row: int) -> Record:
         source, local = self._home(row)

@@ -7,7 +7,7 @@ from penstock.errors import BadRecord
 from penstock.fingerprint import Digest
 from penstock.sources.canonical import record_bytes
 from penstock.sources.chosen import failed, name_of
-from penstock.sources.view import View
+from penstock.sources.view import View, records_at
 from penstock.types import BadRow, Ints, Record, Where
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class Mapped(View):
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         return self._source.cuts(num_bytes=num_bytes, num_rows=num_rows)
+
+    def records_at(self, rows: Ints) -> list[Record]:
+        read = records_at(self._source, rows)
+        return [self._apply(row, record) for row, record in zip(rows.tolist(), read, strict=True)]
 
     def _record(self, row: int) -> Record:
         return self._apply(row, self._source[row])

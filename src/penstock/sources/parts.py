@@ -18,9 +18,9 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
 from penstock.files import FileId, changed, identify, max_open
 from penstock.fingerprint import Digest
-from penstock.sources.bad import BadRows
+from penstock.sources.bad import HINT, BadRows
 from penstock.sources.canonical import record_bytes
-from penstock.sources.view import RowAccess, at_most
+from penstock.sources.view import RowAccess, at_most, in_groups
 from penstock.types import BadRow, Ints, Record, Where
 
 # (source, file) of every part that this process keeps open, the oldest first: what may be open is the process's, not a source's.
@@ -41,6 +41,10 @@ class Part(ABC):
 
     @abstractmethod
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]: ...
+
+    def records_at(self, rows: Ints) -> list[Record | BadRow]:
+        """Rows by number, in this order; a part that can read several together says so here."""
+        return [self.record(row) for row in rows.tolist()]
 
     def place(self, row: int) -> tuple[int, int]:
         """(line from 1, byte from 0) at which a row begins; where a shape has no lines, its row number."""
@@ -181,6 +185,19 @@ class FilesSource(RowAccess):
         if type(record) is BadRow:
             raise BadRecord(self._placed(row, record).message)  # asked for by number, there is nothing to skip to
         return record  # type: ignore[return-value]
+
+    def records_at(self, rows: Ints) -> list[Record]:
+        homes = np.searchsorted(self._first_rows, rows, side="right") - 1
+        return in_groups(homes, lambda index, places: self._read_part(index, rows[places]))
+
+    def _read_part(self, index: int, rows: Ints) -> list[Record]:
+        part = self._parts.get(index) or self._part(index)
+        found = part.records_at(rows - self._first_rows[index])
+        for row, record in zip(rows.tolist(), found, strict=True):
+            if type(record) is BadRow:
+                # Asked for by number, there is nothing to skip to, whatever the policy.
+                raise BadRecord(f"{self._placed(row, record).message}; {HINT}")
+        return found  # type: ignore[return-value]
 
     def _met(self, row: int, found: BadRow) -> BadRow:
         """Stop, or count and go on, as the user chose."""

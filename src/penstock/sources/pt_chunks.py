@@ -6,6 +6,7 @@ sample its sequence, its window within the sequence, where the window starts, an
 """
 
 import contextlib
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -14,16 +15,20 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.files import FileId, RangeFile
+from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.folder import inside, read_json
 from penstock.sources.parts import FilesSource, Part
-from penstock.types import BadRow, Record
+from penstock.types import BadRow, Ints, Record
 
 _METADATA = "metadata.json"
+_MOST_MAPPED = 4096  # chunks of a source; a process may have some 65,000 maps
+_ROWS_AT_ONCE = 256  # copied out of a chunk together, where all of them are read
 _PER_SAMPLE = ("sequence_id", "subsequence_id", "start_item_position", "left_pad_length")
 _NAMED = {f"{name}s": name for name in _PER_SAMPLE}  # as the newer layout calls them
 
@@ -31,10 +36,11 @@ _NAMED = {f"{name}s": name for name in _PER_SAMPLE}  # as the newer layout calls
 class PtPart(Part):
     """One chunk.  Arrays are copied out of the map: they outlive it, and whoever writes to one changes nothing else."""
 
-    def __init__(self, identity: FileId, num_samples: int) -> None:
+    def __init__(self, identity: FileId, num_samples: int, columns: dict[str, Any] | None = None) -> None:
+        """`columns`: of the same file, mapped by an earlier part."""
         self._file = RangeFile(identity)
         self._path = identity.path
-        self._columns = self._load(_torch())
+        self._columns = columns or self._load(_torch())
         for name, tensor in self._columns.items():
             if tensor.shape[0] != num_samples:
                 raise SourceError(
@@ -52,8 +58,45 @@ class PtPart(Part):
         for row in range(first, last):
             yield self.record(row)
 
+    def records_at(self, rows: Ints) -> list[Record | BadRow]:
+        """One copy of each column's rows, cut into records: whoever keeps one of them keeps the memory of all that were read with it."""
+        self.check()  # pages behind the end of a file that was cut would be no memory
+        columns = [self._cells(column, rows) for column in self._columns.values()]
+        names = list(self._columns)
+        return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+    def _cells(self, column: Any, rows: Ints) -> Any:
+        """Each sample's part of a column: an array, or a plain number where a sample has but one."""
+        found = self._array(column, rows)
+        return found if found.ndim > 1 else found.tolist()
+
+    def _array(self, column: Any, rows: Ints) -> npt.NDArray[Any]:
+        if isinstance(column, np.ndarray):
+            return column[rows]
+        wide: npt.NDArray[Any] = column[rows].float().numpy()
+        return wide
+
+    def add_digest(self, content: Digest, first: int, last: int) -> None:
+        """Each row as the bytes of its columns, behind their names, types and shapes: equal rows in other chunks have equal bytes."""
+        self.check()
+        for begin in range(first, last, _ROWS_AT_ONCE):
+            rows = np.arange(begin, min(begin + _ROWS_AT_ONCE, last))
+            arrays = {name: self._array(column, rows) for name, column in self._columns.items()}
+            shapes = [[name, array.dtype.str, array.shape[1:]] for name, array in arrays.items()]
+            head = json.dumps(shapes).encode()
+            size = len(head) + sum(array.nbytes for array in arrays.values()) // len(rows)
+            head = size.to_bytes(8, "little") + head  # so that a stream of rows says where each of them ends
+            parts = [np.ascontiguousarray(array).reshape(len(rows), -1).view(np.uint8) for array in arrays.values()]
+            heads = np.broadcast_to(np.frombuffer(head, np.uint8), (len(rows), len(head)))
+            content.extend(np.concatenate([heads, *parts], axis=1).data)
+
     def check(self) -> None:
         self._file.check()
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """By name, as arrays that lie in the file; they outlive this part."""
+        return self._columns
 
     def _load(self, torch: ModuleType) -> dict[str, Any]:
         """Columns by name, as arrays that lie in the file."""
@@ -110,13 +153,22 @@ class PtChunksSource(FilesSource):
         super().__init__(list(self._num_samples), cache=cache, name=name or folder.name, bad=bad)
 
     def part(self, identity: FileId) -> Part:
-        return PtPart(identity, self._num_samples[identity.path])
+        """Opening a chunk takes a millisecond and more; its map needs no open file, so it is kept when its part is closed."""
+        part = PtPart(identity, self._num_samples[identity.path], self._mapped.pop(identity, None))
+        self._mapped[identity] = part.columns
+        while len(self._mapped) > _MOST_MAPPED:
+            self._mapped.popitem(last=False)
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_mapped": OrderedDict()}
 
     def _open(self, identities: list[FileId], cache: Cache) -> None:
         """Rows are counted by the metadata; each chunk is held to it when it is first read."""
         self.cache = cache
         self.identities = identities
         self._parts = OrderedDict()
+        self._mapped: OrderedDict[FileId, dict[str, Any]] = OrderedDict()
         self._first_rows = [0, *accumulate(self._num_samples[known.path] for known in identities)]
         self._part(0)  # says now what all the others would say later: no torch, another layout
 

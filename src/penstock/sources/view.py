@@ -96,6 +96,10 @@ class RowAccess(ABC):
 
         return describe(self, look=look)
 
+    def records_at(self, rows: Ints) -> list[Record]:
+        """Records by number, in this order, read together: faster than one by one where neighbours share a file."""
+        return [self._record(row) for row in rows.tolist()]
+
     @property
     def files(self) -> list[str]:
         """Files that the rows live in."""
@@ -181,6 +185,10 @@ class Rows(View):
             content.update(piece.encode())
         return content.hexdigest()
 
+    def records_at(self, rows: Ints) -> list[Record]:
+        mine = self.rows
+        return records_at(self._source, mine[rows] if isinstance(mine, np.ndarray) else mine.start + mine.step * rows)
+
     def _record(self, row: int) -> Record:
         return self._source[int(self.rows[row])]
 
@@ -225,6 +233,24 @@ class Slice(Rows):
         stop = "" if rows.stop < 0 else rows.stop
         step = "" if rows.step == 1 else f":{rows.step}"
         return f"{self._source!r}[{rows.start}:{stop}{step}]"
+
+
+def records_at(source: "Source", rows: Ints) -> list[Record]:
+    """Records of any source by number; one that is not ours is asked for one after another."""
+    return source.records_at(rows) if isinstance(source, RowAccess) else [source[row] for row in rows.tolist()]
+
+
+def in_groups(homes: Ints, read: Callable[[int, Ints], list[Record]]) -> list[Record]:
+    """What `read(home, places)` gives for the places of each home, put back in the order of the places."""
+    if not homes.size or (homes == homes[0]).all():
+        return read(int(homes[0]), np.arange(homes.size)) if homes.size else []
+    out: list[Any] = [None] * homes.size
+    order = np.argsort(homes, kind="stable")
+    edges = np.flatnonzero(np.diff(homes[order])) + 1
+    for places in np.split(order, edges):
+        for place, record in zip(places.tolist(), read(int(homes[places[0]]), places), strict=True):
+            out[place] = record
+    return out
 
 
 def runs(rows: "range | Ints") -> Iterator[tuple[int, int]]:

@@ -14,7 +14,7 @@ from penstock.errors import StoreError
 from penstock.fingerprint import fingerprint
 from penstock.types import Ints, Source
 
-_VERSION = 1  # raise when some source digests the same rows in another way
+_VERSION = 2  # raise when some source digests the same rows in another way
 _HEX = set("0123456789abcdef")
 
 

@@ -17,6 +17,7 @@ def check_resume(
     world_sizes: Sequence[int] = (1, 2, 3),
     cuts: int = 12,
     max_steps: int = 200,
+    passes: int = 1,
     rows: Callable[[Any], list[Any]] | None = None,
 ) -> None:
     """What comes after a cut is what would have come, wherever the cut is and on however many ranks the run goes on.
@@ -24,23 +25,47 @@ def check_resume(
     make: `make(rank, world_size)` gives the loader of one rank, at its start.
     cuts: how many places to cut at, for each world size; the first and the last step are among them.
     max_steps: of a longer run, only so many steps are looked at.
+    passes: cut in so many passes over the loader, each after those before it were taken whole.
     rows: what a batch holds, as a list of comparable rows, an empty one for padding; needed for batches that are not Penstock's.
 
     A tail that drops or repeats rows makes the end of an epoch depend on the size of a step; then each run is resumed on as
     many ranks as it had.
     """
     look = rows or _rows
+    for number in range(passes):
+        _check_pass(_after(make, number), make, look, world_sizes, cuts, max_steps)
+
+
+def _after(make: RankLoader, passes: int) -> RankLoader:
+    """Loaders that have finished so many passes."""
+
+    def made(rank: int, world_size: int) -> Any:
+        loader = make(rank, world_size)
+        for _ in range(passes):
+            for _ in loader:
+                pass
+        return loader
+
+    return made if passes else make
+
+
+def _check_pass(
+    make: RankLoader, new: RankLoader, look: Any, world_sizes: Sequence[int], cuts: int, max_steps: int
+) -> None:
+    """Cut loaders of `make`, which may have passes behind them, and go on with loaders of `new`, which have none."""
     whole = {size: _steps(_ranks(make, size), look, max_steps) for size in world_sizes}
     elastic = _is_elastic(make(0, world_sizes[0]))
     if elastic:
         _check_one_order(whole)
     for before in world_sizes:
         for cut in _spread(len(whole[before]), cuts):
+            if not cut and make is not new:
+                continue  # the state is that of the end of the pass before, of which nothing is left
             state = _state_at(make, before, cut)
             done = [row for step in whole[before][:cut] for row in step]
             for after in world_sizes if elastic else (before,):
                 case = f"cut after step {cut} of {before} ranks, resumed on {after}"
-                _check_goes_on(make, look, state, done, whole[after], (after, max_steps), case)
+                _check_goes_on(new, look, state, done, whole[after], (after, max_steps), case)
 
 
 def _check_goes_on(
