@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches
+from penstock.integrations.evaluation import EvalBatches, steps_done
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 
@@ -33,40 +33,39 @@ def attach(
             f"the Loader is one of {loader.world.size} ranks, the Accelerator one of {ranks}; make the Accelerator first, "
             f"or pass the Loader rank= and world_size="
         )
-    if evaluation:
-        return Batches(accelerator, EvalBatches(loader), isolation_check=False)
-    accelerator.register_for_checkpointing(loader)
-    return Batches(accelerator, loader, isolation_check=isolation_check)
+    if not evaluation:
+        accelerator.register_for_checkpointing(loader)
+    return Batches(accelerator, loader, evaluation=evaluation, isolation_check=isolation_check and not evaluation)
 
 
 class Batches(DataLoaderStateMixin):  # type: ignore[misc]
     """What is left of the run.  Tells the accelerator which batch is the last, so that `accumulate` ends with a step."""
 
-    def __init__(self, accelerator: Accelerator, loader: Loader | EvalBatches, *, isolation_check: bool) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Loader, *, evaluation: bool, isolation_check: bool) -> None:
         self._accelerator, self.gradient_state = accelerator, accelerator.gradient_state
         self._loader, self._to_check = loader, isolation_check
+        self._batches = EvalBatches(loader) if evaluation else loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._check_isolation()
-        endless = isinstance(self._loader, Loader) and self._loader.epochs is None
-        last = None if endless else len(self._loader) - 1
+        if self._to_check:
+            self._check_isolation()
+        last: int | None = None
         self.begin()
         try:
-            for batch in self._loader:
+            for batch in self._batches:
+                if last is None and self._loader.epochs is not None:  # known once this pass has begun
+                    last = len(self._loader) - steps_done(self._loader) + batch.step
                 self.end_of_dataloader = batch.step == last
                 yield batch.to(self._accelerator.device)
         finally:
             self.end()
 
     def _check_isolation(self) -> None:
-        """Of the models that were prepared until the first iteration."""
-        if not self._to_check or not isinstance(self._loader, Loader):
-            return
+        """Of the models that were prepared before the first iteration."""
         self._to_check = False
-        if self._accelerator.distributed_type in _SHARDED:
-            return
-        for model in self._accelerator._models:
-            check_at_first_step(model, self._loader, precision=self._accelerator.mixed_precision)
+        if self._accelerator.distributed_type not in _SHARDED:
+            for model in self._accelerator._models:
+                check_at_first_step(model, self._loader, precision=self._accelerator.mixed_precision)

@@ -118,6 +118,12 @@ class EvalSteps(EvalBatches):
         return map(self._inputs, super().__iter__())
 
 
+def steps_done(loader: Loader) -> int:
+    """Steps of the pass under way that were handed over."""
+    state = loader.state_dict()
+    return int(state["step"]) - int(state.get("pass_step", 0))
+
+
 def loaders_in(eval_dataset: Any) -> list[Loader]:
     """The Loaders that were given to evaluate on, each looked at; all of a dict, or none."""
     given = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]

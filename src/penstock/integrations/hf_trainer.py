@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
-from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in
+from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in, steps_done
 from penstock.integrations.model_inputs import ModelInputs
 from penstock.loader import Loader
 
@@ -89,8 +89,7 @@ class FromLoader(EvaluatesLoaders):
 
     def _start(self) -> int:
         """A second call of train() begins at the first batch again; optimizer steps done before: none."""
-        epochs = self.loader.epochs
-        if epochs is not None and self.loader.state_dict()["step"] >= len(self.loader):
+        if self.loader.epochs is not None and steps_done(self.loader) >= len(self.loader):
             self.loader.seek(self.loader.first_step)
         return 0
 
@@ -159,7 +158,7 @@ class _Steps:
 
     def __init__(self, loader: Loader, inputs: ModelInputs, *, before: int) -> None:
         self._loader, self._inputs, self._before = loader, inputs, before
-        self._first: int = loader.state_dict()["step"]
+        self._first = steps_done(loader)
 
     @property
     def left(self) -> int | None:
@@ -195,10 +194,10 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
         self._epoch = self._loader.state_dict()["epoch"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        here, epochs = self._loader.state_dict(), self._loader.epochs
-        epoch = here["epoch"]
-        state.epoch = float(epoch) if epochs is None else epochs * here["step"] / len(self._loader)
-        if epoch > self._epoch and epoch != epochs:  # the Trainer itself sees to the end of the last one
+        epoch, epochs = self._loader.state_dict()["epoch"], self._loader.epochs
+        done = None if epochs is None else steps_done(self._loader) / len(self._loader)
+        state.epoch = float(epoch) if epochs is None or done is None else epochs * done
+        if epoch > self._epoch and done != 1:  # the Trainer itself sees to the end of the last one
             control.should_log |= args.logging_strategy == "epoch"
             control.should_evaluate |= args.eval_strategy == "epoch"
             control.should_save |= args.save_strategy == "epoch"

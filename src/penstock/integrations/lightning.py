@@ -5,6 +5,7 @@ trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=eval_loader),
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -12,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches
+from penstock.integrations.evaluation import EvalBatches, steps_done
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 
@@ -40,12 +41,12 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         evaluated = {"val": val_dataloaders, "test": test_dataloaders, "predict": predict_dataloaders}
         for stage, given in evaluated.items():
             if given is not None:  # Lightning looks whether the method is there
-                setattr(self, f"{stage}_dataloader", lambda found=_for_evaluation(given): found)
+                setattr(self, f"{stage}_dataloader", partial(_same, _for_evaluation(given)))
 
     def train_dataloader(self) -> "_Run":
         if self.loader is None:
             raise PlanError("LoaderModule has no Loader to train on: pass it as the first argument")
-        ended = self.loader.state_dict()["step"] == len(self.loader)
+        ended = steps_done(self.loader) == len(self.loader)
         passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
         if self.trainer.max_epochs != passes and not ended:
             raise PlanError(
@@ -67,6 +68,10 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.loader is not None:
             self.loader.load_state_dict(state)
+
+
+def _same(found: Any) -> Any:
+    return found
 
 
 def _for_evaluation(given: Any) -> Any:

@@ -17,6 +17,7 @@ from penstock.loader.agree import agree, find_board
 from penstock.loader.batch import Batch, Provenance, homes
 from penstock.loader.collate import Collator, Made, UsersCollator, in_turn, steps_together
 from penstock.loader.form import BatchForm, require_torch
+from penstock.loader.guards import refuse_prepare
 from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import growing, one_by_one, read_ahead
@@ -94,6 +95,7 @@ class Loader:
         if self._workers:
             require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
         self._users_collate = collate
+        refuse_prepare(Loader)
         if per_epoch and settings.tail == "wrap":
             raise PlanError(
                 "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"
