@@ -5,6 +5,7 @@ It leaves the model's mode, the random state, the loader and its counters as the
 """
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from penstock.plan.plan import Position
 _log = logging.getLogger("penstock")
 
 _STEPS_SEARCHED = 64  # for a row with two samples
-_SAMPLES, _TOKENS = 2, 32  # compared, and of each of them
+_SAMPLES, _TOKENS = 2, 16  # compared, and of each of them
 _PADDING = 8  # places after them in the row
 _LARGEST_PAD_TO = 256
 
@@ -37,6 +38,8 @@ _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torc
 _ROUNDING_BELOW_16_BITS = 1e-1
 _MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TIMES_NOISE = 5  # what the same sample differs by in a batch of two may be exceeded by so much
+_SAME_SHAPE = 20  # times less than that, where only the tokens of another sample change
+_EXPERTS = re.compile(r"(moe_)?(num|n)_(\w+_)?experts\w*")  # in a config
 
 _ALONE, _OTHER = "those of the sample alone", "those behind another first sample"
 
@@ -56,14 +59,14 @@ def check_isolation(
         return
     with _undisturbed(model):
         try:
-            differences = _compare(model, loader, row, precision, given)
+            differences, passed = _compare(model, loader, row, precision, given)
         except Exception as error:
             # A model may need inputs that only a real batch has; training itself says so if that is an error.
             _log.warning("the isolation check could not run (%s: %s); %s", type(error).__name__, error, OFF)
             return
     for difference in differences:
         if difference.relative > difference.tolerance:
-            raise PlanError(_refusal(model, loader, difference, given))
+            raise PlanError(_refusal(model, loader, difference, passed, given is not None))
 
 
 def check_at_first_step(module: torch.nn.Module, loader: Loader, *, precision: str | None = None) -> None:
@@ -138,19 +141,20 @@ def _rows(loader: Loader) -> Iterator[np.ndarray]:
 
 def _compare(
     model: Any, loader: Loader, row: np.ndarray, precision: str | None, given: dict[str, Any] | None
-) -> list[Difference]:
+) -> tuple[list[Difference], Inputs]:
+    """(what the row differs by, the inputs that it was passed with)"""
     spans = row[:_SAMPLES].copy()
     spans["stop"] = np.minimum(spans["stop"], spans["start"] + _TOKENS)
     plain, arrays = _collate(loader, spans)
     if not _same_tokens(plain, arrays):
         _log.warning("the isolation check could not run: collate= of the Loader changes input_ids; %s", OFF)
-        return []
+        return [], Inputs()
     inputs, device = ModelInputs(model), _device(model)
     row_inputs = _as_given(inputs.select(arrays), plain["seq_idx"], given)
     together = _logits(model, row_inputs, device)
     if together is None or together.shape[:2] != plain["input_ids"].shape:
         _log.warning("the isolation check could not run: the model returns no logits for each token; %s", OFF)
-        return []
+        return [], Inputs()
     no_cache = {"use_cache": False} if inputs.takes("use_cache") else {}
     samples, logits = _places(plain["seq_idx"][0], spans), []
     for sample in samples:
@@ -168,9 +172,9 @@ def _compare(
     ):  # the same places with another sample before: all but a leak stays the same, to the last bit or nearly so
         row_inputs["input_ids"] = _other_first(plain["input_ids"], samples)
         other = _logits(model, row_inputs, device)
-        tolerance = max(rounding, noise) if _has_experts(model) else rounding / 10
+        tolerance = max(rounding, noise) if _has_experts(model) else rounding / _SAME_SHAPE
         found.append(_difference(1, wheres[1], _OTHER, other[0, samples[1]], together[0, samples[1]], tolerance))
-    return found
+    return found, row_inputs
 
 
 def _difference(
@@ -208,7 +212,7 @@ def _has_experts(model: Any) -> bool:
     """Whether tokens share experts: how many tokens an expert gets changes the rounding of all of them."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return text is not None and any("experts" in name for name in vars(text))
+    return text is not None and any(_EXPERTS.fullmatch(name) and value for name, value in vars(text).items())
 
 
 def _collate(loader: Loader, spans: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -289,27 +293,30 @@ def _undisturbed(model: Any) -> Iterator[None]:
                 module.training = mode
 
 
-def _refusal(model: Any, loader: Loader, difference: Difference, given: dict[str, Any] | None) -> str:
+def _refusal(model: Any, loader: Loader, difference: Difference, passed: dict[str, Any], own_loop: bool) -> str:
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     named = f"{type(model).__name__} (attn_implementation={attention!r})" if attention else type(model).__name__
     return (
         f"{named} does not keep the samples of a row apart: sample {difference.place + 1} of a row ({difference.where}) has logits that "
         f"differ by up to {difference.largest:.3g} from {difference.against} ({difference.relative:.2%} of their spread; rounding "
-        f"explains {difference.tolerance:.2%}). {_advice(model, loader, attention, given)}; {OFF}"
+        f"explains {difference.tolerance:.2%}). {_advice(model, loader, attention, passed, own_loop)}; {OFF}"
     )
 
 
-def _advice(model: Any, loader: Loader, attention: str | None, given: dict[str, Any] | None) -> str:
-    inputs, form = ModelInputs(model), loader.form
+def _advice(model: Any, loader: Loader, attention: str | None, passed: dict[str, Any], own_loop: bool) -> str:
+    """What to change, from what the row was passed with."""
+    inputs, form, mask = ModelInputs(model), loader.form, passed.get("attention_mask")
     unpacked = "set packing='none' in the Loader" + (" and leave out padding_free" if form.padding_free else "")
-    if form.attention_mask == "4d" and attention != "sdpa":
+    if mask is not None and mask.ndim == 4 and attention != "sdpa":
         return "A 4-D mask of True and False is for attn_implementation='sdpa': load the model with it, or leave out attention_mask='4d'"
-    passed = "position_ids" in given if given is not None else True
-    if not passed and inputs.takes("position_ids"):
+    if (
+        inputs.takes("position_ids")
+        and own_loop
+        and ("position_ids" not in passed or (mask is not None and mask.ndim == 2))
+    ):
         return "Pass the batch's position_ids to the model, no attention mask, and use_cache=False"
-    cached = given.get("use_cache") is not False if given is not None else form.use_cache is None
-    if cached and inputs.takes("use_cache"):
-        how = "pass use_cache=False to the model" if given is not None else "leave use_cache= out of the Loader"
+    if passed.get("use_cache") is not False and inputs.takes("use_cache"):
+        how = "leave use_cache= out of the Loader" if form.use_cache is None else "pass use_cache=False to the model"
         return f"With a cache, transformers does not look at where positions restart: {how}"
     if "position_ids" not in inputs.taken:
         return f"Its forward names no position_ids: {unpacked}"
