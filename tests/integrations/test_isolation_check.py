@@ -160,6 +160,31 @@ def test_a_model_that_cannot_be_compared_is_said_so(store, caplog):
     assert "could not run (TypeError:" in caplog.text and "'pixels'" in caplog.text
 
 
+def test_logits_that_are_not_numbers_do_not_pass(store, caplog):
+    class Broken(transformers.LlamaForCausalLM):
+        def forward(self, input_ids=None, position_ids=None, **options):
+            found = super().forward(input_ids=input_ids, position_ids=position_ids, **options)
+            found.logits = found.logits * (float("nan") if self.everywhere or position_ids is not None else 1)
+            return found
+
+    model = Broken(llama().config)
+    model.everywhere = False
+    with pytest.raises(PlanError, match="differ by up to nan"):
+        check_isolation(model, loader(store))
+    model.everywhere = True
+    check_isolation(model, loader(store))
+    assert "the model's logits are not finite" in caplog.text
+
+
+def test_a_loop_that_passes_plain_positions_to_a_vision_language_model_is_refused(store):
+    batches, model = loader(store), qwen2_5_vl().train()
+    batch = next(iter(batches))
+    check_at_first_step(model, batches)
+    with pytest.raises(PlanError, match=r"shape \[4, rows, length\]: pass \*\*ModelInputs\(model\)\(batch\)"):
+        model(**batch)
+    model(**ModelInputs(model)(batch))
+
+
 def test_a_collate_of_the_users_is_part_of_the_check(store, caplog):
     def without_cache(arrays, rows):
         return {name: value for name, value in arrays.items() if name != "use_cache"}

@@ -65,7 +65,7 @@ def check_isolation(
             _log.warning("the isolation check could not run (%s: %s); %s", type(error).__name__, error, OFF)
             return
     for difference in differences:
-        if difference.relative > difference.tolerance:
+        if not difference.relative <= difference.tolerance:  # also where the row's logits are not numbers
             raise PlanError(_refusal(model, loader, difference, passed, given is not None))
 
 
@@ -79,9 +79,13 @@ def check_at_first_step(module: torch.nn.Module, loader: Loader, *, precision: s
 
 
 def _check_once(model: Any, loader: Loader, precision: str | None) -> None:
+    checked = False  # a copy of the model has this hook, too, and its own cannot be removed
+
     def check(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal checked
         given = {**dict(zip(signature(model.forward).parameters, args, strict=False)), **kwargs}
-        if model.training and given.get("input_ids") is not None:
+        if model.training and given.get("input_ids") is not None and not checked:
+            checked = True
             handle.remove()
             check_isolation(model, loader, precision=precision, given=given)
 
@@ -150,7 +154,7 @@ def _compare(
         _log.warning("the isolation check could not run: collate= of the Loader changes input_ids; %s", OFF)
         return [], Inputs()
     inputs, device = ModelInputs(model), _device(model)
-    row_inputs = _as_given(inputs.select(arrays), plain["seq_idx"], given)
+    row_inputs = inputs.select(arrays) if given is None else _as_given(inputs.select(arrays), plain, given)
     together = _logits(model, row_inputs, device)
     if together is None or together.shape[:2] != plain["input_ids"].shape:
         _log.warning("the isolation check could not run: the model returns no logits for each token; %s", OFF)
@@ -160,6 +164,9 @@ def _compare(
     for sample in samples:
         ids = plain["input_ids"][:, sample]
         logits.append(_logits(model, Inputs(input_ids=ids, **no_cache), device)[0])
+    if not all(bool(alone.isfinite().all()) for alone in logits):
+        _log.warning("the isolation check could not run: the model's logits are not finite; %s", OFF)
+        return [], row_inputs
     twice = _logits(model, Inputs(input_ids=ids.repeat(2, 1), **no_cache), device)
     rounding, noise = _rounding(model, together.dtype, precision), _TIMES_NOISE * _relative(twice[1], logits[-1])
     wheres = [str(loader.stores[int(span["source"])].source.where(int(span["sample"]))) for span in spans]
@@ -237,16 +244,18 @@ def _device(model: Any) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _as_given(inputs: Inputs, numbers: torch.Tensor, given: dict[str, Any] | None) -> Inputs:
-    """The inputs that the user's own loop passes too, its cache, and a mask over padding if it passes one of its own."""
-    if given is None:
-        return inputs
+def _as_given(inputs: Inputs, plain: dict[str, Any], given: dict[str, Any]) -> Inputs:
+    """The inputs that the user's own loop passes too: its cache, its kind of positions, and a mask over padding if it passes one."""
     kept = Inputs({name: value for name, value in inputs.items() if name in given and name != "use_cache"})
     if "use_cache" in given:
         kept["use_cache"] = given["use_cache"]
-    mask = given.get("attention_mask")
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if positions is None or positions.ndim == 2:
+        kept.pop("position_ids", None)
+    if positions is not None and positions.ndim == 2:
+        kept["position_ids"] = plain["position_ids"]
     if "attention_mask" not in inputs and mask is not None and mask.ndim == 2:
-        kept["attention_mask"] = (numbers != PADDING).to(mask.dtype)
+        kept["attention_mask"] = (plain["seq_idx"] != PADDING).to(mask.dtype)
     return kept
 
 
@@ -315,6 +324,8 @@ def _advice(model: Any, loader: Loader, attention: str | None, passed: dict[str,
         and ("position_ids" not in passed or (mask is not None and mask.ndim == 2))
     ):
         return "Pass the batch's position_ids to the model, no attention mask, and use_cache=False"
+    if inputs.four_positions and own_loop and passed["position_ids"].ndim == 2:
+        return "This model finds packed samples in position_ids of shape [4, rows, length]: pass **ModelInputs(model)(batch)"
     if passed.get("use_cache") is not False and inputs.takes("use_cache"):
         how = "leave use_cache= out of the Loader" if form.use_cache is None else "pass use_cache=False to the model"
         return f"With a cache, transformers does not look at where positions restart: {how}"

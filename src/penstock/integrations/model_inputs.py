@@ -55,7 +55,7 @@ class ModelInputs:
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.taken = set(parameters)
         self._main = getattr(model, "main_input_name", None)
-        self._four_positions = getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
+        self.four_positions = getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
 
     def takes(self, name: str) -> bool:
         return self.takes_all or name in self.taken
@@ -82,6 +82,6 @@ class ModelInputs:
                 if self.takes(taken):
                     inputs[taken] = value
         positions = inputs.get("position_ids")
-        if self._four_positions and "cu_seqlens" in arrays and positions is not None and positions.ndim == 2:
+        if self.four_positions and "cu_seqlens" in arrays and positions is not None and positions.ndim == 2:
             inputs["position_ids"] = positions[None].expand(4, -1, -1)
         return inputs

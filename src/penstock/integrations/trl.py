@@ -10,6 +10,7 @@ from trl import SFTTrainer
 
 from penstock.integrations.evaluation import loaders_in
 from penstock.integrations.hf_trainer import FromLoader
+from penstock.integrations.model_inputs import Inputs
 
 
 class _WithoutDatasets(SFTTrainer):  # type: ignore[misc]
@@ -35,17 +36,19 @@ class LoaderSFTTrainer(FromLoader, _WithoutDatasets):
     """trl.SFTTrainer, fed by a Loader.  An eval_dataset may be a Loader, or a dict of them; any other is prepared by trl as ever."""
 
     _total_train_tokens: int
-    _tokens: int  # of the batch that is trained now
+    _tokens: int | None = None  # of the batch that is trained now
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        self._tokens = inputs.tokens
+        self._tokens = (
+            inputs.tokens if isinstance(inputs, Inputs) else None
+        )  # None: a subclass has made inputs of its own
         return super().training_step(model, inputs, *args, **options)
 
     def compute_loss(self, *args: Any, **options: Any) -> Any:
         """The same, with the tokens of all samples as num_tokens.  SFTTrainer takes the length of a row, as if there were one."""
         before = self._total_train_tokens
         found = super().compute_loss(*args, **options)
-        if self.model.training:
+        if self.model.training and self._tokens is not None:
             self._total_train_tokens = before + self._over_ranks(self._tokens)
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         return found
