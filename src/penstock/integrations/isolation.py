@@ -66,7 +66,10 @@ def check_isolation(
             return
     for difference in differences:
         if not difference.relative <= difference.tolerance:  # also where the row's logits are not numbers
-            raise PlanError(_refusal(model, loader, difference, passed, given is not None))
+            source, sample, _, _ = row[difference.place].tolist()
+            where = str(loader.stores[source].source.where(sample))
+            advice = _advice(model, loader, passed, own_loop=given is not None)
+            raise PlanError(f"{_words(model, where, difference)}. {advice}; {OFF}")
 
 
 def check_at_first_step(module: torch.nn.Module, loader: Loader, *, precision: str | None = None) -> None:
@@ -111,7 +114,6 @@ class Difference:
     """Of one sample: its logits in the row, and what they should be."""
 
     place: int  # in the row, from 0
-    where: str  # of its record
     against: str  # what its logits in the row are compared with
     largest: float
     relative: float
@@ -169,27 +171,21 @@ def _compare(
         return [], row_inputs
     twice = _logits(model, Inputs(input_ids=ids.repeat(2, 1), **no_cache), device)
     rounding, noise = _rounding(model, together.dtype, precision), _TIMES_NOISE * _relative(twice[1], logits[-1])
-    wheres = [str(loader.stores[int(span["source"])].source.where(int(span["sample"]))) for span in spans]
     found = [
-        _difference(place, wheres[place], _ALONE, together[0, sample], logits[place], max(rounding, noise))
+        _difference(place, _ALONE, together[0, sample], logits[place], max(rounding, noise))
         for place, sample in enumerate(samples)
     ]
-    if (
-        len(samples) > 1
-    ):  # the same places with another sample before: all but a leak stays the same, to the last bit or nearly so
+    if len(samples) > 1:  # with another sample before it, all but a leak stays the same, to the last bit or nearly so
         row_inputs["input_ids"] = _other_first(plain["input_ids"], samples)
         other = _logits(model, row_inputs, device)
         tolerance = max(rounding, noise) if _has_experts(model) else rounding / _SAME_SHAPE
-        found.append(_difference(1, wheres[1], _OTHER, other[0, samples[1]], together[0, samples[1]], tolerance))
+        found.append(_difference(1, _OTHER, other[0, samples[1]], together[0, samples[1]], tolerance))
     return found, row_inputs
 
 
-def _difference(
-    place: int, where: str, against: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float
-) -> Difference:
+def _difference(place: int, against: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Difference:
     return Difference(
         place=place,
-        where=where,
         against=against,
         largest=float((found.double() - expected.double()).abs().max()),
         relative=_relative(found, expected),
@@ -264,7 +260,7 @@ def _logits(model: Any, inputs: Inputs, device: torch.device) -> Any:
     moved = {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
     moved.pop("labels", None)
     found: Any = getattr(model(**moved), "logits", None)
-    return found if torch.is_tensor(found) and found.ndim == 3 else None
+    return found.cpu() if torch.is_tensor(found) and found.ndim == 3 else None
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -302,21 +298,25 @@ def _undisturbed(model: Any) -> Iterator[None]:
                 module.training = mode
 
 
-def _refusal(model: Any, loader: Loader, difference: Difference, passed: dict[str, Any], own_loop: bool) -> str:
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+def _words(model: Any, where: str, difference: Difference) -> str:
+    attention = _attention(model)
     named = f"{type(model).__name__} (attn_implementation={attention!r})" if attention else type(model).__name__
     return (
-        f"{named} does not keep the samples of a row apart: sample {difference.place + 1} of a row ({difference.where}) has logits that "
-        f"differ by up to {difference.largest:.3g} from {difference.against} ({difference.relative:.2%} of their spread; rounding "
-        f"explains {difference.tolerance:.2%}). {_advice(model, loader, attention, passed, own_loop)}; {OFF}"
+        f"{named} does not keep the samples of a row apart: sample {difference.place + 1} of a row ({where}) has logits that differ by up "
+        f"to {difference.largest:.3g} from {difference.against} ({difference.relative:.2%} of their spread; rounding explains "
+        f"{difference.tolerance:.2%})"
     )
 
 
-def _advice(model: Any, loader: Loader, attention: str | None, passed: dict[str, Any], own_loop: bool) -> str:
+def _attention(model: Any) -> str | None:
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
+
+
+def _advice(model: Any, loader: Loader, passed: dict[str, Any], *, own_loop: bool) -> str:
     """What to change, from what the row was passed with."""
     inputs, form, mask = ModelInputs(model), loader.form, passed.get("attention_mask")
     unpacked = "set packing='none' in the Loader" + (" and leave out padding_free" if form.padding_free else "")
-    if mask is not None and mask.ndim == 4 and attention != "sdpa":
+    if mask is not None and mask.ndim == 4 and _attention(model) != "sdpa":
         return "A 4-D mask of True and False is for attn_implementation='sdpa': load the model with it, or leave out attention_mask='4d'"
     if (
         inputs.takes("position_ids")
