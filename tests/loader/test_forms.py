@@ -184,3 +184,17 @@ def test_forms_that_contradict_themselves_are_refused(store):
     ]:
         with pytest.raises(PlanError, match=message):
             Loader(store, batch_size=2, max_length=48, **options)
+
+
+def test_rows_of_several_samples_say_that_no_cache_may_be_used(store):
+    pytest.importorskip("torch")
+
+    def first(**options):
+        return next(iter(Loader(store, batch_size=2, max_length=48, **options)))
+
+    for several in ({}, {"packing": "none", "padding_free": True}, {"attention_mask": "4d"}):
+        assert first(output="torch", **several)["use_cache"] is False
+    for without in ({"use_cache": None}, {"packing": "none"}, {"output": "numpy"}):
+        assert "use_cache" not in first(**{"output": "torch", **without})
+    with pytest.raises(PlanError, match="use_cache is True, expected False or None: with a cache, packed samples"):
+        first(output="torch", use_cache=True)

@@ -151,6 +151,15 @@ def test_refused_conversations_stop_or_are_counted() -> None:
     assert samples.offsets[1] == samples.offsets[2] > 0
 
 
+def test_template_kwargs_that_have_no_effect_are_refused() -> None:
+    with pytest.raises(TemplateError, match="add_generation_prompt, which has no effect: a training sample ends"):
+        chat(CHATML, template_kwargs={"add_generation_prompt": True})
+    for name in ("messages", "tools", "documents"):
+        with pytest.raises(TemplateError, match=f"template_kwargs has '{name}', which has no effect"):
+            chat(CHATML, template_kwargs={name: []})
+    assert chat(CHATML, template_kwargs={"add_generation_prompt": False, "style": "short"})
+
+
 def test_options_are_checked() -> None:
     for option, value in (("verify", "some"), ("on_refused", "no"), ("train_on", "user"), ("special_in_text", "x")):
         with pytest.raises(TemplateError, match=f"{option}='{value}' is not known, expected one of"):

@@ -1,6 +1,9 @@
-"""How does Accelerate take a Loader?  Not through `prepare`, which would deal the batches out again; its state goes with save_state.
+"""Accelerate with a Loader: its batches go to the accelerator's device, its state goes with save_state and load_state.
 
-batches = attach(accelerator, loader)       # then: for batch in batches, accelerator.save_state(...), accelerator.load_state(...)
+    batches = attach(accelerator, loader)                                 # instead of accelerator.prepare(loader)
+    evaluated = attach(accelerator, eval_loader, evaluation=True)         # from its first batch at every iteration
+
+`accelerator.prepare(loader)` is refused: it would neither move the batches nor save the loader's state.
 """
 
 from collections.abc import Iterator
@@ -9,37 +12,60 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
 from penstock.errors import PlanError
+from penstock.integrations.evaluation import EvalBatches, steps_done
+from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 
+_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone does not run there
 
-def attach(accelerator: Accelerator, loader: Loader) -> "Batches":
-    """The loader's batches on the accelerator's device.  Its state is saved and loaded with the accelerator's own."""
+
+def attach(
+    accelerator: Accelerator, loader: Loader, *, evaluation: bool = False, isolation_check: bool = True
+) -> "Batches":
+    """Return the loader's batches on the accelerator's device.
+
+    The state of a training loader is saved and loaded with the accelerator's own.  evaluation: begin at the first batch at every iteration,
+    and save nothing.  isolation_check: at the first step, refuse a model that lets packed samples see each other.
+    """
     ranks = accelerator.num_processes
     if ranks % loader.world.size:
         raise PlanError(
             f"the Loader is one of {loader.world.size} ranks, the Accelerator one of {ranks}; make the Accelerator first, "
             f"or pass the Loader rank= and world_size="
         )
-    accelerator.register_for_checkpointing(loader)
-    return Batches(accelerator, loader)
+    if not evaluation:
+        accelerator.register_for_checkpointing(loader)
+    return Batches(accelerator, loader, evaluation=evaluation, isolation_check=isolation_check and not evaluation)
 
 
 class Batches(DataLoaderStateMixin):  # type: ignore[misc]
     """What is left of the run.  Tells the accelerator which batch is the last, so that `accumulate` ends with a step."""
 
-    def __init__(self, accelerator: Accelerator, loader: Loader) -> None:
-        self._device, self.gradient_state = accelerator.device, accelerator.gradient_state
-        self._loader = loader
+    def __init__(self, accelerator: Accelerator, loader: Loader, *, evaluation: bool, isolation_check: bool) -> None:
+        self._accelerator, self.gradient_state = accelerator, accelerator.gradient_state
+        self._loader, self._to_check = loader, isolation_check
+        self._batches = EvalBatches(loader) if evaluation else loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        last = None if self._loader.epochs is None else len(self._loader) - 1
+        if self._to_check:
+            self._check_isolation()
+        last: int | None = None
         self.begin()
         try:
-            for batch in self._loader:
+            for batch in self._batches:
+                if last is None and self._loader.epochs is not None:  # known once this pass has begun
+                    last = len(self._loader) - steps_done(self._loader) + batch.step
                 self.end_of_dataloader = batch.step == last
-                yield batch.to(self._device)
+                yield batch.to(self._accelerator.device)
         finally:
             self.end()
+
+    def _check_isolation(self) -> None:
+        """Of the models that were prepared before the first iteration."""
+        self._to_check = False
+        if self._accelerator.distributed_type not in _SHARDED:
+            for model in self._accelerator._models:
+                check_at_first_step(model, self._loader, precision=self._accelerator.mixed_precision)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from penstock.errors import PlanError
+from penstock.integrations.isolation import check_isolation
 from penstock.integrations.model_inputs import ModelInputs
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
@@ -22,19 +23,33 @@ class EvaluatesLoaders:
     eval_dataset: Any
     model: Any
     accelerator: Any
+    isolation_check: bool = True
+    _isolated: frozenset[Any] = frozenset()  # forms of batches for which the model has passed the check
     _sums: torch.Tensor | None = None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         chosen = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
         if isinstance(chosen, Loader):
-            return EvalSteps(chosen, ModelInputs(self.model))
+            return self._eval_steps(chosen)
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         if isinstance(test_dataset, Loader):
-            return EvalSteps(test_dataset, ModelInputs(self.model))
+            return self._eval_steps(test_dataset)
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+
+    def _eval_steps(self, loader: Loader) -> "EvalSteps":
+        steps = EvalSteps(loader, ModelInputs(self.model))
+        self.check_isolation(loader, self.model)
+        return steps
+
+    def check_isolation(self, loader: Loader, model: Any) -> None:
+        """Refuse a model that lets packed samples see each other; once for each form of batch."""
+        key = (loader.form, loader.plan.settings.packing)
+        if self.isolation_check and key not in self._isolated:
+            check_isolation(model, loader, precision=self.accelerator.mixed_precision)
+            self._isolated |= {key}
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
         ours = isinstance(dataloader, EvalSteps)
@@ -64,8 +79,24 @@ class EvaluatesLoaders:
         return (loss, *rest)
 
 
-class EvalSteps:
-    """What the Trainer sees of an evaluation loader: a length, and a pass that begins where the loader stood at first."""
+class EvalBatches:
+    """An evaluation Loader: every iteration begins at its first batch, also where the one before was broken off."""
+
+    def __init__(self, loader: Loader) -> None:
+        if loader.epochs is None:
+            raise PlanError("an evaluation has an end: the Loader has epochs=None, set epochs=1")
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loader.seek(self._loader.first_step)
+        return iter(self._loader)
+
+
+class EvalSteps(EvalBatches):
+    """What the Trainer sees of an evaluation Loader."""
 
     def __init__(self, loader: Loader, inputs: ModelInputs | None = None) -> None:
         if loader.form.output != "torch" or loader.form.labels != "unshifted":
@@ -74,20 +105,23 @@ class EvalSteps:
             raise PlanError(f"an evaluation is one epoch: the Loader has epochs={loader.epochs}, expected 1")
         if (tail := loader.plan.settings.tail) not in ("pad", "error"):
             raise PlanError(f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default")
-        self._loader, self._inputs = loader, inputs
+        super().__init__(loader)
+        self._inputs = inputs
 
     @property
     def dataset(self) -> range:
         """As long as there are samples: the Trainer asks how many it has evaluated."""
         return range(sum(int(source.shard_sizes.sum()) for source in self._loader.plan.sources))
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         assert self._inputs is not None
-        self._loader.seek(self._loader.first_step)
-        return map(self._inputs, iter(self._loader))
+        return map(self._inputs, super().__iter__())
+
+
+def steps_done(loader: Loader) -> int:
+    """Steps of the pass under way that were handed over."""
+    state = loader.state_dict()
+    return int(state["step"]) - int(state.get("pass_step", 0))
 
 
 def loaders_in(eval_dataset: Any) -> list[Loader]:

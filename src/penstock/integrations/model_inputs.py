@@ -1,24 +1,87 @@
-"""What does a transformers model take of a batch?  What its forward names; and the names its attention kernels have for ours."""
+"""Turn a batch into the keyword arguments of a transformers model's forward.
+
+inputs = ModelInputs(model)
+for batch in loader:
+    loss = model(**inputs(batch)).loss
+"""
 
 import inspect
 from typing import Any
 
+import numpy as np
+
+from penstock.errors import PlanError
+from penstock.loader import Batch
+
 # Ours → what flash attention and the recurrent layers of hybrid models read.
 _NAMES = {"cu_seqlens": ("cu_seq_lens_q", "cu_seq_lens_k"), "max_seqlen": ("max_length_q", "max_length_k")}
 
+# Families with multimodal rotary positions whose text model finds packed samples only in position_ids of shape [4, rows, length]: row 0
+# the positions in the sample, rows 1 to 3 time, height and width, which are equal for text.  A test compares this with transformers.
+FOUR_POSITIONS = frozenset(
+    {
+        "cohere_compass",
+        "ernie4_5_vl_moe",
+        "glm4v",
+        "glm4v_moe",
+        "glm_image",
+        "glm_ocr",
+        "paddleocr_vl",
+        "qwen2_5_omni_thinker",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_omni_moe_thinker",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen4_exp",
+    }
+)
+
+
+class Inputs(dict[str, Any]):
+    """Keyword arguments for a forward, and what they hold: real tokens, without padding, and samples that begin here."""
+
+    tokens: int = 0
+    samples: int = 0
+
 
 class ModelInputs:
-    """A batch → the keyword arguments of the model's forward.  What a forward does not take is left out: the positions say it too."""
+    """A batch → the keyword arguments of the model's forward.  What a forward does not take is left out."""
 
     def __init__(self, model: Any) -> None:
         parameters = inspect.signature(model.forward).parameters
-        self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        self._taken = set(parameters)
+        self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        self.taken = set(parameters)
+        self._main = getattr(model, "main_input_name", None)
+        self.four_positions = getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        inputs: dict[str, Any] = {}
-        for name, value in batch.items():
+    def takes(self, name: str) -> bool:
+        return self.takes_all or name in self.taken
+
+    def __call__(self, batch: Batch) -> Inputs:
+        inputs = self.select(batch)
+        if self._main == "input_ids" and not {"input_ids", "inputs_embeds"} & inputs.keys():
+            raise PlanError(
+                f"the batch has {', '.join(map(repr, batch)) or 'nothing'}, and the model needs input_ids: this Loader serves plain "
+                f"records; give it a store that penstock.prepare made, or a collate= that returns input_ids and labels"
+            )
+        spans, ids = batch.rows.spans, inputs.get("input_ids")
+        inputs.samples = int(np.count_nonzero(spans["start"] == 0))
+        inputs.tokens = int((spans["stop"] - spans["start"]).sum())
+        if "seq_idx" not in batch and ids is not None and inputs.tokens == len(spans):
+            inputs.tokens = int(ids.numel())  # records, whose rows count as one token each
+        return inputs
+
+    def select(self, arrays: dict[str, Any]) -> Inputs:
+        """What the forward takes of these arrays, under the names that it has for them."""
+        inputs = Inputs()
+        for name, value in arrays.items():
             for taken in _NAMES.get(name, (name,)):
-                if self._takes_all or taken in self._taken:
+                if self.takes(taken):
                     inputs[taken] = value
+        positions = inputs.get("position_ids")
+        if self.four_positions and "cu_seqlens" in arrays and positions is not None and positions.ndim == 2:
+            inputs["position_ids"] = positions[None].expand(4, -1, -1)
         return inputs

@@ -8,37 +8,21 @@ from typing import Any
 from datasets import Dataset
 from trl import SFTTrainer
 
-from penstock.errors import PlanError
 from penstock.integrations.evaluation import loaders_in
 from penstock.integrations.hf_trainer import FromLoader
-from penstock.loader import Loader
-
-# What the store and the plan have settled already.
-_SETTLED = {
-    "packing": "packing= of the Loader",
-    "padding_free": "padding_free= of the Loader",
-    "assistant_only_loss": "train_on= of prepare",
-    "completion_only_loss": "train_on= of prepare",
-}
+from penstock.integrations.model_inputs import Inputs
 
 
-class LoaderSFTTrainer(FromLoader, SFTTrainer):  # type: ignore[misc]
-    """trl.SFTTrainer, fed by a Loader.  An eval_dataset may be a Loader, or a dict of them; any other is prepared by trl as ever."""
+class _WithoutDatasets(SFTTrainer):  # type: ignore[misc]
+    """An SFTTrainer that is given no data set to train on, and Loaders to evaluate on."""
 
-    def __init__(self, *, loader: Loader, args: Any = None, **options: Any) -> None:
-        for name, home in _SETTLED.items():
-            if getattr(args, name, None):
-                raise PlanError(
-                    f"SFTConfig has {name}={getattr(args, name)!r}, which is for {home} to say; leave it out"
-                )
-        if options.pop("train_dataset", None) is not None or options.get("formatting_func") is not None:
-            raise PlanError("the training data comes from the Loader: leave out train_dataset and formatting_func")
+    def __init__(self, *args: Any, **options: Any) -> None:
         # SFTTrainer looks at a first row to learn what it is given; training never reads it.
         row = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})
         evaluated = options.get("eval_dataset")
         if loaders_in(evaluated):
             options["eval_dataset"] = row
-        super().__init__(loader=loader, args=args, train_dataset=row, **options)
+        super().__init__(*args, **{**options, "train_dataset": row})
         if loaders_in(evaluated):
             self.eval_dataset = evaluated
 
@@ -46,3 +30,25 @@ class LoaderSFTTrainer(FromLoader, SFTTrainer):  # type: ignore[misc]
         if loaders_in(eval_dataset):  # SFTTrainer would tokenize them
             return super(SFTTrainer, self).evaluate(eval_dataset=eval_dataset, **options)
         return super().evaluate(eval_dataset=eval_dataset, **options)
+
+
+class LoaderSFTTrainer(FromLoader, _WithoutDatasets):
+    """trl.SFTTrainer, fed by a Loader.  An eval_dataset may be a Loader, or a dict of them; any other is prepared by trl as ever."""
+
+    _total_train_tokens: int
+    _tokens: int | None = None  # of the batch that is trained now
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        self._tokens = (
+            inputs.tokens if isinstance(inputs, Inputs) else None
+        )  # None: a subclass has made inputs of its own
+        return super().training_step(model, inputs, *args, **options)
+
+    def compute_loss(self, *args: Any, **options: Any) -> Any:
+        """The same, with the tokens of all samples as num_tokens.  SFTTrainer takes the length of a row, as if there were one."""
+        before = self._total_train_tokens
+        found = super().compute_loss(*args, **options)
+        if self.model.training and self._tokens is not None:
+            self._total_train_tokens = before + self._over_ranks(self._tokens)
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return found

@@ -83,6 +83,9 @@ class Collator:
         return self._max_length if fixed else None
 
     def _finish(self, batch: dict[str, Any]) -> None:
+        several = self._packed or self._form.padding_free  # samples in a row
+        if several and self._form.use_cache is False and self._form.output == "torch":
+            batch["use_cache"] = False
         if self._form.padding_free:
             return
         if not self._packed:

@@ -21,6 +21,8 @@ class BatchForm:
 
     padding_free: one flat row of all tokens.  padding: of unpacked rows.  labels: "shifted" for models that do not shift.
     attention_mask: "auto" is a plain one for unpacked rows and none for packed ones, "4d" is block-diagonal and causal.
+    use_cache: False adds use_cache=False to torch batches with several samples in a row: with a cache, models of transformers
+    ignore where positions restart, and samples see each other.  None leaves it out, for models that do not take it.
     """
 
     output: str = "torch"
@@ -32,6 +34,7 @@ class BatchForm:
     labels: str = "unshifted"
     attention_mask: str = "auto"
     pin_memory: bool = False
+    use_cache: bool | None = False
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -40,6 +43,10 @@ class BatchForm:
         for name in ("padding_free", "pin_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name} is {getattr(self, name)!r}, expected True or False")
+        if self.use_cache not in (False, None):
+            raise PlanError(
+                f"use_cache is {self.use_cache!r}, expected False or None: with a cache, packed samples would see each other"
+            )
         object.__setattr__(self, "pad_to", whole_number("pad_to", self.pad_to, least=1))
         object.__setattr__(self, "pad_id", whole_number("pad_id", self.pad_id, least=0))
         if self.pin_memory and self.output != "torch":

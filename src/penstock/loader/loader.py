@@ -16,6 +16,7 @@ from penstock.loader.arguments import read_mixture, split_options, steps_to_skip
 from penstock.loader.batch import Batch, Provenance, homes
 from penstock.loader.collate import Collator, Made, UsersCollator, in_turn, steps_together
 from penstock.loader.form import require_torch
+from penstock.loader.guards import refuse_prepare
 from penstock.loader.hints import refuse_waiting, with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.passes import Cursor
@@ -112,6 +113,7 @@ class Loader(Run):
         if self._workers:
             require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
         self._users_collate = collate
+        refuse_prepare(Loader)
         if per_epoch and settings.tail == "wrap":
             raise PlanError(
                 "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"

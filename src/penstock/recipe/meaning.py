@@ -83,6 +83,7 @@ MEANING: dict[str, str] = {
     "labels": "unshifted, or shifted for models that do not shift",
     "attention_mask": "auto, none or 4d",
     "pin_memory": "tensors in pinned memory",
+    "use_cache": "batches with several samples in a row carry `use_cache=False`; null leaves it out, for models that do not take it",
     # of the process: passed to load(), never in a file
     "rank": "which rank this is",
     "world_size": "how many ranks there are",

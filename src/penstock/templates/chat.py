@@ -27,7 +27,7 @@ from penstock.templates.moulds import Mould, learn_mould
 from penstock.templates.probes import probes
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.roles import check_roles
-from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
+from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, check_template_kwargs, join
 from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
@@ -136,7 +136,7 @@ class ChatTemplate:
         self.reader = reader
         self.train_on = train_on
         self.train_reasoning = train_reasoning
-        self.template_kwargs = dict(template_kwargs or {})
+        self.template_kwargs = check_template_kwargs(template_kwargs)
         self.verify = verify
         self.on_refused = on_refused
         self.on_nothing = on_nothing

@@ -1,9 +1,9 @@
 """How do batches of tokens become samples?  Joined flat, and those with nothing to train dropped by name."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,22 @@ def check_choice(option: str, value: Choice, known: Sequence[str]) -> Choice:
     if value not in known:
         raise TemplateError(f"{option}={value!r} is not known, expected one of {', '.join(map(repr, known))}")
     return value
+
+
+def check_template_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Refuse variables that every rendering sets by itself: they would have no effect."""
+    kwargs = dict(given or {})
+    if kwargs.get("add_generation_prompt"):
+        raise TemplateError(
+            "template_kwargs has add_generation_prompt, which has no effect: a training sample ends with its last message; "
+            "leave it out"
+        )
+    for name in ("messages", "tools", "documents"):
+        if name in kwargs:
+            raise TemplateError(
+                f"template_kwargs has {name!r}, which has no effect: each record gives its own; leave it out"
+            )
+    return kwargs
 
 
 def encode_batches(
