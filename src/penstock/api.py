@@ -80,7 +80,7 @@ def prepare(
     if not cache and cache_dir is not None:
         raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
     folder = Cache(cache_dir) if cache else Cache.temporary()
-    source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
+    source = _opened(place, folder, name, {}, options)
     made = _template(source, template, tokenizer, options)
     source = _fanned_out(source, made) if fan_out else source
     engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
@@ -106,7 +106,7 @@ def why(
 ) -> Why:
     """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
     folder = Cache(cache_dir)
-    source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
+    source = _opened(place, folder, name, {}, options)
     made = _template(source, template, tokenizer, options)
     source = _fanned_out(source, made) if fan_out else source
     borders, records = digest_shards(source, made, engine=LocalEngine(), cache=folder)
@@ -190,18 +190,24 @@ def parts(recipe: "Recipe", data: "DataSet") -> tuple[Source, Template, bool]:
     folder = Cache(run.get("cache_dir")) if run.get("cache", True) else Cache.temporary()
     with recipe.blaming(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
-        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data))
         options = recipe.prepare_options(data)
+        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data), options)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
         return source, _template(source, template, tokenizer, options), fan_out
 
 
-def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
+def _opened(
+    place: Any, folder: Cache, name: str | None, options: dict[str, Any], template_options: dict[str, Any]
+) -> Source:
+    """A source for `prepare`.  `nulls` is an option of conversation templates and of columnar sources: what is said to the template
+    also decides what the source removes, unless the source's own options say otherwise."""
     if is_source(place):
         return cast(Source, place)
     bad = BadRows(**{key: options.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in options})
-    return cast(Source, open_source(place, cache=folder, name=name, bad=bad, **options))
+    nulls = template_options.get("nulls", "deep")
+    defaults = {"nulls": "deep" if nulls == "deep" else "keep"}
+    return cast(Source, open_source(place, cache=folder, name=name, bad=bad, defaults=defaults, **options))
 
 
 def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:

@@ -14,7 +14,7 @@ from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.view import RowAccess
-from penstock.types import BadRow, Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 
 if TYPE_CHECKING:
     from penstock.types import Source
@@ -75,6 +75,11 @@ class Concat(RowAccess):
 
     def _ledgers(self) -> list[BadRows]:
         return [ledger for source in self._sources if isinstance(source, RowAccess) for ledger in source._ledgers()]
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        homes = (self._home(self._row(row)) for row in rows)
+        counts = (source.removed_nulls([local]) for source, local in homes if isinstance(source, RowAccess))
+        return sum(counts, start=RemovedNulls())
 
     def _record(self, row: int) -> Record:
         source, local = self._home(row)

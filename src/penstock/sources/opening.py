@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ class Wish:
     split: str | None = None
     bad: BadRows | None = None
     options: dict[str, Any] = field(default_factory=dict)  # the shape's own
+    defaults: dict[str, Any] = field(default_factory=dict)  # the same, where a shape knows them
+
+    def options_of(self, what: str, known: tuple[str, ...]) -> dict[str, Any]:
+        """The options for one shape; one that it does not know is an error."""
+        _check_options(what, known, self.options)
+        return {name: value for name, value in self.defaults.items() if name in known} | self.options
 
 
 def open_source(
@@ -49,10 +55,14 @@ def open_source(
     shape: str | None = None,
     split: str | None = None,
     bad: BadRows | None = None,
+    defaults: dict[str, Any] | None = None,
     **options: Any,
 ) -> RowAccess:
-    """Records by number, from whatever holds them.  `options` are the shape's own; one that it does not know is an error."""
-    wish = Wish(cache, name, shape, split, bad or BadRows(), options)
+    """Records by number, from whatever holds them.  `options` are the shape's own; one that it does not know is an error.
+
+    defaults: options for shapes that know them; others leave them alone.
+    """
+    wish = Wish(cache, name, shape, split, bad or BadRows(), options, defaults or {})
     if shape is not None and shape not in SHAPES:
         raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{_nearest(shape, SHAPES)}")
     if isinstance(place, str | os.PathLike):
@@ -110,13 +120,22 @@ def _open_dataset(place: Any, wish: Wish) -> RowAccess:
     def open_one(split: Split | None) -> RowAccess:
         chosen = objects.pick_split(place, split.name if split else None)
         if objects.is_hf_iterable(chosen):
-            source = _open_stream(objects.hf_iterable(chosen), wish)
+            source = _open_iterable(chosen, objects.hf_iterable, wish)
         else:
-            _check_options("a Dataset", (), wish.options)
-            source = objects.open_hf(chosen, name=wish.name, bad=wish.bad)
+            options = wish.options_of("a Dataset", objects.HfDatasetSource.OPTIONS)
+            source = objects.open_hf(chosen, name=wish.name, bad=wish.bad, **options)
         return _cut(source, split)
 
     return _joined([open_one(split) for split in splits or (None,)], wish.name)
+
+
+def _open_iterable(dataset: Any, rows_of: Callable[..., Any], wish: Wish) -> RowAccess:
+    """An IterableDataset.  What is kept on disk of it depends on `nulls`, so that is part of its version."""
+    options = wish.options_of("an IterableDataset", ("version", "nulls"))
+    nulls = {"nulls": options.pop("nulls")} if "nulls" in options else {}
+    if options.get("version") is not None and nulls.get("nulls") == "keep":
+        options["version"] = f"{options['version']} nulls=keep"
+    return _open_stream(rows_of(dataset, **nulls), replace(wish, options=options, defaults={}))
 
 
 def _open_places(places: list[str], wish: Wish) -> RowAccess:
@@ -139,8 +158,8 @@ def _open_split(place: str, split: Split | None, wish: Wish) -> RowAccess:
     if shape is None:
         return _cut(_open_files(_of_split(place, _data_files(place, wish.shape), split), wish), split)
     opener = _opener(SHAPES[shape])
-    options = wish.options if split is None else {**wish.options, "split": split.name}
-    _check_options(shape, (*getattr(opener, "OPTIONS", ()), "split"), options)
+    options = wish.options_of(shape, (*getattr(opener, "OPTIONS", ()), "split"))
+    options |= {} if split is None else {"split": split.name}
     folder = str(Path(local(place)).absolute())
     return _cut(opener([folder], cache=wish.cache, name=wish.name, bad=wish.bad, **options), split)
 
@@ -156,10 +175,12 @@ def _open_files(paths: list[str], wish: Wish) -> RowAccess:
         )
     (shape,) = shapes
     opener = _opener(SHAPES[shape])
-    _check_options(shape, getattr(opener, "OPTIONS", ()), wish.options)
+    options = wish.options_of(shape, getattr(opener, "OPTIONS", ()))
+    if SHAPES[shape].is_list:
+        options["defaults"] = wish.defaults
     # one file: its own name; several: the folder they share
     name = wish.name or (_bare(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files")
-    return opener(paths, cache=wish.cache, name=name, bad=wish.bad, **wish.options)
+    return opener(paths, cache=wish.cache, name=name, bad=wish.bad, **options)
 
 
 def _opener(shape: Shape) -> Callable[..., RowAccess]:

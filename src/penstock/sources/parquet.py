@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SourceError
 from penstock.files import FileId, RangeFile
-from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarSource, Cursor, reading, slice_rows
+from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarPart, ColumnarSource, Cursor, reading, slice_rows
 from penstock.sources.parts import Part
 from penstock.sources.values import ToRecords
-from penstock.types import BadRow, Ints, Record
+from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _BUFFER = 1 << 18  # read ahead per column
 _LOOK = 64  # rows that are weighed
 
 
-class ParquetPart(Part):
+class ParquetPart(ColumnarPart):
     """One file.  A row group is a run of slices; slice k of a group can be had once those before it are decoded."""
 
     def __init__(self, identity: FileId, source: "ParquetSource") -> None:
@@ -37,9 +37,8 @@ class ParquetPart(Part):
         self._names = source.choose(schema, self._path)
         if not self._names:
             raise SourceError(f"{self._path}: a Parquet file without columns, expected at least one")
-        self._to_records = ToRecords(
-            pa.schema([schema.field(name) for name in self._names]), json_columns=source.json_columns
-        )
+        chosen = pa.schema([schema.field(name) for name in self._names])
+        self._to_records = ToRecords(chosen, json_columns=source.json_columns, nulls=source.nulls)
         with reading(self._path, "Parquet"):
             counts, sizes = self._groups(source.columns)
         self._group_starts: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]  # rows
@@ -54,10 +53,17 @@ class ParquetPart(Part):
             )
 
     def record(self, row: int) -> Record | BadRow:
+        return self._to_records(self._one(row))[0]
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        return self._to_records.removed_nulls(self._one(row))
+
+    def _one(self, row: int) -> Any:
+        """A batch of one row."""
         self.check()
         group = bisect_right(self._group_starts, row) - 1
         number, within = divmod(row - self._group_starts[group], self._slice_rows(group))
-        return self._to_records(self._slice(group, number).slice(within, 1))[0]
+        return self._slice(group, number).slice(within, 1)
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         while first < last:

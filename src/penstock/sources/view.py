@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
-from penstock.types import BadRow, Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 
 if TYPE_CHECKING:
     from penstock.sources.describe import Description
@@ -121,6 +121,10 @@ class RowAccess(ABC):
             total += ledger.counts
         return total
 
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        """How many null members reading these rows removes, which only columnar sources do (`nulls="deep"`)."""
+        return RemovedNulls()
+
     def _ledgers(self) -> list[BadRows]:
         return []
 
@@ -146,6 +150,13 @@ class View(RowAccess):
     @property
     def files(self) -> list[str]:
         return self._source.files if isinstance(self._source, RowAccess) else []
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        return self._source.removed_nulls(self._homes(rows)) if isinstance(self._source, RowAccess) else RemovedNulls()
+
+    def _homes(self, rows: Iterable[int]) -> Iterable[int]:
+        """The source's rows that these rows are made of; here each row is made of the one with its number."""
+        return rows
 
     def _ledgers(self) -> list[BadRows]:
         return self._source._ledgers() if isinstance(self._source, RowAccess) else []
@@ -183,6 +194,9 @@ class Rows(View):
 
     def _record(self, row: int) -> Record:
         return self._source[int(self.rows[row])]
+
+    def _homes(self, rows: Iterable[int]) -> Iterable[int]:
+        return (int(self.rows[row]) for row in rows)
 
 
 class Slice(Rows):
