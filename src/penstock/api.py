@@ -203,6 +203,8 @@ def _opened(
     """A source for `prepare`.  `nulls` is an option of conversation templates and of columnar sources: what is said to the template
     also decides what the source removes, unless the source's own options say otherwise."""
     if is_source(place):
+        if isinstance(place, RowAccess):
+            place.refuse_empty()
         return cast(Source, place)
     bad = BadRows(**{key: options.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in options})
     nulls = template_options.get("nulls", "deep")

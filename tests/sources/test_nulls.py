@@ -45,7 +45,9 @@ def record(number: int) -> dict[str, Any]:
     }
 
 
-TEMPLATE = '{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}{{ eos_token }}{% endfor %}'
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}{{ eos_token }}{% endfor %}"
+)
 RECORDS = [record(number) for number in range(9)]
 
 

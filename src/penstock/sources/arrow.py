@@ -77,16 +77,16 @@ class ArrowPart(ColumnarPart):
                 if number not in self._checked:
                     batch.validate(full=True)
                     self._checked.add(number)
-            in_place = not self._layout.compressed and not self._layout.words
+            in_place = not (self._layout.compressed or self._layout.words or self._layout.big_endian)
             self._decoded.put(key, batch, _IN_PLACE if in_place else batch.get_total_buffer_size())
         return batch
 
     def _read(self, number: int) -> Any:
         start, stop = self._layout.starts.item(number), self._layout.stops.item(number)
         words = self._layout.words_of(number)
-        if not words:
+        if not words and not self._layout.big_endian:
             return pa.ipc.read_record_batch(pa.ipc.read_message(self._piece(start, stop)), self._schema)
-        # A stream of one batch: pyarrow offers no other way to hand dictionaries to a batch.
+        # A stream of one batch: pyarrow offers no other way to hand dictionaries to a batch, and swaps bytes in streams only.
         pieces = [self._layout.schema, *words, (start, stop)]
         stream = b"".join(memoryview(self._piece(*piece)) for piece in pieces) + _END
         return pa.ipc.open_stream(stream).read_next_batch()

@@ -202,6 +202,12 @@ class ColumnarSource(FilesSource):
                 raise SourceError(f"json_columns names {name!r}, which columns leaves out; name it in both")
             if not _is_text(kind := schema.field(name).type):
                 raise SourceError(f"{path}: column {name!r} is {kind}, expected text that holds JSON")
+        for name in chosen:
+            if (kind := _unreadable(schema.field(name).type)) is not None:
+                raise SourceError(
+                    f"{path}: column {name!r} holds the Arrow type {kind}, which pyarrow cannot give to Python; "
+                    f"write the column as another type, or choose the others with columns="
+                )
         found = pa.schema([(name, _same_values(schema.field(name).type)) for name in chosen])
         if self._schema is None:
             self._schema, self._schema_path = found, path
@@ -235,6 +241,24 @@ def _unique_inside(kind: Any, path: str, inside: str) -> None:
         _unique_inside(kind.item_type, path, inside)
     elif hasattr(kind, "value_type"):
         _unique_inside(kind.value_type, path, inside)
+
+
+def _unreadable(kind: Any) -> Any:
+    """The type, or the one inside it, of whose values pyarrow has no Python form (such as intervals of months); else None."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _unreadable(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _unreadable(kind.value_type)
+    for number in range(kind.num_fields):
+        if (found := _unreadable(kind.field(number).type)) is not None:
+            return found
+    try:
+        pa.nulls(0, kind)
+    except KeyError:  # pyarrow has no class for arrays of it
+        return kind
+    except pa.ArrowException:  # there may be no empty array of it, but there is a class
+        return None
+    return None
 
 
 def _is_text(kind: Any) -> bool:

@@ -46,7 +46,8 @@ class Pruner:
     """What to remove from the records of one schema."""
 
     def __init__(self, schema: Iterable[Any], nulls: str) -> None:
-        found = {column.name: _of_field(column, inside=False) for column in schema} if nulls == "deep" else {}
+        self._given = list(schema), nulls
+        found = {column.name: _of_field(column, inside=False) for column in self._given[0]} if nulls == "deep" else {}
         self._columns = [(name, prune) for name, prune in found.items() if prune is not None]
 
     def __bool__(self) -> bool:
@@ -63,6 +64,9 @@ class Pruner:
         """Remove from a record, in place, and say how many members of which columns went."""
         counts = Counter({name: prune(record[name]) for name, prune in self._columns if record.get(name) is not None})
         return RemovedNulls(+counts, int(any(counts.values())))
+
+    def __reduce__(self) -> tuple[type["Pruner"], tuple[list[Any], str]]:
+        return Pruner, self._given
 
 
 def _of_field(column: Any, *, inside: bool) -> Prune | None:

@@ -17,7 +17,7 @@ from penstock.files import find, has_folders, is_file, is_folder, local
 from penstock.sources.bad import BadRows
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource
-from penstock.sources.names import Name, Split, read_name, read_split
+from penstock.sources.names import Cut, Name, Split, read_name, read_split
 from penstock.sources.shapes import SHAPES, Shape
 from penstock.sources.view import RowAccess
 from penstock.types import Record
@@ -149,7 +149,7 @@ def _open_places(places: list[str], wish: Wish) -> RowAccess:
 def _open_name(name: Name, wish: Wish) -> RowAccess:
     source = _joined([_open_split(name.place, split, wish) for split in name.splits or (None,)], wish.name)
     for cut in name.cuts:
-        source = source[cut.of(len(source))]
+        source = _chosen(source, cut, f"{name.place}@{cut}")
     return source
 
 
@@ -242,7 +242,17 @@ def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
 
 
 def _cut(source: RowAccess, split: Split | None) -> RowAccess:
-    return source if split is None or split.cut is None else source[split.cut.of(len(source))]
+    if split is None or split.cut is None:
+        return source
+    return _chosen(source, split.cut, f"{source.name}: the split {split.name}{split.cut}")
+
+
+def _chosen(source: RowAccess, cut: Cut, what: str) -> RowAccess:
+    """Some rows of a source.  A name that chooses none is a mistake: nothing would be trained."""
+    chosen = source[cut.of(len(source))]
+    if not len(chosen):
+        raise SourceError(f"{what} chooses none of {len(source):,} rows; choose at least one row")
+    return chosen
 
 
 def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
@@ -253,6 +263,14 @@ def _shape_of(path: str) -> str:
     fitting = {suffix: name for name, shape in SHAPES.items() if (suffix := _suffix(path, shape.suffixes))}
     if fitting:
         return fitting[max(fitting, key=len)]
+    if path.lower().endswith(".pt"):
+        listed = Path(path).parent / "metadata.json"
+        advice = (
+            f"open the folder {listed.parent}"
+            if is_file(listed)
+            else "a folder of .pt chunks needs one that lists them"
+        )
+        raise SourceError(f"{listed}: {'lists chunks' if is_file(listed) else 'not found'}; {advice} ({path})")
     known = ", ".join(suffix for shape in SHAPES.values() for suffix in shape.suffixes if suffix.count(".") == 1)
     shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
     raise SourceError(

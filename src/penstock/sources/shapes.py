@@ -37,6 +37,9 @@ SHAPES = {
         folder="is_hf_folder",
         marks=("dataset_dict.json", "dataset_info.json", "state.json"),
     ),
+    "parquet_chunks": Shape(
+        "parquet_chunks", "ParquetChunksSource", folder="is_parquet_chunk_folder", marks=("metadata.json",)
+    ),
     "pt": Shape("pt_chunks", "PtChunksSource", folder="is_chunk_folder", marks=("metadata.json",)),
     "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
@@ -121,6 +122,10 @@ class RowAccess(ABC):
             total += ledger.counts
         return total
 
+    def refuse_empty(self) -> None:
+        """Raise if a selection left no row; a file without rows is not for a source to judge."""
+        return
+
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
         """How many null members reading these rows removes, which only columnar sources do (`nulls="deep"`)."""
         return RemovedNulls()
@@ -191,6 +196,11 @@ class Rows(View):
         for piece in pieces:
             content.update(piece.encode())
         return content.hexdigest()
+
+    def refuse_empty(self) -> None:
+        """Raise if this view leaves no row of a source that has some."""
+        if not len(self) and len(self._source):
+            raise SourceError(f"{self!r} leaves none of {len(self._source):,} rows; choose or keep at least one row")
 
     def _record(self, row: int) -> Record:
         return self._source[int(self.rows[row])]
