@@ -1,5 +1,6 @@
 """Penstock: the pipe between a pile of raw records and a trainer."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,12 +12,11 @@ __all__ = ["Loader", "Recipe", "concat", "load", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names bring pyarrow and the tokenizers along, so they are imported when first asked for."""
+    """A public name is imported when it is first asked for, with the rooms that it needs and no others."""
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
-    from penstock import api, recipe
-
-    return globals().setdefault(name, getattr(recipe if name == "Recipe" else api, name))
+    room = import_module("penstock.recipe" if name == "Recipe" else "penstock.api")
+    return globals().setdefault(name, getattr(room, name))
 
 
 def __dir__() -> list[str]:

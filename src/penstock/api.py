@@ -1,4 +1,8 @@
-"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`, `load`; and the loader, which takes what they return."""
+"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`, `load`; and the loader, which takes what they return.
+
+Each verb imports the rooms that it needs when it is called: `open` on a file of JSON lines loads no pyarrow, no tokenizer and no
+template engine.
+"""
 
 import logging
 import os
@@ -6,29 +10,30 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
-from penstock.engines import LocalEngine
 from penstock.errors import RecipeError, StoreError, TemplateError
-from penstock.loader import Loader
-from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
-from penstock.sources.fanout import FanOut
-from penstock.store import Progress, Store, build
-from penstock.store.build import digest_shards
-from penstock.store.seen import remember
-from penstock.store.why import Why
-from penstock.store.why import why as why_not
-from penstock.templates import detect, open_template, open_tokenizer
 from penstock.types import BadRow, Record, Source, Template
 
 if TYPE_CHECKING:
+    from penstock.loader import Loader
     from penstock.recipe import DataSet, Recipe
     from penstock.report.checks import Checked
+    from penstock.store import Progress, Store
+    from penstock.store.why import Why
 
 __all__ = ["Loader", "concat", "load", "open", "prepare"]
 
 _log = logging.getLogger("penstock")
 
 _LOOK = 200  # rows looked at to choose a template, spread over the source
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Loader":
+        raise AttributeError(f"module 'penstock.api' has no attribute {name!r}")
+    from penstock.loader import Loader
+
+    return Loader
 
 
 def open(
@@ -66,9 +71,9 @@ def prepare(
     cache: bool = True,
     background: bool = False,
     fan_out: bool = False,
-    progress: str | Callable[[Progress], object] = "auto",
+    progress: "str | Callable[[Progress], object]" = "auto",
     **options: Any,
-) -> Store:
+) -> "Store":
     """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.
 
     num_proc: processes; None is the cores that this process may use, shared with the other ranks on this machine.
@@ -77,6 +82,11 @@ def prepare(
     fan_out: make a sample of each trained turn, whose conversation ends there; for templates that forget earlier reasoning.
     progress: "auto" (a bar on a terminal, else a line every few seconds), "plain", "none", or a function of a Progress.
     """
+    from penstock.engines import LocalEngine
+    from penstock.report.progress import showing
+    from penstock.store import build
+    from penstock.store.seen import remember
+
     if not cache and cache_dir is not None:
         raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
     folder = Cache(cache_dir) if cache else Cache.temporary()
@@ -103,8 +113,12 @@ def why(
     cache_dir: str | os.PathLike[str] | None = None,
     fan_out: bool = False,
     **options: Any,
-) -> Why:
+) -> "Why":
     """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
+    from penstock.engines import LocalEngine
+    from penstock.store.build import digest_shards
+    from penstock.store.why import why as why_not
+
     folder = Cache(cache_dir)
     source = _opened(place, folder, name, {}, options)
     made = _template(source, template, tokenizer, options)
@@ -113,13 +127,15 @@ def why(
     return why_not(made.identity(), records, borders, folder)
 
 
-def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **changes: Any) -> Loader:
+def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **changes: Any) -> "Loader":
     """A loader from one file: opens, prepares and mixes what the recipe names.
 
     part: "train", or the name of an eval set ("eval" where there is one): one pass, in the order of the file, unless the recipe says
     otherwise.  changes: any key of a recipe, in place of what the file says; and what is each process's own: rank, world_size, mesh,
     collate, progress.
     """
+    from penstock.loader import Loader
+
     found = read_recipe(recipe, **changes)
     options = found.loader_options(part)
     if "batch_size" not in options:
@@ -138,7 +154,7 @@ def read_recipe(recipe: "str | os.PathLike[str] | Recipe", **changes: Any) -> "R
     return found.changed(**changes) if changes else found
 
 
-def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Store]:
+def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> "dict[str, Store]":
     """The stores of one part of a recipe, by the names of its data sets."""
     options = {**recipe.run_options(), **{k: v for k, v in recipe.settings.items() if k == "progress"}}
     made = {}
@@ -148,7 +164,7 @@ def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Store]
     return made
 
 
-def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:
+def why_recipe(recipe: "Recipe", *, part: str = "train") -> "dict[str, Why]":
     """Why the stores of a recipe would not be found, by the names of its data sets."""
     answers = {}
     for data in recipe.part(part):
@@ -171,7 +187,7 @@ def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> 
         )  # fmt: skip
 
 
-def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[Store]:
+def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> "list[Store]":
     """The first rows of each data set, prepared without a cache: to see how fast that is."""
     stores = []
     for data in recipe.part(part):
@@ -213,6 +229,8 @@ def _opened(
 
 
 def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:
+    from penstock.templates import detect, open_template, open_tokenizer
+
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
@@ -227,6 +245,8 @@ def _template(source: Source, template: str | Template, tokenizer: Any, options:
 
 
 def _fanned_out(source: Source, template: Template) -> Source:
+    from penstock.sources.fanout import FanOut
+
     num_turns, key = getattr(template, "num_turns", None), getattr(template, "turn_key", None)
     if num_turns is None or key is None:
         raise TemplateError(f"fan_out=True makes a sample of each turn, but {template!r} knows no turns; leave it out")
