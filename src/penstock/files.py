@@ -128,6 +128,25 @@ def read(path: str) -> bytes:
         raise SourceError(f"{path}: {error.strerror}; check the path and its permissions") from error
 
 
+def read_small(known: FileId) -> bytes:
+    """All of a small file, if it still is the one that was identified.  Four system calls, and no file stays open."""
+    try:
+        fd = os.open(known.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise SourceError(f"{known.path}: {error.strerror}; check the path and its permissions") from error
+    try:
+        status = os.fstat(fd)
+        data = os.read(fd, known.size + 1)
+    except OSError as error:
+        raise SourceError(f"{known.path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    now = (status.st_ino, status.st_size, status.st_mtime_ns, len(data))
+    if now != (known.inode, known.size, known.mtime_ns, known.size):
+        raise SourceChanged(f"{known.path}: changed since it was opened; open the source again")
+    return data
+
+
 def max_open() -> int:
     """How many files of data to keep open: few beside what the process may, as one may be mapped as well, and others need some."""
     if resource is None:

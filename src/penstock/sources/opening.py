@@ -1,6 +1,7 @@
 """What does the user mean by this?  A path, a glob, a folder, a list, a data set or a stream becomes a source, or an error says why not."""
 
 import difflib
+import functools
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from penstock.types import Record
 
 _log = logging.getLogger("penstock")
 
+_MOST_DOTS = max(suffix.count(".") for shape in SHAPES.values() for suffix in shape.suffixes)
 _COMMON = ("shape", "split", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
 # What lies beside data without being data.  A list of data sets is opened by its own name only.
 _BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
@@ -208,9 +210,9 @@ def _data_files(place: str, asked: str | None) -> list[str]:
     if asked is not None:
         known = [path for path in paths if _suffix(path, SHAPES[asked].suffixes)] or paths
     else:
-        known = [path for path in paths if _known(path) and not _BESIDE.fullmatch(Path(path).name)]
+        known = [path for path in paths if _fitting(path) and not _BESIDE.fullmatch(os.path.basename(path))]  # noqa: PTH119
     if not known:
-        known = [path for path in paths if _known(path)]
+        known = [path for path in paths if _fitting(path)]
         _shape_of((known or paths)[0])  # says what is known, where nothing is
         if has_folders(place):
             raise SourceError(
@@ -260,9 +262,8 @@ def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
 
 
 def _shape_of(path: str) -> str:
-    fitting = {suffix: name for name, shape in SHAPES.items() if (suffix := _suffix(path, shape.suffixes))}
-    if fitting:
-        return fitting[max(fitting, key=len)]
+    if (found := _fitting(path)) is not None:
+        return found[1]
     if path.lower().endswith(".pt"):
         listed = Path(path).parent / "metadata.json"
         advice = (
@@ -278,8 +279,16 @@ def _shape_of(path: str) -> str:
     )
 
 
-def _known(path: str) -> bool:
-    return any(_suffix(path, shape.suffixes) for shape in SHAPES.values())
+def _fitting(path: str) -> tuple[str, str] | None:
+    """The longest suffix of any shape that a path ends in, and that shape."""
+    name = os.path.basename(path)  # noqa: PTH119 - Path takes ten times as long, and there may be many
+    return _by_ending("." + ".".join(name.lower().rsplit(".", _MOST_DOTS)[1:]))
+
+
+@functools.cache
+def _by_ending(ending: str) -> tuple[str, str] | None:
+    fitting = {suffix: name for name, shape in SHAPES.items() if (suffix := _suffix(ending, shape.suffixes))}
+    return max(fitting.items(), key=lambda each: len(each[0]), default=None)
 
 
 def _suffix(path: str, suffixes: tuple[str, ...]) -> str:
@@ -290,7 +299,7 @@ def _suffix(path: str, suffixes: tuple[str, ...]) -> str:
 def _bare(path: str) -> str:
     """A file's name without the suffix of its shape."""
     name = Path(path).name
-    longest = max((_suffix(path, shape.suffixes) for shape in SHAPES.values()), key=len)
+    longest, _ = _fitting(path) or ("", "")
     return name[: -len(longest)] if longest and len(longest) < len(name) else Path(path).stem
 
 

@@ -43,7 +43,7 @@ _OWN = 9  # words of the header that its checksum covers, with the digests of al
 _WORD = np.dtype("<i8")
 _BLOCK = 1 << 20
 _PROBE = 1 << 14
-_SMALL = 1 << 16  # bytes of a file not worth a sidecar: ten thousand of them would cost minutes of waiting for the disk
+SMALL = 1 << 16  # bytes of a file not worth a sidecar: ten thousand of them would cost minutes of waiting for the disk
 _MAGIC = int.from_bytes(b"PSSIDE03", "little")
 
 
@@ -77,7 +77,7 @@ Write = Callable[[RangeFile, IO[bytes], Index | None], tuple[tuple[int, int], st
 def index(file: RangeFile, cache: Cache, *, kind: str, write: Write) -> Index:
     """The index of a file: from the cache, or made and left there.  `kind` names how it is made, with all settings."""
     known = file.identity
-    if known.size <= _SMALL:
+    if known.size <= SMALL:
         return _in_memory(file, write)
     is_settled = settled(known)  # asked before any byte is read
     mark = probe(file)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from penstock.cache import Cache, Entry
 from penstock.errors import PenstockError
 from penstock.sources.compressed import SUMS, spool_fault
+from penstock.sources.counts import counts_fault
 from penstock.sources.sidecar import index_fault
 from penstock.sources.spool import is_whole, parse_chunk
 
@@ -38,7 +39,8 @@ def _checked(entry: Entry, cache: Cache, check: Callable[[Cache, str], str | Non
 
 
 def _index(cache: Cache, name: str) -> str | None:
-    return index_fault(cache.read(name), full=True)
+    data = cache.read(name)
+    return counts_fault(data) if name.startswith("offsets/counts/") else index_fault(data, full=True)
 
 
 def _spool(cache: Cache, name: str) -> str | None:
