@@ -1,6 +1,5 @@
 """Penstock: the pipe between a pile of raw records and a trainer."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +14,8 @@ def __getattr__(name: str) -> Any:
     """A public name is imported when it is first asked for, with the rooms that it needs and no others."""
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from importlib import import_module
+
     room = import_module("penstock.recipe" if name == "Recipe" else "penstock.api")
     return globals().setdefault(name, getattr(room, name))
 

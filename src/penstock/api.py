@@ -71,7 +71,7 @@ def prepare(
     cache: bool = True,
     background: bool = False,
     fan_out: bool = False,
-    progress: "str | Callable[[Progress], object]" = "auto",
+    progress: str | Callable[["Progress"], object] = "auto",
     **options: Any,
 ) -> "Store":
     """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.

@@ -6,7 +6,6 @@ sample its sequence, its window within the sequence, where the window starts, an
 """
 
 import contextlib
-import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -80,12 +79,12 @@ class PtPart(Part):
     def _unreadable(self) -> Iterator[None]:
         try:
             yield
-        except pickle.UnpicklingError as error:  # torch's safe loader met code; its own words advise to run it
-            raise SourceError(
-                f"{self._path}: holds pickled code, or is not a file of torch.save; chunks are read without running any code, so "
-                f"save it again as plain tensors, or remove it if you do not know who made it"
-            ) from error
         except Exception as error:  # torch's loader raises whatever its zip reader and unpickler do
+            if type(error).__name__ == "UnpicklingError":  # it met code; its own words advise to run it
+                raise SourceError(
+                    f"{self._path}: holds pickled code, or is not a file of torch.save; chunks are read without running any code, "
+                    f"so save it again as plain tensors, or remove it if you do not know who made it"
+                ) from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise SourceError(
                 f"{self._path}: cannot be read as tensors: {reason}; is it cut off or damaged? save it again with torch.save"
