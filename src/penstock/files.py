@@ -135,8 +135,12 @@ def read_small(known: FileId) -> bytes:
     except OSError as error:
         raise SourceError(f"{known.path}: {error.strerror}; check the path and its permissions") from error
     try:
-        status = os.fstat(fd)
         data = os.read(fd, known.size + 1)
+        while len(data) < known.size and (
+            more := os.read(fd, known.size + 1 - len(data))
+        ):  # a network may give it in pieces
+            data += more
+        status = os.fstat(fd)  # after reading: a write in between has moved its time
     except OSError as error:
         raise SourceError(f"{known.path}: cannot be read: {error.strerror}") from error
     finally:

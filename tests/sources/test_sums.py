@@ -64,6 +64,19 @@ def test_flips_in_what_the_cache_keeps_never_give_other_rows(tmp_path: Path, kin
             path.write_bytes(whole)
 
 
+def test_a_flip_in_a_small_chunk_of_a_spooled_stream_is_noticed(tmp_path: Path) -> None:
+    def make() -> RowAccess:
+        rows = [{"row": row} for row in range(10)]
+        return open_source(lambda: iter(rows), cache=Cache(tmp_path / "cache"), name="few", version=1)
+
+    assert len(list(make())) == 10
+    (chunk,) = kept(Cache(tmp_path / "cache"), "iterables")
+    chunk.write_bytes(chunk.read_bytes().replace(b"3", b"4"))
+    for read in (list, lambda source: source.digest(0, 10), lambda source: source[3]):
+        with pytest.raises(SourceError, match="not what was written, by the digest in its name"):
+            read(make())
+
+
 def test_unpacked_text_that_was_cut_at_a_line_is_unpacked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.files import FileId, RangeFile, identify
 from penstock.sources.sidecar import digest_of, index
-from penstock.sources.sums import Summed, damaged, from_file, to_file
+from penstock.sources.sums import Summed, damaged, from_file, once, to_file
 
 _log = logging.getLogger("penstock")
 
@@ -75,8 +75,11 @@ def spool_fault(cache: Cache, name: str, *, full: bool = False) -> str | None:
     sums = from_file(cache.read(name + SUMS), num_bytes)
     if sums is None:
         return f"{num_bytes} bytes, of which its checksums do not speak"
-    text = RangeFile(identify(str(cache.path(name))))
-    return damaged(text.read, num_bytes, sums, full=full)
+    path = str(cache.path(name))
+    text = RangeFile(identify(path))
+    if full:
+        return damaged(text.read, num_bytes, sums, full=True)
+    return once(path, lambda: damaged(text.read, num_bytes, sums))
 
 
 def _publish(origin: RangeFile, cache: Cache, name: str, max_expansion: int) -> None:

@@ -1,7 +1,6 @@
 """What does the user mean by this?  A path, a glob, a folder, a list, a data set or a stream becomes a source, or an error says why not."""
 
 import difflib
-import functools
 import logging
 import os
 import re
@@ -25,7 +24,8 @@ from penstock.types import Record
 
 _log = logging.getLogger("penstock")
 
-_MOST_DOTS = max(suffix.count(".") for shape in SHAPES.values() for suffix in shape.suffixes)
+_SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
+_MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
 _COMMON = ("shape", "split", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
 # What lies beside data without being data.  A list of data sets is opened by its own name only.
 _BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
@@ -281,14 +281,12 @@ def _shape_of(path: str) -> str:
 
 def _fitting(path: str) -> tuple[str, str] | None:
     """The longest suffix of any shape that a path ends in, and that shape."""
-    name = os.path.basename(path)  # noqa: PTH119 - Path takes ten times as long, and there may be many
-    return _by_ending("." + ".".join(name.lower().rsplit(".", _MOST_DOTS)[1:]))
-
-
-@functools.cache
-def _by_ending(ending: str) -> tuple[str, str] | None:
-    fitting = {suffix: name for name, shape in SHAPES.items() if (suffix := _suffix(ending, shape.suffixes))}
-    return max(fitting.items(), key=lambda each: len(each[0]), default=None)
+    ending = os.path.basename(path).lower().rsplit(".", _MOST_DOTS)[1:]  # noqa: PTH119 - Path takes ten times as long
+    for first in range(len(ending)):
+        suffix = "." + ".".join(ending[first:])
+        if suffix in _SHAPE_OF:
+            return suffix, _SHAPE_OF[suffix]
+    return None
 
 
 def _suffix(path: str, suffixes: tuple[str, ...]) -> str:

@@ -32,7 +32,7 @@ from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.files import FileId, RangeFile, buffer
 from penstock.fingerprint import Digest, digest, fingerprint
-from penstock.sources.sums import Summed, damaged
+from penstock.sources.sums import Summed, damaged, once
 from penstock.types import Ints
 
 _log = logging.getLogger("penstock")
@@ -161,7 +161,7 @@ def _load(cache: Cache, name: str, *, size: int, mark: str) -> Index | None:
     header = np.frombuffer(data, dtype=_WORD, count=_HEADER)
     if header[0] != _MAGIC or header[1] != size or header[7:9].tobytes().hex() != mark:
         return None
-    if (fault := index_fault(data)) is not None:
+    if (fault := once(str(cache.path(name)), lambda: index_fault(data))) is not None:
         _log.warning("%s: %s; it is made again", cache.path(name), fault)
         return None
     one, two = header[3:5].tolist()

@@ -5,6 +5,7 @@ milliseconds); of a larger file its size, the table of digests, the first block,
 every block.  A file that fails is made again where its source is at hand, and is an error where it is not.
 """
 
+import os
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -72,6 +73,23 @@ def damaged(read: Read, num_bytes: int, sums: bytes | memoryview, *, full: bool 
         if bytes.fromhex(digest(read(start, stop))) != sums[block * _SUM : (block + 1) * _SUM]:
             return f"bytes {start}..{stop} are not what was written"
     return None
+
+
+_CHECKED: set[tuple[str, int, int, int]] = (
+    set()
+)  # files that this process found whole: path, inode, size, time of the last write
+
+
+def once(path: str, check: Callable[[], str | None]) -> str | None:
+    """What a check says of a file, asked once for each version of it: a process may open it many times."""
+    status = os.stat(path)  # noqa: PTH116
+    version = (path, status.st_ino, status.st_size, status.st_mtime_ns)
+    if version in _CHECKED:
+        return None
+    fault = check()
+    if fault is None:
+        _CHECKED.add(version)
+    return fault
 
 
 def to_file(num_bytes: int, sums: bytes) -> bytes:
