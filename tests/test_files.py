@@ -1,5 +1,6 @@
 """Does a name stand for the right files, in the right order, and does a read give exactly what was asked for?"""
 
+import glob
 import os
 import pickle
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 from penstock.errors import SourceChanged, SourceError
 from penstock.files import RangeFile, find, identify, natural
+from tests.cache.people import NOBODY, as_root, run
 
 
 def test_natural_order_counts() -> None:
@@ -88,3 +90,50 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
         file.check()
     with pytest.raises(SourceChanged):
         pickle.loads(pickle.dumps(file))
+
+
+@as_root
+@pytest.mark.parametrize("pattern", ["**", "**/*.jsonl", "*/*.jsonl", "*/b.jsonl"])
+def test_a_glob_that_meets_a_folder_which_may_not_be_listed_is_an_error_with_its_name(
+    public_path: Path, pattern: str
+) -> None:
+    for name in ("open/b.jsonl", "closed/b.jsonl"):
+        (public_path / name).parent.mkdir()
+        (public_path / name).write_text("{}\n")
+    (public_path / "closed").chmod(0o700)
+    script = (
+        "from penstock.files import find\nfrom penstock.errors import SourceError\n"
+        f"try:\n    print(find({f'{public_path}/{pattern}'!r}))\nexcept SourceError as error:\n    print(error)\n"
+    )
+    found = run(script, uid=NOBODY)
+    assert found.stdout.startswith(f"{public_path}/closed") and "Permission denied" in found.stdout, found
+    assert [Path(path).name for path in find(f"{public_path}/{pattern}")] == ["b.jsonl", "b.jsonl"]  # as root
+
+
+def test_globs_find_what_the_glob_module_finds(tmp_path: Path) -> None:
+    for name in ("a/b/c.jsonl", "a/c.jsonl", "a/.h/c.jsonl", "x.jsonl", "[q]/c.jsonl", "a/b/d.txt", ".top.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    (tmp_path / "other").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    for pattern in (
+        "**",
+        "**/*.jsonl",
+        "*/*.jsonl",
+        "*",
+        "a/**",
+        "a/**/c.jsonl",
+        "?.jsonl",
+        "*/b/*",
+        "[[]q]/*",
+        ".*",
+        "**/b/**",
+    ):
+        listed = map(home, glob.glob(str(tmp_path / pattern), recursive=True))  # noqa: PTH207
+        expected = {path for path in listed if not path.is_dir()}
+        assert sorted(map(home, find(tmp_path / pattern))) == sorted(expected), pattern
+
+
+def home(path: str) -> Path:
+    return Path(path).parent.resolve() / Path(path).name

@@ -11,16 +11,13 @@ __all__ = ["Loader", "Recipe", "concat", "load", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names bring pyarrow and the tokenizers along, so they are imported when first asked for."""
+    """A public name is imported when it is first asked for, with the rooms that it needs and no others."""
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if name == "Recipe":
-        from penstock.recipe import Recipe
+    from importlib import import_module
 
-        return globals().setdefault(name, Recipe)
-    from penstock import api
-
-    return globals().setdefault(name, getattr(api, name))
+    room = import_module("penstock.recipe" if name == "Recipe" else "penstock.api")
+    return globals().setdefault(name, getattr(room, name))
 
 
 def __dir__() -> list[str]:

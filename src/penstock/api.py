@@ -1,4 +1,8 @@
-"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`, `load`; and the loader, which takes what they return."""
+"""How do the rooms work together?  The verbs that wire them: `open`, `prepare`, `load`; and the loader, which takes what they return.
+
+Each verb imports the rooms that it needs when it is called: `open` on a file of JSON lines loads no pyarrow, no tokenizer and no
+template engine.
+"""
 
 import logging
 import os
@@ -8,29 +12,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
-from penstock.engines import LocalEngine
 from penstock.errors import PlanError, RecipeError, StoreError, TemplateError
-from penstock.loader import Loader
-from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
-from penstock.sources.fanout import FanOut
-from penstock.store import Progress, Store, build
-from penstock.store.build import digest_shards, find
-from penstock.store.seen import remember
-from penstock.store.why import Why
-from penstock.store.why import why as why_not
-from penstock.templates import detect, is_worth_fast, open_tokenizer, remembered_template
 from penstock.types import BadRow, Record, Source, Template
 
 if TYPE_CHECKING:
+    from penstock.loader import Loader
     from penstock.recipe import DataSet, Recipe
     from penstock.report.checks import Checked
+    from penstock.store import Progress, Store
+    from penstock.store.why import Why
 
 __all__ = ["Loader", "concat", "load", "open", "prepare"]
 
 _log = logging.getLogger("penstock")
 
 _LOOK = 200  # rows looked at to choose a template, spread over the source
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Loader":
+        raise AttributeError(f"module 'penstock.api' has no attribute {name!r}")
+    from penstock.loader import Loader
+
+    return Loader
 
 
 def open(
@@ -68,9 +73,9 @@ def prepare(
     cache: bool = True,
     background: bool = False,
     fan_out: bool = False,
-    progress: str | Callable[[Progress], object] = "auto",
+    progress: str | Callable[["Progress"], object] = "auto",
     **options: Any,
-) -> Store:
+) -> "Store":
     """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.
 
     num_proc: processes; None is the cores that this process may use, shared with the other ranks on this machine.
@@ -79,10 +84,15 @@ def prepare(
     fan_out: make a sample of each trained turn, whose conversation ends there; for templates that forget earlier reasoning.
     progress: "auto" (a bar on a terminal, else a line every few seconds), "plain", "none", or a function of a Progress.
     """
+    from penstock.engines import LocalEngine
+    from penstock.report.progress import showing
+    from penstock.store import build
+    from penstock.store.seen import remember
+
     if not cache and cache_dir is not None:
         raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
     folder = Cache(cache_dir) if cache else Cache.temporary()
-    source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
+    source = _opened(place, folder, name, {}, options)
     made = _template(source, template, tokenizer, options, facts=folder if cache else None)
     source = _fanned_out(source, made) if fan_out else source
     engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
@@ -107,30 +117,39 @@ def why(
     cache_dir: str | os.PathLike[str] | None = None,
     fan_out: bool = False,
     **options: Any,
-) -> Why:
+) -> "Why":
     """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
+    from penstock.engines import LocalEngine
+    from penstock.store.build import digest_shards
+    from penstock.store.why import why as why_not
+
     folder = Cache(cache_dir)
-    source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
+    source = _opened(place, folder, name, {}, options)
     made = _template(source, template, tokenizer, options, facts=folder)
     source = _fanned_out(source, made) if fan_out else source
     borders, records = digest_shards(source, made, engine=LocalEngine(), cache=folder)
     return why_not(made.identity(), records, borders, folder)
 
 
-def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **changes: Any) -> Loader:
+def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **changes: Any) -> "Loader":
     """A loader from one file: opens, prepares and mixes what the recipe names.
 
     part: "train", or the name of an eval set ("eval" where there is one): one pass, in the order of the file, unless the recipe says
     otherwise.  changes: any key of a recipe, in place of what the file says; and what is each process's own: rank, world_size, mesh,
     collate, progress.
     """
+    from penstock.loader import Loader
+
     found = read_recipe(recipe, **changes)
     options = _loader_options(found, part)
     return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
 
 
-def load_prepared(recipe: "Recipe", opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> Loader | None:
+def load_prepared(recipe: "Recipe", opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> "Loader | None":
     """The loader that `load` gives, where all stores are in the cache already; else None.  No record is read and nothing is made."""
+    from penstock.loader import Loader
+    from penstock.store.build import find
+
     found = read_recipe(recipe, **changes)
     if not found.run_options().get("cache", True):
         return None
@@ -161,7 +180,7 @@ def read_recipe(recipe: "str | os.PathLike[str] | Recipe", **changes: Any) -> "R
     return found.changed(**changes) if changes else found
 
 
-def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Store]:
+def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> "dict[str, Store]":
     """The stores of one part of a recipe, by the names of its data sets."""
     options = {**recipe.run_options(), **{k: v for k, v in recipe.settings.items() if k == "progress"}}
     made = {}
@@ -192,7 +211,7 @@ def open_recipe(recipe: "Recipe", *, part: str = "train") -> list[OpenSet]:
     return opened
 
 
-def prepare_row(opened: OpenSet, row: int) -> tuple[int, Store]:
+def prepare_row(opened: OpenSet, row: int) -> "tuple[int, Store]":
     """One row, prepared alone and kept nowhere: its number, and a store that holds nothing else.  No other row is read."""
     num_rows = len(opened.source)
     if not -num_rows <= row < num_rows:
@@ -202,7 +221,7 @@ def prepare_row(opened: OpenSet, row: int) -> tuple[int, Store]:
     return number, prepare(one, template=opened.template, num_proc=1, cache=False, progress="none")
 
 
-def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:
+def why_recipe(recipe: "Recipe", *, part: str = "train") -> "dict[str, Why]":
     """Why the stores of a recipe would not be found, by the names of its data sets."""
     answers = {}
     for data in recipe.part(part):
@@ -225,7 +244,7 @@ def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> 
         )  # fmt: skip
 
 
-def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[Store]:
+def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> "list[Store]":
     """The first rows of each data set, prepared without a cache: to see how fast that is."""
     stores = []
     for data in recipe.part(part):
@@ -248,19 +267,27 @@ def parts(recipe: "Recipe", data: "DataSet", *, rows: int | None = None) -> tupl
     folder = Cache(run.get("cache_dir")) if keeps else Cache.temporary()
     with recipe.blaming(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
-        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data))
         options = recipe.prepare_options(data)
+        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data), options)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
         facts = folder if keeps else None
         return source, _template(source, template, tokenizer, options, facts=facts, rows=rows), fan_out
 
 
-def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
+def _opened(
+    place: Any, folder: Cache, name: str | None, options: dict[str, Any], template_options: dict[str, Any]
+) -> Source:
+    """A source for `prepare`.  `nulls` is an option of conversation templates and of columnar sources: what is said to the template
+    also decides what the source removes, unless the source's own options say otherwise."""
     if is_source(place):
+        if isinstance(place, RowAccess):
+            place.refuse_empty()
         return cast(Source, place)
     bad = BadRows(**{key: options.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in options})
-    return cast(Source, open_source(place, cache=folder, name=name, bad=bad, **options))
+    nulls = template_options.get("nulls", "deep")
+    defaults = {"nulls": "deep" if nulls == "deep" else "keep"}
+    return cast(Source, open_source(place, cache=folder, name=name, bad=bad, defaults=defaults, **options))
 
 
 def _template(
@@ -273,6 +300,8 @@ def _template(
     rows: int | None = None,
 ) -> Template:
     """facts: where it is remembered what opening a tokenizer and a template told.  rows: how many are encoded, where not all are."""
+    from penstock.templates import detect, is_worth_fast, open_tokenizer, remembered_template
+
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
@@ -290,6 +319,8 @@ def _template(
 
 
 def _fanned_out(source: Source, template: Template) -> Source:
+    from penstock.sources.fanout import FanOut
+
     num_turns, key = getattr(template, "num_turns", None), getattr(template, "turn_key", None)
     if num_turns is None or key is None:
         raise TemplateError(f"fan_out=True makes a sample of each turn, but {template!r} knows no turns; leave it out")

@@ -1,12 +1,13 @@
 """Where do bytes come from?  List, identify, read a range.  The only file that knows a place; local folders for now."""
 
+import contextlib
+import fnmatch
 import functools
-import glob
 import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,22 +51,25 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
     text = local(pattern)
     if not text:
         raise SourceError("the path is empty, expected a file, a folder or a glob")
+    whole = str(Path(text).absolute())
     if is_folder(text):
-        inside = _inside(text)
-        found = [str(path) for path in inside if not path.is_dir()]  # a link that leads nowhere is an error, not a gap
+        inside = _inside(whole)
+        found = [
+            entry.path for entry in inside if not entry.is_dir()
+        ]  # a link that leads nowhere is an error, not a gap
         folders = len(inside) - len(found)
         expected = "a file in this folder"
         if folders:
             expected += f"; there are {folders} folders in it: {text.rstrip('/')}/** stands for all files below"
     elif os.path.lexists(text) or not _MAGIC.search(text):
-        found, expected = [text], "a file"
-        identify(str(Path(text).absolute()))  # before anybody wonders what shape it has
+        found, expected = [whole], "a file"
+        identify(whole)  # before anybody wonders what shape it has
     else:
-        found = _matches(text)
+        found = _matches(whole)
         expected = f"at least one file to match (current folder: {Path.cwd()})"
     if not found:
         raise SourceError(f"{text}: nothing there, expected {expected}")
-    return sorted((str(Path(path).absolute()) for path in found), key=natural)
+    return sorted(found, key=natural)
 
 
 def is_folder(place: str | os.PathLike[str]) -> bool:
@@ -80,7 +84,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 def has_folders(place: str | os.PathLike[str]) -> bool:
     """Whether it is a folder in which others lie that are not hidden."""
-    return is_folder(place) and any(path.is_dir() for path in _inside(local(place)))
+    return is_folder(place) and any(entry.is_dir() for entry in _inside(local(place)))
 
 
 def local(place: str | os.PathLike[str]) -> str:
@@ -122,6 +126,29 @@ def read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; check the path and its permissions") from error
+
+
+def read_small(known: FileId) -> bytes:
+    """All of a small file, if it still is the one that was identified.  Four system calls, and no file stays open."""
+    try:
+        fd = os.open(known.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise SourceError(f"{known.path}: {error.strerror}; check the path and its permissions") from error
+    try:
+        data = os.read(fd, known.size + 1)
+        while len(data) < known.size and (
+            more := os.read(fd, known.size + 1 - len(data))
+        ):  # a network may give it in pieces
+            data += more
+        status = os.fstat(fd)  # after reading: a write in between has moved its time
+    except OSError as error:
+        raise SourceError(f"{known.path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    now = (status.st_ino, status.st_size, status.st_mtime_ns, len(data))
+    if now != (known.inode, known.size, known.mtime_ns, known.size):
+        raise SourceChanged(f"{known.path}: changed since it was opened; open the source again")
+    return data
 
 
 def max_open() -> int:
@@ -210,12 +237,20 @@ def _file_id(path: str, status: os.stat_result) -> FileId:
     )
 
 
-def _inside(folder: str) -> list[Path]:
+def _inside(folder: str) -> list[os.DirEntry[str]]:
     """What lies in a folder and is not hidden."""
+    with _listing(folder), os.scandir(folder) as entries:
+        return [entry for entry in entries if entry.name[0] != "."]
+
+
+@contextlib.contextmanager
+def _listing(folder: str) -> Iterator[None]:
+    """A folder that cannot be listed is an error with its name: what lies in it would be missing in silence."""
     try:
-        return [path for path in Path(folder).iterdir() if path.name[0] != "."]
+        yield
     except OSError as error:
-        raise SourceError(f"{folder}: {error.strerror}; check the folder and its permissions") from error
+        name = error.filename or folder
+        raise SourceError(f"{name}: {error.strerror}; check the folder and its permissions") from error
 
 
 def _matches(pattern: str) -> list[str]:
@@ -223,12 +258,57 @@ def _matches(pattern: str) -> list[str]:
 
     Folders that are really called so come first: brackets in their names are no pattern.
     """
-    folder = next((parent for parent in Path(pattern).parents if is_folder(parent)), None)
-    if folder is not None:
-        pattern = str(Path(glob.escape(str(folder))) / Path(pattern).relative_to(folder))
+    whole = Path(pattern)
+    folder = next((parent for parent in whole.parents if is_folder(parent)), None)
+    if folder is None:
+        return []
     real = functools.cache(os.path.realpath)
     homes: dict[str, str] = {}
-    for path in sorted(glob.glob(pattern, recursive=True), key=len):  # noqa: PTH207
+    for path in sorted(_glob(str(folder), whole.relative_to(folder).parts, ()), key=len):
         above, name = os.path.split(path)
         homes.setdefault(os.path.join(real(above), name), path)  # noqa: PTH118
-    return [path for home, path in homes.items() if not is_folder(home)]
+    return list(homes.values())
+
+
+def _glob(folder: str, parts: tuple[str, ...], above: tuple[str, ...]) -> Iterator[str]:
+    """Files below a folder that match, part by part, as `glob` understands them.  `above`: real paths on the way down a `**`.
+
+    Not by `glob` itself, which leaves out what it may not list without a word.
+    """
+    head, rest = parts[0], parts[1:]
+    with _listing(folder):
+        if head != "**" and not _MAGIC.search(head):
+            path = os.path.join(folder, head)  # noqa: PTH118
+            if _lies_there(path):
+                yield from _glob(path, rest, above) if rest and is_folder(path) else () if rest else _file(path)
+            return
+        inside = _inside(folder) if head[0] != "." else list(os.scandir(folder))
+        if head == "**":
+            above = (*above, os.path.realpath(folder))
+            if rest:
+                yield from _glob(folder, rest, above)
+            for entry in inside:
+                if not entry.is_dir():
+                    yield from () if rest else (entry.path,)
+                elif os.path.realpath(entry.path) not in above:
+                    yield from _glob(entry.path, parts, above)
+            return
+        for entry in inside:
+            if _fits(head, entry.name) and entry.is_dir() == bool(rest):
+                yield from _glob(entry.path, rest, above) if rest else (entry.path,)
+
+
+def _lies_there(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _file(path: str) -> tuple[str, ...]:
+    return () if is_folder(path) else (path,)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(os.path.normcase(name), os.path.normcase(pattern))

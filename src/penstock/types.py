@@ -1,5 +1,6 @@
 """The nouns that cross a border between rooms: record, samples, span, world; and the protocols of exchangeable parts."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -87,6 +88,17 @@ class BadRow:
 
     reason: str  # short, for counting: bad_json, not_an_object …
     message: str  # long, for people, with the row's place once its source has added it
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedNulls:
+    """How many null members of structs were removed from some rows, because Arrow's schema may have added them."""
+
+    columns: Counter[str] = field(default_factory=Counter)  # column → null members removed
+    rows: int = 0  # rows with at least one
+
+    def __add__(self, other: "RemovedNulls") -> "RemovedNulls":
+        return RemovedNulls(self.columns + other.columns, self.rows + other.rows)
 
 
 class Source(Protocol):

@@ -369,6 +369,7 @@ MISTAKES = [
     ("data: text.jsonl\nskip: 17", r":2: skip is 17 \(a whole number\), expected a list"),
     ("data: text.jsonl\nwindow: .inf", r":2: .inf is no number to work with, expected a finite one"),
     ("data: text.jsonl\nwindow: 1e999", r":2: 1e999 is too large a number, expected a finite one"),
+    (f"data: text.jsonl\nwindow: {'9' * 6000}", r":2: a whole number of 6,000 digits, expected at most 100"),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\] \(a list\), expected text"),
     ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose best_fit"),
     ("data: text.jsonl\noverflow: cut", r":2: overflow is 'cut', expected one of drop, truncate, split, error"),

@@ -257,6 +257,23 @@ COLUMNS_CASES = [
         files={"1.parquet": parquet(TABLE), "2.parquet": parquet(pa.table({"n": ["x"]}))},
         refused=r"2\.parquet",
     ),
+    Case(
+        section=COLUMNS,
+        input="Parquet whose footer was damaged",
+        files={"a.parquet": parquet(TABLE)[:-9] + b"\xff" + parquet(TABLE)[-8:]},
+        refused=r"a\.parquet",
+    ),
+    Case(
+        section=COLUMNS,
+        input="null members that Arrow added to tools, calls and messages",
+        files={
+            "a.parquet": parquet(
+                pa.table({"tools": [[{"name": "f", "strict": None}], [{"name": "g", "strict": True}]]})
+            )
+        },
+        rows=[{"tools": [{"name": "f"}]}, {"tools": [{"name": "g", "strict": True}]}],
+        note='they are removed and counted; `nulls="keep"` keeps them',
+    ),
 ]
 
 CASES = [*JSONL_CASES, *JSON_CASES, *CSV_CASES, *TEXT_CASES, *COMPRESSED_CASES, *COLUMNS_CASES]
@@ -297,6 +314,8 @@ PLACES_ROWS = {
     "changes while open": ("`SourceChanged`, by whatever reads it next", "test_a_file_that_changes_or_vanishes"),
     "vanishes or is replaced while open": ("`SourceChanged`, likewise", "test_a_file_that_changes_or_vanishes"),
     "may not be read": ("refused when opened", "test_a_file_that_may_not_be_read"),
+    "folder that may not be listed, met by a glob": ("refused when opened", "test_a_folder_that_may_not_be_listed"),
+    "name that chooses no rows": ("refused when opened", "test_places_with_nothing_to_read"),
     "folder with nothing in it": ("refused when opened", "test_places_with_nothing_to_read"),
     "glob or path that is not there": ("refused when opened", "test_places_with_nothing_to_read"),
     "unknown extension": ("refused when opened; `shape=` names the shape", "test_places_with_nothing_to_read"),
@@ -334,6 +353,9 @@ def test_places_with_nothing_to_read(tmp_path: Path, cache: Cache) -> None:
         with pytest.raises(SourceError) as caught:
             open_source(tmp_path / name, cache=cache)
         assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
+    (tmp_path / "two.jsonl").write_bytes(WHOLE)
+    with pytest.raises(SourceError, match=r"two\.jsonl@\[100:50\] chooses none of 2 rows"):
+        open_source(f"{tmp_path}/two.jsonl@[100:50]", cache=cache)
 
 
 OPEN = """
@@ -361,6 +383,26 @@ except SourceError as error:
 """
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert result.stdout == f"{path}: Permission denied; check the path and its permissions\n", result.stderr
+
+
+def test_a_folder_that_may_not_be_listed() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for name in ("open", "closed"):
+            (Path(folder) / name).mkdir()
+            (Path(folder) / name / "a.jsonl").write_bytes(WHOLE)
+        (Path(folder) / "closed").chmod(0)
+        script = f"""{OPEN}
+if os.geteuid() == 0:
+    os.seteuid(65534)
+try:
+    open_source({folder + "/**/*.jsonl"!r}, cache=Cache("unused"))
+except SourceError as error:
+    print(error)
+"""
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        expected = f"{folder}/closed: Permission denied; check the folder and its permissions\n"
+        assert result.stdout == expected, result.stderr
 
 
 def test_a_line_of_a_gibibyte(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_lazy_equals_eager(tmp_path_factory: pytest.TempPathFactory, kind: str, 
             patch.setattr("penstock.sources.parquet.slice_rows", no_sooner)
             patch.setattr(arrow, "slice_rows", no_sooner)
         budget = data.draw(st.sampled_from([0, 500, columnar.CACHE_BYTES]))
-        source = KINDS[kind][0](paths, cache=Cache(folder / "cache"), cache_bytes=budget)
+        source = KINDS[kind][0](paths, cache=Cache(folder / "cache"), cache_bytes=budget, nulls="keep")
         check_source(source, expected=expected)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.sources import open_source
@@ -172,5 +173,41 @@ def test_hundred_pieces_hold_every_row_once() -> None:
 
 
 def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
-    assert rows("chat.jsonl[-1%:]") == [] and rows("chat.jsonl[:-1%]") == list(range(40))
+    with pytest.raises(SourceError, match=r"chat\.jsonl@\[-1%:\] chooses none of 40 rows"):
+        rows("chat.jsonl[-1%:]")
+    assert rows("chat.jsonl[:-1%]") == list(range(40))
     assert read_split("a.b[:1]+c") == (Split("a.b", Cut(None, 1)), Split("c"))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("@[100:50]", r"chat\.jsonl@\[100:50\] chooses none of 10 rows"),
+        ("@[10:]", r"chat\.jsonl@\[10:\] chooses none of 10 rows"),
+        ("@[5:2:2]", r"chat\.jsonl@\[5:2:2\] chooses none of 10 rows"),
+        ("[:1%]", r"chat\.jsonl@\[:1%\] chooses none of 10 rows"),
+        ("@[:5]@[5:]", r"chat\.jsonl@\[5:\] chooses none of 5 rows"),
+    ],
+)
+def test_a_name_that_chooses_no_rows_is_an_error_with_the_selection(
+    tmp_path: Path, cache: Cache, written: str, said: str
+) -> None:
+    (tmp_path / "chat.jsonl").write_text("{}\n" * 10)
+    with pytest.raises(SourceError, match=said):
+        open_source(f"{tmp_path}/chat.jsonl{written}", cache=cache)
+
+
+def test_a_split_that_chooses_no_rows_is_an_error_with_the_selection(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n" * 10)
+    (tmp_path / "test.jsonl").write_text("{}\n" * 10)
+    with pytest.raises(SourceError, match=r"the split train\[20:30\] chooses none of 10 rows"):
+        open_source(tmp_path, cache=cache, split="train[20:30]+test")
+
+
+def test_preparing_a_view_that_leaves_no_rows_is_an_error_with_the_view(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10)
+    source = ps.open(tmp_path / "a.jsonl", cache_dir=tmp_path / "cache")
+    for view, said in ((source.filter(lambda record: False), r"filter\(.*lambda.*\)"), (source[5:5], r"\[5:5\]")):
+        assert len(view) == 0  # a question, which may be asked
+        with pytest.raises(SourceError, match=said + r" leaves none of 10 rows"):
+            ps.prepare(view, cache_dir=tmp_path / "cache")

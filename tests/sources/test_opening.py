@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,17 @@ def test_reprs_say_what_how_much_and_from_where(tmp_path: Path, cache: Cache) ->
     assert repr(source.map(dict)) == f"{base}.map(dict)" and repr(source.filter(bool)) == f"{base}.filter(bool)"
     assert repr(ps.concat([source, source[:2]])) == "Concat('a', 1_502 rows, 2 sources)"
     assert repr(open_source([{}], cache=cache)) == "ListSource('list', 1 rows)"
+
+
+def test_opening_json_lines_loads_no_template_engine_no_tokenizer_and_no_pyarrow(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    script = (
+        "import sys, penstock as ps\n"
+        f"source = ps.open({str(tmp_path / 'a.jsonl')!r}, cache_dir={str(tmp_path / 'cache')!r})\n"
+        "assert ps.concat([source, source])[1] == {'text': 'a'}\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), *sorted(sys.modules))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heavy = {"pyarrow", "tokenizers", "fastokens", "minijinja", "jinja2", "torch", "transformers", "yaml", "datasets"}
+    rooms = {"penstock.templates", "penstock.loader", "penstock.store", "penstock.recipe", "penstock.plan"}
+    assert not (heavy | rooms) & set(result.stdout.split())

@@ -230,8 +230,8 @@ class Payload:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (lambda: Payload(), "cannot be read as tensors: Weights only load failed"),
-        (lambda: ({"a": torch.zeros(5, 2)}, Payload()), "cannot be read as tensors: Weights only load failed"),
+        (lambda: Payload(), "holds pickled code"),
+        (lambda: ({"a": torch.zeros(5, 2)}, Payload()), "holds pickled code"),
         (lambda: torch.zeros(5, 2), "a Tensor without columns, expected a dict of tensors"),
         (dict, "a dict without columns"),
         (lambda: (), "a tuple without columns"),

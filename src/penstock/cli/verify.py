@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,16 @@ from penstock.cli import arguments, screen
 
 if TYPE_CHECKING:
     from penstock.cache import Cache
+    from penstock.store.verify import Report
 
 
 def verify(
     store: Annotated[
         list[str] | None, typer.Argument(help="Recipes; or fingerprints, how they begin, names of data.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every store of the cache.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every store of the cache, and every index and spool of its sources.")
+    ] = False,
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
@@ -30,7 +34,7 @@ def verify(
         raise typer.BadParameter("name one or more stores, or give --all")
     cache = Cache(cache_dir)
     named = (place for wanted in store or [] for place in _stores(wanted, cache_dir))
-    found = verify_all(cache) if every else (verify_store(*place) for place in named)
+    found = chain(verify_all(cache), _sources(cache)) if every else (verify_store(*place) for place in named)
     reports = []
     for report in found:
         reports.append(report)
@@ -44,6 +48,18 @@ def verify(
         screen.say(f"no stores in {cache.root}")
     if not all(report.is_whole for report in reports):
         raise typer.Exit(1)
+
+
+def _sources(cache: "Cache") -> "Iterator[Report]":
+    """One report of everything that sources keep, if there is anything."""
+    from penstock.sources.verify import verify_files
+    from penstock.store.verify import Problem, Report
+
+    files = list(verify_files(cache))
+    problems = [Problem(file=file.name, reason=file.problem) for file in files if file.problem is not None]
+    if files:
+        num_bytes = sum(file.num_bytes for file in files)
+        yield Report(store="sources", num_files=len(files), num_bytes=num_bytes, problems=tuple(problems))
 
 
 def _stores(wanted: str, cache_dir: Path | None) -> "Iterator[tuple[str, Cache]]":

@@ -19,6 +19,7 @@ from penstock.errors import RecipeError
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 20
 _MAX_ALIASES = 256
+_MAX_DIGITS = 100
 
 _VARIABLE = re.compile(r"\$(\$\{)|\$\{([^}]*)\}")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
@@ -152,6 +153,8 @@ def _scalar(path: Path, line: int, text: str) -> Any:
             f"{path}:{line}: {text} counts in eights to some readers of YAML; write {number}, or '{text}' in quotes for text"
         )
     if _WHOLE.fullmatch(text):
+        if len(text) > _MAX_DIGITS:
+            raise RecipeError(f"{path}:{line}: a whole number of {len(text):,} digits, expected at most {_MAX_DIGITS}")
         return int(text.replace("_", ""), 0)
     if lower in _NOT_FINITE:
         raise RecipeError(f"{path}:{line}: {text} is no number to work with, expected a finite one")

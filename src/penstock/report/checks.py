@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.fingerprint import digest
 from penstock.plan.settings import PlanSettings
-from penstock.report.look import Look, doubled, look
+from penstock.report.look import Look, doubled, look, spread
+from penstock.sources import RowAccess
 from penstock.store.notes import in_words, unrendered
 from penstock.store.schema import id_dtype
 from penstock.types import Source, Template
@@ -71,6 +72,7 @@ def check(
         asked.overlong(settings),
         asked.duplicates(),
         asked.disk(cache),
+        *asked.removed_nulls(),
     )
     return Checked(
         source=asked.name,
@@ -214,6 +216,22 @@ class _Asked:
         free = shutil.disk_usage(there).free
         why = f"about {_size(need)} for {self._found.estimated_tokens:,} tokens; {_size(free)} are free"
         return self._say("disk", "fail" if need > free else "warn" if 2 * need > free else "ok", why)
+
+    def removed_nulls(self) -> list[Verdict]:
+        """What a columnar source removed from the rows looked at; no verdict where it removed nothing."""
+        if not isinstance(self._source, RowAccess):
+            return []
+        looked = spread(self._found.num_rows, self._found.looked)
+        unread = {row for row, _ in self._found.bad}
+        removed = self._source.removed_nulls([row for row in looked if row not in unread])
+        if not removed.rows:
+            return []
+        columns = ", ".join(f"{column} {count:,}" for column, count in removed.columns.most_common())
+        why = (
+            f"removed {removed.columns.total():,} null members that Arrow's schema added in {removed.rows:,} of "
+            f"{self._found.looked:,} rows ({columns}); set nulls: keep to train them"
+        )
+        return [self._say("nulls", "ok", why)]
 
     def _share(self, count: int) -> str:
         looked = self._found.looked

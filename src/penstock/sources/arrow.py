@@ -7,17 +7,17 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.files import FileId
-from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarSource, MappedFile, reading, slice_rows
+from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarPart, ColumnarSource, MappedFile, reading, slice_rows
 from penstock.sources.ipc_layout import layout
 from penstock.sources.parts import Part
 from penstock.sources.values import ToRecords
-from penstock.types import BadRow, Record
+from penstock.types import BadRow, Record, RemovedNulls
 
 _IN_PLACE = 1 << 14  # what a batch weighs whose data stays in the file
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-class ArrowPart(Part):
+class ArrowPart(ColumnarPart):
     """One file or stream of record batches."""
 
     def __init__(self, identity: FileId, source: ColumnarSource) -> None:
@@ -32,13 +32,22 @@ class ArrowPart(Part):
             self._schema = pa.ipc.read_schema(self._piece(*self._layout.schema))
         self._names = source.choose(self._schema, self._path)
         chosen = pa.schema([self._schema.field(name) for name in self._names])
-        self._to_records = ToRecords(chosen, json_columns=source.json_columns, parse_json=source.parse_json)
+        self._to_records = ToRecords(
+            chosen, json_columns=source.json_columns, parse_json=source.parse_json, nulls=source.nulls
+        )
         self.num_rows = self._starts[-1]
         self.num_bytes = identity.size
 
     def record(self, row: int) -> Record | BadRow:
+        return self._to_records(self._one(row))[0]
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        return self._to_records.removed_nulls(self._one(row))
+
+    def _one(self, row: int) -> Any:
+        """A batch of one row."""
         number = bisect_right(self._starts, row) - 1
-        return self._to_records(self._batch(number).slice(row - self._starts[number], 1))[0]
+        return self._batch(number).slice(row - self._starts[number], 1)
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         while first < last:
@@ -68,16 +77,16 @@ class ArrowPart(Part):
                 if number not in self._checked:
                     batch.validate(full=True)
                     self._checked.add(number)
-            in_place = not self._layout.compressed and not self._layout.words
+            in_place = not (self._layout.compressed or self._layout.words or self._layout.big_endian)
             self._decoded.put(key, batch, _IN_PLACE if in_place else batch.get_total_buffer_size())
         return batch
 
     def _read(self, number: int) -> Any:
         start, stop = self._layout.starts.item(number), self._layout.stops.item(number)
         words = self._layout.words_of(number)
-        if not words:
+        if not words and not self._layout.big_endian:
             return pa.ipc.read_record_batch(pa.ipc.read_message(self._piece(start, stop)), self._schema)
-        # A stream of one batch: pyarrow offers no other way to hand dictionaries to a batch.
+        # A stream of one batch: pyarrow offers no other way to hand dictionaries to a batch, and swaps bytes in streams only.
         pieces = [self._layout.schema, *words, (start, stop)]
         stream = b"".join(memoryview(self._piece(*piece)) for piece in pieces) + _END
         return pa.ipc.open_stream(stream).read_next_batch()

@@ -5,9 +5,10 @@ import io
 import mmap
 import os
 import threading
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -15,11 +16,13 @@ from penstock.cache import Cache
 from penstock.errors import PenstockError, SourceError
 from penstock.files import RangeFile
 from penstock.sources.bad import BadRows
-from penstock.sources.parts import FilesSource
+from penstock.sources.nulls import check_nulls
+from penstock.sources.parts import FilesSource, Part
+from penstock.types import RemovedNulls
 
 SLICE_BYTES = 4 << 20  # decoded at once, about
 SLICE_ROWS = 8192  # and never more rows than this
-COLUMNAR_OPTIONS = ("columns", "json_columns", "cache_bytes")
+COLUMNAR_OPTIONS = ("columns", "json_columns", "nulls", "cache_bytes")
 CACHE_BYTES = 64 << 20  # decoded batches kept per source
 
 Key = tuple[Hashable, ...]  # begins with the file's path
@@ -140,10 +143,19 @@ class Cursor(io.RawIOBase):
         return True
 
 
+class ColumnarPart(Part):
+    """One file of columns."""
+
+    @abstractmethod
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        """How many null members reading a row removes."""
+
+
 class ColumnarSource(FilesSource):
     """Files of columns.
 
     columns: read only these; they keep the file's order.  json_columns: their text is JSON and becomes values.
+    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (nulls.py), "keep" keeps them.
     cache_bytes: how much to keep decoded for random access.
     """
 
@@ -160,12 +172,19 @@ class ColumnarSource(FilesSource):
         bad: BadRows | None = None,
         columns: Sequence[str] | None = None,
         json_columns: Sequence[str] = (),
+        nulls: str = "deep",
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.columns = _names("columns", columns) if columns is not None else None
         self.json_columns = frozenset(_names("json_columns", json_columns)) if json_columns else frozenset()
+        self.nulls = check_nulls(nulls)
         self.decoded = ByteCache(cache_bytes)
         super().__init__(paths, cache=cache, name=name, bad=bad)
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        homes = (self._home(self._row(row)) for row in rows)
+        parts = ((cast(ColumnarPart, self._part(index)), local) for index, local in homes)
+        return sum((part.removed_nulls(local) for part, local in parts), start=RemovedNulls())
 
     def choose(self, schema: Any, path: str) -> list[str]:
         """The columns to read from a file of this schema, checked against the options and the files before it."""
@@ -183,6 +202,12 @@ class ColumnarSource(FilesSource):
                 raise SourceError(f"json_columns names {name!r}, which columns leaves out; name it in both")
             if not _is_text(kind := schema.field(name).type):
                 raise SourceError(f"{path}: column {name!r} is {kind}, expected text that holds JSON")
+        for name in chosen:
+            if (kind := _unreadable(schema.field(name).type)) is not None:
+                raise SourceError(
+                    f"{path}: column {name!r} holds the Arrow type {kind}, which pyarrow cannot give to Python; "
+                    f"write the column as another type, or choose the others with columns="
+                )
         found = pa.schema([(name, _same_values(schema.field(name).type)) for name in chosen])
         if self._schema is None:
             self._schema, self._schema_path = found, path
@@ -216,6 +241,24 @@ def _unique_inside(kind: Any, path: str, inside: str) -> None:
         _unique_inside(kind.item_type, path, inside)
     elif hasattr(kind, "value_type"):
         _unique_inside(kind.value_type, path, inside)
+
+
+def _unreadable(kind: Any) -> Any:
+    """The type, or the one inside it, of whose values pyarrow has no Python form (such as intervals of months); else None."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _unreadable(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _unreadable(kind.value_type)
+    for number in range(kind.num_fields):
+        if (found := _unreadable(kind.field(number).type)) is not None:
+            return found
+    try:
+        pa.nulls(0, kind)
+    except KeyError:  # pyarrow has no class for arrays of it
+        return kind
+    except pa.ArrowException:  # there may be no empty array of it, but there is a class
+        return None
+    return None
 
 
 def _is_text(kind: Any) -> bool:

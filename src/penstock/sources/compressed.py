@@ -6,18 +6,23 @@ looks like a file is worse than none.  A cut exactly between two members cannot 
 
 import bz2
 import io
+import logging
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, cast
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.files import FileId, RangeFile, identify
 from penstock.sources.sidecar import digest_of, index
+from penstock.sources.sums import Summed, damaged, from_file, once, to_file
+
+_log = logging.getLogger("penstock")
 
 MAX_EXPANSION = 100
+SUMS = ".sums"  # behind the name of a spool: the file of its checksums
 
 _READ = 1 << 16  # compressed bytes at once
 _PIECE = 1 << 20  # and what may come out of them at once
@@ -44,7 +49,8 @@ def is_compressed(path: str) -> bool:
 
 
 def _suffix(path: str) -> str:
-    return Path(path).suffix.lower()  # names are read so wherever a shape is found by them
+    """In lower case, as names are read wherever a shape is found by them."""
+    return os.path.splitext(path)[1].lower()  # noqa: PTH122 - asked of every file of a folder, and Path takes ten times as long
 
 
 def spool(identity: FileId, cache: Cache, *, max_expansion: int) -> SpooledFile:
@@ -52,9 +58,41 @@ def spool(identity: FileId, cache: Cache, *, max_expansion: int) -> SpooledFile:
     origin = RangeFile(identity)
     content = index(origin, cache, kind="compressed", write=lambda file, _out, _old: ((0, 0), digest_of(file))).content
     name = f"spools/{content[:2]}/{content}{_suffix(identity.path)}.text"
-    if cache.size(name) is None:
-        cache.publish(name, lambda out: _expand(origin, out, max_expansion))
+    if (fault := spool_fault(cache, name)) is not None:
+        if fault:
+            _log.warning("%s: %s; it is unpacked again", cache.path(name), fault)
+        _publish(origin, cache, name, max_expansion)
     return SpooledFile(identify(str(cache.path(name))), origin)
+
+
+def spool_fault(cache: Cache, name: str, *, full: bool = False) -> str | None:
+    """What is wrong with a spool; "" where there is none, None where it is what was written."""
+    num_bytes = cache.size(name)
+    if num_bytes is None:
+        return ""
+    if cache.size(name + SUMS) is None:
+        return "its checksums are missing"
+    sums = from_file(cache.read(name + SUMS), num_bytes)
+    if sums is None:
+        return f"{num_bytes} bytes, of which its checksums do not speak"
+    path = str(cache.path(name))
+    text = RangeFile(identify(path))
+    if full:
+        return damaged(text.read, num_bytes, sums, full=True)
+    return once(path, lambda: damaged(text.read, num_bytes, sums))
+
+
+def _publish(origin: RangeFile, cache: Cache, name: str, max_expansion: int) -> None:
+    """The text first: without its checksums it does not count."""
+    written: list[bytes] = []
+
+    def write(out: IO[bytes]) -> None:
+        summed = Summed(out)
+        _expand(origin, cast(IO[bytes], summed), max_expansion)
+        written[:] = [to_file(summed.num_bytes, summed.sums())]
+
+    cache.publish(name, write, replace=True)
+    cache.publish(name + SUMS, lambda out: out.write(written[0]), replace=True)
 
 
 def _pieces(origin: RangeFile, num_bytes: int) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.view import RowAccess, in_groups, records_at
-from penstock.types import BadRow, Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 
 if TYPE_CHECKING:
     from penstock.types import Source
@@ -81,6 +81,11 @@ class Concat(RowAccess):
         return in_groups(
             homes, lambda home, places: records_at(self._sources[home], rows[places] - self._first_rows[home])
         )
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        homes = (self._home(self._row(row)) for row in rows)
+        counts = (source.removed_nulls([local]) for source, local in homes if isinstance(source, RowAccess))
+        return sum(counts, start=RemovedNulls())
 
     def _record(self, row: int) -> Record:
         source, local = self._home(row)

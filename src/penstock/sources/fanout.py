@@ -5,7 +5,7 @@ turns a record has, a function says; one pass over the source, 8 bytes per recor
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +92,9 @@ class FanOut(View):
         """Which record, and which of its turns."""
         home = int(np.searchsorted(self.starts, row, side="right")) - 1
         return home, row - int(self.starts[home])
+
+    def _homes(self, rows: Iterable[int]) -> Iterable[int]:
+        return sorted({self._home(row)[0] for row in rows})
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_lock"}

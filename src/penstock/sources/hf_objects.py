@@ -1,6 +1,6 @@
 """What do a `Dataset` and an `IterableDataset` in memory hold?  The user imported `datasets`; nothing here does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,9 +11,10 @@ from penstock.errors import BadRecord, SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
 from penstock.sources.canonical import record_bytes
+from penstock.sources.nulls import Pruner, check_nulls
 from penstock.sources.values import ToRecords
 from penstock.sources.view import RowAccess, at_most
-from penstock.types import BadRow, Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 
 _ROWS = 1000  # asked for at once
 _DICTS = ("DatasetDict", "IterableDatasetDict")
@@ -42,16 +43,18 @@ def pick_split(place: Any, split: str | None) -> Any:
     return place[split]
 
 
-def open_hf(place: Any, *, name: str | None = None, bad: BadRows | None = None) -> "HfDatasetSource":
+def open_hf(
+    place: Any, *, name: str | None = None, bad: BadRows | None = None, nulls: str = "deep"
+) -> "HfDatasetSource":
     """A map-style Dataset as a source."""
     if _kind(place) != "Dataset":
         raise SourceError(f"a {type(place).__name__} has no rows by number, expected a Dataset")
-    return HfDatasetSource(place, name=name or _name(place), bad=bad)
+    return HfDatasetSource(place, name=name or _name(place), bad=bad, nulls=nulls)
 
 
-def hf_iterable(place: Any) -> Callable[[], Iterator[Record]]:
+def hf_iterable(place: Any, *, nulls: str = "deep") -> Callable[[], Iterator[Record]]:
     """A function that iterates an IterableDataset from its start, as plain Python values."""
-    return partial(_iterate, place)
+    return partial(_iterate, place, check_nulls(nulls))
 
 
 class HfDatasetSource(RowAccess):
@@ -63,8 +66,11 @@ class HfDatasetSource(RowAccess):
 
     shape = "datasets"
 
-    def __init__(self, dataset: Any, *, name: str, bad: BadRows | None = None) -> None:
+    OPTIONS = ("nulls",)
+
+    def __init__(self, dataset: Any, *, name: str, bad: BadRows | None = None, nulls: str = "deep") -> None:
         self.name = name
+        self.nulls = check_nulls(nulls)
         self.bad = bad or BadRows()
         self._by_hand = dataset.format["type"] == "custom"
         self._dataset = dataset
@@ -125,10 +131,19 @@ class HfDatasetSource(RowAccess):
         if self._by_hand:
             yield from (dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True))
             return
-        if self._to_records is None:
-            self._to_records = ToRecords(found.schema, parse_json=True)
+        to_records = self._converter(found)
         for batch in found.to_batches():
-            yield from self._to_records(batch)
+            yield from to_records(batch)
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        tables = (self._dataset[row : row + 1] for row in map(self._row, rows)) if not self._by_hand else ()
+        batches = ((self._converter(table), batch) for table in tables for batch in table.to_batches())
+        return sum((to_records.removed_nulls(batch) for to_records, batch in batches), start=RemovedNulls())
+
+    def _converter(self, table: Any) -> ToRecords:
+        if self._to_records is None:
+            self._to_records = ToRecords(table.schema, parse_json=True, nulls=self.nulls)
+        return self._to_records
 
     def _placed(self, row: int, found: BadRow) -> BadRow:
         return BadRow(reason=found.reason, message=f"{self.name}:{row + 1}:0: {found.message} (row {row})")
@@ -137,14 +152,17 @@ class HfDatasetSource(RowAccess):
         return f"HfDatasetSource({self.name!r}, {len(self):_} rows)"
 
 
-def _iterate(dataset: Any) -> Iterator[Record]:
+def _iterate(dataset: Any, nulls: str) -> Iterator[Record]:
     plain = dataset.with_format(None)
+    prune = Pruner(dataset.features.arrow_schema if dataset.features is not None else (), nulls)
     if dataset.features is not None:
         raw = {name: _undecoded(feature) for name, feature in dataset.features.items()}
         if raw != dict(dataset.features):
             plain = plain.cast(type(dataset.features)(raw))
     for record in plain:
-        yield dict(record)
+        values = dict(record)
+        prune(values)
+        yield values
 
 
 def _undecoded(feature: Any) -> Any:

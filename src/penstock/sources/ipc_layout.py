@@ -43,6 +43,7 @@ class Layout:
     first_rows: Ints
     words: tuple[Words, ...]
     compressed: bool
+    big_endian: bool
 
     def words_of(self, batch: int) -> list[tuple[int, int]]:
         """The dictionary messages that this batch needs, in their order: for each column the last full one and what adds to it."""
@@ -62,6 +63,7 @@ class _Message:
     compressed: bool
     column: int
     adds: bool
+    big_endian: bool
 
 
 def layout(data: memoryview, path: str) -> Layout:
@@ -100,6 +102,7 @@ def _layout(messages: list[_Message], *, in_file: bool) -> Layout:
         first_rows=np.array([0, *accumulate(counts)], dtype=np.int64),
         words=tuple(words),
         compressed=any(message.compressed for message in messages),
+        big_endian=messages[0].big_endian,
     )
 
 
@@ -157,6 +160,7 @@ def _message(data: memoryview, position: int) -> _Message | None:
     if length < 0 or stop > len(data):
         raise _Damaged(f"a batch of {length} bytes at byte {begin + size}, but the data ends at byte {len(data)}")
     rows, compressed, column, adds = 0, False, 0, False
+    big_endian = kind == _SCHEMA and root.table(2).number(0, "<h") == 1
     if kind in (_DICTIONARY, _BATCH):
         header = root.table(2)
         if kind == _DICTIONARY:
@@ -166,7 +170,7 @@ def _message(data: memoryview, position: int) -> _Message | None:
         column_rows = header.first_of_vector(1)  # the first column's own count of rows
         if rows < 0 or column_rows not in (None, rows):
             raise _Damaged(f"a batch of {rows} rows at byte {position}, with a column of {column_rows}")
-    return _Message(position, stop, kind, rows, compressed, column, adds)
+    return _Message(position, stop, kind, rows, compressed, column, adds, big_endian)
 
 
 class _Damaged(Exception):

@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.files import RangeFile
 from penstock.fingerprint import Digest
-from penstock.sources.offsets import lines
+from penstock.sources.counts import row_counts
+from penstock.sources.offsets import count_lines, lines
 from penstock.sources.parse import has_long_digits, parse, parse_lines
 from penstock.sources.parts import Part
 from penstock.sources.rows import TOO_LONG, Index, RowsPart, RowsSource
@@ -84,6 +85,26 @@ class JsonlSource(RowsSource):
         """`unique_keys`: a record that gives a key twice is bad.  It costs a slower parser; without it the last one wins."""
         self.unique_keys = unique_keys
         super().__init__(paths, **rest)
+
+    def _counts(self) -> list[int]:
+        return row_counts(self, super()._counts, self._count)
+
+    def _count(self, index: int) -> int:
+        raw = self._small(index)
+        count = None if raw is None else count_lines(raw)
+        return self._part(index).num_rows if count is None else count
+
+    def _all_records(self, index: int) -> list[Record] | None:
+        raw = None if self.unique_keys else self._small(index)
+        if raw is None or count_lines(raw) != self._num_rows(index) or has_long_digits(raw):
+            return None
+        return parse_lines(raw, self._num_rows(index))
+
+    def _all_lines(self, index: int) -> bytes | None:
+        raw = None if self.unique_keys else self._small(index)
+        if raw is None or count_lines(raw) != self._num_rows(index):
+            return None
+        return raw if raw.endswith(b"\n") else raw + b"\n"
 
     def rows(self, file: RangeFile, path: str) -> Part:
         index = lines(file, self.cache)

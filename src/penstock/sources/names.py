@@ -37,6 +37,12 @@ class Cut:
     step: int | None = None
     percent: bool = False
 
+    def __str__(self) -> str:
+        """As it is written in a name."""
+        sign = "%" if self.percent else ""
+        edges = [f"{edge}{sign}" if edge is not None else "" for edge in (self.start, self.stop)]
+        return f"[{':'.join([*edges, str(self.step)] if self.step is not None else edges)}]"
+
     def of(self, num_rows: int) -> slice:
         """As a slice of so many rows."""
         if not self.percent:

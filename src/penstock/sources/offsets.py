@@ -22,6 +22,7 @@ _HITS = np.dtype("<u8")  # eight bytes of 0 or 1
 _BLOCK = 1 << 20
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
+_BLANK = tuple(b"\n" + bytes([space]) for space in _SPACE)  # how a line begins that may be blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ class Lines:
 def lines(file: RangeFile, cache: Cache) -> Lines:
     """The index of a file: from the cache, or by a scan that leaves it there."""
     return _lines(index(file, cache, kind="lines", write=_scan))
+
+
+def count_lines(raw: bytes) -> int | None:
+    """The number of rows of a small file, if no line of it is blank and it begins with plain text; else None, and `lines` knows."""
+    if not raw:
+        return 0
+    if not 32 < raw[0] < 127 or any(blank in raw for blank in _BLANK):
+        return None
+    return raw.count(b"\n") + (not raw.endswith(b"\n"))
 
 
 def _lines(found: Index) -> Lines:

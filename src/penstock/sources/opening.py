@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from penstock.files import find, has_folders, is_file, is_folder, local
 from penstock.sources.bad import BadRows
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource
-from penstock.sources.names import Name, Split, read_name, read_split
+from penstock.sources.names import Cut, Name, Split, read_name, read_split
 from penstock.sources.shapes import SHAPES, Shape
 from penstock.sources.view import RowAccess
 from penstock.types import Record
 
 _log = logging.getLogger("penstock")
 
+_SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
+_MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
 _COMMON = ("shape", "split", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
 # What lies beside data without being data.  A list of data sets is opened by its own name only.
 _BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
@@ -39,6 +41,12 @@ class Wish:
     split: str | None = None
     bad: BadRows | None = None
     options: dict[str, Any] = field(default_factory=dict)  # the shape's own
+    defaults: dict[str, Any] = field(default_factory=dict)  # the same, where a shape knows them
+
+    def options_of(self, what: str, known: tuple[str, ...]) -> dict[str, Any]:
+        """The options for one shape; one that it does not know is an error."""
+        _check_options(what, known, self.options)
+        return {name: value for name, value in self.defaults.items() if name in known} | self.options
 
 
 def open_source(
@@ -49,10 +57,14 @@ def open_source(
     shape: str | None = None,
     split: str | None = None,
     bad: BadRows | None = None,
+    defaults: dict[str, Any] | None = None,
     **options: Any,
 ) -> RowAccess:
-    """Records by number, from whatever holds them.  `options` are the shape's own; one that it does not know is an error."""
-    wish = Wish(cache, name, shape, split, bad or BadRows(), options)
+    """Records by number, from whatever holds them.  `options` are the shape's own; one that it does not know is an error.
+
+    defaults: options for shapes that know them; others leave them alone.
+    """
+    wish = Wish(cache, name, shape, split, bad or BadRows(), options, defaults or {})
     if shape is not None and shape not in SHAPES:
         raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{_nearest(shape, SHAPES)}")
     if isinstance(place, str | os.PathLike):
@@ -110,13 +122,22 @@ def _open_dataset(place: Any, wish: Wish) -> RowAccess:
     def open_one(split: Split | None) -> RowAccess:
         chosen = objects.pick_split(place, split.name if split else None)
         if objects.is_hf_iterable(chosen):
-            source = _open_stream(objects.hf_iterable(chosen), wish)
+            source = _open_iterable(chosen, objects.hf_iterable, wish)
         else:
-            _check_options("a Dataset", (), wish.options)
-            source = objects.open_hf(chosen, name=wish.name, bad=wish.bad)
+            options = wish.options_of("a Dataset", objects.HfDatasetSource.OPTIONS)
+            source = objects.open_hf(chosen, name=wish.name, bad=wish.bad, **options)
         return _cut(source, split)
 
     return _joined([open_one(split) for split in splits or (None,)], wish.name)
+
+
+def _open_iterable(dataset: Any, rows_of: Callable[..., Any], wish: Wish) -> RowAccess:
+    """An IterableDataset.  What is kept on disk of it depends on `nulls`, so that is part of its version."""
+    options = wish.options_of("an IterableDataset", ("version", "nulls"))
+    nulls = {"nulls": options.pop("nulls")} if "nulls" in options else {}
+    if options.get("version") is not None and nulls.get("nulls") == "keep":
+        options["version"] = f"{options['version']} nulls=keep"
+    return _open_stream(rows_of(dataset, **nulls), replace(wish, options=options, defaults={}))
 
 
 def _open_places(places: list[str], wish: Wish) -> RowAccess:
@@ -130,7 +151,7 @@ def _open_places(places: list[str], wish: Wish) -> RowAccess:
 def _open_name(name: Name, wish: Wish) -> RowAccess:
     source = _joined([_open_split(name.place, split, wish) for split in name.splits or (None,)], wish.name)
     for cut in name.cuts:
-        source = source[cut.of(len(source))]
+        source = _chosen(source, cut, f"{name.place}@{cut}")
     return source
 
 
@@ -139,8 +160,8 @@ def _open_split(place: str, split: Split | None, wish: Wish) -> RowAccess:
     if shape is None:
         return _cut(_open_files(_of_split(place, _data_files(place, wish.shape), split), wish), split)
     opener = _opener(SHAPES[shape])
-    options = wish.options if split is None else {**wish.options, "split": split.name}
-    _check_options(shape, (*getattr(opener, "OPTIONS", ()), "split"), options)
+    options = wish.options_of(shape, (*getattr(opener, "OPTIONS", ()), "split"))
+    options |= {} if split is None else {"split": split.name}
     folder = str(Path(local(place)).absolute())
     return _cut(opener([folder], cache=wish.cache, name=wish.name, bad=wish.bad, **options), split)
 
@@ -156,10 +177,12 @@ def _open_files(paths: list[str], wish: Wish) -> RowAccess:
         )
     (shape,) = shapes
     opener = _opener(SHAPES[shape])
-    _check_options(shape, getattr(opener, "OPTIONS", ()), wish.options)
+    options = wish.options_of(shape, getattr(opener, "OPTIONS", ()))
+    if SHAPES[shape].is_list:
+        options["defaults"] = wish.defaults
     # one file: its own name; several: the folder they share
     name = wish.name or (_bare(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files")
-    return opener(paths, cache=wish.cache, name=name, bad=wish.bad, **wish.options)
+    return opener(paths, cache=wish.cache, name=name, bad=wish.bad, **options)
 
 
 def _opener(shape: Shape) -> Callable[..., RowAccess]:
@@ -187,9 +210,9 @@ def _data_files(place: str, asked: str | None) -> list[str]:
     if asked is not None:
         known = [path for path in paths if _suffix(path, SHAPES[asked].suffixes)] or paths
     else:
-        known = [path for path in paths if _known(path) and not _BESIDE.fullmatch(Path(path).name)]
+        known = [path for path in paths if _fitting(path) and not _BESIDE.fullmatch(os.path.basename(path))]  # noqa: PTH119
     if not known:
-        known = [path for path in paths if _known(path)]
+        known = [path for path in paths if _fitting(path)]
         _shape_of((known or paths)[0])  # says what is known, where nothing is
         if has_folders(place):
             raise SourceError(
@@ -221,7 +244,17 @@ def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
 
 
 def _cut(source: RowAccess, split: Split | None) -> RowAccess:
-    return source if split is None or split.cut is None else source[split.cut.of(len(source))]
+    if split is None or split.cut is None:
+        return source
+    return _chosen(source, split.cut, f"{source.name}: the split {split.name}{split.cut}")
+
+
+def _chosen(source: RowAccess, cut: Cut, what: str) -> RowAccess:
+    """Some rows of a source.  A name that chooses none is a mistake: nothing would be trained."""
+    chosen = source[cut.of(len(source))]
+    if not len(chosen):
+        raise SourceError(f"{what} chooses none of {len(source):,} rows; choose at least one row")
+    return chosen
 
 
 def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
@@ -229,9 +262,16 @@ def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
 
 
 def _shape_of(path: str) -> str:
-    fitting = {suffix: name for name, shape in SHAPES.items() if (suffix := _suffix(path, shape.suffixes))}
-    if fitting:
-        return fitting[max(fitting, key=len)]
+    if (found := _fitting(path)) is not None:
+        return found[1]
+    if path.lower().endswith(".pt"):
+        listed = Path(path).parent / "metadata.json"
+        advice = (
+            f"open the folder {listed.parent}"
+            if is_file(listed)
+            else "a folder of .pt chunks needs one that lists them"
+        )
+        raise SourceError(f"{listed}: {'lists chunks' if is_file(listed) else 'not found'}; {advice} ({path})")
     known = ", ".join(suffix for shape in SHAPES.values() for suffix in shape.suffixes if suffix.count(".") == 1)
     shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
     raise SourceError(
@@ -239,8 +279,14 @@ def _shape_of(path: str) -> str:
     )
 
 
-def _known(path: str) -> bool:
-    return any(_suffix(path, shape.suffixes) for shape in SHAPES.values())
+def _fitting(path: str) -> tuple[str, str] | None:
+    """The longest suffix of any shape that a path ends in, and that shape."""
+    ending = os.path.basename(path).lower().rsplit(".", _MOST_DOTS)[1:]  # noqa: PTH119 - Path takes ten times as long
+    for first in range(len(ending)):
+        suffix = "." + ".".join(ending[first:])
+        if suffix in _SHAPE_OF:
+            return suffix, _SHAPE_OF[suffix]
+    return None
 
 
 def _suffix(path: str, suffixes: tuple[str, ...]) -> str:
@@ -251,7 +297,7 @@ def _suffix(path: str, suffixes: tuple[str, ...]) -> str:
 def _bare(path: str) -> str:
     """A file's name without the suffix of its shape."""
     name = Path(path).name
-    longest = max((_suffix(path, shape.suffixes) for shape in SHAPES.values()), key=len)
+    longest, _ = _fitting(path) or ("", "")
     return name[: -len(longest)] if longest and len(longest) < len(name) else Path(path).stem
 
 

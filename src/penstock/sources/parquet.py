@@ -2,10 +2,13 @@
 
 A row in a group that fits the cache costs one decoding of that group for all its rows.  In a larger group, a jump back
 decodes it from its first row again: Parquet has no other way in.
+
+Nothing here asks pyarrow for the metadata of a column chunk: a footer that contradicts itself makes `row_group(i).column(j)` end
+the process with std::terminate.  What a row weighs is measured on a few decoded rows instead.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,22 +17,25 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SourceError
 from penstock.files import FileId, RangeFile
-from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarSource, Cursor, reading, slice_rows
+from penstock.sources.columnar import COLUMNAR_OPTIONS, ColumnarPart, ColumnarSource, Cursor, reading, slice_rows
 from penstock.sources.parts import Part
 from penstock.sources.values import ToRecords
-from penstock.types import BadRow, Ints, Record
+from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _BUFFER = 1 << 18  # read ahead per column
 _LOOK = 64  # rows that are weighed
+_GRACE = 256 << 20  # bytes that a row group may always take uncompressed
+MAX_EXPANSION = 1000
 
 
-class ParquetPart(Part):
+class ParquetPart(ColumnarPart):
     """One file.  A row group is a run of slices; slice k of a group can be had once those before it are decoded."""
 
     def __init__(self, identity: FileId, source: "ParquetSource") -> None:
         self._file = RangeFile(identity)
         self._path = identity.path
         self._decoded = source.decoded
+        self._group_starts: list[int] = []  # rows
         with reading(self._path, "Parquet"):
             file = self._reader(None)
             self._metadata = file.metadata
@@ -37,12 +43,14 @@ class ParquetPart(Part):
         self._names = source.choose(schema, self._path)
         if not self._names:
             raise SourceError(f"{self._path}: a Parquet file without columns, expected at least one")
-        self._to_records = ToRecords(
-            pa.schema([schema.field(name) for name in self._names]), json_columns=source.json_columns
-        )
+        chosen = pa.schema([schema.field(name) for name in self._names])
+        self._to_records = ToRecords(chosen, json_columns=source.json_columns, nulls=source.nulls)
+        self._varies = any(_varies(field.type) for field in chosen)
         with reading(self._path, "Parquet"):
-            counts, sizes = self._groups(source.columns)
-        self._group_starts: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]  # rows
+            counts, sizes = self._groups(source.max_expansion)
+            if source.columns is not None:
+                sizes = self._chosen_sizes(counts, sizes)
+        self._group_starts = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
         self._first_bytes = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._at_once: dict[int, int] = {}  # rows decoded together, of each group met so far
         self.num_rows = self._group_starts[-1]
@@ -54,10 +62,17 @@ class ParquetPart(Part):
             )
 
     def record(self, row: int) -> Record | BadRow:
+        return self._to_records(self._one(row))[0]
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        return self._to_records.removed_nulls(self._one(row))
+
+    def _one(self, row: int) -> Any:
+        """A batch of one row."""
         self.check()
         group = bisect_right(self._group_starts, row) - 1
         number, within = divmod(row - self._group_starts[group], self._slice_rows(group))
-        return self._to_records(self._slice(group, number).slice(within, 1))[0]
+        return self._slice(group, number).slice(within, 1)
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         while first < last:
@@ -178,18 +193,16 @@ class ParquetPart(Part):
         if found is None:
             first, last = self._group_starts[group : group + 2]
             size = int(self._first_bytes[group + 1] - self._first_bytes[group])
-            if self._shares_text(group):
-                with reading(self._path, "Parquet"):
-                    few = next(self._begin(group, _LOOK), None)
-                    size = max(size, few.nbytes * (last - first) // few.num_rows if few else 0)
+            if self._varies:
+                size = max(size, self._weight(group) * (last - first))
             found = self._at_once[group] = slice_rows(last - first, size)
         return found
 
-    def _shares_text(self, group: int) -> bool:
+    def _weight(self, group: int) -> int:
+        """Bytes that a row of a group takes when decoded, from its first few rows."""
         with reading(self._path, "Parquet"):
-            columns = self._metadata.row_group(group)
-            chunks = (columns.column(leaf) for leaf in range(columns.num_columns))
-            return any(chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page for chunk in chunks)
+            few = next(self._begin(group, _LOOK), None)
+            return -(-few.nbytes // few.num_rows) if few else 0
 
     def _num_slices(self, group: int) -> int:
         count = self._group_starts[group + 1] - self._group_starts[group]
@@ -205,30 +218,50 @@ class ParquetPart(Part):
             page_checksum_verification=True,
         )
 
-    def _groups(self, columns: list[str] | None) -> tuple[list[int], list[int]]:
-        """Rows and decoded bytes of each group, of the chosen columns."""
-        counts, sizes = [], []
-        for number in range(self._metadata.num_row_groups):
-            group = self._metadata.row_group(number)
-            counts.append(group.num_rows)
-            if columns is None:
-                sizes.append(max(group.total_byte_size, 1))
-                continue
-            chunks = (group.column(leaf) for leaf in range(group.num_columns))
-            size = sum(
-                chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
-            )
-            sizes.append(max(size, 1))
+    def _groups(self, max_expansion: int) -> tuple[list[int], list[int]]:
+        """Rows and uncompressed bytes of each row group."""
+        groups = [self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)]
+        counts = [group.num_rows for group in groups]
+        sizes = [max(group.total_byte_size, 1) for group in groups]
         if any(count < 0 for count in counts):
             raise SourceError(f"{self._path}: a row group of {min(counts)} rows; the file is damaged, make it again")
+        limit = max(_GRACE, max_expansion * self._file.identity.size)
+        if sizes and max(sizes) > limit:
+            raise SourceError(
+                f"{self._path}: a row group of {max(sizes):_} bytes in a file of {self._file.identity.size:_}, expected at "
+                f"most {limit:_}; if this is not a bomb, raise max_expansion (now {max_expansion})"
+            )
         return counts, sizes
+
+    def _chosen_sizes(self, counts: list[int], sizes: list[int]) -> list[int]:
+        """About the bytes of the chosen columns in each group, by the first rows of the first group that has any."""
+        group = next((group for group, count in enumerate(counts) if count), None)
+        weight = 0 if group is None else self._weight(group)
+        return [max(1, min(size, weight * count)) for count, size in zip(counts, sizes, strict=True)]
+
+
+def _varies(kind: Any) -> bool:
+    """Whether values of a type can be larger in memory than in the file: text and lists that rows share are stored but once."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _varies(kind.storage_type)
+    if types.is_struct(kind):
+        return any(_varies(field.type) for field in kind)
+    return not types.is_primitive(kind) and not types.is_null(kind)
 
 
 class ParquetSource(ColumnarSource):
     """Parquet files of one schema.  Values are as the file stores them: Arrow knows no missing keys, only nulls."""
 
     shape = "parquet"
-    OPTIONS = COLUMNAR_OPTIONS
+    OPTIONS = (*COLUMNAR_OPTIONS, "max_expansion")
+
+    def __init__(self, paths: Sequence[str], *, max_expansion: int = MAX_EXPANSION, **rest: Any) -> None:
+        """`max_expansion`: how many times the file's size one row group may take uncompressed; 256 MiB are always allowed."""
+        if type(max_expansion) is not int or max_expansion < 1:
+            raise SourceError(f"max_expansion is {max_expansion!r}, expected a number ≥ 1")
+        self.max_expansion = max_expansion
+        super().__init__(paths, **rest)
 
     def part(self, identity: FileId) -> Part:
         return ParquetPart(identity, self)

@@ -102,8 +102,23 @@ class FilesSource(RowAccess):
         self.identities = identities
         self._parts: OrderedDict[int, Part] = OrderedDict()
         self._first_rows = [0]
-        counts = [self._part(index).num_rows for index in range(len(identities))]
-        self._first_rows = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self._first_rows = [0, *np.cumsum(self._counts(), dtype=np.int64).tolist()]
+
+    def _counts(self) -> list[int]:
+        """The number of rows of each file."""
+        return [self._part(index).num_rows for index in range(len(self.identities))]
+
+    def _weight(self, index: int) -> int:
+        """About how much the rows of a file weigh, for cutting."""
+        return self._part(index).num_bytes
+
+    def _all_records(self, index: int) -> list[Record] | None:
+        """All records of a file, where that is quicker than opening it as a part and nothing in it is out of the ordinary."""
+        return None
+
+    def _all_lines(self, index: int) -> bytes | None:
+        """What all rows of a file add to a digest, under the same conditions."""
+        return None
 
     def __len__(self) -> int:
         return self._first_rows[-1]
@@ -129,6 +144,9 @@ class FilesSource(RowAccess):
                 yield self._met(row, found) if type(found) is BadRow else found
             return
         for index, first, last in self._pieces(start, stop):
+            if last - first == self._num_rows(index) and (whole := self._all_records(index)) is not None:
+                yield from whole
+                continue
             part = self._part(index)
             part.check()
             for row, record in enumerate(part.records(first, last), self._first_rows[index] + first):
@@ -145,6 +163,9 @@ class FilesSource(RowAccess):
         self._range(start, stop)
         content = Digest()
         for index, first, last in self._pieces(start, stop):
+            if last - first == self._num_rows(index) and (lines := self._all_lines(index)) is not None:
+                content.extend(lines)
+                continue
             part = self._part(index)
             part.check()
             part.add_digest(content, first, last)
@@ -168,11 +189,11 @@ class FilesSource(RowAccess):
         borders = [0]
         gathered = 0
         for index in range(len(self.identities)):
-            part = self._part(index)
             first, last = self._first_rows[index], self._first_rows[index + 1]
-            gathered += part.num_bytes
-            if part.num_bytes > num_bytes:
-                borders += (first + part.borders(num_bytes)).tolist()
+            weight = self._weight(index)
+            gathered += weight
+            if weight > num_bytes:
+                borders += (first + self._part(index).borders(num_bytes)).tolist()
             if gathered >= num_bytes:
                 borders.append(last)
                 gathered = 0
@@ -216,6 +237,9 @@ class FilesSource(RowAccess):
     def _row(self, row: int) -> int:
         return row if 0 <= row < self._first_rows[-1] else super()._row(row)
 
+    def _num_rows(self, index: int) -> int:
+        return self._first_rows[index + 1] - self._first_rows[index]
+
     def _home(self, row: int) -> tuple[int, int]:
         index = bisect_right(self._first_rows, row) - 1
         return index, row - self._first_rows[index]
@@ -242,7 +266,7 @@ class FilesSource(RowAccess):
         return part
 
     def _expect_rows(self, index: int, found: int) -> None:
-        expected = self._first_rows[index + 1] - self._first_rows[index]
+        expected = self._num_rows(index)
         if found != expected:
             raise SourceChanged(
                 f"{self.identities[index].path}: changed while open: it has {found} rows, expected {expected}; "

@@ -22,11 +22,10 @@ from penstock.errors import SourceError
 from penstock.files import FileId, RangeFile
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
-from penstock.sources.folder import inside, read_json
+from penstock.sources.folder import METADATA, listed_chunks, read_json
 from penstock.sources.parts import FilesSource, Part
 from penstock.types import BadRow, Ints, Record
 
-_METADATA = "metadata.json"
 _MOST_MAPPED = 4096  # chunks of a source; a process may have some 65,000 maps
 _ROWS_AT_ONCE = 256  # copied out of a chunk together, where all of them are read
 _PER_SAMPLE = ("sequence_id", "subsequence_id", "start_item_position", "left_pad_length")
@@ -44,7 +43,7 @@ class PtPart(Part):
         for name, tensor in self._columns.items():
             if tensor.shape[0] != num_samples:
                 raise SourceError(
-                    f"{self._path}: column {name!r} holds {tensor.shape[0]} samples, but {_METADATA} says {num_samples}; "
+                    f"{self._path}: column {name!r} holds {tensor.shape[0]} samples, but {METADATA} says {num_samples}; "
                     f"make the folder again"
                 )
         self.num_rows = num_samples
@@ -124,6 +123,11 @@ class PtPart(Part):
         try:
             yield
         except Exception as error:  # torch's loader raises whatever its zip reader and unpickler do
+            if type(error).__name__ == "UnpicklingError":  # it met code; its own words advise to run it
+                raise SourceError(
+                    f"{self._path}: holds pickled code, or is not a file of torch.save; chunks are read without running any code, "
+                    f"so save it again as plain tensors, or remove it if you do not know who made it"
+                ) from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise SourceError(
                 f"{self._path}: cannot be read as tensors: {reason}; is it cut off or damaged? save it again with torch.save"
@@ -149,7 +153,7 @@ class PtChunksSource(FilesSource):
         if split is not None:
             raise SourceError(f"{paths[0]}: split {split!r} asked for, but such a folder is one split; leave split out")
         folder = Path(paths[0])
-        self._num_samples = _listed(folder)
+        self._num_samples = listed_chunks(folder, ".pt")
         super().__init__(list(self._num_samples), cache=cache, name=name or folder.name, bad=bad)
 
     def part(self, identity: FileId) -> Part:
@@ -175,37 +179,11 @@ class PtChunksSource(FilesSource):
 
 def is_chunk_folder(path: str) -> bool:
     """Whether a metadata.json here lists chunks."""
-    metadata = Path(path) / _METADATA
+    metadata = Path(path) / METADATA
     try:
         return metadata.is_file() and isinstance(read_json(metadata).get("batch_files"), list)
     except SourceError:
         return False
-
-
-def _listed(folder: Path) -> dict[str, int]:
-    """Chunks in their order → samples, as the metadata says; it must be one with itself and with the folder."""
-    path = folder / _METADATA
-    metadata = read_json(path)
-    entries = metadata.get("batch_files")
-    if not isinstance(entries, list) or not entries:
-        raise SourceError(f"{path}: batch_files is {str(entries)[:50]}, expected a list of chunks")
-    chunks: dict[str, int] = {}
-    for entry in entries:
-        samples = entry.get("samples") if isinstance(entry, dict) else None
-        if type(samples) is not int or samples < 0:
-            raise SourceError(f"{path}: a chunk is {str(entry)[:80]}, expected {{path, samples}}")
-        chunk = inside(folder, entry.get("path"), named_by=path)
-        if chunk in chunks:
-            raise SourceError(f"{path}: lists {entry['path']!r} twice; make the folder again")
-        chunks[chunk] = samples
-    total = metadata.get("total_samples")
-    if total != sum(chunks.values()):
-        raise SourceError(f"{path}: total_samples is {total}, but its chunks hold {sum(chunks.values())}")
-    # sequifier leaves out a chunk that it failed to read, and with it the samples
-    strange = sorted(str(found) for found in folder.glob("*.pt") if str(found) not in chunks)
-    if strange:
-        raise SourceError(f"{strange[0]}: not listed in {path}; list it there, or remove it from the folder")
-    return chunks
 
 
 def _tensors(content: Any) -> Iterator[tuple[str, Any]]:

@@ -10,10 +10,11 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.files import FileId, RangeFile
+from penstock.files import FileId, RangeFile, read_small
 from penstock.fingerprint import Digest
 from penstock.sources.compressed import MAX_EXPANSION, is_compressed, spool
 from penstock.sources.parts import FilesSource, Part
+from penstock.sources.sidecar import SMALL
 from penstock.types import BadRow, Ints, Record
 
 MAX_ROW_BYTES = 256 << 20
@@ -145,6 +146,17 @@ class RowsSource(FilesSource):
     @abstractmethod
     def rows(self, file: RangeFile, path: str) -> Part:
         """Index one file of plain text.  `path` is what the user calls it."""
+
+    def _weight(self, index: int) -> int:
+        known = self.identities[index]
+        return super()._weight(index) if is_compressed(known.path) else known.size
+
+    def _small(self, index: int) -> bytes | None:
+        """A small file of plain text, whole; None for any other file."""
+        known = self.identities[index]
+        if known.size > min(SMALL, self.max_row_bytes) or is_compressed(known.path):
+            return None
+        return read_small(known)
 
     def part(self, identity: FileId) -> Part:
         if is_compressed(identity.path):

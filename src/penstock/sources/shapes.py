@@ -16,6 +16,7 @@ class Shape:
     suffixes: tuple[str, ...] = ()
     folder: str = ""  # the module's function that tells whether a folder as a whole has this shape
     marks: tuple[str, ...] = ()  # it is asked where one of these files lies in the folder
+    is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
 
 
 def packed(*suffixes: str) -> tuple[str, ...]:
@@ -36,6 +37,9 @@ SHAPES = {
         folder="is_hf_folder",
         marks=("dataset_dict.json", "dataset_info.json", "state.json"),
     ),
+    "parquet_chunks": Shape(
+        "parquet_chunks", "ParquetChunksSource", folder="is_parquet_chunk_folder", marks=("metadata.json",)
+    ),
     "pt": Shape("pt_chunks", "PtChunksSource", folder="is_chunk_folder", marks=("metadata.json",)),
-    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml")),
+    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
 }

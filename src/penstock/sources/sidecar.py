@@ -11,6 +11,8 @@ it.  A note under the file's path says what that file looked like when its index
 | longer than noted | one pass for the digest of the old part; if it is still the same, only the new part is scanned |
 | anything else | a scan |
 
+An index carries checksums (sums.py): one that is not what was written is made again.
+
 Probes alone never prove an old part unchanged: a line rewritten in the middle, at equal length, moves none of them, and
 offsets that are off by one row give wrong records without a word.
 """
@@ -18,25 +20,31 @@ offsets that are off by one row give wrong records without a word.
 import contextlib
 import io
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.files import FileId, RangeFile, buffer
-from penstock.fingerprint import Digest, fingerprint
+from penstock.fingerprint import Digest, digest, fingerprint
+from penstock.sources.sums import Summed, damaged, once
 from penstock.types import Ints
 
-_HEADER = 9  # magic, file size, number of words behind the header, two of the kind's own, two of digest, two of probe
+_log = logging.getLogger("penstock")
+
+# magic, file size, number of words behind the header, two of the kind's own, two of digest, two of probe, two of checksum
+_HEADER = 11
+_OWN = 9  # words of the header that its checksum covers, with the digests of all blocks, which stand at the end
 _WORD = np.dtype("<i8")
 _BLOCK = 1 << 20
 _PROBE = 1 << 14
-_SMALL = 1 << 16  # bytes of a file not worth a sidecar: ten thousand of them would cost minutes of waiting for the disk
-_MAGIC = int.from_bytes(b"PSSIDE02", "little")
+SMALL = 1 << 16  # bytes of a file not worth a sidecar: ten thousand of them would cost minutes of waiting for the disk
+_MAGIC = int.from_bytes(b"PSSIDE03", "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +77,9 @@ Write = Callable[[RangeFile, IO[bytes], Index | None], tuple[tuple[int, int], st
 def index(file: RangeFile, cache: Cache, *, kind: str, write: Write) -> Index:
     """The index of a file: from the cache, or made and left there.  `kind` names how it is made, with all settings."""
     known = file.identity
-    if known.size <= _SMALL:
+    if known.size <= SMALL:
         return _in_memory(file, write)
-    settled = _settled(known)  # asked before any byte is read
+    is_settled = settled(known)  # asked before any byte is read
     mark = probe(file)
     note_name = _name(kind, "notes", [known.path], "json")
     note = _read_note(cache, note_name)
@@ -89,7 +97,7 @@ def index(file: RangeFile, cache: Cache, *, kind: str, write: Write) -> Index:
             raise StoreError(
                 f"{cache.path(name)}: not what was just written; is another program writing to this folder?"
             )
-    text = json.dumps(asdict(_note(known, mark, found.content, settled))).encode()
+    text = json.dumps(asdict(_note(known, mark, found.content, is_settled))).encode()
     with contextlib.suppress(StoreError):  # it only saves time, and a cache that is shared may not be ours to write to
         cache.publish(note_name, lambda out: out.write(text), replace=True)
     return found
@@ -132,27 +140,48 @@ def _in_memory(file: RangeFile, write: Write) -> Index:
 
 def _write(file: RangeFile, out: IO[bytes], write: Write, old: Index | None, mark: str) -> None:
     out.write(bytes(_HEADER * _WORD.itemsize))
-    counts, content = write(file, out, old)
+    words = Summed(out)
+    counts, content = write(file, cast(IO[bytes], words), old)
     file.check()  # a file that grew or shrank meanwhile has no index
-    num_words = out.tell() // _WORD.itemsize - _HEADER
-    header = [_MAGIC, file.identity.size, num_words, *counts, *_words(content), *_words(mark)]
+    num_words = words.tell() // _WORD.itemsize
+    sums = words.sums()
+    out.write(sums)
+    header = np.array([_MAGIC, file.identity.size, num_words, *counts, *_words(content), *_words(mark)], dtype=_WORD)
     out.seek(0)
-    out.write(np.array(header, dtype=_WORD).tobytes())
+    out.write(header.tobytes() + bytes.fromhex(digest(header.tobytes() + sums)))
     out.seek(0, 2)
 
 
 def _load(cache: Cache, name: str, *, size: int, mark: str) -> Index | None:
-    """None where there is no index, or none of such a file, and it must be made."""
+    """None where there is no index, or none of such a file, or a damaged one, and it must be made."""
     num_bytes = cache.size(name)
     if num_bytes is None or num_bytes % _WORD.itemsize or num_bytes < _HEADER * _WORD.itemsize:
         return None
-    words = np.frombuffer(cache.map(name, size=num_bytes), dtype=_WORD)
-    magic, found_size, num_words, one, two = words[:5].tolist()
-    if magic != _MAGIC or found_size != size or num_words != len(words) - _HEADER:
+    data = cache.map(name, size=num_bytes)
+    header = np.frombuffer(data, dtype=_WORD, count=_HEADER)
+    if header[0] != _MAGIC or header[1] != size or header[7:9].tobytes().hex() != mark:
         return None
-    if words[7:9].tobytes().hex() != mark:
+    if (fault := once(str(cache.path(name)), lambda: index_fault(data))) is not None:
+        _log.warning("%s: %s; it is made again", cache.path(name), fault)
         return None
-    return Index(size=size, content=words[5:7].tobytes().hex(), counts=(one, two), words=words[_HEADER:])
+    one, two = header[3:5].tolist()
+    words = np.frombuffer(data, dtype=_WORD, count=header.item(2), offset=_HEADER * _WORD.itemsize)
+    return Index(size=size, content=header[5:7].tobytes().hex(), counts=(one, two), words=words)
+
+
+def index_fault(data: bytes | memoryview, *, full: bool = False) -> str | None:
+    """What is wrong with the bytes of an index, or None."""
+    start = _HEADER * _WORD.itemsize
+    if len(data) < start or len(data) % _WORD.itemsize:
+        return f"{len(data)} bytes, which no index has"
+    header = np.frombuffer(data, dtype=_WORD, count=_HEADER)
+    stop = start + header.item(2) * _WORD.itemsize
+    if header[0] != _MAGIC or not start <= stop <= len(data):
+        return "not the header of an index"
+    own, sums = header[:_OWN].tobytes(), bytes(data[stop:])
+    if digest(own + sums) != header[_OWN:].tobytes().hex():
+        return "its header and checksums are not what was written"
+    return damaged(lambda first, last: data[start + first : start + last], stop - start, sums, full=full)
 
 
 def _read_note(cache: Cache, name: str) -> Note | None:
@@ -176,7 +205,7 @@ def _note(known: FileId, mark: str, content: str, settled: bool) -> Note:
     )
 
 
-def _settled(known: FileId) -> bool:
+def settled(known: FileId) -> bool:
     """Whether the clock has moved on since the last write, so that another write would get another time.
 
     Kernels stamp in ticks of up to 10 ms; a time of whole seconds comes from a file system that counts in those.

@@ -19,7 +19,7 @@ from typing import Any, overload
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.files import FileId, identify
+from penstock.files import FileId, identify, read
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import json_line
@@ -70,6 +70,7 @@ class SpooledSource(JsonlSource):
         self.identities = [identify(str(self.cache.path(f"{self._folder}/{chunk.name}"))) for chunk in self._chunks]
         self._first_rows = [0, *(chunk.last for chunk in self._chunks)]
         self._tail: list[bytes] = []  # lines not yet on disk
+        self._verified: set[str] = set()  # chunks whose content was held to their names
         self._begin_process()
 
     def _begin_process(self) -> None:
@@ -83,12 +84,22 @@ class SpooledSource(JsonlSource):
     def part(self, identity: FileId) -> Part:
         part = super().part(identity)
         chunk = next(chunk for chunk in self._chunks if identity.path.endswith(chunk.name))
+        if chunk.name not in self._verified:
+            if not is_whole(chunk, read(identity.path)):
+                raise SourceError(
+                    f"{identity.path}: not what was written, by the digest in its name; the file is damaged: remove its folder, "
+                    f"and it is spooled again"
+                )
+            self._verified.add(chunk.name)
         if part.num_rows != chunk.last - chunk.first:
             raise SourceError(
                 f"{identity.path}: {part.num_rows} rows, expected {chunk.last - chunk.first}; the file is damaged: "
                 f"remove its folder, and it is spooled again"
             )
         return part
+
+    def _small(self, index: int) -> bytes | None:
+        return None  # a chunk is read as a part, which holds it to the digest in its name
 
     def __len__(self) -> int:
         return self._reach(None)
@@ -283,6 +294,17 @@ def _parsed(line: bytes) -> Record | BadRow:
     return parse(line, exact=has_long_digits(line))
 
 
+def parse_chunk(name: str) -> Chunk | None:
+    """What a chunk's name says of it; None where it is no chunk."""
+    parts = _CHUNK.fullmatch(name)
+    return Chunk(name, int(parts[1]), int(parts[2]), parts[3], parts[4]) if parts else None
+
+
+def is_whole(chunk: Chunk, data: bytes) -> bool:
+    """Whether this is the content that a chunk's name was made of."""
+    return _link(chunk.before, digest(data)) == chunk.after
+
+
 def _link(before: str, content: str) -> str:
     return fingerprint([before, content])[:16]
 
@@ -291,8 +313,7 @@ def _read_folder(cache: Cache, folder: str) -> tuple[list[Chunk], bool]:
     """The chunks of a spool, and whether they are all.  Several writers may have left several chains: a whole one, else the longest."""
     path = cache.path(folder)
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
-    found = [(name, parts) for name in names if (parts := _CHUNK.fullmatch(name))]
-    chunks = [Chunk(name, int(parts[1]), int(parts[2]), parts[3], parts[4]) for name, parts in found]
+    chunks = [chunk for name in names if (chunk := parse_chunk(name)) is not None]
     by_end = {(chunk.last, chunk.after): chunk for chunk in chunks}
     ends = [(int(parts[1]), parts[2]) for name in names if (parts := _END.fullmatch(name))]
     for last, after in ends:

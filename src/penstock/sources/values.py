@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.sources.bad import NO_MEMORY
+from penstock.sources.nulls import Pruner
 from penstock.sources.parse import has_long_digits, short_of_memory
-from penstock.types import BadRow, Record
+from penstock.types import BadRow, Record, RemovedNulls
 
 # What a value that Python cannot hold raises: invalid UTF-8, year 12000, half a microsecond, broken JSON.
 _UNREADABLE = (ValueError, ArithmeticError, NotImplementedError, RecursionError, pa.ArrowException)
@@ -26,15 +27,33 @@ class ToRecords:
     """How batches of one schema become records, in the order of its columns.
 
     json_columns hold JSON text that becomes values; with parse_json so does every cell of Arrow's JSON type.
+    nulls: "deep" removes the null members that Arrow added (see nulls.py), "keep" keeps them.
     """
 
-    def __init__(self, schema: Any, *, json_columns: Collection[str] = (), parse_json: bool = False) -> None:
+    def __init__(
+        self, schema: Any, *, json_columns: Collection[str] = (), parse_json: bool = False, nulls: str = "keep"
+    ) -> None:
         self._json_columns = json_columns
         self._parse_json = parse_json
+        self._prune = Pruner((field for field in schema if field.name not in json_columns), nulls)
         # pyarrow's own conversion is the fastest; only some types need more care than it takes
         self._plain = not json_columns and not any(_needs_care(field.type, parse_json) for field in schema)
 
     def __call__(self, batch: Any) -> list[Record | BadRow]:
+        records = self._as_stored(batch)
+        if self._prune:
+            for record in records:
+                if type(record) is dict:
+                    self._prune(record)
+        return records
+
+    def removed_nulls(self, batch: Any) -> RemovedNulls:
+        """How many null members reading a batch removes."""
+        records = self._as_stored(batch) if self._prune else []
+        counts = (self._prune.count(record) for record in records if type(record) is dict)
+        return sum(counts, start=RemovedNulls())
+
+    def _as_stored(self, batch: Any) -> list[Record | BadRow]:
         try:
             return batch.to_pylist() if self._plain else self._records(batch)
         except _UNREADABLE:

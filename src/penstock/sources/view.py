@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.bad import BadRows
-from penstock.types import BadRow, Ints, Record, Where
+from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 
 if TYPE_CHECKING:
     from penstock.sources.describe import Description
@@ -125,6 +126,14 @@ class RowAccess(ABC):
             total += ledger.counts
         return total
 
+    def refuse_empty(self) -> None:
+        """Raise if a selection left no row; a file without rows is not for a source to judge."""
+        return
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        """How many null members reading these rows removes, which only columnar sources do (`nulls="deep"`)."""
+        return RemovedNulls()
+
     def _ledgers(self) -> list[BadRows]:
         return []
 
@@ -150,6 +159,13 @@ class View(RowAccess):
     @property
     def files(self) -> list[str]:
         return self._source.files if isinstance(self._source, RowAccess) else []
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        return self._source.removed_nulls(self._homes(rows)) if isinstance(self._source, RowAccess) else RemovedNulls()
+
+    def _homes(self, rows: Iterable[int]) -> Iterable[int]:
+        """The source's rows that these rows are made of; here each row is made of the one with its number."""
+        return rows
 
     def _ledgers(self) -> list[BadRows]:
         return self._source._ledgers() if isinstance(self._source, RowAccess) else []
@@ -189,8 +205,16 @@ class Rows(View):
         mine = self.rows
         return records_at(self._source, mine[rows] if isinstance(mine, np.ndarray) else mine.start + mine.step * rows)
 
+    def refuse_empty(self) -> None:
+        """Raise if this view leaves no row of a source that has some."""
+        if not len(self) and len(self._source):
+            raise SourceError(f"{self!r} leaves none of {len(self._source):,} rows; choose or keep at least one row")
+
     def _record(self, row: int) -> Record:
         return self._source[int(self.rows[row])]
+
+    def _homes(self, rows: Iterable[int]) -> Iterable[int]:
+        return (int(self.rows[row]) for row in rows)
 
 
 class Slice(Rows):

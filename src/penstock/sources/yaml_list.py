@@ -51,7 +51,7 @@ _CALLED = {
     "kwargs": "options",
 }
 _KEYS = ("path", "shape", "split", "weight", "name", "data_folder", "options")
-_NO_OPTIONS = ("place", "cache", "name", "shape", "split", "bad")
+_NO_OPTIONS = ("place", "cache", "name", "shape", "split", "bad", "defaults")
 _SHAPES = {"hf_dataset": "hf", "huggingface": "hf", "txt": "text", "tsv": "csv", "ndjson": "jsonl", "yml": "yaml"}
 
 
@@ -69,10 +69,11 @@ class DatasetEntry:
     line: int = 0  # in the file that lists it
     listed_in: str = field(default="", compare=False)
 
-    def open(self, *, cache: Cache, bad: BadRows | None = None) -> RowAccess:
+    def open(self, *, cache: Cache, bad: BadRows | None = None, defaults: dict[str, Any] | None = None) -> RowAccess:
         return open_source(
-            self.path, cache=cache, name=self.name, shape=self.shape, split=self.split, bad=bad, **self.options
-        )
+            self.path, cache=cache, name=self.name, shape=self.shape, split=self.split, bad=bad, defaults=defaults,
+            **self.options,
+        )  # fmt: skip
 
 
 def read_list(path: str) -> list[DatasetEntry]:
@@ -92,7 +93,14 @@ def read_list(path: str) -> list[DatasetEntry]:
     return [_entry(path, node) for node in root.value]
 
 
-def open_list(paths: Sequence[str], *, cache: Cache, name: str | None = None, bad: BadRows | None = None) -> RowAccess:
+def open_list(
+    paths: Sequence[str],
+    *,
+    cache: Cache,
+    name: str | None = None,
+    bad: BadRows | None = None,
+    defaults: dict[str, Any] | None = None,
+) -> RowAccess:
     """All data sets of a list as one source, one after the other."""
     entries = [entry for path in paths for entry in read_list(path)]
     if any(entry.weight is not None for entry in entries):
@@ -105,14 +113,14 @@ def open_list(paths: Sequence[str], *, cache: Cache, name: str | None = None, ba
         raise SourceError(f"{loop.pop()}: lists itself, by way of {' → '.join(above)}; take one of them out")
     token = _ABOVE.set((*above, *paths))
     try:
-        return concat([_opened(entry, cache, bad) for entry in entries], name=name)
+        return concat([_opened(entry, cache, bad, defaults) for entry in entries], name=name)
     finally:
         _ABOVE.reset(token)
 
 
-def _opened(entry: DatasetEntry, cache: Cache, bad: BadRows) -> RowAccess:
+def _opened(entry: DatasetEntry, cache: Cache, bad: BadRows, defaults: dict[str, Any] | None) -> RowAccess:
     try:
-        return entry.open(cache=cache, bad=bad)
+        return entry.open(cache=cache, bad=bad, defaults=defaults)
     except SourceError as error:
         raise type(error)(f"{entry.listed_in}:{entry.line}: {error}") from error
 
