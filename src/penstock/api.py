@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.errors import RecipeError, StoreError, TemplateError
+from penstock.errors import RecipeError, TemplateError
 from penstock.loader import Loader
+from penstock.report import look
 from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.fanout import FanOut
@@ -18,6 +19,7 @@ from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
 from penstock.templates import detect, open_template, open_tokenizer
+from penstock.templates.registry import known_options, uses_chat
 from penstock.types import BadRow, Record, Source, Template
 
 if TYPE_CHECKING:
@@ -72,13 +74,12 @@ def prepare(
     """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.
 
     num_proc: processes; None is the cores that this process may use, shared with the other ranks on this machine.
-    refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone.
+    refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone, and cache_dir is not used.
     background: return at once, and make the shards while they are used, in the order in which a loader asks for them.
     fan_out: make a sample of each trained turn, whose conversation ends there; for templates that forget earlier reasoning.
     progress: "auto" (a bar on a terminal, else a line every few seconds), "plain", "none", or a function of a Progress.
     """
-    if not cache and cache_dir is not None:
-        raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
+    _refuse_misplaced(options)
     folder = Cache(cache_dir) if cache else Cache.temporary()
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
     made = _template(source, template, tokenizer, options)
@@ -158,16 +159,17 @@ def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:
 
 
 def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> "Iterator[Checked]":
-    """Verdicts about each data set of a part, from rows spread over it (0: from all); nothing is prepared."""
-    from penstock.report.checks import check
+    """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared."""
+    from penstock.report.checks import check, uses_chat_template
 
     settings = recipe.plan_settings(part)
-    for data in recipe.part(part):
-        source, template, fan_out = parts(recipe, data)
-        source = _fanned_out(source, template) if fan_out else source
+    opened = [(data, *parts(recipe, data, skip_bad=True)) for data in recipe.part(part)]
+    chats = [data.name for data, _, template, _ in opened if uses_chat_template(template)]
+    for data, found, template, fan_out in opened:
+        source = _fanned_out(found, template) if fan_out else found
         yield check(
             source, template, settings, cache=Cache(recipe.settings.get("cache_dir")).root, at_most=rows or len(source),
-            name=data.name, on_bad=recipe.open_options(data).get("on_bad", "stop"),
+            name=data.name, on_bad=recipe.open_options(data).get("on_bad", "stop"), beside=chats,
         )  # fmt: skip
 
 
@@ -184,17 +186,22 @@ def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[St
     return stores
 
 
-def parts(recipe: "Recipe", data: "DataSet") -> tuple[Source, Template, bool]:
-    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample."""
+def parts(recipe: "Recipe", data: "DataSet", *, skip_bad: bool = False) -> tuple[Source, Template, bool]:
+    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample.
+
+    skip_bad: rows that cannot be read do not stop the choice of a template, whatever on_bad says.
+    """
     run = recipe.run_options()
     folder = Cache(run.get("cache_dir")) if run.get("cache", True) else Cache.temporary()
     with recipe.blaming(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
-        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data))
+        source = _opened(place, folder, data.name, recipe.open_options(data))
         options = recipe.prepare_options(data)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
-        return source, _template(source, template, tokenizer, options), fan_out
+        shared = frozenset(recipe.settings) - frozenset(data.options)
+        made = _template(source, template, tokenizer, options, shared=shared, skip_bad=skip_bad)
+        return source, made, fan_out
 
 
 def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
@@ -204,18 +211,35 @@ def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]
     return cast(Source, open_source(place, cache=folder, name=name, bad=bad, **options))
 
 
-def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:
+def _template(
+    source: Source,
+    template: str | Template,
+    tokenizer: Any,
+    options: dict[str, Any],
+    *,
+    shared: frozenset[str] = frozenset(),
+    skip_bad: bool = False,
+) -> Template:
+    """`shared` names options that are given to several data sets: those that this one has no use for are left out."""
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
             raise TemplateError(f"a Template was given, so {', '.join(given)} has no use; set it in the template")
         return template
     if template == "auto":
-        detection = detect(_look(source), options)
+        detection = detect(_look(source, skip_bad=skip_bad), options)
         _log.info("%s: %s", source.name, detection)
         template, options = detection.chosen, {**detection.options, **options}
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    return open_template(template, opened, options)
+    known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
+    return open_template(template, opened, {k: v for k, v in options.items() if k in known or k not in shared})
+
+
+def _refuse_misplaced(options: dict[str, Any]) -> None:
+    """Arguments of `open` that were given to `prepare`."""
+    for name in ("shape", "split", "on_bad", "max_bad", "quarantine"):
+        if name in options:
+            raise TemplateError(f"{name}= belongs to open: prepare(penstock.open(…, {name}={options[name]!r}), …)")
 
 
 def _fanned_out(source: Source, template: Template) -> Source:
@@ -225,9 +249,9 @@ def _fanned_out(source: Source, template: Template) -> Source:
     return FanOut(source, num_turns, key=key)
 
 
-def _look(source: Source) -> list[Record]:
-    """Rows from all over the source; of those that cannot be read, what the source's policy says."""
-    num_rows = len(source)
-    rows = sorted({place * num_rows // _LOOK for place in range(_LOOK)}) if num_rows else []
-    found = [next(source.records(row, row + 1)) for row in rows]
+def _look(source: Source, *, skip_bad: bool = False) -> list[Record]:
+    """Rows from all over the source; a row that cannot be read is left out, or an error, as the source's policy says."""
+    if skip_bad:
+        return look.read(source, look.spread(len(source), _LOOK))[1]
+    found = [next(source.records(row, row + 1)) for row in look.spread(len(source), _LOOK)]
     return [record for record in found if not isinstance(record, BadRow)]

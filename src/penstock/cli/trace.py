@@ -1,4 +1,4 @@
-"""`penstock trace`: which records are in that batch."""
+"""`penstock trace`: list the records of a batch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +25,9 @@ def trace(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Which records are in a batch.
+    """List the records of a step by file and line.
 
-    By file and line, without running anything.
+    Nothing is run: the plan knows them.
     """
     screen.listen(json=json)
     recipe = arguments.recipe(

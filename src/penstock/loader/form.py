@@ -14,6 +14,13 @@ _CHOICES = {
     "output": ("numpy", "torch"),
 }
 
+NOT_INDEXED = (
+    "a Loader gives batches in order and cannot be indexed, so it is no data set for Trainer(train_dataset=…) or DataLoader(…). "
+    "For transformers use penstock.integrations.hf_trainer.LoaderTrainer(loader=…), for trl "
+    "penstock.integrations.trl.LoaderSFTTrainer(loader=…), for torch iterate over the Loader itself or use "
+    "DataLoader(loader.as_dataset(), batch_size=None)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForm:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from itertools import count, islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from penstock.errors import PlanError
 from penstock.loader.agree import agree, find_board
 from penstock.loader.batch import Batch, Provenance, homes
 from penstock.loader.collate import Collator, Made, UsersCollator, in_turn, steps_together
-from penstock.loader.form import BatchForm, require_torch
+from penstock.loader.form import NOT_INDEXED, BatchForm, require_torch
 from penstock.loader.hints import with_hints
 from penstock.loader.metrics import Metrics
 from penstock.loader.prefetch import growing, one_by_one, read_ahead
@@ -111,6 +111,9 @@ class Loader:
     def _rows_per_step(self) -> int:
         return self.batch_size * self.world.size
 
+    def __getitem__(self, index: object, /) -> NoReturn:
+        raise TypeError(NOT_INDEXED)
+
     def __len__(self) -> int:
         """Steps of the whole run; after a resume, those before it and those that are left with this batch and world size."""
         if self.epochs is None:
@@ -167,7 +170,10 @@ class Loader:
         if step.counters is not NOTHING:  # a block begins
             before, self.counters = self._dropped(), self.counters + step.counters
             if not before and (found := self._dropped()):
-                _log.warning("%s so far; loader.counters has the count, overflow= and max_length= decide", found)
+                so_far = f"{self.counters.samples_in:,} samples planned so far"
+                _log.warning(
+                    "%s among the %s; `penstock plan` counts a whole epoch; see overflow, max_length", found, so_far
+                )
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, self._step, self.counters)
 

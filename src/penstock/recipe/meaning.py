@@ -12,7 +12,7 @@ MEANING: dict[str, str] = {
     "tokenizer": "a folder, a tokenizer.json, or a name on the hub",
     "template": "how records become samples; auto looks at the data",
     "fan_out": "a sample of each trained turn, whose conversation ends there",
-    "chat": "the two sides are messages, rendered as a conversation",
+    "chat": "render both sides with the chat template; null: query_response does where the tokenizer has one",
     "key": "where the text, or the list of segments, stands",
     "bos": "a beginning token: true, false, a token, or as the tokenizer has it",
     "eos": "an end token: true, false, a token, or as the tokenizer has it",

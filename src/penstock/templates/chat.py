@@ -74,7 +74,9 @@ class _Run:
     def refused(self, number: int, error: TemplateError) -> None:
         if self.on_refused == "stop" or isinstance(error, Endless):
             hint = (
-                "" if isinstance(error, Endless) else "; mend the record, or pass on_refused='skip' (skips are counted)"
+                ""
+                if isinstance(error, Endless)
+                else "; fix the record, or set on_refused to 'skip' (skips are counted)"
             )
             raise TemplateError(f"{error}{hint}", record=number) from error
         self.dropped[number] = "mask_unverified" if isinstance(error, Unverified) else "template_refused"

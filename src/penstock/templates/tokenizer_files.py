@@ -16,6 +16,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _ADDED = "added_tokens.json"
+_MOST_TOKENS = 10**9  # transformers writes 10**30 where nobody knows
 _POINTER = b"version https://git-lfs.github.com/"
 _TEMPLATES = ("additional_chat_templates", "chat_templates")
 # What a folder without tokenizer.json may hold instead, and only transformers can convert.
@@ -31,6 +32,7 @@ class TokenizerFiles:
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
     additional_special_tokens: list[str] = field(default_factory=list)
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
+    model_max_length: int | None = None  # the longest sequence that the model was made for, where the files say so
 
 
 def find_json(place: Path) -> Path:
@@ -81,7 +83,14 @@ def read_files(file: Path) -> TokenizerFiles:
         special_tokens=named,
         additional_special_tokens=additional,
         chat_templates=_templates_beside(file) or chat_templates(config.get("chat_template"), _CONFIG),
+        model_max_length=max_length(config.get("model_max_length")),
     )
+
+
+def max_length(given: Any) -> int | None:
+    """`model_max_length` as a number of tokens; None where it is absent, or the huge number that stands for "not known"."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return int(given) if is_number and 0 < given <= _MOST_TOKENS else None
 
 
 def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

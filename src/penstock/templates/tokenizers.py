@@ -29,6 +29,7 @@ from penstock.templates.tokenizer_files import (
     TokenizerFiles,
     chat_templates,
     find_json,
+    max_length,
     read_files,
     special_tokens,
     stamp,
@@ -52,6 +53,7 @@ class Tokenizer:
         self.special_tokens = dict(files.special_tokens)  # bos_token, eos_token … as a chat template is given them
         self.additional_special_tokens = files.additional_special_tokens
         self.chat_templates = dict(files.chat_templates)  # "default" and named ones
+        self.model_max_length = files.model_max_length  # None where the files do not say
         self._files = files
         self._content = content  # stamp of all files read, for pickling
         self._reference = _open_reference(files)
@@ -321,6 +323,7 @@ def _from_transformers(given: Any, backend: Any) -> Tokenizer:
         special_tokens=named,
         additional_special_tokens=additional,
         chat_templates=chat_templates(given.chat_template, type(given).__name__),
+        model_max_length=max_length(getattr(given, "model_max_length", None)),
     )
     return _open_object(orjson.dumps(files))
 
