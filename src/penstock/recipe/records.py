@@ -38,17 +38,18 @@ class RecordChoice:
 
 def choose_record(open_as: Callable[[str], RowAccess], count: Count, *, num_files: int) -> RecordChoice:
     """Measure every choice and take the one that fits how the text is written."""
-    medians = {name: _median(open_as(name), count) for name in CHOICES}
-    return RecordChoice(chosen=_chosen(medians, num_files), medians=medians)
+    sources = {name: open_as(name) for name in CHOICES}
+    medians = {name: _median(source, count) for name, source in sources.items()}
+    has_blank_lines = len(sources["paragraph"]) > len(sources["file"])
+    return RecordChoice(chosen=_chosen(medians, num_files, has_blank_lines), medians=medians)
 
 
-def _chosen(medians: dict[str, int], num_files: int) -> str:
+def _chosen(medians: dict[str, int], num_files: int, has_blank_lines: bool) -> str:
     if medians["line"] >= _LONG_LINE:
         return "line"
-    if num_files > 1 and medians["paragraph"] < medians["file"] <= _SHORT_FILE:
+    if num_files > 1 and medians["file"] <= _SHORT_FILE:
         return "file"
-    is_separated = medians["paragraph"] > _SEVERAL * medians["line"] and medians["paragraph"] < medians["file"]
-    return "paragraph" if is_separated else "line"
+    return "paragraph" if has_blank_lines and medians["paragraph"] > _SEVERAL * medians["line"] else "line"
 
 
 def _median(source: RowAccess, count: Count) -> int:

@@ -80,7 +80,7 @@ def page(
     loader: Loader, *, title: str = "", recipe: str = "", num_samples: int = NUM_SAMPLES, num_rows: int = NUM_ROWS,
     compare: bool = True, stage: Callable[[str], object] = str,
 ) -> str:  # fmt: skip
-    """The page.  `recipe` is shown as it is written; `compare=False` leaves out other lengths and packings, each of which packs all data."""
+    """The page.  `recipe` is shown as it is written; `compare=False` leaves out other lengths and packings, which take long."""
     found = gather(loader, num_samples=num_samples, num_rows=num_rows, compare=compare, stage=stage)
     stage("drawing the page")
     name = title or _name([source.name for source in found.sources])

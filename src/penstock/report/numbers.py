@@ -152,7 +152,7 @@ def stores(loader: Loader) -> list[Store]:
 def names(loader: Loader) -> list[str]:
     """What the sources are called.  A plan of one source calls it "data", so that its order does not depend on a file's name."""
     known = [source.name for source in loader.plan.sources]
-    return [loader.stores[0].name] if known == ["data"] else known
+    return [store.name for store in stores(loader)] if known == ["data"] else known
 
 
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:

@@ -80,7 +80,8 @@ def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
         "#longest",
         "#on disk",
     ]
-    return [title("prepared (mean, median, p99, longest: tokens per sample)"), table(columns, rows)]
+    note = line("mean, median, p99, longest: tokens per sample", DIM)
+    return [title("prepared"), table(columns, rows), note]
 
 
 def ledger(found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = "") -> list[Piece]:
@@ -140,8 +141,9 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
     columns = ["#max_length", "packing", "#rows", "#steps", "#filled", "#dropped", "#cut", "problem"]
     used = len(columns) - (not any(fit.problem for fit in found))
     return [
-        title("max_length and packing compared, per epoch (← this recipe; dropped, cut: samples)"),
+        title("max_length and packing compared, per epoch"),
         table(columns[:used], [row[:used] for row in rows]),
+        line("← this recipe; dropped, cut: number of samples", DIM),
     ]
 
 
