@@ -115,7 +115,7 @@ def test_init_says_which_rows_give_no_sample(here: Any, tokenizer_path: Path, tm
     code, out, err = here("init", "some.jsonl", "--tokenizer", tokenizer_path, "--template", "text")
     assert code == 0, err
     assert f"1 of 20 sampled rows cannot be read; fix them, or set on_bad: skip: {tmp_path}/some.jsonl:8:" in out
-    assert f"1 of 20 sampled rows do not match the template: {tmp_path}/some.jsonl:10: key 'text' is int" in out
+    assert f"1 of 20 sampled rows give an error in the template: {tmp_path}/some.jsonl:10: key 'text' is int" in out
     assert "1 of 20 sampled rows cannot be read" in (tmp_path / "recipe.yaml").read_text()
     for name, line, why in (
         ("bad", "no json", "none of 3 sampled rows can be read"),
@@ -359,7 +359,7 @@ def test_check_counts_every_row_that_does_not_fit(here: Any, write_jsonl: Write,
     arguments = ("--tokenizer", tokenizer_path, "--template", "text", "--json")
     _, out, _ = here("check", "some.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["template"]["why"].startswith("50 of 150 rows (33.3%) do not match the template")
+    assert verdicts["template"]["why"].startswith("50 of 150 rows (33.3%) give an error in the template")
     assert verdicts["rows"]["answer"] == "ok" and json.loads(out)[0]["estimated_tokens"] > 100
     write_jsonl([{"text": 7}] * 30, "none.jsonl")
     _, out, _ = here("check", "none.jsonl", *arguments)

@@ -301,7 +301,7 @@ def _problems(source: RowAccess, bad: list[tuple[int, str]], looked: int, found:
     lines = [f"{len(bad):,} {of} cannot be read; fix them, or set on_bad: skip: {bad[0][1]}"] if bad else []
     if found is not None and found.refused:
         row, message = found.refused[0]
-        lines.append(f"{len(found.refused):,} {of} do not match the template: {source.where(row)}: {message}")
+        lines.append(f"{len(found.refused):,} {of} give an error in the template: {source.where(row)}: {message}")
     dropped = found.dropped.items() if found is not None else ()
     lines += [f"{len(rows):,} {of} are dropped: {reason} (first: {source.where(rows[0])})" for reason, rows in dropped]
     return lines

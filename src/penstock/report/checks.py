@@ -123,7 +123,7 @@ class _Asked:
         refused = self._found.refused
         if not refused:
             return self._say("template", "ok", template_words(self._template))
-        why = f"{self._share(len(refused))} do not match the template; the first stops the run: {refused[0][1]}"
+        why = f"{self._share(len(refused))} give an error in the template; the first stops the run: {refused[0][1]}"
         return self._say("template", "fail", why, [row for row, _ in refused])
 
     def chat_template(self, beside: Sequence[str]) -> Verdict:
@@ -227,9 +227,12 @@ class _Asked:
         median = int(np.median(self._found.lengths))
         if median >= _SHORT_TEXT:
             return (self._say("text length", "ok", f"half of the checked texts have {median:,} tokens or more"),)
-        is_file = getattr(self._source, "shape", "") == "text"
-        advice = "set options: {record: paragraph} or {record: file}" if is_file else "join rows that belong together"
-        why = f"half of the checked texts have {median:,} tokens or fewer, and each ends with EOS; if lines became documents, {advice}"
+        record = getattr(self._source, "record_is", None)
+        advice = {
+            "line": "if lines of a longer text became documents, set options: {record: paragraph} or {record: file}",
+            "paragraph": "if paragraphs of a longer text became documents, set options: {record: file}",
+        }.get(str(record), "join rows that belong to one text")
+        why = f"half of the checked texts have {median:,} tokens or fewer, and each ends with EOS; {advice}"
         return (self._say("text length", "warn", why),)
 
     def duplicates(self) -> Verdict:
