@@ -111,7 +111,10 @@ def test_commands_print_the_same_numbers(
     assert printed.find("plan", r"^steps\t([\d,]+) per epoch, ([\d,]+) in the whole run") == [len(batches)] * 2
     assert printed.find("plan", r"^rows per step\t([\d,]+):") == [4]
     if "tail: drop" not in settings:
-        assert printed.find("plan", r"^rows\t([\d,]+) of ([\d,]+) tokens") == [sum(map(bool, filled)), max_length]
+        assert printed.find("plan", r"^rows\t([\d,]+), each of up to ([\d,]+) tokens") == [
+            sum(map(bool, filled)),
+            max_length,
+        ]
         assert printed.find("plan", r"^talk\t([\d,]+)\t100\.00%\t([\d,]+)\t")[1] == used
     said = re.search(r"^dropped when packed \(.*?\), per epoch: (.*)$", printed.text["stats"], flags=re.MULTILINE)
     in_plan = re.search(r"^dropped\t(.*) \(overflow: ", printed.text["plan"], flags=re.MULTILINE)
@@ -169,6 +172,6 @@ def test_one_data_set_has_one_name(here: Any, write_jsonl: Write, chat_tokenizer
 def test_a_plan_without_rows_does_not_claim_to_be_full(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
     write_jsonl([{"text": " ".join(WORDS)}] * 5, "t.jsonl")
     _, out, _ = here("plan", "t.jsonl", "--tokenizer", tokenizer_path, "--max-length", "4", "-o", "num_proc=1")
-    assert "rows\t0 of 4 tokens, nothing to train on" in out and "100.00% filled" not in out
+    assert "rows\t0, each of up to 4 tokens, nothing to train on" in out and "100.00% filled" not in out
     assert "last step\tthere is none: no sample is left to train on" in out
     assert "dropped\t5 of 5 samples (too long, " in out

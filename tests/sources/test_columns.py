@@ -363,7 +363,7 @@ def test_values_that_python_cannot_hold_are_bad_rows(tmp_path: Path, cache: Cach
     assert [record["row"] for record in source] == [0]
     assert source.bad_counts == {"bad_value": 2}
     for row, column in ((1, "text"), (2, "year")):
-        with pytest.raises(BadRecord, match=rf"a\.parquet:{row + 1}:0: column '{column}' cannot be read"):
+        with pytest.raises(BadRecord, match=rf"a\.parquet:{row + 1}: column '{column}' cannot be read"):
             source[row]
     assert source.digest(1, 2) != source.digest(0, 1)
 

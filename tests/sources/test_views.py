@@ -114,7 +114,6 @@ def test_a_function_that_raises_names_the_record(write_jsonl: Write, cache: Cach
     def inverse(record: dict[str, Any]) -> dict[str, Any]:
         return {"inverse": 1 / (record["row"] - 7)}
 
-    byte = source.where(7).byte
     for read in (
         lambda: source.map(inverse)[7],
         lambda: list(source.map(inverse)),

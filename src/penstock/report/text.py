@@ -153,12 +153,12 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
 def epoch(found: "EpochNumbers") -> list[Piece]:
     run = "without end" if found.steps_of_run is None else f"{_whole(found.steps_of_run)} in the whole run"
     step = f"{found.batch_size} per rank × {count(found.world_size, 'rank')}"
-    filled = f"{found.fill:.2%} filled with tokens ({found.packing})" if found.rows else "nothing to train on"
+    filled = f"{found.fill:.2%} filled ({found.packing})" if found.rows else "nothing to train on"
     rows = [
         ["steps", f"{_whole(found.steps)} per epoch, {run}"],
         ["rows per step", f"{_whole(found.rows_per_step)}: {step}"],
         ["tokens per step", f"{found.tokens_per_step:,.0f} on average"],
-        ["rows", f"{_whole(found.rows)} of {_whole(found.max_length)} tokens, {filled}"],
+        ["rows", f"{_whole(found.rows)}, each of up to {_whole(found.max_length)} tokens, {filled}"],
         ["last step", _tail(found)],
         ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
         ["plan", f"{found.plan[:16]} (fingerprint of data, settings and seed {found.seed})"],
