@@ -58,8 +58,6 @@ def test_without_a_cache_nothing_stays(write_jsonl: Write, tokenizer_path: Path,
 def test_what_makes_no_sense_is_refused(tokenizer_path: Path) -> None:
     with pytest.raises(StoreError, match="progress is 'loud', expected one of 'auto', 'plain', 'none', or a function"):
         ps.prepare(RECORDS, tokenizer=tokenizer_path, progress="loud")
-    with pytest.raises(StoreError, match="leave one of the two out"):
-        ps.prepare(RECORDS, tokenizer=tokenizer_path, cache=False, cache_dir="somewhere")
     with pytest.raises(TemplateError, match="no tokenizer given"):
         ps.prepare(RECORDS)
     with pytest.raises(TemplateError, match="has no option train_on"):

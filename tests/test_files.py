@@ -51,7 +51,7 @@ def test_nothing_there_is_an_error_with_the_name(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     with pytest.raises(SourceError, match=r"there are 1 folders in it: .*/\*\* stands for all files below"):
         find(tmp_path)
-    with pytest.raises(SourceError, match=r"no\.jsonl: No such file"):
+    with pytest.raises(SourceError, match=r"no\.jsonl: nothing there"):
         identify(str(tmp_path / "no.jsonl"))
     with pytest.raises(SourceError, match="not a regular file"):
         identify(str(tmp_path))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
-from penstock.errors import PlanError, RecipeError, StoreError, TemplateError
+from penstock.errors import PlanError, RecipeError, TemplateError
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.types import BadRow, Record, Source, Template
 
@@ -79,7 +79,7 @@ def prepare(
     """Records → samples on disk.  `place` is a source or what `open` takes; `options` are the template's own.
 
     num_proc: processes; None is the cores that this process may use, shared with the other ranks on this machine.
-    refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone.
+    refresh: make every shard anew.  cache=False: nothing stays on disk after the store is gone, and cache_dir is not used.
     background: return at once, and make the shards while they are used, in the order in which a loader asks for them.
     fan_out: make a sample of each trained turn, whose conversation ends there; for templates that forget earlier reasoning.
     progress: "auto" (a bar on a terminal, else a line every few seconds), "plain", "none", or a function of a Progress.
@@ -89,8 +89,7 @@ def prepare(
     from penstock.store import build
     from penstock.store.seen import remember
 
-    if not cache and cache_dir is not None:
-        raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
+    _refuse_misplaced(options)
     folder = Cache(cache_dir) if cache else Cache.temporary()
     source = _opened(place, folder, name, {}, options)
     made = _template(source, template, tokenizer, options, facts=folder if cache else None)
@@ -231,16 +230,17 @@ def why_recipe(recipe: "Recipe", *, part: str = "train") -> "dict[str, Why]":
 
 
 def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> "Iterator[Checked]":
-    """Verdicts about each data set of a part, from rows spread over it (0: from all); nothing is prepared."""
-    from penstock.report.checks import check
+    """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared."""
+    from penstock.report.checks import check, uses_chat_template
 
     settings = recipe.plan_settings(part)
-    for data in recipe.part(part):
-        source, template, fan_out = parts(recipe, data, rows=rows or None)
-        source = _fanned_out(source, template) if fan_out else source
+    opened = [(data, *parts(recipe, data, rows=rows or None, skip_bad=True)) for data in recipe.part(part)]
+    chats = [data.name for data, _, template, _ in opened if uses_chat_template(template)]
+    for data, found, template, fan_out in opened:
+        source = _fanned_out(found, template) if fan_out else found
         yield check(
             source, template, settings, cache=Cache(recipe.settings.get("cache_dir")).root, at_most=rows or len(source),
-            name=data.name, on_bad=recipe.open_options(data).get("on_bad", "stop"),
+            name=data.name, on_bad=recipe.open_options(data).get("on_bad", "stop"), beside=chats,
         )  # fmt: skip
 
 
@@ -257,10 +257,13 @@ def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> "list[S
     return stores
 
 
-def parts(recipe: "Recipe", data: "DataSet", *, rows: int | None = None) -> tuple[Source, Template, bool]:
+def parts(
+    recipe: "Recipe", data: "DataSet", *, rows: int | None = None, skip_bad: bool = False
+) -> tuple[Source, Template, bool]:
     """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample.
 
     rows: how many rows will be encoded, where that is not all of them: of few, fastokens is not loaded.
+    skip_bad: rows that cannot be read do not stop the choice of a template, whatever on_bad says.
     """
     run = recipe.run_options()
     keeps = run.get("cache", True)
@@ -268,11 +271,13 @@ def parts(recipe: "Recipe", data: "DataSet", *, rows: int | None = None) -> tupl
     with recipe.blaming(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
         options = recipe.prepare_options(data)
-        source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data), options)
+        source = _opened(place, folder, data.name, recipe.open_options(data), options)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
+        shared = frozenset(recipe.settings) - frozenset(data.options)
         facts = folder if keeps else None
-        return source, _template(source, template, tokenizer, options, facts=facts, rows=rows), fan_out
+        made = _template(source, template, tokenizer, options, facts=facts, rows=rows, shared=shared, skip_bad=skip_bad)
+        return source, made, fan_out
 
 
 def _opened(
@@ -298,9 +303,13 @@ def _template(
     *,
     facts: Cache | None,
     rows: int | None = None,
+    shared: frozenset[str] = frozenset(),
+    skip_bad: bool = False,
 ) -> Template:
-    """facts: where it is remembered what opening a tokenizer and a template told.  rows: how many are encoded, where not all are."""
+    """facts: where it is remembered what opening a tokenizer and a template told.  rows: how many are encoded, where not all are.
+    shared: options that are given to several data sets; those that this one does not take are left out."""
     from penstock.templates import detect, is_worth_fast, open_tokenizer, remembered_template
+    from penstock.templates.registry import known_options, uses_chat
 
     if not isinstance(template, str):
         if options or tokenizer is not None:
@@ -309,13 +318,21 @@ def _template(
         with_engine = getattr(template, "with_engine", None)  # of ours; others name their own engine
         return template if with_engine is None else cast(Template, with_engine(fast=is_worth_fast(source)))
     if template == "auto":
-        detection = detect(_look(source), options)
+        detection = detect(_look(source, skip_bad=skip_bad), options)
         _log.info("%s: %s", source.name, detection)
         template, options = detection.chosen, {**detection.options, **options}
-    if tokenizer is None:
-        return remembered_template(template, None, options, facts)
-    fast = is_worth_fast(source, rows)
-    return remembered_template(template, open_tokenizer(tokenizer, fast=fast, cache=facts), options, facts)
+    opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=is_worth_fast(source, rows), cache=facts)
+    known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
+    return remembered_template(
+        template, opened, {k: v for k, v in options.items() if k in known or k not in shared}, facts
+    )
+
+
+def _refuse_misplaced(options: dict[str, Any]) -> None:
+    """Arguments of `open` that were given to `prepare`."""
+    for name in ("shape", "split", "on_bad", "max_bad", "quarantine"):
+        if name in options:
+            raise TemplateError(f"{name}= belongs to open: prepare(penstock.open(…, {name}={options[name]!r}), …)")
 
 
 def _fanned_out(source: Source, template: Template) -> Source:
@@ -327,9 +344,11 @@ def _fanned_out(source: Source, template: Template) -> Source:
     return FanOut(source, num_turns, key=key)
 
 
-def _look(source: Source) -> list[Record]:
-    """Rows from all over the source; of those that cannot be read, what the source's policy says."""
-    num_rows = len(source)
-    rows = sorted({place * num_rows // _LOOK for place in range(_LOOK)}) if num_rows else []
-    found = [next(source.records(row, row + 1)) for row in rows]
+def _look(source: Source, *, skip_bad: bool = False) -> list[Record]:
+    """Rows from all over the source; a row that cannot be read is left out, or an error, as the source's policy says."""
+    from penstock.report import look
+
+    if skip_bad:
+        return look.read(source, look.spread(len(source), _LOOK))[1]
+    found = [next(source.records(row, row + 1)) for row in look.spread(len(source), _LOOK)]
     return [record for record in found if not isinstance(record, BadRow)]

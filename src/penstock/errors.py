@@ -2,7 +2,7 @@
 
     PenstockError
     ├── SourceError          a place or a record cannot be read
-    │   ├── BadRecord        one row, by file, line and byte
+    │   ├── BadRecord        one row, by file and line
     │   └── SourceChanged    the file is no longer the one that was opened
     ├── TemplateError        a record cannot be made into a sample
     ├── StoreError           the cache cannot be written, or what is in it is not whole
@@ -25,7 +25,7 @@ class SourceError(PenstockError):
 
 
 class BadRecord(SourceError):
-    """One row is not a record; the message begins with file:line:byte."""
+    """One row is not a record; the message begins with file:line."""
 
 
 class SourceChanged(SourceError):

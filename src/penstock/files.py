@@ -101,7 +101,8 @@ def identify(path: str) -> FileId:
         status = os.stat(path)  # noqa: PTH116
     except (OSError, ValueError) as error:  # ValueError: a NUL byte
         reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"{path[:_SHOWN]}: {reason}; check the path (current folder: {Path.cwd()})") from error
+        why = "nothing there, expected a file" if isinstance(error, FileNotFoundError) else reason
+        raise SourceError(f"{path[:_SHOWN]}: {why}; check the path (current folder: {Path.cwd()})") from error
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{path}: not a regular file, and random access needs one; copy it to a file first")
     return _file_id(path, status)

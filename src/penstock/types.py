@@ -47,8 +47,8 @@ class Where:
     byte: int = 0
 
     def __str__(self) -> str:
-        """As editors take it; with the byte where a document is all one line, which then says nothing."""
-        inside = f":{self.byte}" if self.line == 1 and self.byte else ""
+        """file:line, as editors take it; with the byte where a whole document is one line, so that the line says nothing."""
+        inside = f" (byte {self.byte})" if self.line == 1 and self.byte else ""
         return f"{self.file}:{self.line}{inside}"
 
 

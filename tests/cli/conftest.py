@@ -1,12 +1,22 @@
 """The command as a user starts it."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from penstock.cli.main import run as run_here
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 Result = subprocess.CompletedProcess[str]
 Penstock = Callable[..., Result]
@@ -27,3 +37,27 @@ def command(tmp_path: Path) -> Penstock:
         )
 
     return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """The command in this process: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = run_here([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer_path: Path, tmp_path: Path) -> Path:
+    """The same tokenizer with a chat template, for sequences of up to 2,048 tokens."""
+    folder = tmp_path / "instruct"
+    shutil.copytree(tokenizer_path, folder)
+    config = {"eos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE, "model_max_length": 2048}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

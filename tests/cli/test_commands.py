@@ -37,9 +37,9 @@ def test_prepare_says_what_it_made_and_where(command: Penstock, write_jsonl: Wri
     arguments = ("prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1")
     first, second = command(*arguments), command(*arguments)
     assert first.returncode == 0 == second.returncode, first.stderr
-    line = r"[0-9a-f]{8}  data: 300 rows → 300 samples, [\d,]+ tokens \([\d,]+ trained\)\n"
+    line = r"[0-9a-f]{8}  data: 300 records → 300 samples, [\d,]+ tokens \([\d,]+ in the loss mask\)\n"
     assert re.fullmatch(line, first.stdout) and second.stdout == first.stdout
-    assert "rows look like text" in first.stderr and "/cache\n" in first.stderr
+    assert "detected template: text" in first.stderr and "/cache\n" in first.stderr
     refreshed = command(*arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text")
     assert refreshed.returncode == 0 and "renamed: 300 rows" in refreshed.stdout
     assert refreshed.stdout[:8] != first.stdout[:8]
@@ -140,14 +140,14 @@ def test_help_is_plain_and_names_the_exit_codes(command: Penstock) -> None:
     for arguments in (("--help",), ("prepare", "--help"), ("cache", "prune", "--help")):
         result = command(*arguments)
         assert result.returncode == 0 and "\x1b" not in result.stdout and "╭" not in result.stdout
-    assert "130: interrupted" in " ".join(command("--help").stdout.split())
+    assert "130 interrupted" in " ".join(command("--help").stdout.split())
     assert command("--version").stdout == f"penstock {penstock.__version__}\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["prepare", "missing.jsonl", "--tokenizer", "x"], "missing.jsonl: No such file or directory"),
+        (["prepare", "missing.jsonl", "--tokenizer", "x"], "missing.jsonl: nothing there, expected a file"),
         (["verify", "abcdef"], "'abcdef': no such store in "),
         (["cache", "prune", "--max-bytes", "lots"], "'lots' is no size"),
     ],
@@ -166,7 +166,7 @@ def test_a_fault_of_ours_shows_where(command: Penstock, tmp_path: Path) -> None:
     (broken / "numpy.py").write_text("raise RuntimeError('\\x1b[2Jgone')\n")
     result = command("cache", "ls", PYTHONPATH=str(broken))
     assert result.returncode == 70 and result.stdout == ""
-    assert "Traceback" in result.stderr and "this is a fault of Penstock itself" in result.stderr
+    assert "Traceback" in result.stderr and "this is an error of Penstock itself" in result.stderr
     assert "\x1b" not in result.stderr and r"\x1b[2Jgone" in result.stderr
 
 
@@ -194,7 +194,7 @@ def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
     assert last is not None and int(last[1]) < int(last[2]) > 10, err
     before = {path: path.stat().st_ino for path in kept}
     result = subprocess.run([sys.executable, "-m", "penstock", *words], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0 and f"{12 * SHARD_ROWS:,} rows → " in result.stdout, result.stderr
+    assert result.returncode == 0 and f"{12 * SHARD_ROWS:,} records → " in result.stdout, result.stderr
     assert {path: path.stat().st_ino for path in before} == before  # not made again
 
 

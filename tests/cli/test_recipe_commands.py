@@ -6,14 +6,13 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.cli.main import run as run_here
 
 from .conftest import Penstock
 
@@ -29,20 +28,6 @@ def words(row: int) -> str:
 
 def chat(row: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": words(row)}, {"role": "assistant", "content": words(row + 1)}]}
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """The command in this process: (exit code, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = run_here([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
 
 
 @pytest.fixture
@@ -73,13 +58,13 @@ def test_five_minutes_from_data_to_batches(
     write_jsonl([chat(row) for row in range(300)], "chat.jsonl")
     made = command("init", "chat.jsonl", "--tokenizer", tokenizer_path)
     assert made.returncode == 0, made.stderr
-    assert "chat: jsonl, 300 rows in 1 file" in made.stdout
-    assert "rows look like messages (200 of 200); next best: " in made.stdout
+    assert "chat: jsonl, 300 rows in 1 file (chat.jsonl)" in made.stdout
+    assert "detected template: messages (200 of 200 sampled rows match)" in made.stdout
     assert re.search(
-        r"tokens per sample: median \d+, 99 % up to \d+, longest \d+ \(300 rows looked at\); \d+\.\d% of the",
+        r"tokens per sample: median \d+, p99 \d+, longest \d+ \(300 rows sampled\); \d+\.\d% of the",
         made.stdout,
     )
-    assert re.search(r"max_length \d+ takes \d+\.\d% of the samples whole", made.stdout)
+    assert "max_length 1,024: no sample is longer (0 of 300)" in made.stdout
     text = (tmp_path / "recipe.yaml").read_text()
     assert "data: chat.jsonl\n" in text and "template: messages" in text and "# packing: best_fit" in text
     loader = ps.load(
@@ -106,7 +91,7 @@ def test_init_without_a_tokenizer_leaves_a_variable(
     code, _, err = here("plan", "my.yaml")
     assert code == 3 and "the environment variable TOKENIZER is not set; set it, or give a default" in err
     _, out, _ = here("init", "tasks.jsonl", "-o", "again.yaml")
-    assert out.endswith("next: name a tokenizer in it (it reads ${TOKENIZER}), then penstock check again.yaml\n")
+    assert out.endswith("next: name a tokenizer in it, or set the variable TOKENIZER; then penstock check again.yaml\n")
     monkeypatch.setenv("TOKENIZER", str(tokenizer_path))
     assert here("plan", "my.yaml", "-o", "num_proc=1")[0] == 0
 
@@ -129,12 +114,12 @@ def test_init_says_which_rows_give_no_sample(here: Any, tokenizer_path: Path, tm
     (tmp_path / "some.jsonl").write_text("\n".join(lines))
     code, out, err = here("init", "some.jsonl", "--tokenizer", tokenizer_path, "--template", "text")
     assert code == 0, err
-    assert f"1 of 20 rows cannot be read; mend them, or set on_bad: skip: {tmp_path}/some.jsonl:8:" in out
-    assert f"1 of 20 rows do not fit the template: {tmp_path}/some.jsonl:10: key 'text' is int" in out
-    assert "1 of 20 rows cannot be read" in (tmp_path / "recipe.yaml").read_text()
+    assert f"1 of 20 sampled rows cannot be read; fix them, or set on_bad: skip: {tmp_path}/some.jsonl:8:" in out
+    assert f"1 of 20 sampled rows give an error in the template: {tmp_path}/some.jsonl:10: key 'text' is int" in out
+    assert "1 of 20 sampled rows cannot be read" in (tmp_path / "recipe.yaml").read_text()
     for name, line, why in (
-        ("bad", "no json", "none of 3 rows looked at can be read"),
-        ("odd", lines[9], "3 of 3 rows"),
+        ("bad", "no json", "none of 3 sampled rows can be read"),
+        ("odd", lines[9], "3 of 3 sampled rows"),
     ):
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * 3)
         code, _, err = here(
@@ -151,11 +136,11 @@ def test_init_is_told_the_template_where_looking_cannot_tell(
         [{"prompt": words(row), "completion": words(row + 1), "text": words(row)} for row in range(30)], "both.jsonl"
     )
     code, _, err = here("init", "both.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 3 and "2 templates fit these 30 rows" in err and "name the one you mean" in err
+    assert code == 3 and "2 templates fit the 30 sampled rows" in err and "name the one you mean" in err
     code, out, err = here(
         "init", "both.jsonl", "--tokenizer", tokenizer_path, "--template", "text", "--option", "eos=false"
     )
-    assert code == 0 and "template text, as told" in out, err
+    assert code == 0 and "template: text, as you asked" in out, err
     recipe = ps.Recipe.read("recipe.yaml")
     assert recipe.settings["template"] == "text" and recipe.settings["eos"] is False
 
@@ -173,7 +158,7 @@ def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
     assert code == 0, err
     lines = out.splitlines()
     assert [line.split("  ")[1].split(":")[0] for line in lines] == ["talk", "prose", "held_out (eval)"]
-    assert f"{recipe}:9: sequence_len is max_length: 128 here" in err
+    assert f"{recipe}:9: sequence_len is read as max_length: 128" in err
     code, out, _ = here("prepare", recipe, "--json")
     found = json.loads(out)
     assert [(each["part"], each["data_set"], each["rows"]) for each in found] == [
@@ -198,8 +183,8 @@ def test_the_stores_of_a_recipe_are_verified(here: Any, recipe: Path) -> None:
 def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
     code, out, err = here("stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--world-size", "2")
     assert code == 0, err
-    assert re.search(r"^talk\t120\t120\t[\d,]+\t\d+\.\d%\t0\t", out, flags=re.MULTILINE)
-    assert "tokens per sample" in out and "█" in out and "nothing was dropped" in out
+    assert re.search(r"^talk\t120\t120\t[\d,]+\t[\d,]+\t\d+\.\d%\t", out, flags=re.MULTILINE)
+    assert "tokens per sample" in out and "█" in out and "dropped when prepared: none of 210 records" in out
     code, out, _ = here(
         "stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--json", "--part", "held_out"
     )
@@ -326,18 +311,18 @@ def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokeni
     code, out, err = here("show", recipe, "--row", "5", "--max-length", "256")
     assert code == 0, err
     for part in (
-        "talk row 5  ",
+        "talk, record 5  ",
         "chat.jsonl:6",
-        "raw",
+        "record, as it is in the data",
         '"role": "user"',
-        "rendered",
         "<|im_start|>assistant",
         "tokens, ",
-        "lands",
+        "position in training",
     ):
         assert part in out
     assert f"⟦{words(6)}" in out, "the answer is marked as trained"
-    assert re.search(r"epoch 0, step \d+, rank 0, row \d, places \d+–\d+ \(tokens 0–\d+\)", out)
+    assert out.count(words(6)) == 2, "once as data, once as tokens"
+    assert re.search(r"epoch 0, step \d+, rank 0, row \d: tokens 0–\d+ of the sample at \d+–\d+ of the row", out)
     assert re.search(r"^[a-zA-Z]+·*$", out, flags=re.MULTILINE), "the packed row, drawn"
     code, out, _ = here("show", recipe, "--row", "-1", "--source", "prose", "--json")
     found = json.loads(out)
@@ -352,9 +337,9 @@ def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokeni
     code, _, err = here("show", recipe, "--row", "1", "--random")
     assert code == 2 and "give one of --row, --step and --random" in err
     code, _, err = here("show", recipe, "--source", "nobody")
-    assert code == 2 and "source 'nobody' is not there, expected one of talk, prose" in err
+    assert code == 2 and "there is no data set 'nobody', expected one of talk, prose" in err
     code, _, err = here("show", recipe, "--row", "120")
-    assert code == 3 and "row 120 of 'talk': it has 120 rows, counted from 0" in err
+    assert code == 3 and "record 120 of 'talk': it has 120 records, counted from 0" in err
 
 
 def test_check_finds_what_would_cost_money(here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
@@ -378,18 +363,21 @@ def test_check_finds_what_would_cost_money(here: Any, write_jsonl: Write, tokeni
     ((found),) = json.loads(out)
     verdicts = {verdict["question"]: verdict for verdict in found["verdicts"]}
     assert {name: verdict["answer"] for name, verdict in verdicts.items()} == {
-        "rows": "ok", "bad rows": "ok", "template": "ok", "mask": "ok", "BOS and EOS": "ok",
-        "nothing trained": "warn", "overlong": "warn", "duplicates": "warn", "disk": "ok",
+        "rows": "ok", "bad rows": "ok", "template": "ok", "chat template": "ok", "trained tokens": "ok", "BOS and EOS": "ok",
+        "rows without loss": "warn", "too long": "warn", "model length": "ok", "text length": "warn", "duplicates": "warn",
+        "disk": "ok",
     }  # fmt: skip
-    assert "5 of 88 rows (5.7%) have nothing to train on" in verdicts["nothing trained"]["why"]
-    assert verdicts["nothing trained"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
-    assert "3 of 88 rows (3.4%) are longer than max_length 256: dropped with " in verdicts["overlong"]["why"]
+    assert "5 of 88 rows (5.7%) have no tokens to train on" in verdicts["rows without loss"]["why"]
+    assert verdicts["rows without loss"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
+    assert "3 of 88 rows (3.4%) are longer than max_length 256; they are dropped, with " in verdicts["too long"]["why"]
     assert verdicts["duplicates"]["why"].startswith("22 of 88 rows (25.0%) repeat an earlier one")
     assert not (tmp_path / "cache" / "stores").exists(), "nothing is prepared"
     code, out, _ = here(*arguments, "-o", "overflow=error")
-    assert code == 1 and "fail overlong        3 of 88 rows (3.4%) are longer" in out and "1 failure, 2 warnings" in out
+    assert (
+        code == 1 and "fail too long           3 of 88 rows (3.4%) are longer" in out and "1 failure, 3 warnings" in out
+    )
     code, out, _ = here(*arguments, "--rows", "10")
-    assert code == 0 and "looked at 10 spread over all" in out
+    assert code == 0 and "88 rows; 10 of them, spread over the data, were checked" in out
 
 
 def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
@@ -402,7 +390,7 @@ def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
     assert code == 1, err
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
     assert verdicts["bad rows"]["answer"] == "fail" and verdicts["bad rows"]["first"] == [f"{data}:2"]
-    assert "choose on_bad: skip" in verdicts["bad rows"]["why"]
+    assert "set on_bad: skip" in verdicts["bad rows"]["why"]
     assert (
         verdicts["template"]["answer"] == "fail"
         and "key 'text' is int, expected a string" in verdicts["template"]["why"]
@@ -410,10 +398,10 @@ def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
     assert verdicts["BOS and EOS"]["answer"] == "warn" and "have two EOS" in verdicts["BOS and EOS"]["why"]
     code, out, _ = here(*arguments, "-o", "on_bad=skip")
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["bad rows"]["answer"] == "warn" and "left out and counted" in verdicts["bad rows"]["why"]
+    assert verdicts["bad rows"]["answer"] == "warn" and "skipped and counted" in verdicts["bad rows"]["why"]
     (tmp_path / "empty.jsonl").write_text("")
     code, out, _ = here("check", "empty.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 1 and "fail rows            the source is empty" in out
+    assert code == 1 and "fail rows               there are no rows" in out
 
 
 def test_check_counts_every_row_that_does_not_fit(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
@@ -421,24 +409,26 @@ def test_check_counts_every_row_that_does_not_fit(here: Any, write_jsonl: Write,
     arguments = ("--tokenizer", tokenizer_path, "--template", "text", "--json")
     _, out, _ = here("check", "some.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["template"]["why"].startswith("50 of 150 rows (33.3%) do not fit the template")
+    assert verdicts["template"]["why"].startswith("50 of 150 rows (33.3%) give an error in the template")
     assert verdicts["rows"]["answer"] == "ok" and json.loads(out)[0]["estimated_tokens"] > 100
     write_jsonl([{"text": 7}] * 30, "none.jsonl")
     _, out, _ = here("check", "none.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
     assert verdicts["template"]["why"].startswith("30 of 30 rows (100.0%)")
-    assert verdicts["rows"]["why"] == "none of 30 rows gives a sample"
+    assert verdicts["rows"]["why"] == "none of 30 sampled rows gives a sample"
     assert {verdict["answer"] for verdict in verdicts.values()} == {"fail"}  # nothing else is well without a sample
 
 
-def test_bench_measures_against_an_appetite(here: Any, recipe: Path) -> None:
-    code, out, err = here("bench", recipe, "--seconds", "0.2", "--rows", "50", "--appetite", "1", "--json")
+def test_bench_measures_against_what_a_model_takes(here: Any, recipe: Path) -> None:
+    code, out, err = here(
+        "bench", recipe, "--seconds", "0.2", "--rows", "50", "--model-tokens-per-second", "1", "--json"
+    )
     assert code == 0, err
     made, loaded = json.loads(out)
     assert (made["what"], loaded["what"]) == ("preparation", "loader")
     assert made["tokens"] > 0 and loaded["tokens_per_second"] > 0 and loaded["headroom"] == loaded["tokens_per_second"]
-    code, out, _ = here("bench", recipe, "--seconds", "0.1", "--rows", "10", "--appetite", "1e15")
-    assert code == 1 and "× the appetite" in out
+    code, out, _ = here("bench", recipe, "--seconds", "0.1", "--rows", "10", "--model-tokens-per-second", "1e15")
+    assert code == 1 and "× what the model takes" in out
 
 
 def test_empty_data_is_said_not_raised(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
@@ -453,7 +443,7 @@ def test_one_huge_row_is_shown_in_part(here: Any, write_jsonl: Write, tokenizer_
     code, out, err = here("show", "huge.jsonl", "--tokenizer", tokenizer_path, "--row", "0", "-o", "num_proc=1")
     assert code == 0, err
     assert "more characters" in out and "more tokens" in out and len(out) < 40_000
-    assert "dropped as overlong: " in out
+    assert "dropped as too long: " in out
 
 
 def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(

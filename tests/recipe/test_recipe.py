@@ -147,7 +147,7 @@ def test_eval_sets_are_one_pass_in_the_order_of_the_file(write: Any) -> None:
     short = ps.load(path, part="short", rank=0, world_size=1)
     assert short.batch_size == 1 and short.plan.settings.max_length == 16 and short.plan.settings.packing == "none"
     assert len(list(short)) == 60
-    with pytest.raises(RecipeError, match=r"part 'eval' is not there, expected one of train, held_out, short"):
+    with pytest.raises(RecipeError, match=r"there is no part 'eval', expected one of train, held_out, short"):
         ps.load(path, part="eval")
     one = Recipe.of("a.jsonl", eval="b.jsonl")
     assert one.part("eval") == one.part("b") == one.eval_sets
@@ -333,7 +333,7 @@ def test_data_of_other_tools(write: Any) -> None:
 def test_whether_and_how_to_pack_may_be_two_keys(write: Any, lines: str, expected: str, unused: str) -> None:
     recipe = Recipe.read(write(f"data: text.jsonl\n{lines}\n"))
     assert recipe.settings["packing"] == expected
-    assert any(f": {unused} is not needed here: " in notice for notice in recipe.notices)
+    assert any(f": {unused} is not used: " in notice for notice in recipe.notices)
 
 
 def test_a_folder_of_media_in_a_list_is_not_used_and_that_is_said(write: Any) -> None:
@@ -354,7 +354,7 @@ def test_every_foreign_name_leads_to_a_key() -> None:
 
 MISTAKES = [
     ("data: text.jsonl\nmax_lenght: 3", r":2: unknown key 'max_lenght'; did you mean 'max_length'\?"),
-    ("data: text.jsonl\ncutoff_length: 3", r":2: unknown key 'cutoff_length'; did you mean 'cutoff_len', or our own name for it\?"),
+    ("data: text.jsonl\ncutoff_length: 3", r":2: unknown key 'cutoff_length'; did you mean 'cutoff_len', which is 'max_length' here\?"),
     ("data: text.jsonl\nzzz: 3", r":2: unknown key 'zzz'; `penstock init` writes a recipe with the usual keys"),
     ("data: text.jsonl\nseed: 1\nseed: 2", r":3: seed is given twice, in line 2 too; keep one"),
     ("data: text.jsonl\nmax_length: 1\nseq_len: 2", r":3: max_length is given twice: as seq_len, and in line 2; keep one"),
@@ -377,11 +377,11 @@ MISTAKES = [
     ("data: text.jsonl\npad_side: up", r":2: pad_side is 'up', expected one of right, left"),
     ("data: text.jsonl\neval: {a: {path: b, tail: cut}}", r":2: tail is 'cut', expected one of pad"),
     ("data: text.jsonl\nmix_by: rows", r": mix_by and stop say how weights are meant, and no weights were given"),
-    ("data: text.jsonl\nrank: 0", r":2: rank is not the same for every process that reads this; pass it: load\(…, rank=…\)"),
-    ("data: text.jsonl\nweight: 2", r":2: weight is said of one data set; write it there"),
-    ("data: {a: {path: x, max_length: 3}}", r":1: max_length counts for the whole recipe; write it at the top"),
-    ("data: {a: {path: x}}\neval: {b: {path: y, num_proc: 3}}", r":2: num_proc counts for the whole recipe; write it at the top"),
-    ("data: {a: {path: x, data: y}}", r":1: data stands at the top of a recipe, not inside a data set"),
+    ("data: text.jsonl\nrank: 0", r":2: rank differs between the processes that read this recipe; pass it: load\(…, rank=…\)"),
+    ("data: text.jsonl\nweight: 2", r":2: weight belongs inside a data set; write data:"),
+    ("data: {a: {path: x, max_length: 3}}", r":1: max_length applies to the whole recipe; write it at the top"),
+    ("data: {a: {path: x}}\neval: {b: {path: y, num_proc: 3}}", r":2: num_proc applies to the whole recipe; write it at the top"),
+    ("data: {a: {path: x, data: y}}", r":1: data belongs at the top of a recipe, not inside a data set"),
     ("data: {a: {weight: 1}}", r":1: data set 'a' has no path; expected 'path: chat.jsonl'"),
     ("data: [{weight: 1}]", r":1: a data set has no path"),
     ("data:\n- {path: a.jsonl}\n- {path: x/a.jsonl}", r":3: two data sets are called 'a'; give one of them another name"),
@@ -400,9 +400,9 @@ MISTAKES = [
     ("data: ${EMPTY_VARIABLE}", r":1: the environment variable EMPTY_VARIABLE is empty; set it"),
     ("data: ${a b}", r":1: \$\{a b\} names no variable, expected \$\{NAME\} or \$\{NAME:-default\}"),
     ("data: text.jsonl\ntemplate: chatty", r":2: template 'chatty' is not known; did you mean 'chat'\?"),
-    ("data: text.jsonl\ntemplate: text\ntrain_on: last", r":3: train_on is no option of the templates here \(text\); leave it out"),
-    ("data: text.jsonl\npacking_strategy: balanced", r":2: packing_strategy: balanced has no like here, expected one of best_fit"),
-    ("data: text.jsonl\nfilter_overlong: false", r":2: filter_overlong: false has no like here; write overflow: truncate, split or error"),
+    ("data: text.jsonl\ntemplate: text\ntrain_on: last", r":3: none of the templates here \(text\) has an option train_on; leave it out"),
+    ("data: text.jsonl\npacking_strategy: balanced", r":2: packing_strategy: balanced is not known, expected one of best_fit"),
+    ("data: text.jsonl\nfilter_overlong: false", r":2: filter_overlong: false is not known; write overflow: truncate, split or error"),
     ("data: text.jsonl\ndisable_cache: 3", r":2: disable_cache: 3, expected true or false"),
     ("data: [x\nseed: 1", r":2: not YAML: "),
     ("data: {a: {path: ${HOME}}}", r":1: not YAML: .*; inside \{ \} or \[ \], put what holds \$\{…\} in quotes"),
@@ -447,7 +447,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         ("data: text.jsonl\nbatch_size: 1", TemplateError, r"recipe.yaml:1: data set 'text': no tokenizer given"),
         ("data: text.jsonl", RecipeError, r"recipe.yaml: no batch_size; add 'batch_size: 8'"),
         ("data: chat.jsonl\ntokenizer: TOKENIZER\nchat_template: none.jinja\nbatch_size: 1", RecipeError,
-         r"none.jinja: no chat template there"),
+         r"none.jinja: cannot read a chat template there"),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_while_loading_names_the_data_set(

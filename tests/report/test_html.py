@@ -116,7 +116,7 @@ def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
     epoch, (first, second) = numbers.epoch(made), numbers.sources(made)
     for expected in (
         "two sources", f"{first.samples + second.samples:,}", f"{first.tokens:,}", f"{second.tokens:,}", f"{epoch.rows:,} rows of 256",
-        f"{epoch.steps:,}", epoch.plan, epoch.order, first.store, "15 of 220 records (6.8 %) give no sample",
+        f"{epoch.steps:,}", epoch.plan, epoch.order, first.store, "15 of 220 records (6.8 %) were dropped when prepared",
         "largest share in first (10 %).", "first.jsonl:10",
         "data: first.jsonl # <b>",
     ):  # fmt: skip
@@ -170,7 +170,7 @@ def test_samples_are_chosen_by_name_and_seed_and_land_where_a_walk_finds_them(st
     picks = survey.chosen(made, num_samples=10)
     assert picks == survey.chosen(loader(stores, overflow="split", max_length=32), num_samples=10)
     assert picks != survey.chosen(loader(stores, seed=5), num_samples=10)
-    assert {pick.why for pick in picks} == {"longest", "shortest", "by chance", "dropped: nothing_to_train"}
+    assert {pick.why for pick in picks} == {"longest", "shortest", "random", "dropped: nothing_to_train"}
     for each in survey.survey(made, picks, num_rows=1).samples:
         there = walk.record(made, each.sample, source=each.source)
         assert (each.where, each.landings, each.trained) == (there.where, there.landings, there.trained)
@@ -191,7 +191,7 @@ def test_a_long_sample_is_drawn_by_its_ends(write_jsonl: Write, tokenizer_path: 
     assert found.tail[-1].text == "<|endoftext|>" and found.tail[-1].id in found.special
     text = html.page(made)
     check_page(text)
-    assert "tokens are not drawn" in text and len(text) < 150_000
+    assert "tokens are not shown" in text and len(text) < 150_000
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none"])
@@ -265,7 +265,10 @@ def test_without_a_plan_the_page_says_why(stores: dict[str, Any]) -> None:
     text = html.page(loader(stores, overflow="error", max_length=8))
     said = " ".join(check_page(text).text)
     assert (
-        "There is no plan:" in said and "max_length is 8" in said and 'id="rows"' not in text and 'id="samples"' in text
+        "No epoch can be planned:" in said
+        and "max_length is 8" in said
+        and 'id="rows"' not in text
+        and 'id="samples"' in text
     )
 
 
@@ -313,12 +316,12 @@ def test_only_a_report_is_replaced(stores: dict[str, Any], tmp_path: Path) -> No
     other = tmp_path / "notes.txt"
     other.write_text("mine")
     with pytest.raises(
-        PenstockError, match=r"notes\.txt: what is there is no report, and is not replaced; choose another name"
+        PenstockError, match=r"notes\.txt: this file is not a report and is not replaced; choose another name"
     ):
         html.write(made, other)
-    with pytest.raises(PenstockError, match="what is there is no report"):
+    with pytest.raises(PenstockError, match="this file is not a report"):
         html.write(made, tmp_path)
-    with pytest.raises(PenstockError, match=r"there is no folder .*nowhere; make it"):
+    with pytest.raises(PenstockError, match=r"there is no folder .*nowhere; create it"):
         html.write(made, tmp_path / "nowhere" / "page.html")
     assert other.read_text() == "mine"
 
@@ -338,11 +341,16 @@ def test_the_command_writes_the_page(
     assert run(["report", "fox.yaml", "-o", "fox.html", "--world-size", "2", "--no-compare"]) == 0
     assert re.fullmatch(r"fox\.html: [\d.]+ kB, open it in a browser\n", capsys.readouterr().out)
     text = (tmp_path / "fox.html").read_text()
-    assert "<title>fox – Penstock report</title>" in text and "Other lengths" not in text and "max_length: 128" in text
+    assert (
+        "<title>fox – Penstock report</title>" in text
+        and "max_length and packing compared" not in text
+        and "max_length: 128" in text
+    )
     check_page(text)
     assert run(["report", "prose.jsonl", "--tokenizer", str(tokenizer_path), "--option", "eos=false", "--json"]) == 0
     assert (
-        '"page": "report.html"' in capsys.readouterr().out and "Other lengths" in (tmp_path / "report.html").read_text()
+        '"page": "report.html"' in capsys.readouterr().out
+        and "max_length and packing compared" in (tmp_path / "report.html").read_text()
     )
     assert run(["report", "fox.yaml", "-o", "prose.jsonl"]) == 3
-    assert "what is there is no report" in capsys.readouterr().err
+    assert "this file is not a report" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.errors import PlanError
 from penstock.report import numbers, walk
 from penstock.report import text as layout
+from penstock.report.max_length import lost_share, sensible_length
 
 Write = Callable[..., Path]
 
@@ -72,8 +73,12 @@ def test_a_source_is_its_samples_and_its_drops(stores: dict[str, Any]) -> None:
     kept = np.sort(sizes[sizes > 0])
     assert first.tokens == kept.sum() == first.lengths.total
     assert (first.lengths.min, first.lengths.max, first.lengths.count) == (kept[0], kept[-1], kept.size)
-    assert first.lengths.p50 == kept[kept.size // 2] and first.trained == first.tokens and first.num_bytes > 0
-    assert first.trained_share == 1.0
+    assert first.lengths.p50 == kept[kept.size // 2] and first.num_bytes > 0
+    assert (
+        first.trained
+        == sum(int(sample.loss_mask[1:].sum()) for sample in stores["first"])
+        == first.tokens - first.samples
+    )
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 2, 3, 4, 5], [7], list(range(1, 300)), [0, 0, 4096], [5_000_000]])
@@ -84,7 +89,7 @@ def test_a_histogram_holds_every_sample_once(sizes: list[int]) -> None:
     assert sum(histogram.counts) == len(kept) and sum(histogram.tokens) == sum(kept)
     assert len(histogram.edges) == len(histogram.counts) + 1 and list(histogram.edges) == sorted(set(histogram.edges))
     for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
-        assert count == sum(low <= size < high for size in kept)
+        assert count == sum(low < size <= high for size in kept)
 
 
 def test_no_samples_are_numbers_too() -> None:
@@ -93,10 +98,34 @@ def test_no_samples_are_numbers_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"), [([100] * 50, 128), ([129] * 99, 256), ([70_000] * 9, 70_016), ([], 4096)]
+    ("lengths", "model", "expected"),
+    [
+        ([100] * 50, None, 1_024),  # never shorter
+        ([1_024] * 99, None, 1_024),  # samples of exactly max_length fit
+        ([1_025] * 99, None, 2_048),
+        ([100] * 999 + [3_000], None, 4_096),  # one sample holds 3 % of what is trained
+        ([1_000] * 9_999 + [5_000], None, 1_024),  # it holds 0.05 %
+        ([70_000] * 9, None, 32_768),  # more is the user's to ask for
+        ([70_000] * 9, 4_096, 4_096),
+        ([100] * 9, 512, 512),
+        ([], None, 1_024),
+    ],
 )
-def test_a_sensible_length_takes_nearly_all(sizes: list[int], expected: int) -> None:
-    assert numbers.sensible_length(np.array(sizes, np.int64)) == expected
+def test_the_chosen_max_length_keeps_nearly_all_trained_tokens(
+    lengths: list[int], model: int | None, expected: int
+) -> None:
+    sizes = np.array(lengths, np.int64)
+    assert sensible_length(sizes, sizes, model) == expected
+
+
+def test_a_max_length_is_chosen_by_trained_tokens_not_by_samples() -> None:
+    lengths, trained = np.array([100] * 98 + [9_000] * 2), np.array([90] * 98 + [1] * 2)
+    assert sensible_length(lengths, trained) == 1_024, "the long samples hold hardly any target"
+    lost = lost_share(lengths, trained, 1_024)
+    assert (lost.samples, lost.tokens, lost.trained) == (2, 18_000, 2) and lost.of_trained == 98 * 90 + 2
+    assert lost.describe() == (
+        "2 of 100 samples (2.0%) are longer and will be dropped, with 64.7% of the tokens and <0.1% of the trained tokens"
+    )
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
@@ -122,14 +151,14 @@ def test_shares_follow_weights(stores: dict[str, Any]) -> None:
     assert [share.samples for share in found.shares] == pytest.approx([108, 40], abs=14)
     assert [source.weight for source in numbers.sources(made)] == ["3", "1"]
     shown = layout.epoch(found)[-1]
-    assert shown.columns == ("source", "#samples", "#of samples", "#tokens", "#of tokens")
+    assert shown.columns == ("data set", "#samples", "#of samples", "#tokens", "#of tokens")
     assert [float(row[2].rstrip("%")) for row in shown.rows] == pytest.approx([75, 25], abs=10)  # as the weights say
 
 
 def test_a_packing_that_takes_nothing_has_no_fill(stores: dict[str, Any]) -> None:
     fit = numbers.fits(loader(stores), max_lengths=[16], packings=["best_fit"])[0]
     for rows, shown in ((0, "–"), (fit.rows, f"{fit.fill:.2%}")):
-        (row,) = layout.fits([replace(fit, rows=rows)], chosen=(64, "none"))[-1].rows
+        (row,) = layout.fits([replace(fit, rows=rows)], chosen=(64, "none"))[1].rows
         assert row[4] == shown
 
 
@@ -159,7 +188,7 @@ def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: di
         assert found.where.endswith(f"{name}.jsonl:{sample.row + 1}") and found.sample == sample.row
         assert [token.id for token in found.tokens] == sample.input_ids.tolist()
         if not len(sample):
-            assert found.landings == () and "dropped when the store was made" in found.outcome
+            assert found.landings == () and "dropped when it was prepared" in found.outcome
             continue
         assert json.loads(found.raw)["text"] == "".join(token.text for token in found.tokens).removesuffix(
             "<|endoftext|>"
@@ -174,7 +203,7 @@ def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: di
 
 def test_what_is_overlong_is_said_to_be(stores: dict[str, Any]) -> None:
     longest = int(np.argmax(stores["second"].lengths))
-    assert walk.record(loader(stores, max_length=16), longest, source=1).outcome.startswith("dropped as overlong: ")
+    assert walk.record(loader(stores, max_length=16), longest, source=1).outcome.startswith("dropped as too long: ")
     cut = walk.record(loader(stores, max_length=16, overflow="truncate"), longest, source=1)
     assert cut.outcome.startswith("cut: 16 of ") and cut.landings[0].stop == 16
 
@@ -218,7 +247,7 @@ def test_values_are_plain_json(stores: dict[str, Any]) -> None:
 
 def test_what_is_not_there_is_refused(stores: dict[str, Any], write_jsonl: Write) -> None:
     made = loader(stores)
-    with pytest.raises(PlanError, match=r"row 120 of 'first': it has 120 rows, counted from 0"):
+    with pytest.raises(PlanError, match=r"record 120 of 'first': it has 120 records, counted from 0"):
         walk.record(made, 120)
     with pytest.raises(PlanError, match=r"step 9999 is not there: the run has \d+ steps"):
         walk.step(made, 9999)

@@ -285,13 +285,13 @@ def test_json_in_text_is_parsed_on_request(kind: str, tmp_path: Path, cache: Cac
     cells = ['[{"role": "user", "x": null}]', None, '{"n": 123456789012345678901234567890}', '[{"role"', '"text"', ""]
     paths, _ = write(kind, tmp_path, [pa.table({"n": range(6), "messages": pa.array(cells, type=pa.string())})], 4)
     assert [record["messages"] for record in KINDS[kind][0](paths, cache=cache)] == cells  # as stored, unless asked for
-    with pytest.raises(BadRecord, match=r"p-0\.\w+:4:0: column 'messages' is not JSON: .*row 3"):
+    with pytest.raises(BadRecord, match=r"p-0\.\w+:4: column 'messages' is not JSON: .*record 3"):
         list(KINDS[kind][0](paths, cache=cache, json_columns=["messages"]))
     source = KINDS[kind][0](paths, cache=cache, json_columns=["messages"], bad=BadRows("skip"))
     parsed = [json.loads(cell) if cell else cell for cell in cells if cell not in ('[{"role"', "")]
     assert [record["messages"] for record in source] == parsed
     assert source.bad_counts == {"bad_json": 2} and source.bad.rows == [3, 5]
-    with pytest.raises(BadRecord, match="row 5"):
+    with pytest.raises(BadRecord, match="record 5"):
         source[5]
     with pytest.raises(SourceError, match="column 'n' is int64, expected text that holds JSON"):
         KINDS[kind][0](paths, cache=cache, json_columns=["n"])
@@ -319,7 +319,7 @@ def test_nanoseconds_become_python_times_or_a_bad_row(tmp_path: Path, cache: Cac
     }
     assert type(first["at"]) is datetime.datetime and type(first["nested"][0]["t"]) is datetime.timedelta
     assert last == {"nested": None, "fixed": [datetime.time(microsecond=3)], "mapped": None, "at": None}
-    with pytest.raises(BadRecord, match=r"p-0\.arrow:2:0: column 'at' cannot be read: .*would lose data.*row 1"):
+    with pytest.raises(BadRecord, match=r"p-0\.arrow:2: column 'at' cannot be read: .*would lose data.*record 1"):
         source[1]
 
 
@@ -363,7 +363,7 @@ def test_values_that_python_cannot_hold_are_bad_rows(tmp_path: Path, cache: Cach
     assert [record["row"] for record in source] == [0]
     assert source.bad_counts == {"bad_value": 2}
     for row, column in ((1, "text"), (2, "year")):
-        with pytest.raises(BadRecord, match=rf"a\.parquet:{row + 1}:0: column '{column}' cannot be read"):
+        with pytest.raises(BadRecord, match=rf"a\.parquet:{row + 1}: column '{column}' cannot be read"):
             source[row]
     assert source.digest(1, 2) != source.digest(0, 1)
 

@@ -141,7 +141,7 @@ def test_a_cell_of_another_type_is_a_bad_row(tmp_path: Path, cache: Cache, kind:
     assert source[2] == {"a": 0}
     with pytest.raises(BadRecord) as caught:
         source[1]
-    assert str(caught.value).startswith(f"{path}:3:4: ") and reason in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:3: ") and reason in str(caught.value)
 
 
 def test_a_row_of_another_width_is_bad_and_says_what_was_expected(tmp_path: Path, cache: Cache) -> None:
@@ -149,7 +149,9 @@ def test_a_row_of_another_width_is_bad_and_says_what_was_expected(tmp_path: Path
     source = open_source(path, cache=cache)
     with pytest.raises(BadRecord) as caught:
         list(source)
-    assert str(caught.value).startswith(f"{path}:3:8: the row has 3 cells, expected 2 (a, b) (row 1); mend")
+    assert str(caught.value).startswith(
+        f"{path}:3: the row has 3 cells, expected 2 (a, b) (record 1, counted from 0; byte 8); fix"
+    )
     bad = BadRows(on_bad="skip")
     assert list(open_source(path, cache=cache, bad=bad)) == [{"a": "1", "b": "2"}, {"a": "5", "b": "6"}]
     assert bad.counts == {"wrong_width": 2} and bad.rows == [1, 2]
@@ -163,14 +165,14 @@ def test_quotes_can_be_turned_off(tmp_path: Path, cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("a,b,a\n", {}, r"a\.csv:1:0: column 'a' is named twice; rename one, or pass names="),
+        ("a,b,a\n", {}, r"a\.csv:1: column 'a' is named twice; rename one, or pass names="),
         ("", {"names": ["x", "x"]}, "names=: column 'x' is named twice"),
-        ("a,b\n", {"types": {"c": "int"}}, r"a\.csv:1:0: types names the column 'c', expected one of a, b"),
+        ("a,b\n", {"types": {"c": "int"}}, r"a\.csv:1: types names the column 'c', expected one of a, b"),
         ("a,b\n", {"types": {"a": "date"}}, "types has 'date', expected one of int, float, bool, json"),
         ("a,b\n", {"delimiter": ";;"}, "delimiter is ';;', expected one ASCII character"),
         ("a,b\n", {"delimiter": '"'}, "expected one ASCII character"),
-        ('\n"a,b\n1,2\n', {}, r"a\.csv:2:1: no header: a quote is opened and never closed; mend"),
-        ("a,b\n", {"max_row_bytes": 3}, r"a\.csv:1:0: the header takes 4 bytes"),
+        ('\n"a,b\n1,2\n', {}, r"a\.csv:2: no header: a quote is opened and never closed; fix"),
+        ("a,b\n", {"max_row_bytes": 3}, r"a\.csv:1: the header takes 4 bytes"),
         ("a,b\n", {"max_row_bytes": 0}, "max_row_bytes is 0, expected a number ≥ 1"),
     ],
 )
@@ -187,9 +189,7 @@ def test_files_with_other_columns_are_refused_and_another_order_is_not(tmp_path:
     write(tmp_path, "", "3.csv")
     assert list(open_source(tmp_path, cache=cache)) == [{"a": "1", "b": "2"}, {"b": "3", "a": "4"}]
     path = write(tmp_path, "\na,c\n5,6\n", "4.csv")
-    with pytest.raises(
-        SourceError, match=rf"{path}:2:1: other columns than in .*1\.csv: 'b', 'c' stand in one of them"
-    ):
+    with pytest.raises(SourceError, match=rf"{path}:2: other columns than in .*1\.csv: 'b', 'c' stand in one of them"):
         open_source(tmp_path, cache=cache)
 
 

@@ -265,11 +265,11 @@ def test_a_transform_is_applied(dataset: Any) -> None:
 def test_a_bad_cell_of_an_object_follows_the_policy() -> None:
     stamps = pa.table({"t": pa.array([0, 1, 2000], type=pa.timestamp("ns"))})
     given = datasets.Dataset(stamps)
-    with pytest.raises(BadRecord, match=r"d:2:0: column 't' cannot be read: .*row 1"):
+    with pytest.raises(BadRecord, match=r"d:2: column 't' cannot be read: .*record 1"):
         list(open_hf(given, name="d"))
     source = open_hf(given, name="d", bad=BadRows("skip"))
     assert len(list(source)) == 2 and source.bad_counts == {"bad_value": 1}
-    with pytest.raises(BadRecord, match="row 1"):
+    with pytest.raises(BadRecord, match="record 1"):
         source[1]
 
 

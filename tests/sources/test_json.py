@@ -122,28 +122,28 @@ def test_a_bad_element_is_one_bad_row(tmp_path: Path, cache: Cache, element: str
     assert (first, last) == ({"n": 0}, {"n": 2})
     assert isinstance(bad, BadRow) and bad.reason == reason
     if element:
-        assert bad.message.startswith(f"{path}:3:13: ")
+        assert bad.message.startswith(f"{path}:3: ")
         assert "NaN" not in element or "at character 6 (NaN and Infinity are no JSON" in bad.message
 
 
 def test_a_comma_behind_the_last_element_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
     source = open_source(write(tmp_path, '[{"n": 0},\n]'), cache=cache)
     assert len(source) == 2 and source[0] == {"n": 0}
-    with pytest.raises(BadRecord, match=r"a\.json:2:11: not JSON: "):
+    with pytest.raises(BadRecord, match=r"a\.json:2: not JSON: "):
         source[1]
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, r"a\.json:1:0: there is nothing but white space, expected an array of objects"),
-        (" \n 3", {}, r"a\.json:2:3: the document begins with b'3', expected an array"),
-        ('[{"a": 1}', {}, r"a\.json:1:0: the file ends inside what begins here: it is cut off"),
+        ("", {}, r"a\.json:1: there is nothing but white space, expected an array of objects"),
+        (" \n 3", {}, r"a\.json:2: the document begins with b'3', expected an array"),
+        ('[{"a": 1}', {}, r"a\.json:1: the file ends inside what begins here: it is cut off"),
         ('[{"a": 1}, {"a', {}, "the file ends inside what begins here"),
-        ('[{"a": 1}]\n]', {}, r"a\.json:2:11: something follows the end of the document"),
+        ('[{"a": 1}]\n]', {}, r"a\.json:2: something follows the end of the document"),
         ('[{"a": 1}] [2]', {}, "something follows the end of the document"),
-        ('[{"a": 1}}', {}, r"a\.json:1:9: } closes what \[ opened in line 1"),
-        ('{"a": [{}], "b": 1]', {}, r"a\.json:1:18: \] closes what { opened in line 1"),
+        ('[{"a": 1}}', {}, r"a\.json:1: } closes what \[ opened in line 1"),
+        ('{"a": [{}], "b": 1]', {}, r"a\.json:1: \] closes what { opened in line 1"),
         ('{"a": [{}], "b": [{}, 1]}', {}, r"the object holds 2 arrays \('a', 'b'\); choose one with field="),
         ('{"a": 1, "b": {"c": [{}]}}', {}, "the document is one object, expected an array of objects in it"),
         ('{"a": ["x"]}', {}, "the document is one object"),
@@ -199,7 +199,7 @@ def test_records_of_a_document_in_one_line_are_told_apart(tmp_path: Path, cache:
     path = tmp_path / "a.json"
     path.write_text('[{"n": 1}, {"n": 2}]')
     source = open_source(path, cache=cache)
-    assert [str(source.where(row)) for row in range(2)] == [f"{path}:1:1", f"{path}:1:11"]
+    assert [str(source.where(row)) for row in range(2)] == [f"{path}:1 (byte 1)", f"{path}:1 (byte 11)"]
     path = tmp_path / "b.json"
     path.write_text('[\n {"n": 1},\n {"n": 2}\n]')
     source = open_source(path, cache=cache)

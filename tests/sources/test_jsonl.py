@@ -144,8 +144,8 @@ def test_a_bad_line_is_named_by_file_line_and_byte(tmp_path: Path, cache: Cache,
     for read in (lambda: source[1], lambda: list(source)):
         with pytest.raises(BadRecord) as caught:
             read()
-        assert str(caught.value).startswith(f"{path}:3:10: ")
-        assert reason in str(caught.value) and "row 1" in str(caught.value)
+        assert str(caught.value).startswith(f"{path}:3: ")
+        assert reason in str(caught.value) and "record 1" in str(caught.value)
 
 
 def test_long_integers_survive_in_any_company(tmp_path: Path, cache: Cache) -> None:

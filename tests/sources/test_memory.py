@@ -50,10 +50,10 @@ def test_records_that_differ_have_other_digests(one: list[dict], other: list[dic
 
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), float("inf"), b"x", {"deep": [object()]}])
 def test_what_json_would_change_is_refused(value: object) -> None:
-    with pytest.raises(BadRecord, match=r"^list:2:0: row 1 holds .*, expected plain JSON values"):
+    with pytest.raises(BadRecord, match=r"^list:2: record 1 holds .*, expected plain JSON values"):
         ListSource([{}, {"a": value}]).digest(0, 2)
 
 
 def test_a_row_that_is_no_dict_is_refused(cache: Cache) -> None:
-    with pytest.raises(BadRecord, match="row 1 is a int, expected a dict"):
+    with pytest.raises(BadRecord, match="record 1 is a int, expected a dict"):
         open_source([{}, 3], cache=cache)

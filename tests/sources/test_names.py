@@ -119,7 +119,7 @@ def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
         ("chat.jsonl[:101%]", "more than 100 %"),
         ("chat.jsonl[5:10%]", "percent and row numbers in one slice"),
         ("chat.jsonl@[:50%:2]", "no step with percent"),
-        ("gone.jsonl@[0:5]", r"gone\.jsonl: No such file"),
+        ("gone.jsonl@[0:5]", r"gone\.jsonl: nothing there"),
         ("gone.jsonl[0:5]", r"gone\.jsonl\[0:5\]: nothing there"),
     ],
 )

@@ -74,7 +74,7 @@ def test_nothing_to_open_is_an_error(tmp_path: Path, cache: Cache) -> None:
         open_source(fill(tmp_path / "e", "a.xyz", "b.xyz"), cache=cache)
     with pytest.raises(SourceError, match="unknown shape ''"):
         open_source(fill(tmp_path / "f", "noname") / "noname", cache=cache)
-    with pytest.raises(SourceError, match=r"gone: No such file"):
+    with pytest.raises(SourceError, match=r"gone: nothing there"):
         open_source(tmp_path / "gone", cache=cache, shape="jsonl")
 
 

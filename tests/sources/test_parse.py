@@ -102,8 +102,8 @@ def test_a_row_that_is_too_large_for_the_memory_is_no_bad_row_to_be_skipped(tmp_
     assert (
         lines
         == [
-            f"{path}:2:3: there is not enough memory to parse the row (row 1); run again with a smaller num_proc, or where there is "
-            "more memory"
+            f"{path}:2: there is not enough memory to parse the row (record 1, counted from 0; byte 3); "
+            "run again with a smaller num_proc, or where there is more memory"
         ]
         * 2
     )

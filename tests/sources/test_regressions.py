@@ -64,7 +64,7 @@ def test_a_folder_reached_by_a_link_alone_is_not_left_out(tmp_path: Path, cache:
 def test_a_link_that_leads_nowhere_is_no_gap_in_a_folder(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "d" / "a.jsonl", {"row": 0})
     (tmp_path / "d" / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    with pytest.raises(SourceError, match=r"d/b\.jsonl: No such file"):
+    with pytest.raises(SourceError, match=r"d/b\.jsonl: nothing there"):
         open_source(tmp_path / "d", cache=cache)
 
 
@@ -92,7 +92,7 @@ def test_what_can_be_no_path_is_an_error_of_ours(cache: Cache, place: str) -> No
 
 
 def test_a_folder_that_is_not_there_is_no_file_of_unknown_shape(tmp_path: Path, cache: Cache) -> None:
-    with pytest.raises(SourceError, match="nowhere: No such file or directory; check the path"):
+    with pytest.raises(SourceError, match="nowhere: nothing there, expected a file; check the path"):
         open_source(tmp_path / "nowhere", cache=cache)
 
 
@@ -358,7 +358,7 @@ def test_a_function_that_wants_its_start_is_told_it(cache: Cache) -> None:
             2,
             "unknown option 'uniqe_keys'; did you",
         ),
-        ("- path: a.jsonl\n- b.jsonl\n", 2, ".*b.jsonl: No such file"),
+        ("- path: a.jsonl\n- b.jsonl\n", 2, ".*b.jsonl: nothing there"),
         ("- path: s3://bucket/a.jsonl\n", 1, "s3://bucket/a.jsonl: remote places"),
     ],
 )

@@ -124,7 +124,10 @@ def test_a_row_beyond_the_limit_is_bad_and_its_neighbours_are_not(tmp_path: Path
     assert bad.rows == [1, 3] and bad.counts == {"too_long": 2}
     entries = [json.loads(line) for line in (tmp_path / "bad.out").read_text().splitlines()]
     assert [(entry["row"], entry["raw"]) for entry in entries] == [(1, ""), (3, "")]  # its place alone
-    with pytest.raises(BadRecord, match=r"the row takes 5[_0-9]+ bytes, expected at most max_row_bytes=100 \(row 1\)"):
+    with pytest.raises(
+        BadRecord,
+        match=r"the row takes 5[_0-9]+ bytes, expected at most max_row_bytes=100 \(record 1, counted from 0; byte \d+\)",
+    ):
         limited[1]
     free = open_source(tmp_path, cache=cache)
     assert list(free) == records

@@ -192,7 +192,7 @@ def test_a_stream_that_fails_keeps_what_it_gave(cache: Cache) -> None:
 def test_what_json_would_change_is_refused_by_row(cache: Cache, record: Any, message: str) -> None:
     source = open_source(Stream([{}, record, {}]), cache=cache, name="stream")
     for _ in range(2):  # and not stepped over when asked again
-        with pytest.raises(BadRecord, match=rf"^stream:2:0: row 1 {message}"):
+        with pytest.raises(BadRecord, match=rf"^stream:2: record 1 {message}"):
             source[2]
     assert source[0] == {}
 
@@ -201,13 +201,13 @@ def test_deep_records_are_refused_and_not_lost(cache: Cache) -> None:
     deep: Any = {}
     for _ in range(5000):
         deep = {"a": deep}
-    with pytest.raises(BadRecord, match=r"^stream:1:0: row 0 holds"):
+    with pytest.raises(BadRecord, match=r"^stream:1: record 0 holds"):
         open_source(Stream([deep]), cache=cache, name="stream")[0]
 
 
 def test_an_iterator_is_begun_once_and_stays_in_its_process(cache: Cache) -> None:
     source = open_source(iter([*RECORDS[:3], None, *RECORDS[3:]]), cache=cache)
-    with pytest.raises(BadRecord, match="row 3 is a NoneType"):
+    with pytest.raises(BadRecord, match="record 3 is a NoneType"):
         len(source)
     with pytest.raises(SourceError, match="an iterator can be read only once"):
         len(source)

@@ -89,13 +89,17 @@ def test_what_is_not_utf8_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
     bad = BadRows(on_bad="skip")
     assert list(open_source(path, cache=cache, bad=bad)) == [{"text": "good"}] * 2
     assert bad.counts == {"bad_utf8": 2}
-    with pytest.raises(BadRecord, match=r"a\.txt:2:5: not UTF-8: byte 0xe4 at byte 1 of the row \(row 1\)"):
+    with pytest.raises(
+        BadRecord, match=r"a\.txt:2: not UTF-8: byte 0xe4 at byte 1 of the row \(record 1, counted from 0; byte \d+\)"
+    ):
         open_source(path, cache=cache)[1]
 
 
 def test_an_empty_separator_is_refused(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(SourceError, match="record is empty, expected 'line', 'file' or the text between two records"):
+    with pytest.raises(
+        SourceError, match="record is '', expected 'line', 'paragraph', 'file' or the text between two records"
+    ):
         open_source(tmp_path / "a.txt", cache=cache, record="")
 
 

@@ -114,7 +114,6 @@ def test_a_function_that_raises_names_the_record(write_jsonl: Write, cache: Cach
     def inverse(record: dict[str, Any]) -> dict[str, Any]:
         return {"inverse": 1 / (record["row"] - 7)}
 
-    byte = source.where(7).byte
     for read in (
         lambda: source.map(inverse)[7],
         lambda: list(source.map(inverse)),
@@ -123,13 +122,13 @@ def test_a_function_that_raises_names_the_record(write_jsonl: Write, cache: Cach
     ):
         with pytest.raises(BadRecord) as caught:
             read()
-        assert str(caught.value).startswith(f"{path}:8:{byte}: the ")
+        assert str(caught.value).startswith(f"{path}:8: the ")
         assert "raised ZeroDivisionError: " in str(caught.value) and isinstance(
             caught.value.__cause__, ZeroDivisionError
         )
-    with pytest.raises(BadRecord, match=r"data\.jsonl:1:0: .*gave a NoneType, expected a dict; to leave records out"):
+    with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*gave a NoneType, expected a dict; to leave records out"):
         source.map(lambda record: None)[0]
-    with pytest.raises(BadRecord, match=r"data\.jsonl:1:0: .*a object has no form as bytes"):
+    with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*a object has no form as bytes"):
         source.map(lambda record: {"a": object()}).digest(0, 1)
 
 
@@ -155,11 +154,11 @@ def test_bad_rows_stay_in_their_places_through_views(tmp_path: Path, cache: Cach
     made = ps.concat([kept.map(dict), source[::-1]])
     check_source(made, expected=[{"row": 0}, None, {"row": 2}, None, None, {"row": 3}, {"row": 2}, None, {"row": 0}])
     assert made.bad_counts == {"bad_json": 1, "not_an_object": 1}  # each counted once, however often it was read
-    with pytest.raises(BadRecord, match=r"a\.jsonl:2:11: "):
+    with pytest.raises(BadRecord, match=r"a\.jsonl:2: "):
         kept[1]
     stopping = open_source(path, cache=cache)
     for read in (lambda: len(stopping.filter(even)), lambda: list(stopping.map(dict))):
-        with pytest.raises(BadRecord, match=r"a\.jsonl:2:11: .*on_bad='skip'"):
+        with pytest.raises(BadRecord, match=r"a\.jsonl:2: .*on_bad to 'skip'"):
             read()
 
 

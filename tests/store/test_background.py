@@ -135,9 +135,9 @@ def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Writ
     path = write_jsonl([*RECORDS[:1190], {"text": None}, *RECORDS[1191:]])
     cache = Cache(tmp_path / "cache")
     store = small(open_source(path, cache=cache), template, cache, background=True)
-    with pytest.raises(TemplateError, match=rf"^{path}:1191: key 'text' is NoneType"):
+    with pytest.raises(TemplateError, match=rf"^{path}:1191: key 'text' is null"):
         list(store)
-    with pytest.raises(TemplateError, match=rf"^{path}:1191: key 'text' is NoneType"):
+    with pytest.raises(TemplateError, match=rf"^{path}:1191: key 'text' is null"):
         store.wait()
     assert not (cache.root / "stores").exists()
 

@@ -91,7 +91,7 @@ def test_counts_name_what_was_dropped_and_where(write_jsonl: Write, cache: Cache
     assert store.counts.tokens == store.counts.trained == sum(len(sample) for sample in store)
     assert store.counts.rows == 500 and store.counts.samples == 500 - len(empty)
     assert store.describe() == (
-        f"500 rows → 428 samples, {store.counts.tokens:,} tokens ({store.counts.tokens:,} trained); "
+        f"500 records → 428 samples, {store.counts.tokens:,} tokens ({store.counts.tokens:,} in the loss mask); "
         f"72 dropped: nothing_to_train 72 (first {path}:1)"
     )
     assert (
@@ -257,7 +257,7 @@ def test_refresh_makes_everything_again(cache: Cache, template: TextTemplate) ->
 
 def test_an_interrupted_build_goes_on_where_it_stopped(cache: Cache, template: TextTemplate) -> None:
     broken = [*RECORDS[:350], {"text": None}, *RECORDS[351:]]
-    with pytest.raises(TemplateError, match=r"^list:351: key 'text' is NoneType"):
+    with pytest.raises(TemplateError, match=r"^list:351: key 'text' is null"):
         small(ListSource(broken), template, cache)
     assert not (cache.root / "stores").exists()  # nothing promises what is not there
     done = len(list((cache.root / "shards").rglob("*.arrow")))

@@ -143,7 +143,7 @@ def test_nothing_to_train_is_an_event() -> None:
 def test_refused_conversations_stop_or_are_counted() -> None:
     strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
     records = [{"messages": [Q, A]}, {"messages": TALK}, {"messages": [Q, A]}]
-    with pytest.raises(TemplateError, match=r"refuses the conversation: no system; .*on_refused='skip'") as caught:
+    with pytest.raises(TemplateError, match=r"refuses the conversation: no system; .*on_refused to 'skip'") as caught:
         chat(strict).encode(records)
     assert caught.value.record == 1
     samples = chat(strict, on_refused="skip").encode(records)
@@ -228,7 +228,7 @@ def test_batches_of_any_size_give_the_same_samples() -> None:
 
 def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
     template = ChatTemplate(tokenizer(), reader=Reader(shape="messages"))
-    assert "the built-in ChatML one is used" in caplog.text
+    assert "the built-in ChatML template is used" in caplog.text
     assert said(template, [Q, A]) == [A["content"] + "<|im_end|>"]
 
 

@@ -62,7 +62,8 @@ EACH = [(name, record, found) for name, cases in ROWS.items() for record, found 
 def test_every_shape_is_found(name: str, record: dict[str, Any], found: dict[str, Any]) -> None:
     detection = detect([record] * 3, {})
     assert (detection.chosen, detection.options, detection.scores[name]) == (name, found, 3)
-    assert detection.runner_up != name and str(detection).startswith(f"rows look like {name} (3 of 3)")
+    assert detection.runner_up != name and str(detection).startswith(f"detected template: {name}")
+    assert "(3 of 3 sampled rows match" in str(detection)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +92,10 @@ def test_options_take_part(record: dict[str, Any], options: dict[str, Any], chos
 
 def test_the_line_for_people() -> None:
     rows = [{"messages": SAID, "source": "x", "score": 3}] * 199 + [{"text": "a"}]
-    assert str(detect(rows, {})) == "rows look like messages (199 of 200); next best: text (1); not used: source, text"
+    matching = "199 of 200 sampled rows match; 1 also match text; columns not used: source, text"
+    assert str(detect(rows, {})) == f"detected template: messages ({matching})"
     assert str(detect([{"question": "a", "answer": "b"}], {})) == (
-        "rows look like query_response (1 of 1), input_key='question', output_key='answer'; next best: text (0)"
+        "detected template: query_response, input_key: question, output_key: answer (1 of 1 sampled rows match)"
     )
 
 
@@ -115,7 +117,7 @@ def refusal(rows: list[dict[str, Any]], **options: Any) -> str:
 )  # fmt: skip
 def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[str]) -> None:
     said = refusal([record] * 10)
-    assert said.startswith("2 templates fit these 10 rows: ") and "name the one you mean" in said
+    assert said.startswith("2 templates fit the 10 sampled rows: ") and "name the one you mean" in said
     assert all(choice in said for choice in both)
     half = [record] * 5 + [{key: record[key] for key in record if key != "text"}] * 5
     if "text" in record:
@@ -124,9 +126,13 @@ def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[st
 
 def test_rows_of_many_kinds_are_refused() -> None:
     said = refusal([{"messages": SAID}] * 97 + [{"text": "a"}] * 3)
-    assert "template='messages' fits 97, template='text' fits 3, and at least 99% are wanted" in said
+    assert said.startswith("only 97 of 100 sampled rows match template='messages', 3 match template='text'")
+    assert "Set template: to get an error with file and line for each row that does not match" in said
     mixed = [{"prompt": "a", "completion": "b"}, {"prompt": SAID[:1], "completion": "b"}] * 5
-    assert "template='prompt_completion' fits 5, template='prompt_completion', chat=True fits 5" in refusal(mixed)
+    assert (
+        "only 5 of 10 sampled rows match template='prompt_completion', 5 match template='prompt_completion', chat=True"
+        in refusal(mixed)
+    )
 
 
 def test_rows_that_say_nothing_do_not_count() -> None:
@@ -161,7 +167,7 @@ def test_rows_for_another_loss_are_refused() -> None:
 
 def test_an_option_that_the_rows_template_lacks_is_named() -> None:
     said = refusal([{"text": "a"}], train_on="assistant")
-    assert said == "rows look like text (1 of 1), but template 'text' has no option train_on"
+    assert said == "1 of 1 sampled rows match template 'text', but template 'text' has no option train_on"
 
 
 @given(st.lists(st.sampled_from([record for _, record, _ in EACH]), min_size=1, max_size=20))
@@ -169,7 +175,7 @@ def test_whatever_the_rows_are_one_is_chosen_or_the_reason_given(rows: list[dict
     try:
         detection = detect(rows, {})
     except TemplateError as error:
-        assert "fit" in str(error)
+        assert "match" in str(error) or "fit" in str(error)
     else:
         kinds = {name for name, record, _ in EACH if any(record is row for row in rows)}
         assert detection.chosen in kinds and max(detection.scores.values()) == detection.scores[detection.chosen]
@@ -219,7 +225,7 @@ def test_prepare_logs_what_it_found(tokenizer_path: Path, tmp_path: Path, caplog
     rows = [{"question": "the fox?", "answer": "runs"}]
     store = ps.prepare(rows, name="mine", tokenizer=tokenizer_path, cache_dir=tmp_path)
     assert store[0].text == "the fox?\nruns<|endoftext|>"
-    assert "mine: rows look like query_response (1 of 1), input_key='question'" in caplog.text
+    assert "mine: detected template: query_response, input_key: question" in caplog.text
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="PENSTOCK_REAL_DATA is not set")

@@ -120,7 +120,7 @@ def test_special_tokens_in_text_can_be_text(tokenizer: Tokenizer) -> None:
             {"prompt": "a"},
             r"key 'completion' is missing among \['prompt'\], expected a string; name the key with output_key=",
         ),
-        ({"prompt": None, "completion": "a"}, "key 'prompt' is NoneType, expected a string"),
+        ({"prompt": None, "completion": "a"}, "key 'prompt' is null, expected a string"),
         ({"prompt": [{"role": "user"}], "completion": "a"}, "key 'prompt' is list, expected a string; chat=True takes"),
         ({"prompt": "a", "completion": "half \ud83d"}, "half of a surrogate pair"),
     ],
@@ -167,8 +167,15 @@ def test_whatever_changes_tokens_is_in_the_identity(tokenizer: Tokenizer) -> Non
         SegmentsTemplate(tokenizer, special_in_text="text"),
     ]
     assert len({json.dumps(template.identity()) for template in variants}) == len(variants)
-    with pytest.raises(TemplateError, match="train_on='assistant' is not known, expected one of 'completion', 'all'"):
-        PromptCompletionTemplate(tokenizer, train_on="assistant")
+    with pytest.raises(TemplateError, match="train_on='user' is not known, expected one of 'completion', 'all'"):
+        PromptCompletionTemplate(tokenizer, train_on="user")
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last"])
+def test_the_answer_of_plain_text_may_be_called_as_in_a_chat(tokenizer: Any, train_on: str) -> None:
+    """A recipe says train_on once for all of its data sets, and other tools have words for turns only."""
+    made = PromptCompletionTemplate(tokenizer, train_on=train_on)
+    assert made.identity() == PromptCompletionTemplate(tokenizer, train_on="completion").identity()
 
 
 LETTERS = st.text(alphabet="the fox🙂é\n", max_size=8)

@@ -106,7 +106,7 @@ def test_nothing_to_train_can_stop_the_work(tokenizer_path: Path) -> None:
     ("record", "reason"),
     [
         ({"body": "a"}, r"key 'text' is missing among \['body'\], expected a string"),
-        ({"text": None}, "key 'text' is NoneType, expected a string"),
+        ({"text": None}, "key 'text' is null, expected a string"),
         ({"text": ["a"]}, "key 'text' is list"),
         ({"text": "half \ud83d"}, "half of a surrogate pair"),
     ],

@@ -1,4 +1,4 @@
-"""Which words do the commands share?  Parsed once, here, into the recipe and the loader that the library makes of them."""
+"""Arguments that several commands share, and the recipe and loader that are made of them."""
 
 import json
 import re
@@ -23,23 +23,28 @@ Data = Annotated[
         metavar="RECIPE|DATA", help="A recipe (.yaml); or files, globs, folders, such as chat.jsonl@[:1000]."
     ),
 ]
-Tokenizer = Annotated[str | None, typer.Option(help="A folder or file of a tokenizer, or a name on the hub.")]
-Template = Annotated[str | None, typer.Option(help="How records become samples; auto looks at the data.")]
-TrainOn = Annotated[str | None, typer.Option(help="What is trained, such as assistant or all.")]
+Tokenizer = Annotated[str | None, typer.Option(help="Folder or file of a tokenizer, or a name on the hub.")]
+Template = Annotated[str | None, typer.Option(help="How records become samples; auto detects it.")]
+TrainOn = Annotated[str | None, typer.Option(help="Which tokens are trained, such as assistant or all.")]
 ChatTemplate = Annotated[Path | None, typer.Option(help="A file with the chat template to render with.")]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", "-o", metavar="KEY=VALUE", help="Any key of a recipe, such as eos=false; again for more."),
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Any key of a recipe, or option of the source, such as eos=false or record=file; again for more.",
+    ),
 ]
-Name = Annotated[str | None, typer.Option(help="What to call this data.")]
+Name = Annotated[str | None, typer.Option(help="A name for this data.")]
 CacheDir = Annotated[Path | None, typer.Option(help="The cache; else PENSTOCK_CACHE, else the platform's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")]
-NumProc = Annotated[int | None, typer.Option(min=1, help="Processes; else all cores.")]
+NumProc = Annotated[int | None, typer.Option(min=1, help="Number of processes; else all cores.")]
 Part = Annotated[str, typer.Option(help="Of a recipe: train, or the name of an eval set.")]
 MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens per row.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows per rank.")]
-WorldSize = Annotated[int, typer.Option(min=1, help="Ranks that share the data.")]
-Source = Annotated[str | None, typer.Option(help="The data set, where there are several.")]
+WorldSize = Annotated[int, typer.Option(min=1, help="Number of data-parallel ranks.")]
+Source = Annotated[str | None, typer.Option(help="Name of the data set, where there are several.")]
 
 
 def place(data: list[str]) -> str | list[str]:
@@ -48,8 +53,8 @@ def place(data: list[str]) -> str | list[str]:
 
 
 def recipe(data: list[str], words: list[str] | None = None, **given: Any) -> "Recipe":
-    """The recipe that is named, or one of the data that is named; with everything that was said on the command line."""
-    changes = {**options(words), **{name: value for name, value in given.items() if value is not None}}
+    """The recipe that is named, or one of the data that is named; with everything that was given on the command line."""
+    changes = {**recipe_keys(words), **{name: value for name, value in given.items() if value is not None}}
     name = changes.pop("name", None)
     from penstock.recipe import Recipe
     from penstock.recipe.document import is_recipe
@@ -58,12 +63,13 @@ def recipe(data: list[str], words: list[str] | None = None, **given: Any) -> "Re
         if name is not None:
             raise typer.BadParameter("--name is for data; a recipe names its own")
         found = Recipe.read(data[0])
+        found = found.with_source_options(changes.pop("options", {}))
         return found.changed(**changes) if changes else found
     return Recipe.of({"path": place(data), **({"name": name} if name is not None else {})}, **changes)
 
 
 def loader(found: "Recipe", *, part: str = "train", world_size: int = 1, json: bool = False) -> "Loader":
-    """Its loader, for questions: of rank 0, in numpy, and where no batch size is said of one row."""
+    """Its loader, to ask about: rank 0, numpy output, and a batch size of 1 where the recipe has none."""
     from penstock import api
 
     with screen.interruptible():
@@ -91,19 +97,23 @@ def state(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise PlanError(f"{path}: no saved state: {error}; expected JSON of loader.state_dict()") from error
+        raise PlanError(
+            f"{path}: cannot be read as a saved state: {error}; expected JSON of loader.state_dict()"
+        ) from error
     found = _inner(value)
     if found is None:
-        raise PlanError(f"{path}: no saved state in it, expected JSON of loader.state_dict()")
+        raise PlanError(f"{path}: there is no saved state in it, expected JSON of loader.state_dict()")
     return found
 
 
 def source_number(found: "Loader", name: str | None) -> int:
-    names = [source.name for source in found.plan.sources]
+    from penstock.report.numbers import names as names_of
+
+    names = names_of(found)
     if name is None:
         return 0
     if name not in names:
-        raise typer.BadParameter(f"source {name!r} is not there, expected one of {', '.join(names)}")
+        raise typer.BadParameter(f"there is no data set {name!r}, expected one of {', '.join(names)}")
     return names.index(name)
 
 
@@ -127,6 +137,17 @@ def options(words: list[str] | None) -> dict[str, Any]:
         except ValueError:
             made[key] = value
     return made
+
+
+def recipe_keys(words: list[str] | None) -> dict[str, Any]:
+    """KEY=VALUE pairs as keys of a recipe; an option of a source, such as record, goes under `options`."""
+    given = options(words)
+    if not given:
+        return {}
+    from penstock.recipe.keys import is_key, source_options
+
+    own = {name: given.pop(name) for name in list(given) if not is_key(name) and name in source_options()}
+    return {**given, "options": {**given.get("options", {}), **own}} if own else given
 
 
 def template_text(path: Path | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`penstock cache ls | rm | prune | why`: what lies in the cache, what may go, and why something is not found."""
+"""`penstock cache ls | rm | prune | why`: list, remove and explain what is in the cache."""
 
 import time
 from dataclasses import asdict
@@ -8,7 +8,9 @@ import typer
 
 from penstock.cli import arguments, screen
 
-commands = typer.Typer(help="Look after the cache.", no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(
+    help="List, remove and explain what is in the cache.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Stores = Annotated[list[str], typer.Argument(help="Fingerprints, or how they begin; or names of data.")]
 
@@ -91,7 +93,7 @@ def why(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Say why `prepare` with the same words would not find its store: what differs from the nearest one."""
+    """Say why `prepare` with the same arguments would not find its store: what differs from the nearest one."""
     words = arguments.template_text(chat_template)
     recipe = arguments.recipe(
         data, option, tokenizer=tokenizer, template=template, train_on=train_on, chat_template=words, name=name,

@@ -1,4 +1,4 @@
-"""`penstock check`: the recipe against the data, before anybody spends money."""
+"""`penstock check`: check a recipe and its data for problems before the run."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from penstock.cli import arguments, screen
 def check(
     data: arguments.Data,
     rows: Annotated[
-        int, typer.Option(min=0, help="Rows to look at, spread over each data set; 0 looks at all.")
+        int, typer.Option(min=0, help="Rows to check, spread over each data set; 0 checks all of them.")
     ] = 2000,
     tokenizer: arguments.Tokenizer = None,
     template: arguments.Template = None,
@@ -21,10 +21,10 @@ def check(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Hold a recipe against its data.
+    """Check a recipe and its data for problems.
 
-    Bad rows, template and mask, doubled BOS and EOS, rows with nothing to train, overlong and repeated ones, disk needed: each is
-    ok, a warning or a failure.  Nothing is prepared.  Ends with 1 if anything fails.
+    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, disk:
+    each is ok, a warning or a failure.  Nothing is prepared.  Exit code 1 if anything fails.
     """
     words = arguments.template_text(chat_template)
     screen.listen(json=json)

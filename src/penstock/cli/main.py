@@ -1,10 +1,10 @@
-"""The `penstock` command.  How it ends:
+"""The `penstock` command.  Exit codes:
 
-0    all is well
-1    problems were found: verify, check, plan --compare, bench --appetite
-2    the command was not understood
-3    the data, the settings or the cache are at fault: one line says what, where, and what to do
-70   Penstock itself is at fault: a traceback says where
+0    ok
+1    problems were found: verify, check, plan --compare, bench --model-tokens-per-second
+2    the command line is wrong
+3    the data, the settings or the cache are wrong: one line says what, where, and what to do
+70   an error of Penstock itself: a traceback says where
 130  interrupted; what is finished is kept
 """
 
@@ -24,8 +24,8 @@ OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, screen.INTERRUPT
 
 commands = typer.Typer(
     name="penstock",
-    help="The pipe between a pile of raw records and a trainer.",
-    epilog="Ends with 0: well, 1: problems found, 2: not understood, 3: data or settings at fault, 130: interrupted.",
+    help="Turn raw records into packed training batches.",
+    epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 130 interrupted.",
     rich_markup_mode=None,  # plain help, also in a pipe
     pretty_exceptions_enable=False,  # they would print what data says, raw
     no_args_is_help=True,
@@ -106,7 +106,7 @@ def _explain(error: Exception) -> int:
     import traceback
 
     screen.text_block("".join(traceback.format_exception(error)))
-    screen.complain("this is a fault of Penstock itself; please report it with the lines above")
+    screen.complain("this is an error of Penstock itself; please report it with the lines above")
     return FAULT
 
 

@@ -1,4 +1,4 @@
-"""`penstock plan`: how many steps, how full, whose tokens; and whether a saved state fits."""
+"""`penstock plan`: steps, rows and tokens of an epoch; and whether a saved state fits."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,14 +19,14 @@ def plan(
     world_size: arguments.WorldSize = 1,
     epoch: Annotated[int, typer.Option(min=0, help="Which epoch, counted from 0.")] = 0,
     compare: Annotated[
-        Path | None, typer.Option(help="A saved state, as JSON: does it fit?  Ends with 1 if not.")
+        Path | None, typer.Option(help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
     ] = None,
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Steps, fill, tail, shares, order.
+    """Show the steps, rows, tokens and shares of an epoch.
 
-    For one epoch, with a digest of its order; --compare says whether a saved state fits, and ends with 1 if not.
+    With a digest of its order; --compare says whether a saved state fits.
     """
     screen.listen(json=json)
     recipe = arguments.recipe(

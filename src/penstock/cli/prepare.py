@@ -1,4 +1,4 @@
-"""`penstock prepare`: records become samples on disk."""
+"""`penstock prepare`: tokenize records into the cache."""
 
 from typing import Annotated
 
@@ -17,12 +17,12 @@ def prepare(
     name: arguments.Name = None,
     num_proc: arguments.NumProc = None,
     cache_dir: arguments.CacheDir = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Make every shard anew.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Make every shard again.")] = False,
     json: arguments.Json = False,
 ) -> None:
-    """Turn records into samples on disk.
+    """Tokenize all data sets of a recipe into the cache.
 
-    Eval sets too.  What is there already is not made again; what was interrupted goes on.
+    Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.
     """
     words = arguments.template_text(chat_template)
     screen.listen(json=json)

@@ -9,12 +9,13 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from penstock.report.escape import escape
 from penstock.report.text import Part, Piece
 
 INTERRUPTED = 130
+_LEAST_TEXT = 18  # columns on the screen that a column of text is given; what is longer goes on in the next line
 
 
 def say(text: object = "", *, style: str | None = None) -> None:
@@ -28,14 +29,14 @@ def show(pieces: Sequence[Piece]) -> None:
         if piece.columns:
             table(piece.columns, piece.rows)
         elif piece.parts:
-            _line(piece.parts)
+            _line(piece.parts, indent=piece.indent)
         else:
             say(piece.text, style=piece.style)
 
 
 def width() -> int:
-    """Columns to draw in."""
-    return min(shutil.get_terminal_size((100, 24)).columns, 120) if sys.stdout.isatty() else 100
+    """Columns to draw in: those of the terminal, at most 120; 100 where the output goes to a file or a pipe."""
+    return max(min(shutil.get_terminal_size((100, 24)).columns, 120), 20) if sys.stdout.isatty() else 100
 
 
 def complain(text: object) -> None:
@@ -71,23 +72,49 @@ def as_json(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns whose names begin with # are numbers."""
+    """Columns whose names begin with # are numbers, which never break; what is too wide becomes several tables."""
     titles = [column.removeprefix("#") for column in columns]
     cells = [[escape(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        for line in (titles, *cells):
+        for line in (titles, *cells) if any(titles) else cells:
             _write(sys.stdout, "\t".join(line) + "\n", None)
         return
+    needed = [_least_width(column, [row[place] for row in cells]) for place, column in enumerate(columns)]
+    for places in _column_groups(needed, width()):
+        _rich_table([columns[place] for place in places], [[row[place] for place in places] for row in cells])
+
+
+def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column, title in zip(columns, titles, strict=True):
-        made.add_column(title, justify="right" if column.startswith("#") else "left", overflow="fold")
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for column in columns:
+        is_number = column.startswith("#")
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        made.add_column(column.removeprefix("#"), justify=justify, overflow="fold", no_wrap=is_number)
     for row in cells:
         made.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False, markup=False, emoji=False).print(made)
+    Console(highlight=False, markup=False, emoji=False, width=width()).print(made)
+
+
+def _least_width(column: str, cells: Sequence[str]) -> int:
+    """Columns on the screen that a column of a table needs: a number in one piece, text at least some of it."""
+    widest = max((len(cell) for cell in cells), default=0)
+    return max(len(column.removeprefix("#")), widest if column.startswith("#") else min(widest, _LEAST_TEXT))
+
+
+def _column_groups(needed: Sequence[int], room: int) -> list[list[int]]:
+    """Columns that fit beside each other.  The first column, which says what a row is about, comes again in each group."""
+    groups, used = [[0]], needed[0]
+    for place in range(1, len(needed)):
+        if used + 2 + needed[place] > room and len(groups[-1]) > 1:
+            groups.append([0])
+            used = needed[0]
+        groups[-1].append(place)
+        used += 2 + needed[place]
+    return groups
 
 
 def num_bytes(number: int) -> str:
@@ -125,8 +152,11 @@ class LogLines(logging.Handler):
         note(record.getMessage())
 
 
-def _line(parts: Sequence[Part]) -> None:
-    """One or more lines in which each part has its style.  In a pipe, what is trained stands between ⟦ and ⟧."""
+def _line(parts: Sequence[Part], *, indent: int = 0) -> None:
+    """One or more lines in which each part has its style.  In a pipe, what is trained stands between ⟦ and ⟧.
+
+    indent: on a terminal, a line that is too long goes on in the next, this far to the right.
+    """
     if not sys.stdout.isatty():
         plain = "".join(f"⟦{part.text}⟧" if part.is_marked else part.text for part in parts)
         _write(sys.stdout, escape(plain, keep="\n") + "\n", None)
@@ -137,7 +167,16 @@ def _line(parts: Sequence[Part]) -> None:
     made = Text()
     for part in parts:
         made.append(_encodable(sys.stdout, escape(part.text, keep="\n")), style=part.style or "")
-    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(made)
+    console = Console(
+        highlight=False, markup=False, emoji=False, soft_wrap=not indent, width=width() if indent else None
+    )
+    if not indent:
+        console.print(made)
+        return
+    first, room = made[:indent], max(width() - indent, 20)
+    for number, piece in enumerate(made[indent:].wrap(console, room)):
+        piece.rstrip()
+        console.print(first if number == 0 else Text(" " * indent), piece, sep="", soft_wrap=True)
 
 
 def _write(stream: TextIO, text: str, style: str | None) -> None:

@@ -17,7 +17,7 @@ def show(
     data: arguments.Data,
     row: Annotated[int | None, typer.Option(help="Which record, counted from 0; -1 is the last.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="A step instead: its rows, drawn as segments.")] = None,
-    random: Annotated[bool, typer.Option("--random", help="Some record.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="A record chosen at random.")] = False,
     source: arguments.Source = None,
     tokenizer: arguments.Tokenizer = None,
     template: arguments.Template = None,
@@ -31,10 +31,10 @@ def show(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """One record through every stage.
+    """Show one record as data, as tokens, and where it is trained.
 
-    Raw, rendered, as tokens (trained or not), and the row in which it lands; or with --step, the rows of a step drawn as segments.
-    Of data that is not prepared, one record is read and its place in training is not shown; --step prepares all of it first.
+    Trained tokens are coloured, or between ⟦ and ⟧; with --step, the rows of a step instead, drawn as segments.
+    If the data is not prepared, one record is read and its position in training is not shown; --step prepares all of it first.
     """
     if sum((row is not None, step is not None, random)) > 1:
         raise typer.BadParameter("give one of --row, --step and --random")

@@ -1,4 +1,4 @@
-"""`penstock stats`: how long, how much, what is dropped, and what other lengths and packings would do."""
+"""`penstock stats`: lengths, tokens, what is dropped, and what another max_length or packing would give."""
 
 from typing import Annotated
 
@@ -23,10 +23,10 @@ def stats(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Lengths, tokens, drops, packings.
+    """Show lengths, tokens, what is dropped, and other packings.
 
-    A histogram of lengths, tokens and trained tokens per source, what was dropped and where, and several max_length and packings
-    side by side.
+    Tokens and trained tokens of each data set, a histogram of lengths, what is dropped and where, and the same data under
+    other max_length and packings.
     """
     screen.listen(json=json)
     recipe = arguments.recipe(
@@ -45,6 +45,7 @@ def stats(
     lengths = numbers.lengths(numbers.stores(loader))
     fits = numbers.fits(loader, max_lengths=compare_length, packings=compare_packing)
     settings = loader.plan.settings
+    counters = numbers.counters(loader)
     if json:
         screen.as_json(
             {
@@ -52,11 +53,13 @@ def stats(
                 "lengths": numbers.plain(lengths),
                 "max_length": settings.max_length,
                 "packing": settings.packing,
+                "counters": numbers.plain(counters),
                 "fits": numbers.plain(fits),
             }
         )
         return
+    said = f"max_length {settings.max_length:,}, overflow {settings.overflow}"
     screen.show(text.sources(sources))
     screen.show(text.histogram(lengths, width=screen.width(), max_length=settings.max_length))
-    screen.show(text.ledger(sources))
+    screen.show(text.ledger(sources, counters, settings=said))
     screen.show(text.fits(fits, chosen=(settings.max_length, settings.packing)))

@@ -1,4 +1,4 @@
-"""`penstock trace`: which records are in that batch."""
+"""`penstock trace`: list the records of a batch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,10 +25,9 @@ def trace(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Which records are in a batch.
+    """List the records of a step by file and line.
 
-    By file and line, without running anything.  Data that is not prepared is prepared first: where a record lands depends on the
-    lengths of all.
+    Nothing is run: the plan knows them.  Data that is not prepared is prepared first: a position depends on the lengths of all samples.
     """
     screen.listen(json=json)
     recipe = arguments.recipe(

@@ -1,4 +1,4 @@
-"""`penstock verify`: is what lies on disk what was written?"""
+"""`penstock verify`: check that the files of a store are as they were written."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,7 +25,10 @@ def verify(
     cache_dir: arguments.CacheDir = None,
     json: arguments.Json = False,
 ) -> None:
-    """Read every byte of a store and hold it to its digests; ends with 1 where something is wrong."""
+    """Check every byte of a store against its digests.
+
+    Exit code 1 if something is wrong.
+    """
     from penstock.cache import Cache
     from penstock.store.verify import verify as verify_store
     from penstock.store.verify import verify_all

@@ -1,15 +1,17 @@
-"""How does a document become data sets and settings?  Every key is known, or refused by its line with the one that was meant."""
+"""Turn a document into data sets and settings.  An unknown key is refused with its line and the key that was meant."""
 
-import difflib
 import math
 import os
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import RecipeError
+from penstock.files import is_folder
 from penstock.recipe.document import Item
+from penstock.recipe.hints import unknown_key
 from penstock.recipe.keys import PATHS, Key, keys, shown, wrong
 from penstock.recipe.names import CALLED, IMPLIED, OUR_NAMES, STRATEGY, SWITCHES, UNUSED
+from penstock.sources.opening import bare_name
 from penstock.templates.hub import is_hub_name
 
 _TOP = ("data", "eval")
@@ -68,7 +70,7 @@ class Builder:
             return found
         unused = switch if found[switch].value else STRATEGY
         other = STRATEGY if found[switch].value else switch
-        self.notices.append(f"{self._place(found[unused].line)}{unused} is not needed here: {other} says it")
+        self.notices.append(f"{self._place(found[unused].line)}{unused} is not used: {other} decides")
         return {name: item for name, item in found.items() if name != unused}
 
     def _translated(
@@ -92,22 +94,16 @@ class Builder:
             turned = {ours: value for ours, value in turned.items() if ours not in written}
         if "data" in turned and "path" in extra:
             turned = {"path": turned["data"]}  # inside a data set, its place
-        said = ", ".join(f"{ours}: {_said(value)}" for ours, value in turned.items()) or "what is done anyway"
-        self.notices.append(f"{self._place(item.line)}{name} is {said} here")
+        said = ", ".join(f"{ours}: {_said(value)}" for ours, value in turned.items()) or "the default, which is kept"
+        self.notices.append(f"{self._place(item.line)}{name} is read as {said}")
         return {ours: value if isinstance(value, Item) else Item(value, item.line) for ours, value in turned.items()}
 
     def _unknown(self, name: str, extra: tuple[str, ...]) -> str:
         if name in _TOP:
-            return f"{name} stands at the top of a recipe, not inside a data set"
+            return f"{name} belongs at the top of a recipe, not inside a data set"
         if name in _OF_SET:
-            return f"{name} is said of one data set; write it there: data: {{some_name: {{path: …, {name}: …}}}}"
-        known = [*extra, *keys()]
-        near = difflib.get_close_matches(name, [*known, *CALLED], n=1)
-        if near and near[0] in CALLED:
-            return f"unknown key {name!r}; did you mean {near[0]!r}, or our own name for it?"
-        if near:
-            return f"unknown key {name!r}; did you mean {near[0]!r}?"
-        return f"unknown key {name!r}; `penstock init` writes a recipe with the usual keys, docs/reference/recipe.md lists all"
+            return f"{name} belongs inside a data set; write data: {{some_name: {{path: …, {name}: …}}}}"
+        return unknown_key(name, extra)
 
     # Values
 
@@ -115,10 +111,10 @@ class Builder:
         """A checked value.  `of_data`: inside a data set, where keys of the whole recipe have no place; None at the top."""
         key = keys()[name]
         if of_data and not key.of_data:
-            raise self._fault(item.line, f"{name} counts for the whole recipe; write it at the top")
+            raise self._fault(item.line, f"{name} applies to the whole recipe; write it at the top")
         if key.room == "process" and self._file:
             raise self._fault(
-                item.line, f"{name} is not the same for every process that reads this; pass it: load(…, {name}=…)"
+                item.line, f"{name} differs between the processes that read this recipe; pass it: load(…, {name}=…)"
             )
         value = item.plain()
         why = wrong(key, value) if self._file or key.accepts != {"text"} else None  # from Python, objects too
@@ -188,7 +184,7 @@ class Builder:
             self._check_eval(options, found)
         weight = self._weight(found["weight"], is_eval=is_eval) if "weight" in found else None
         return {
-            "name": given or _called(path),
+            "name": given or data_set_name(path),
             "path": path,
             "weight": weight,
             "options": options,
@@ -199,7 +195,7 @@ class Builder:
     def _check_eval(self, options: dict[str, Any], found: dict[str, Item]) -> None:
         for key in options:
             if keys()[key].room == "prepare":
-                raise self._fault(found[key].line, f"{key} counts for the whole recipe; write it at the top")
+                raise self._fault(found[key].line, f"{key} applies to the whole recipe; write it at the top")
 
     def _place_of(self, item: Item) -> Any:
         value = item.plain()
@@ -248,12 +244,15 @@ def _said(value: Any) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def _called(path: Any) -> str:
-    """After the file; after the folder where there are several, or a glob."""
-    first = path[0] if isinstance(path, tuple) else path
+def data_set_name(path: Any) -> str:
+    """What a data set is called where nobody named it: its file without the suffix, or its folder where there are several."""
+    first = path[0] if isinstance(path, tuple | list) and path else path
     if not isinstance(first, str):
         return "data"
     parts = [part for part in first.split("@[")[0].replace("\\", "/").split("/") if part]
     plain = [part for part in parts if not any(mark in part for mark in "*?[")]
-    name = plain[-1] if plain else "data"
-    return name.split(".")[0] or name
+    if isinstance(path, tuple | list) and len(path) > 1 and len(plain) > 1:
+        plain = plain[:-1]
+    if not plain:
+        return "data"
+    return plain[-1] if is_folder(first) else bare_name(plain[-1]) or plain[-1]

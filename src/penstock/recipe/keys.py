@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from importlib import import_module
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from penstock import api
 from penstock.loader.form import BatchForm
 from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
+from penstock.recipe.names import CALLED
+from penstock.sources.shapes import SHAPES
 from penstock.templates import PretokenizedTemplate, PromptCompletionTemplate, Reader, SegmentsTemplate, TextTemplate
 from penstock.templates.chat import ChatTemplate
 from penstock.templates.registry import NAMES, known_options
@@ -111,13 +114,32 @@ def template_options() -> dict[str, dict[str, Key]]:
             if name in known:
                 key = _key(name, "template", parameter.annotation, parameter.default, owner)
                 made.setdefault(name, {})[owner] = key
-    boolean = _key("chat", "template", bool, False, "prompt_completion")
+    boolean = _key("chat", "template", bool | None, None, "prompt_completion")
     return {"chat": {"prompt_completion": boolean}, **made}
 
 
 def takes(template: str, options: dict[str, Any]) -> list[str]:
     """Options that a template by this name takes."""
-    return known_options(template, chat=bool(options.get("chat")))
+    return known_options(template, chat=options.get("chat"))
+
+
+def is_key(name: str) -> bool:
+    """Whether a recipe takes this key, under our name for it or another tool's."""
+    return name in keys() or name in CALLED
+
+
+@cache
+def source_options() -> dict[str, list[str]]:
+    """Options of sources: name → formats that take it.  They stand under `options:`."""
+    found: dict[str, list[str]] = {}
+    for shape, each in SHAPES.items():
+        try:
+            opener = getattr(import_module(f"penstock.sources.{each.module}"), each.source)
+        except ImportError:  # a package that is not installed; then such files cannot be opened either
+            continue
+        for option in getattr(opener, "OPTIONS", ()):
+            found.setdefault(option, []).append(shape)
+    return found
 
 
 def wrong(key: Key, value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What do other tools call this key?  Their name → ours, with their values turned into ours; said in one line, never in silence."""
+"""Read keys of other tools: their name → ours, with their values turned into ours; each is reported in one line."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def _choice(key: str, values: Mapping[Any, Any]) -> Turn:
         known = next((ours for theirs, ours in values.items() if theirs == value and type(theirs) is type(value)), None)
         if known is None:
             listed = ", ".join(_written(each) for each in values)
-            return f"{_written(value)} has no like here, expected one of {listed}; write {key}: instead"
+            return f"{_written(value)} is not known, expected one of {listed}; or write {key}: with a value of ours"
         return {key: known}
 
     return turn
@@ -113,7 +113,7 @@ _TURNED: dict[str, Turn] = {
     "sample_packing": _PACKED,
     "neat_packing": _PACKED,
     "use_sequence_packing": _PACKED,
-    "filter_overlong": _flag({"overflow": "drop"}, "false has no like here; write overflow: truncate, split or error"),
+    "filter_overlong": _flag({"overflow": "drop"}, "false is not known; write overflow: truncate, split or error"),
     "streaming": _flag(_STREAMED, {}),
     "dataset_type": _dataset_type,
     "disable_cache": _flag({"cache": False}, {"cache": True}),

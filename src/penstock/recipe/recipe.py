@@ -86,6 +86,20 @@ class Recipe:
         recipe.check()
         return recipe
 
+    def with_source_options(self, options: Mapping[str, Any]) -> "Recipe":
+        """With these options of the source (what stands under `options:`) beside those that each data set has."""
+        if not options:
+            return self
+
+        def added(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            return MappingProxyType({**given, "options": {**given.get("options", {}), **options}})
+
+        def of(data: DataSet) -> DataSet:
+            return replace(data, options=added(data.options)) if "options" in data.options else data
+
+        sets, evals = tuple(map(of, self.data)), tuple(map(of, self.eval_sets))
+        return replace(self, data=sets, eval_sets=evals, settings=added(self.settings))
+
     @property
     def parts(self) -> tuple[str, ...]:
         """What `load` can be asked for: "train", and the eval sets by name."""
@@ -100,7 +114,7 @@ class Recipe:
             chosen = list(self.eval_sets)
         if not chosen:
             listed = ", ".join(self.parts)
-            raise RecipeError(f"{self._place()}part {name!r} is not there, expected one of {listed}")
+            raise RecipeError(f"{self._place()}there is no part {name!r}, expected one of {listed}")
         return tuple(chosen)
 
     def open_options(self, data: DataSet) -> dict[str, Any]:
@@ -209,7 +223,7 @@ class Recipe:
             if keys()[name].room == "template" and name not in {*known, "tokenizer", "template", "fan_out"}:
                 listed = ", ".join(dict.fromkeys(names))
                 raise RecipeError(
-                    f"{self._place(self.lines.get(name, 0))}{name} is no option of the templates here ({listed}); leave it out"
+                    f"{self._place(self.lines.get(name, 0))}none of the templates here ({listed}) has an option {name}; leave it out"
                 )
 
     @contextlib.contextmanager
@@ -295,7 +309,7 @@ def _template_text(given: Any) -> Any:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: no chat template there: {error}") from error
+        raise RecipeError(f"{path}: cannot read a chat template there: {error}") from error
 
 
 def _named_in(message: str, names: Iterable[str]) -> str:

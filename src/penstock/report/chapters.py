@@ -1,4 +1,4 @@
-"""How do a store's and a plan's numbers read on a page?  Values in, markup out: a chapter for each question, tables below its plots."""
+"""Chapters of the report about stores and plans: values in, markup out, with a table below each plot."""
 
 import math
 from collections.abc import Sequence
@@ -23,19 +23,26 @@ def tiles(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) -> str:
     tokens, trained = sum(each.tokens for each in sources), sum(each.trained for each in sources)
     found = [
         ("records", _big(rows), f"in {len(sources)} source{'s' * (len(sources) != 1)}"),
-        ("samples", _big(samples), f"{rows - samples:,} dropped" if rows > samples else "none dropped"),
+        ("samples", _big(samples), f"{rows - samples:,} records gave none" if rows > samples else "one of each record"),
         ("tokens", _big(tokens), f"{tokens / samples:,.0f} per sample" if samples else ""),
-        ("trained", share(trained, tokens), f"{short(trained)} tokens"),
+        ("trained", share(trained, tokens), f"{short(trained)} of the tokens"),
     ]
     if epoch is not None:
+        lost = epoch.counters.samples_dropped.total() - epoch.counters.samples_dropped["empty"]
+        whole = f"of {samples:,} samples" if lost else "all samples are used"
         found += [
+            ("dropped per epoch", f"{lost:,}", whole),
             (
                 "steps per epoch",
                 f"{epoch.steps:,}",
                 f"{epoch.batch_size} rows × {epoch.world_size} rank{'s' * (epoch.world_size != 1)}",
             ),
             ("tokens per step", _big(round(epoch.tokens_per_step)), "on average"),
-            ("fill", share(epoch.fill), f"{epoch.packing}, rows of {epoch.max_length:,}"),
+            (
+                "filled",
+                share(epoch.fill) if epoch.rows else "–",
+                f"{epoch.packing}, rows of {epoch.max_length:,} tokens",
+            ),
         ]
     parts = "".join(
         f"<div><dt>{name}</dt><dd>{words(value)}<small>{words(more)}</small></dd></div>" for name, value, more in found
@@ -48,14 +55,17 @@ def _big(number: int) -> str:
 
 
 def remarks(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None, fits: Sequence[Fit]) -> str:
-    """What somebody who knows would say after a look at the numbers."""
+    """Notable facts in sentences, warnings first."""
     said = _remarks_of_sources(sources)
     tokens, trained = sum(each.tokens for each in sources), sum(each.trained for each in sources)
     if tokens and trained == tokens:
         said.append(("ok", "Every token is trained."))
     elif tokens and trained < 0.05 * tokens:
         said.append(
-            ("warn", f"Only {share(trained, tokens)} of the tokens are trained: look at the mask in the samples.")
+            (
+                "warn",
+                f"Only {share(trained, tokens)} of the tokens are trained: check the loss mask in the samples below.",
+            )
         )
     if epoch is not None:
         said += _remarks_of_epoch(epoch, sources, fits)
@@ -72,7 +82,7 @@ def _remarks_of_sources(sources: Sequence[SourceNumbers]) -> list[tuple[str, str
     part = share(worst.rows - worst.samples, worst.rows)
     named = f", the largest share in {data(worst.name, most=60)} ({part})" if len(sources) > 1 else ""
     kind = _kind(worst.rows - worst.samples, worst.rows)
-    return [(kind, f"{lost:,} of {rows:,} records ({share(lost, rows)}) give no sample{named}.")]
+    return [(kind, f"{lost:,} of {rows:,} records ({share(lost, rows)}) were dropped when prepared{named}.")]
 
 
 def _remarks_of_epoch(
@@ -82,7 +92,8 @@ def _remarks_of_epoch(
     overlong, lost = counters.samples_dropped["overlong"], counters.tokens_dropped["overlong"]
     if overlong:
         text = (
-            f"{overlong:,} samples ({share(overlong, counters.samples_in)}) are longer than max_length and are dropped"
+            f"{overlong:,} of {counters.samples_in:,} samples ({share(overlong, counters.samples_in)}) are longer than max_length "
+            f"({epoch.max_length:,}) and are dropped"
         )
         said.append((_kind(lost, counters.tokens_in), f"{text}, with {share(lost, counters.tokens_in)} of the tokens."))
     if counters.samples_truncated:
@@ -94,9 +105,11 @@ def _remarks_of_epoch(
         said.append((_kind(lost, counters.tokens_in), f"{text}."))
     rivals = [fit for fit in fits if fit.max_length == epoch.max_length and not fit.problem]
     best = max(rivals, key=lambda fit: fit.fill, default=None)
-    if epoch.fill < 0.9:
+    if not epoch.rows:
+        said.append(("warn", "No sample is left to train on: an epoch has no rows."))
+    elif epoch.fill < 0.9:
         better = f" Packing {best.packing} fills {share(best.fill)}." if best and best.fill > epoch.fill + 0.02 else ""
-        said.append(("warn", f"Rows are {share(epoch.fill)} full: the rest is padding.{better}"))
+        said.append(("warn", f"Rows are {share(epoch.fill)} filled with tokens, the rest is padding.{better}"))
     times = [
         (part.samples / each.samples if each.samples else 1, each)
         for part, each in zip(epoch.shares, sources, strict=True)
@@ -106,9 +119,9 @@ def _remarks_of_epoch(
     if not epoch.mixing.is_even:
         said.append(("warn", f"The order is not evenly mixed: {data(epoch.mixing.where)}."))
     if again:
-        said.append(("ok", f"Per epoch, as the weights ask, some samples come again: {_listed(again)}."))
+        said.append(("ok", f"The weights repeat samples within an epoch: {_listed(again)}."))
     if partly:
-        said.append(("ok", f"Per epoch, as the weights ask, some sources come in part: {_listed(partly)}."))
+        said.append(("ok", f"The weights use only part of these data sets per epoch: {_listed(partly)}."))
     return said
 
 
@@ -135,7 +148,7 @@ def lengths(sources: Sequence[SourceNumbers], together: Lengths, max_length: int
         bars = [_length_bar(edges, number, stack, sources, what, total, max_length) for number in range(len(edges) - 1)]
         label = f"Histogram of tokens per sample, counting {what}; median {together.p50:,}, longest {together.max:,}."
         end = "" if any(bar.label for bar in bars[-2:]) else f"{edges[-1]:,}"  # they would touch
-        title = "How many samples are how long" if what == "samples" else "Where the tokens are"
+        title = "Sample lengths" if what == "samples" else "Tokens by sample length"
         figures.append(figure(title, plots.histogram(bars, label=label, mark=mark, end=end)))
     ranges = [_range(low, high) for low, high in pairwise(edges)]
     counts, tokens = together.histogram.counts, together.histogram.tokens
@@ -151,7 +164,7 @@ def lengths(sources: Sequence[SourceNumbers], together: Lengths, max_length: int
     ]
     numbers = table(["tokens per sample", "#samples", "#share", "#tokens", "#share of tokens"], rows, caption="Lengths")
     facts = (
-        f"Median {together.p50:,} tokens, mean {together.mean:,.0f}, 90 % up to {together.p90:,}, 99 % up to {together.p99:,}, "
+        f"Tokens per sample: median {together.p50:,}, mean {together.mean:,.0f}, p90 {together.p90:,}, p99 {together.p99:,}, "
         f"shortest {together.min:,}, longest {together.max:,}. Each bar is half a power of two wide."
     )
     pair = f'<div class="pair">{"".join(figures)}</div>'
@@ -177,7 +190,7 @@ def _length_bar(
     return Bar(
         parts=_stacked([counts[number] for counts in stack]),
         title=title,
-        label=f"{low:,}" if low & (low - 1) == 0 else "",
+        label=f"{low:,}" if low and low & (low - 1) == 0 else "",
         is_faded=max_length is not None and low >= max_length,
     )
 
@@ -191,13 +204,14 @@ def _stacked(amounts: Sequence[int]) -> tuple[tuple[str, float], ...]:
 def _place(edges: Sequence[int], length: int) -> float | None:
     """Where a length lies, in bars from the left; None outside."""
     for number, (low, high) in enumerate(pairwise(edges)):
-        if low <= length < high:
-            return number + math.log(length / low) / math.log(high / low)
-    return float(len(edges) - 1) if length == edges[-1] else None
+        if low < length <= high:
+            return number + (math.log(length / low) / math.log(high / low) if low else 1.0)
+    return None
 
 
 def _range(low: int, high: int) -> str:
-    return f"{low:,}–{high - 1:,}" if high - low > 1 else f"{low:,}"
+    """Lengths above `low`, up to `high`."""
+    return f"{low + 1:,}–{high:,}" if high - low > 1 else f"{high:,}"
 
 
 def _sources_legend(sources: Sequence[SourceNumbers]) -> str:
@@ -230,13 +244,15 @@ def trained(sources: Sequence[SourceNumbers], shares: Sequence[Sequence[int]]) -
             f'<div class="line"><span>{data(each.name, most=60)}</span><b>{share(each.trained, each.tokens)}</b>'
             f"{plots.strip(blocks if each.tokens else [], label=f'{each.name}: {share(part)} of the tokens are trained')}</div>"
         )
-    legend = plots.legend([("trained", "trained: counts in the loss"), ("plain", "not trained: read only")])
+    legend = plots.legend([("trained", "trained: in the loss"), ("plain", "not trained: context only")])
     rows = [
         [data(each.name), f"{each.tokens:,}", f"{each.trained:,}", share(each.trained, each.tokens)]
         for each in sources[:MOST_SOURCES]
     ]
     numbers = table(
-        ["source", "#tokens", "#trained", "#share"], rows, caption=captioned("Trained tokens by source", len(sources))
+        ["data set", "#tokens", "#trained", "#share"],
+        rows,
+        caption=captioned("Trained tokens by data set", len(sources)),
     )
     first = figure("Share of the tokens that is trained", "".join(strips), note=legend, numbers=numbers)
     return f'<div class="pair">{first}{_trained_histogram(sources, shares)}</div>'
@@ -255,7 +271,7 @@ def _trained_histogram(sources: Sequence[SourceNumbers], shares: Sequence[Sequen
         f" (up to {SHARES_LOOKED:,} of each source, from all over)" if looked < sum(s.samples for s in sources) else ""
     )
     return figure(
-        "How much of each sample is trained",
+        "Trained share of each sample",
         plots.histogram(bars, label=label, height=180, end="100 %"),
         note=f"{looked:,} samples{each}.",
         numbers=table(["trained", "#samples", "#share"], rows, caption="Samples by their trained share"),
@@ -265,13 +281,23 @@ def _trained_histogram(sources: Sequence[SourceNumbers], shares: Sequence[Sequen
 def all_sources(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) -> str:
     """Each source: what it holds, and what it gives to an epoch."""
     tokens = sum(each.tokens for each in sources)
-    strips = [_share_strip("on disk", [(each.name, each.tokens) for each in sources])]
+    strips = [_share_strip("prepared", [(each.name, each.tokens) for each in sources])]
     if epoch is not None:
         strips.append(_share_strip("in an epoch", [(each.name, each.tokens) for each in epoch.shares]))
-    columns = ["source", "#records", "#samples", "#tokens", "#share", "#median", "#longest", "#on disk"]
-    columns += ["#weight"] * any(each.weight for each in sources) + ["#share of the epoch", "#per epoch"] * (
-        epoch is not None
-    )
+    columns = [
+        "data set",
+        "#records",
+        "#samples",
+        "#tokens",
+        "#share of tokens",
+        "#median length",
+        "#longest",
+        "#on disk",
+    ]
+    columns += ["#weight"] * any(each.weight for each in sources) + [
+        "#share of the epoch’s tokens",
+        "#times per epoch",
+    ] * (epoch is not None)
     rows = []
     for number, each in enumerate(sources[:MOST_SOURCES]):
         dot = plots.legend([(plots.colour(number), data(each.name))])
@@ -284,8 +310,8 @@ def all_sources(sources: Sequence[SourceNumbers], epoch: EpochNumbers | None) ->
             given = epoch.shares[number]
             row += [share(given.share), f"{given.samples / each.samples:.2f} ×" if each.samples else "–"]
         rows.append(row)
-    seen = table(columns, rows, caption=captioned("Sources", len(sources)))
-    return (figure("Tokens by source", "".join(strips)) if len(sources) > 1 else "") + seen
+    seen = table(columns, rows, caption=captioned("Data sets", len(sources)))
+    return (figure("Tokens by data set", "".join(strips)) if len(sources) > 1 else "") + seen
 
 
 def _weight(each: SourceNumbers) -> str:

@@ -1,4 +1,4 @@
-"""How do rows and samples look?  Rows as coloured segments, samples as coloured tokens; as many as fit into a number of bytes."""
+"""Draw rows as coloured segments and samples as coloured tokens; as many as fit into a number of bytes."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ def rows(found: Sequence[DrawnRow], names: Sequence[str], num_rows: int, *, room
     numbers = {name: number for number, name in enumerate(names)}
     made = [_row(each, numbers) for each in found]
     parts = [made[number] for number in _within(room * _ROWS_BYTES, made)]
-    said = f"{len(parts):,} of {num_rows:,} rows, evenly apart" if len(parts) < num_rows else f"All {num_rows:,} rows"
+    said = f"{len(parts):,} of {num_rows:,} rows, evenly spread" if len(parts) < num_rows else f"All {num_rows:,} rows"
     more = f" ({len(made)} would make this page too large)" if len(parts) < len(made) else ""
     note = (
-        f'<p class="note">{said}, in the order of the epoch{more}. Each piece is a sample; the line below it marks the places that are '
-        "trained; what is grey is padding.</p>"
+        f'<p class="note">{said}, in the order of the epoch{more}. Each piece is a sample; the line below it marks the tokens that are '
+        "trained; grey is padding.</p>"
     )
     named = [(plots.colour(number), data(name, most=60)) for name, number in list(numbers.items())[: plots.NUM_COLOURS]]
     rest = [("cx", f"{len(names) - plots.NUM_COLOURS} more")] if len(names) > plots.NUM_COLOURS else []
@@ -52,7 +52,7 @@ def _row(each: DrawnRow, numbers: dict[str, int]) -> str:
         )
     count = f"{len(row.segments):,} sample{'s' * (len(row.segments) != 1)}"
     where = f"step {row.step:,}, rank {row.rank}, row {row.row}"
-    facts = f"{count}, {share(row.used, row.max_length)} full, {share(row.trained, row.max_length)} trained"
+    facts = f"{count}, {share(row.used, row.max_length)} filled, {share(row.trained, row.max_length)} trained"
     strip = plots.row_strip(blocks, each.trained, row.max_length, label=f"{where}: {facts}")
     listed = [
         [f"{part.place:,}", data(part.where), data(part.source, most=60), _piece(part), f"{part.trained:,}"]
@@ -60,7 +60,8 @@ def _row(each: DrawnRow, numbers: dict[str, int]) -> str:
     ]
     caption = f"{where}: its samples" + (f", the first 40 of {len(row.segments):,}" if len(row.segments) > 40 else "")
     below = folded(
-        f"{where}: {facts}", table(["#place", "~record", "source", "tokens", "#trained"], listed, caption=caption)
+        f"{where}: {facts}",
+        table(["#from token", "~record", "data set", "tokens", "#trained"], listed, caption=caption),
     )
     return f"<li>{strip}{below}</li>"
 
@@ -84,10 +85,10 @@ def samples(found: Sequence[Shown], names: Sequence[str], seed: int, *, room: fl
     made = [_sample(number, each, names) for number, each in enumerate(found)]
     kept = _within(room * _SAMPLES_BYTES, made)
     left = len(found) - len(kept)
-    by_chance = sum(found[number].why == "by chance" for number in kept)
+    by_chance = sum(found[number].why == "random" for number in kept)
     more = f" {left} more were left out: the page would be too large." if left else ""
     note = (
-        f'<p class="note">{len(kept)} samples: {by_chance} by chance (seed {seed} and the source’s name), the others because they are the '
+        f'<p class="note">{len(kept)} samples: {by_chance} at random (seed {seed}), the others because they are the '
         f"longest, the shortest, or the first that were dropped.{more}</p>"
     )
     key = (
@@ -119,11 +120,11 @@ def _sample(number: int, each: Shown, names: Sequence[str]) -> str:
     counted = f"{each.num_tokens:,} tokens, {each.trained:,} trained ({share(each.trained, each.num_tokens)})"
     facts = f"<p>{counted if each.num_tokens else 'No tokens'}. {words(_sentence(each.outcome))}</p>"
     places = "".join(f"<li>{_landing(landing)}</li>" for landing in each.landings[:4])
-    more = f"<li>and {len(each.landings) - 4} more places</li>" if len(each.landings) > 4 else ""
+    more = f"<li>and {len(each.landings) - 4} more</li>" if len(each.landings) > 4 else ""
     lands = f'<ul class="lands">{places}{more}</ul>' if places else ""
     cut = each.raw_length - len(each.raw)
     beyond = f"\n… {cut:,} more characters" if cut else ""
-    raw = folded("The record as it was read", f'<pre class="raw" tabindex="0">{_lines(each.raw)}{beyond}</pre>')
+    raw = folded("The record as it is in the data", f'<pre class="raw" tabindex="0">{_lines(each.raw)}{beyond}</pre>')
     return f'<article id="sample-{number}">{head}{facts}{lands}{_tokens(each)}{raw}</article>'
 
 
@@ -131,7 +132,7 @@ def _tokens(each: Shown) -> str:
     if not each.num_tokens:
         return ""
     hidden = each.num_tokens - len(each.head) - len(each.tail)
-    gap = f"<em>… {hidden:,} tokens are not drawn …</em>" if hidden else ""
+    gap = f"<em>… {hidden:,} tokens are not shown …</em>" if hidden else ""
     ids = " ".join(str(token.id) for token in (*each.head, *each.tail))
     drawn = "".join(_token(token, each.special) for token in each.head)
     last = "".join(_token(token, each.special) for token in each.tail)
@@ -158,7 +159,7 @@ def _landing(landing: Landing) -> str:
     tokens = f"tokens {landing.start:,}–{landing.stop - 1:,}"
     return (
         f"epoch {landing.epoch}, <strong>step {landing.step:,}</strong>, rank {landing.rank}, row {landing.row}, "
-        f"places {landing.place:,}–{last:,} ({tokens})"
+        f"{tokens} of the sample at {landing.place:,}–{last:,} of the row"
     )
 
 

@@ -1,14 +1,15 @@
-"""How does a run look before it begins?  One page that needs nothing else: plots, rows as segments, samples as coloured tokens.
+"""Write the report: one HTML page about a run before it begins, with plots, rows as segments, samples as coloured tokens.
 
     write(loader, "report.html")      the page of a loader; `page` gives it as text
 
-It is a pure function of the loader: no clock, no machine, so two pages can be compared.  Its policy lets it load nothing and run
-nothing but its own script, which is named by its hash: even text that somehow came through unescaped could not call home.
+It is a pure function of the loader: no clock, no machine, so two pages can be compared.  Its content security policy lets it
+load nothing and run only its own script, which is named by its hash: text that was not escaped could not send anything either.
 """
 
 import base64
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -44,11 +45,16 @@ class Gathered:
 
 def write(
     loader: Loader, path: str | os.PathLike[str], *, title: str = "", recipe: str = "", num_samples: int = NUM_SAMPLES,
-    num_rows: int = NUM_ROWS, compare: bool = True,
+    num_rows: int = NUM_ROWS, compare: bool = True, stage: Callable[[str], object] = str,
 ) -> int:  # fmt: skip
-    """Write the page, whole or not at all; how many bytes it has.  A file that is no such page is never replaced."""
+    """Write the page, whole or not at all; return its size in bytes.  A file that is no such page is never replaced.
+
+    stage: called with what is done next, for those who wait.
+    """
     target = checked(path)
-    made = page(loader, title=title, recipe=recipe, num_samples=num_samples, num_rows=num_rows, compare=compare)
+    made = page(
+        loader, title=title, recipe=recipe, num_samples=num_samples, num_rows=num_rows, compare=compare, stage=stage
+    )
     content = made.encode("utf-8", "backslashreplace")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -64,18 +70,19 @@ def checked(path: str | os.PathLike[str]) -> Path:
     """A place where a page can be written; asked before long work begins."""
     target = Path(path)
     if not target.parent.is_dir():
-        raise PenstockError(f"{target}: there is no folder {target.parent}; make it, or choose another name")
+        raise PenstockError(f"{target}: there is no folder {target.parent}; create it, or choose another name")
     if not _is_ours(target):
-        raise PenstockError(f"{target}: what is there is no report, and is not replaced; choose another name")
+        raise PenstockError(f"{target}: this file is not a report and is not replaced; choose another name")
     return target
 
 
 def page(
     loader: Loader, *, title: str = "", recipe: str = "", num_samples: int = NUM_SAMPLES, num_rows: int = NUM_ROWS,
-    compare: bool = True,
+    compare: bool = True, stage: Callable[[str], object] = str,
 ) -> str:  # fmt: skip
-    """The page.  `recipe` is shown as it is written; `compare=False` leaves out other lengths and packings, which pack all anew."""
-    found = gather(loader, num_samples=num_samples, num_rows=num_rows, compare=compare)
+    """The page.  `recipe` is shown as it is written; `compare=False` leaves out other lengths and packings, which take long."""
+    found = gather(loader, num_samples=num_samples, num_rows=num_rows, compare=compare, stage=stage)
+    stage("drawing the page")
     name = title or _name([source.name for source in found.sources])
     for room in (1.0, 0.6, 0.3, 0.0):  # less of rows and samples, where names are long and hostile
         made = _whole(_body(found, name, recipe, loader.plan.settings.seed, room), name)
@@ -100,17 +107,24 @@ def _whole(body: str, name: str) -> str:
     )
 
 
-def gather(loader: Loader, *, num_samples: int, num_rows: int, compare: bool) -> Gathered:
+def gather(
+    loader: Loader, *, num_samples: int, num_rows: int, compare: bool, stage: Callable[[str], object] = str
+) -> Gathered:
+    stage("counting tokens")
     stores = numbers.stores(loader)
     picks = chosen(loader, num_samples=num_samples)
     sources, shares = numbers.sources(loader), tuple(trained_shares(store) for store in stores)
     lengths = numbers.lengths(stores)
     try:
+        stage("packing an epoch")
         epoch = numbers.epoch(loader)
+        stage("reading rows and samples")
         seen = survey(loader, picks, num_rows=num_rows)
     except PlanError as error:  # such as overflow="error" and a sample that is too long: what was prepared is shown
         samples = tuple(shown(loader, pick, None) for pick in picks)
         return Gathered(sources=sources, lengths=lengths, shares=shares, samples=samples, problem=str(error))
+    if compare:
+        stage("comparing other max_length and packings")
     fits = numbers.fits(loader) if compare else ()
     return Gathered(
         sources=sources, lengths=lengths, shares=shares, samples=seen.samples, epoch=epoch, survey=seen, fits=fits
@@ -122,8 +136,8 @@ def _body(found: Gathered, name: str, recipe: str, seed: int, room: float) -> st
     parts = [
         ("lengths", "Lengths", chapters.lengths(found.sources, found.lengths, epoch.max_length if epoch else None)),
         ("trained", "Trained", chapters.trained(found.sources, found.shares)),
-        ("sources", "Sources", chapters.all_sources(found.sources, epoch)),
-        ("drops", "Drops", ledger.drops(found.sources, epoch.counters if epoch else None)),
+        ("sources", "Data sets", chapters.all_sources(found.sources, epoch)),
+        ("drops", "Dropped", ledger.drops(found.sources, epoch.counters if epoch else None)),
     ]
     if epoch is not None and found.survey is not None:
         parts += [
@@ -133,21 +147,23 @@ def _body(found: Gathered, name: str, recipe: str, seed: int, room: float) -> st
         ]
     parts += [
         ("samples", "Samples", gallery.samples(found.samples, names, seed, room=room)),
-        ("identity", "Which data, exactly", _identity(found, recipe)),
+        ("identity", "Fingerprints", _identity(found, recipe)),
     ]
     links = "".join(f'<li><a href="#{key}">{words(heading)}</a></li>' for key, heading, _ in parts)
     sections = "".join(
         f'<section id="{key}" aria-labelledby="h-{key}"><h2 id="h-{key}">{words(heading)}</h2>{content}</section>'
         for key, heading, content in parts
     )
-    problem = f'<p class="problem" role="alert">There is no plan: {data(found.problem)}</p>' if found.problem else ""
+    problem = (
+        f'<p class="problem" role="alert">No epoch can be planned: {data(found.problem)}</p>' if found.problem else ""
+    )
     return (
         f'<a class="skip" href="#lengths">Skip to the plots</a><header class="top"><div><p class="brand">Penstock report</p>'
         f'<h1>{data(name, most=120)}</h1></div><button type="button" id="theme" hidden>Theme: system</button></header>'
         f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav><main>'
         f"{chapters.tiles(found.sources, epoch)}{problem}{chapters.remarks(found.sources, epoch, found.fits)}{sections}</main>"
-        f"<footer><p>Made by penstock {_VERSION}. This page holds all it needs and loads nothing; it shows text of your data, "
-        "so share it as you would share them.</p></footer>"
+        f"<footer><p>Made by penstock {_VERSION}. This page is one file and loads nothing; it shows text of your data, "
+        "so share it only with people who may see them.</p></footer>"
     )
 
 
@@ -158,7 +174,7 @@ def _name(sources: list[str]) -> str:
 
 def _identity(found: Gathered, recipe: str) -> str:
     rows = [[data(each.name), f"<code>{words(each.store)}</code>"] for each in found.sources[: chapters.MOST_SOURCES]]
-    parts = [table(["source", "~store"], rows, caption=chapters.captioned("Stores", len(found.sources)))]
+    parts = [table(["data set", "~store"], rows, caption=chapters.captioned("Stores", len(found.sources)))]
     if found.epoch is not None:
         facts = [
             ["plan", f"<code>{words(found.epoch.plan)}</code>", "data, settings and seed"],

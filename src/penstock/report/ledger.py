@@ -1,4 +1,4 @@
-"""What is lost on the way, and how full are the rows?  Two chapters: drops with their ledger, and packing beside other ways to pack."""
+"""Two chapters of the report: what is dropped, and how full the rows are, with other ways to pack."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from penstock.report.survey import FILL_BINS, Survey
 
 _MOST_REASONS = 20
 _WHY_LOST = {
-    "empty": "gave no tokens when the store was made",
+    "empty": "dropped when prepared",
     "overlong": "longer than max_length",
-    "truncated": "cut off at max_length",
-    "nothing_to_train": "cut at max_length, and nothing in the piece is trained",
+    "truncated": "cut at max_length",
+    "nothing_to_train": "pieces with no tokens to train on",
     "tail": "in the last step of the epoch, which is not full",
 }
 
 
 def drops(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:
-    """The ledger: what was read and is not trained on, by reason."""
+    """What was read and is not trained on, by reason."""
     rows = []
     for each in sources:
         for drop in each.dropped:
@@ -37,13 +37,14 @@ def drops(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:
                     places,
                 ]
             )
-    columns = ["source", "reason", "#records", "#share of its records", "~first"]
-    parts = [_flow(sources, counters), "<h3>When the stores were made</h3>"]
+    columns = ["data set", "reason", "#records", "#share of its records", "~first"]
+    parts = [_flow(sources, counters), "<h3>Dropped when prepared</h3>"]
     caption = captioned("Records that gave no sample", len(rows))
-    parts.append(table(columns, rows[:MOST_SOURCES], caption=caption) if rows else "<p>Nothing was dropped.</p>")
+    none = f"<p>None: all {sum(each.rows for each in sources):,} records became samples.</p>"
+    parts.append(table(columns, rows[:MOST_SOURCES], caption=caption) if rows else none)
     parts.append(_not_printed(sources))
     if counters is not None:
-        parts += ["<h3>When rows are packed</h3>", _lost(counters)]
+        parts += ["<h3>Dropped when packed, per epoch</h3>", _lost(counters)]
     return "".join(parts)
 
 
@@ -69,15 +70,15 @@ def _not_printed(sources: Sequence[SourceNumbers]) -> str:
 
 
 def _flow(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:
-    """What becomes of all records, and of all tokens: kept, and lost by reason."""
+    """What is kept of all records, and of all tokens of an epoch, and what is lost by reason."""
     rows = sum(each.rows for each in sources)
     dropped: Counter[str] = Counter()
     for each in sources:
         dropped.update({drop.reason: drop.count for drop in each.dropped})
-    lines = [_kept("records", "records become samples", rows - dropped.total(), dropped)]
+    lines = [_kept("records, when prepared", "records become samples", rows - dropped.total(), dropped)]
     if counters is not None:
         lost = Counter({reason: count for reason, count in counters.tokens_dropped.items() if count})
-        lines.append(_kept("tokens of an epoch", "tokens are in rows", counters.tokens_out, lost))
+        lines.append(_kept("tokens, when packed", "tokens are in rows", counters.tokens_out, lost))
     return figure("What is kept", "".join(lines))
 
 
@@ -105,11 +106,11 @@ def _lost(counters: Counters) -> str:
         meter = plots.meter(tokens / max(counters.tokens_in, 1), share(tokens, counters.tokens_in), "lost")
         rows.append([reason, _WHY_LOST[reason], f"{samples:,}", f"{tokens:,}", meter])
     if counters.samples_split:
-        rows.append(["split", "goes on in another row", f"{counters.samples_split:,}", "0", "–"])
+        rows.append(["split", "continued in another row", f"{counters.samples_split:,}", "0", "–"])
     if not rows:
-        return f"<p>Nothing is lost: all {counters.tokens_in:,} tokens are in rows.</p>"
+        return f"<p>None: all {counters.samples_in:,} samples, with {counters.tokens_in:,} tokens, are in rows.</p>"
     columns = ["reason", "", "#samples", "#tokens", "#share of the tokens"]
-    return table(columns, rows, caption="Samples and tokens that reach no row, per epoch")
+    return table(columns, rows, caption="Samples and tokens that are in no row")
 
 
 # Packing
@@ -125,11 +126,11 @@ def packing(epoch: EpochNumbers, found: Survey, fits: Sequence[Fit]) -> str:
         bars.append(Bar(parts=(("fill", float(count)),), title=title, label=label))
     rows = [[bar.title.partition(" full")[0], f"{bar.total:,.0f}", share(bar.total, total)] for bar in bars]
     histogram = figure(
-        "How full the rows are",
+        "Filled share of each row",
         plots.histogram(bars, label=f"Histogram of how full each of {total:,} rows is.", height=200, end="full"),
-        note=f"{total:,} rows of {epoch.max_length:,} places, {share(epoch.fill)} filled; {found.mean_samples:,.1f} samples in a row on "
-        f"average, at most {found.most_samples:,}. The last bar holds rows that are full to the last place.",
-        numbers=table(["full", "#rows", "#share"], rows, caption="Rows by how full they are"),
+        note=f"{total:,} rows of {epoch.max_length:,} tokens, {share(epoch.fill)} filled; {found.mean_samples:,.1f} samples in a row on "
+        f"average, at most {found.most_samples:,}. The last bar counts rows without padding.",
+        numbers=table(["filled", "#rows", "#share"], rows, caption="Rows by filled share"),
     )
     return histogram + _fits(epoch, fits) if fits else histogram
 
@@ -146,7 +147,7 @@ def _fits(epoch: EpochNumbers, fits: Sequence[Fit]) -> str:
             f"{fit.max_length:,}", name, plots.meter(fit.fill, share(fit.fill)), f"{fit.rows:,}", f"{fit.steps:,}",
             f"{fit.samples_dropped:,}", f"{fit.samples_cut:,}",
         ])  # fmt: skip
-    columns = ["#max_length", "packing", "#fill", "#rows", "#steps", "#dropped", "#cut"]
-    return "<h3>Other lengths and packings</h3>" + table(
-        columns, rows, caption="The same data, cut and packed in other ways"
+    columns = ["#max_length", "packing", "#filled", "#rows", "#steps", "#samples dropped", "#samples cut"]
+    return "<h3>max_length and packing compared</h3>" + table(
+        columns, rows, caption="The same data under other settings, per epoch"
     )

@@ -40,6 +40,11 @@ class Look:
         return np.array([len(ids) for ids, _ in self.samples], np.int64)
 
     @property
+    def trained(self) -> Ints:
+        """Targets of each sample: trained tokens without its first one, which nothing predicts."""
+        return np.array([np.count_nonzero(mask[1:]) for _, mask in self.samples], np.int64)
+
+    @property
     def tokens(self) -> int:
         return sum(len(ids) for ids, _ in self.samples)
 

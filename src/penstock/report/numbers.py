@@ -1,9 +1,8 @@
-"""What do these stores and this plan amount to?  Frozen values, from a loader; whoever shows them (text, JSON, HTML) only shows them.
+"""Compute the numbers of stores and plans, as frozen values; text, JSON and HTML only show them.
 
     sources(loader)          per source: rows, tokens, trained, dropped by reason with places, lengths with a histogram
     epoch(loader)            one epoch: steps, rows, fill, tail, counters, shares by source, a digest of the order
     fits(loader, …)          the same data under several max_length × packing, side by side
-    sensible_length(…)       a max_length that few samples pass
 
 Rows and records one by one are in walk.py, verdicts in checks.py.  `plain(value)` makes JSON values of any of them: field names there are
 field names here, and they stay.
@@ -28,13 +27,14 @@ from penstock.types import Ints, Where
 
 PACKINGS = ("best_fit", "concat", "none")  # compared where nobody says which
 _AT_ONCE = 1 << 14  # rows looked at together
-_KEEP = 0.98  # share of samples that a sensible max_length takes whole
-_ROUND = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Bin i counts the samples with edges[i] <= length < edges[i + 1]; edges grow by half powers of two."""
+    """Bin i counts the samples with edges[i] < length <= edges[i + 1]; edges grow by half powers of two.
+
+    A bin holds its upper edge, so that samples of exactly max_length, which fit, are not among those that are too long.
+    """
 
     edges: tuple[int, ...]  # (num_bins + 1,)
     counts: tuple[int, ...]  # (num_bins,)
@@ -85,7 +85,7 @@ class SourceNumbers:
     rows: int
     samples: int
     tokens: int
-    trained: int  # tokens with loss
+    trained: int  # targets: trained tokens, without first tokens, which nothing predicts
     num_bytes: int  # of its shards
     weight: str | None
     dropped: tuple[Drop, ...]
@@ -165,10 +165,16 @@ def stores(loader: Loader) -> list[Store]:
     return list(loader.stores)
 
 
+def names(loader: Loader) -> list[str]:
+    """What the sources are called.  A plan of one source calls it "data", so that its order does not depend on a file's name."""
+    known = [source.name for source in loader.plan.sources]
+    return [store.name for store in stores(loader)] if known == ["data"] else known
+
+
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
     weights = loader.plan.settings.weights or [None] * len(loader.plan.sources)
-    found = zip(loader.plan.sources, stores(loader), weights, strict=True)
-    return tuple(_source(source.name, store, weight) for source, store, weight in found)
+    found = zip(names(loader), stores(loader), weights, strict=True)
+    return tuple(_source(name, store, weight) for name, store, weight in found)
 
 
 def lengths(found: Sequence[Store]) -> Lengths:
@@ -181,7 +187,7 @@ def length_numbers(sizes: Ints) -> Lengths:
     """Numbers of these lengths; 0 stands for a record that gave no sample."""
     sizes = np.sort(sizes[sizes > 0])
     if not sizes.size:
-        empty = Histogram(edges=(1, 2), counts=(0,), tokens=(0,))
+        empty = Histogram(edges=(0, 1), counts=(0,), tokens=(0,))
         return Lengths(count=0, total=0, min=0, mean=0.0, p50=0, p90=0, p99=0, max=0, histogram=empty)
     p50, p90, p99 = (int(sizes[min(int(share * sizes.size), sizes.size - 1)]) for share in (0.5, 0.9, 0.99))
     return Lengths(
@@ -195,16 +201,6 @@ def length_numbers(sizes: Ints) -> Lengths:
         max=int(sizes[-1]),
         histogram=_histogram(sizes),
     )
-
-
-def sensible_length(sizes: Ints) -> int:
-    """A max_length that nearly all samples fit into whole, a multiple of 128; packing fills what they leave."""
-    sizes = np.sort(sizes[sizes > 0])
-    if not sizes.size:
-        return 4096
-    enough = int(sizes[min(int(_KEEP * sizes.size), sizes.size - 1)])
-    steps = [1 << power for power in range(7, 17)]  # what models are made for, up to 65,536
-    return next((step for step in steps if step >= enough), -(-enough // _ROUND) * _ROUND)
 
 
 def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
@@ -275,6 +271,15 @@ def fits(
     return tuple(_fit(loader, length, packing) for length in wanted for packing in ways)
 
 
+def counters(loader: Loader) -> Counters | None:
+    """What becomes of samples and tokens in the first epoch; None where the plan refuses it (overflow or tail: error)."""
+    try:
+        stores(loader)
+        return loader.plan.count(0, loader.batch_size * loader.world.size)
+    except PlanError:
+        return None
+
+
 def epoch_rows(loader: Loader, number: int) -> Iterator[Rows]:
     """All rows of an epoch in order, many at a time, without what the tail adds or drops."""
     plan = changed_plan(loader, tail="pad")  # which rows there are does not depend on the tail
@@ -325,7 +330,7 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
         rows=counts.rows,
         samples=counts.samples,
         tokens=counts.tokens,
-        trained=counts.trained,
+        trained=counts.trained - _trained_first_tokens(store),
         num_bytes=sum(entry.num_bytes for entry in manifest.shards) if manifest else 0,
         weight=weight,
         dropped=dropped,
@@ -343,14 +348,24 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
     )
 
 
+def _trained_first_tokens(store: Store) -> int:
+    """Samples whose first token is marked as trained; no token comes before it, so it is never a target."""
+    found = 0
+    for shard in range(store.num_shards):
+        tokens = store.tokens(shard)
+        first = tokens.offsets[:-1][np.diff(tokens.offsets) > 0]
+        found += int(((tokens.mask_bits[first // 8] >> (first % 8).astype(np.uint8)) & 1).sum())
+    return found
+
+
 def _histogram(sizes: Ints) -> Histogram:
     """Of sorted lengths, none of them 0."""
-    edges = [1]
-    while edges[-1] <= sizes[-1]:
+    edges = [0, 1]
+    while edges[-1] < sizes[-1]:
         power = 1 << (edges[-1].bit_length() - 1)
         edges.append(2 * power if edges[-1] != power or power < 4 else power + power // 2)
-    first = max(index for index, edge in enumerate(edges) if edge <= sizes[0])
-    borders = np.searchsorted(sizes, edges[first:])
+    first = max(index for index, edge in enumerate(edges) if edge < sizes[0])
+    borders = np.searchsorted(sizes, edges[first:], side="right")
     sums = np.concatenate(([0], np.cumsum(sizes)))[borders]
     return Histogram(
         edges=tuple(edges[first:]), counts=tuple(np.diff(borders).tolist()), tokens=tuple(np.diff(sums).tolist())

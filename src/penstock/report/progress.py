@@ -1,6 +1,6 @@
-"""How is work under way shown?  A bar on a terminal, a line every few seconds in a log, nothing where nothing is wanted.
+"""Show work under way: a bar on a terminal, a line every few seconds in a log, or nothing.
 
-Always where errors go, so that what a program prints stays its own; and nothing at all for work that is over in a moment.
+Always on stderr, so that stdout stays the program's own; and nothing for work that takes only a moment.
 """
 
 import contextlib
@@ -41,6 +41,32 @@ def showing(how: str | Callable[[Progress], object]) -> Iterator[Show | None]:
             bar.close()
     else:
         yield _Lines()
+
+
+@contextlib.contextmanager
+def stages(how: str) -> Iterator[Callable[[str], object]]:
+    """What to call with the name of each stage of work that has no rows to count.
+
+    On a terminal the stage is shown until the next one begins; in a log each stage is a line with the seconds so far.
+    """
+    if how == "none":
+        yield lambda stage: None
+        return
+    begun, is_terminal = time.monotonic(), sys.stderr is not None and sys.stderr.isatty()
+
+    def show(stage: str) -> None:
+        seconds = round(time.monotonic() - begun)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed stream must not stop the work
+            sys.stderr.write(f"\r\x1b[K{stage} …" if is_terminal else f"{stage} … ({seconds} s)\n")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if is_terminal:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
 
 
 class _Lines:

@@ -1,4 +1,4 @@
-"""Is the pipe wide enough for this model?  Tokens per second of preparation and of the loader, measured on the user's own recipe."""
+"""Measure tokens per second of preparation and of the loader, on the user's own recipe."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from penstock.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How fast something went.  `appetite`: tokens per second that the model takes; `headroom` is how many models could be fed."""
+    """How fast something was.  `headroom`: this speed divided by what the model takes."""
 
     what: str
     tokens: int
     seconds: float
-    appetite: float | None = None
+    model_tokens_per_second: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -23,21 +23,25 @@ class Speed:
 
     @property
     def headroom(self) -> float | None:
-        return None if not self.appetite else self.tokens_per_second / self.appetite
+        taken = self.model_tokens_per_second
+        return None if not taken else self.tokens_per_second / taken
 
 
-def preparation(make: Callable[[], list[Store]], *, appetite: float | None = None) -> Speed:
-    """`make` prepares part of the data anew."""
+def preparation(make: Callable[[], list[Store]], *, model: float | None = None) -> Speed:
+    """`make` prepares part of the data, without the cache."""
     begun = time.perf_counter()
     stores = make()
     seconds = time.perf_counter() - begun
     return Speed(
-        what="preparation", tokens=sum(store.counts.tokens for store in stores), seconds=seconds, appetite=appetite
+        what="preparation",
+        tokens=sum(store.counts.tokens for store in stores),
+        seconds=seconds,
+        model_tokens_per_second=model,
     )
 
 
-def loading(loader: Loader, *, seconds: float, appetite: float | None = None) -> Speed:
-    """Batches as fast as they come, for so long or until the run is over; the first is not counted, it opens files."""
+def loading(loader: Loader, *, seconds: float, model: float | None = None) -> Speed:
+    """Take batches as fast as they come, for `seconds` or until the run ends; the first, which opens files, is not counted."""
     batches = iter(loader)
     next(batches)
     tokens, begun = 0, time.perf_counter()
@@ -46,4 +50,5 @@ def loading(loader: Loader, *, seconds: float, appetite: float | None = None) ->
         tokens += int((spans["stop"] - spans["start"]).sum())
         if time.perf_counter() - begun > seconds:
             break
-    return Speed(what="loader", tokens=tokens, seconds=time.perf_counter() - begun, appetite=appetite)
+    taken = time.perf_counter() - begun
+    return Speed(what="loader", tokens=tokens, seconds=taken, model_tokens_per_second=model)

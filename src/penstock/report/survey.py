@@ -1,6 +1,6 @@
 """What is worth drawing of an epoch, and of its samples?  A bounded choice, made by name and seed, found in one walk over the rows.
 
-    chosen(loader, …)      samples by source: the longest, the shortest, some by chance, the first that were dropped
+    chosen(loader, …)      samples by source: the longest, the shortest, some at random, the first that were dropped
     survey(loader, …)      how full every row is, rows from all over the epoch as segments, the chosen samples token by token
     trained_shares(store)  how much of a sample is trained, over samples from all over
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from penstock.errors import PenstockError
 from penstock.loader import Loader
@@ -21,6 +20,8 @@ from penstock.plan.block import Rows
 from penstock.plan.seeds import derive, keyed_words
 from penstock.report import walk
 from penstock.report.numbers import epoch_rows, stores
+from penstock.report.numbers import names as names_of
+from penstock.report.record_text import record_text
 from penstock.store import Sample, Store
 from penstock.types import Bools, Ints
 
@@ -87,7 +88,7 @@ class Survey:
 
 def chosen(loader: Loader, *, num_samples: int) -> tuple[Pick, ...]:
     """Samples worth a look, by source.  Chance is seeded with the plan's seed and the source's name."""
-    found, names = stores(loader), [source.name for source in loader.plan.sources]
+    found = stores(loader)
     picks: dict[tuple[int, int], Pick] = {}
 
     def pick(source: int, sample: int, why: str) -> None:
@@ -99,9 +100,9 @@ def chosen(loader: Loader, *, num_samples: int) -> tuple[Pick, ...]:
             pick(source, int(lengths.argmax()), "longest")
             pick(source, int(np.where(lengths > 0, lengths, lengths.max()).argmin()), "shortest")
         share = num_samples // len(found) + (source < num_samples % len(found))
-        key = derive(loader.plan.settings.seed, "report", names[source])
+        key = derive(loader.plan.settings.seed, "report", loader.plan.sources[source].name)
         for sample in _by_chance(lengths, share, key):
-            pick(source, sample, "by chance")
+            pick(source, sample, "random")
     drops = [
         (source, row, reason)
         for source, store in enumerate(found)
@@ -148,7 +149,7 @@ def shown(loader: Loader, pick: Pick, landings: tuple[walk.Landing, ...] | None,
     raw, text = _raw(store, sample.row)
     head, tail = _drawn_tokens(store, sample, raw)
     if not len(sample):
-        outcome = f"{pick.why} when the store was made" if pick.why.startswith("dropped") else "it gives no tokens"
+        outcome = f"{pick.why}, when prepared" if pick.why.startswith("dropped") else "it has no tokens"
     else:
         outcome = "" if landings is None else walk.outcome(loader, sample, landings, epoch)
     return Shown(
@@ -161,7 +162,7 @@ def shown(loader: Loader, pick: Pick, landings: tuple[walk.Landing, ...] | None,
         head=head,
         tail=tail,
         num_tokens=len(sample),
-        trained=int(np.count_nonzero(sample.loss_mask)),
+        trained=int(np.count_nonzero(sample.loss_mask[1:])),
         special=_special_ids(store) & {token.id for token in (*head, *tail)},
         landings=landings or (),
         outcome=outcome,
@@ -169,12 +170,12 @@ def shown(loader: Loader, pick: Pick, landings: tuple[walk.Landing, ...] | None,
 
 
 def trained_shares(store: Store) -> tuple[int, ...]:
-    """Samples by the share of their tokens that is trained, in bins of 5 %, of up to SHARES_LOOKED from all over the store."""
+    """Samples by the share of their tokens that are targets, in bins of 5 %, of up to SHARES_LOOKED from all over the store."""
     counts = np.zeros(SHARE_BINS, np.int64)
     for row in spread(len(store), SHARES_LOOKED).tolist():
         mask = store[row].loss_mask
         if mask.size:
-            counts[min(int(np.count_nonzero(mask) * SHARE_BINS / mask.size), SHARE_BINS - 1)] += 1
+            counts[min(int(np.count_nonzero(mask[1:]) * SHARE_BINS / mask.size), SHARE_BINS - 1)] += 1
     return tuple(counts.tolist())
 
 
@@ -213,7 +214,7 @@ def _land(
 
 
 def _trained_runs(loader: Loader, found: Sequence[Store], row: walk.RowWalk) -> tuple[tuple[int, int], ...]:
-    names = [source.name for source in loader.plan.sources]
+    names = names_of(loader)
     mask = np.zeros(row.max_length, np.bool_)
     for part in row.segments:
         own = found[names.index(part.source)][part.sample].loss_mask[part.start : part.stop]
@@ -239,10 +240,7 @@ def _raw(store: Store, row: int) -> tuple[dict[str, Any] | None, str]:
         raw = store.source[row]
     except PenstockError as error:
         return None, str(error)
-    try:
-        return raw, orjson.dumps(raw, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
-    except orjson.JSONEncodeError:  # half characters
-        return raw, repr(raw)
+    return raw, record_text(raw)
 
 
 def _drawn_tokens(

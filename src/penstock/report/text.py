@@ -1,11 +1,12 @@
-"""How do these numbers read on a terminal?  Values in, pieces of text out; whoever prints them escapes and colours them."""
+"""Lay out numbers for a terminal: values in, pieces of text out; the command line escapes and colours them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the command's help needs the words of this room, not its numbers
+if TYPE_CHECKING:  # `penstock --help` needs this module, not the numbers
+    from penstock.plan.counters import Counters
     from penstock.report.checks import Checked
     from penstock.report.numbers import EpochNumbers, Fit, Lengths, SourceNumbers
     from penstock.report.speed import Speed
@@ -15,7 +16,7 @@ TITLE, DIM = "bold", "dim"
 TRAINED, PLAIN, PADDING = "black on green", "", "dim"
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_BAR = "█"
+_BAR, _LONG_BAR = "█", "░"
 _MOST_TOKENS = 4_000  # shown of one row or record
 _MOST_TEXT = 4_000
 _ANSWERS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -32,9 +33,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A line, or a line of parts, or a table."""
+    """A line, or a line of parts, or a table.  `indent`: columns that further lines of a long line are moved to the right."""
 
     text: str = ""
+    indent: int = 0
     style: str | None = None
     parts: tuple[Part, ...] = ()
     columns: tuple[str, ...] = ()  # those that begin with # are numbers
@@ -59,40 +61,43 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Piece:
 def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
     rows = [
         [
-            each.name, _whole(each.rows), _whole(each.samples), _whole(each.tokens), f"{each.trained_share:.1%}",
-            _whole(each.rows - each.samples), f"{each.lengths.mean:,.0f}", _whole(each.lengths.p50),
+            each.name, _whole(each.rows), _whole(each.samples), _whole(each.tokens), _whole(each.trained),
+            percent(each.trained, each.tokens), f"{each.lengths.mean:,.0f}", _whole(each.lengths.p50),
             _whole(each.lengths.p99), _whole(each.lengths.max), size(each.num_bytes),
         ]
         for each in found
     ]  # fmt: skip
     columns = [
-        "source",
-        "#rows",
+        "data set",
+        "#records",
         "#samples",
         "#tokens",
+        "#trained tokens",
         "#trained",
-        "#dropped",
         "#mean",
-        "#p50",
+        "#median",
         "#p99",
-        "#max",
+        "#longest",
         "#on disk",
     ]
-    return [table(columns, rows)]
+    note = line("mean, median, p99, longest: tokens per sample", DIM)
+    return [title("prepared"), table(columns, rows), note]
 
 
-def ledger(found: "Sequence[SourceNumbers]") -> list[Piece]:
+def ledger(found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = "") -> list[Piece]:
+    """What is dropped: records when they are prepared, and samples when they are packed under the recipe's settings."""
     rows = [
         [each.name, drop.reason, _whole(drop.count), ", ".join(drop.first[:2])]
         for each in found
         for drop in each.dropped
     ]
-    dropped = (
-        [title("dropped"), table(["source", "reason", "#rows", "first"], rows)]
-        if rows
-        else [line("nothing was dropped", DIM)]
-    )
-    return [*dropped, *_not_printed(found)]
+    records = sum(each.rows for each in found)
+    pieces = [title("dropped when prepared"), table(["data set", "reason", "#records", "first"], rows)]
+    if not rows:
+        pieces = [line(f"dropped when prepared: none of {count(records, 'record')}")]
+    if counters is not None:
+        pieces.append(line(f"dropped when packed ({settings}), per epoch: {lost(counters)}"))
+    return [*pieces, *_not_printed(found)]
 
 
 def _not_printed(found: "Sequence[SourceNumbers]") -> list[Piece]:
@@ -102,7 +107,7 @@ def _not_printed(found: "Sequence[SourceNumbers]") -> list[Piece]:
         for each in found
         for lost in each.unrendered
     ]  # fmt: skip
-    columns = ["source", "field", "#rows", "#characters", "#of the assistant's", "first"]
+    columns = ["data set", "field", "#rows", "#characters", "#of the assistant's", "first"]
     return [title("not printed by the chat template"), table(columns, rows)] if rows else []
 
 
@@ -112,37 +117,44 @@ def histogram(found: "Lengths", *, width: int, max_length: int | None = None) ->
     most = max(counts, default=0)
     if not most:
         return [line("no samples", DIM)]
-    names = [f"{_whole(low)}–{_whole(high - 1)}" if high - low > 1 else _whole(low) for low, high in pairwise(edges)]
+    names = [f"{_whole(low + 1)}–{_whole(high)}" if high - low > 1 else _whole(high) for low, high in pairwise(edges)]
     left = max(map(len, names))
     right = max(len(_whole(amount)) for amount in counts)
     room = max(width - left - right - 12, 10)
-    pieces = [title("tokens per sample")]
+    pieces = [title(f"tokens per sample, {count(found.count, 'sample')}")]
     for name, low, amount in zip(names, edges, counts, strict=False):
-        bar = _BAR * max(round(room * amount / most), 1 if amount else 0)
+        bar = max(round(room * amount / most), 1 if amount else 0)
         beyond = max_length is not None and low >= max_length
-        share = f"{_whole(amount):>{right}}  {amount / found.count:6.1%}"
-        parts = (Part(f"{name:>{left}}  "), Part(f"{bar:<{room}}", "red" if beyond else "cyan"), Part(f" {share}", DIM))
+        drawn = (_LONG_BAR if beyond else _BAR) * bar
+        share = f"{_whole(amount):>{right}}  {percent(amount, found.count):>6}"
+        style = "red" if beyond else "cyan"
+        parts = (Part(f"{name:>{left}}  "), Part(f"{drawn:<{room}}", style), Part(f" {share}", DIM))
         pieces.append(Piece(parts=parts))
     if max_length is not None and found.max > max_length:
-        pieces.append(line(f"from max_length {_whole(max_length)} on: bars in red", DIM))
+        across = any(low < max_length < high for low, high in pairwise(edges))
+        also = "; max_length lies within the last bar before them" if across else ""
+        pieces.append(line(f"{_LONG_BAR} longer than max_length ({_whole(max_length)}){also}", DIM))
     return pieces
 
 
 def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
     rows = []
     for fit in found:
-        here = "←" if (fit.max_length, fit.packing) == chosen else ""
+        here = " ←" if (fit.max_length, fit.packing) == chosen else ""
         if fit.problem:
-            rows.append([_whole(fit.max_length), fit.packing, "", "", "", "", "", fit.problem])
+            rows.append([_whole(fit.max_length), fit.packing + here, "", "", "", "", "", fit.problem])
             continue
-        fill = f"{fit.fill:.2%}" if fit.rows else "–"  # no rows are neither full nor empty
+        fill = f"{fit.fill:.2%}" if fit.rows else "–"  # without rows there is nothing to fill
         rows.append([
-            _whole(fit.max_length), fit.packing, _whole(fit.rows), _whole(fit.steps), fill,
-            _whole(fit.samples_dropped), _whole(fit.samples_cut), here,
+            _whole(fit.max_length), fit.packing + here, _whole(fit.rows), _whole(fit.steps), fill,
+            _whole(fit.samples_dropped), _whole(fit.samples_cut), "",
         ])  # fmt: skip
+    columns = ["#max_length", "packing", "#rows", "#steps", "#filled", "#dropped", "#cut", "problem"]
+    used = len(columns) - (not any(fit.problem for fit in found))
     return [
-        title("max_length and packing, side by side"),
-        table(["#max_length", "packing", "#rows", "#steps", "#fill", "#dropped", "#cut", ""], rows),
+        title("max_length and packing compared, per epoch"),
+        table(columns[:used], [row[:used] for row in rows]),
+        line("← this recipe; dropped, cut: number of samples", DIM),
     ]
 
 
@@ -150,26 +162,26 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
 
 
 def epoch(found: "EpochNumbers") -> list[Piece]:
-    run = "endless" if found.steps_of_run is None else f"{_whole(found.steps_of_run)} in the run"
-    step = f"{found.batch_size} × {found.world_size} ranks; {found.tokens_per_step:,.0f} tokens on average"
-    filled = f"{found.fill:.2%} filled" if found.rows else "nothing is left"
-    filled = f"{filled} ({found.packing}, overflow {found.overflow})"
+    run = "without end" if found.steps_of_run is None else f"{_whole(found.steps_of_run)} in the whole run"
+    step = f"{found.batch_size} per rank × {count(found.world_size, 'rank')}"
+    filled = f"{found.fill:.2%} filled ({found.packing})" if found.rows else "nothing to train on"
     rows = [
         ["steps", f"{_whole(found.steps)} per epoch, {run}"],
-        ["step", f"{_whole(found.rows_per_step)} rows: {step}"],
-        ["rows", f"{_whole(found.rows)} of up to {_whole(found.max_length)} tokens, {filled}"],
-        ["tail", _tail(found)],
-        ["lost", _lost(found)],
-        ["plan", f"{found.plan[:16]} (data, settings, seed {found.seed})"],
-        ["order", f"{found.order} (every row of epoch {found.epoch})"],
+        ["rows per step", f"{_whole(found.rows_per_step)}: {step}"],
+        ["tokens per step", f"{found.tokens_per_step:,.0f} on average"],
+        ["rows", f"{_whole(found.rows)}, each of up to {_whole(found.max_length)} tokens, {filled}"],
+        ["last step", _tail(found)],
+        ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
+        ["plan", f"{found.plan[:16]} (fingerprint of data, settings and seed {found.seed})"],
+        ["order", f"{found.order} (digest of every row of epoch {found.epoch})"],
     ]
     samples = max(sum(each.samples for each in found.shares), 1)
     shares = [
         [each.name, _whole(each.samples), f"{each.samples / samples:.2%}", _whole(each.tokens), f"{each.share:.2%}"]
         for each in found.shares
     ]
-    columns = ["source", "#samples", "#of samples", "#tokens", "#of tokens"]
-    return [table(["", "per epoch"], rows), title("shares"), table(columns, shares)]
+    columns = ["data set", "#samples", "#of samples", "#tokens", "#of tokens"]
+    return [title(f"epoch {found.epoch}"), facts(rows), title("in the rows of an epoch"), table(columns, shares)]
 
 
 def no_step(found: "EpochNumbers") -> str:
@@ -187,50 +199,65 @@ def no_step(found: "EpochNumbers") -> str:
 
 
 def _tail(found: "EpochNumbers") -> str:
+    if not found.rows:
+        return "there is none: no sample is left to train on"
     if not found.tail_rows:
-        return f"{found.tail}: the last step is full" if found.rows else f"{found.tail}: there is no step"
-    counters, rows = found.counters, f"{found.tail_rows} of {found.rows_per_step} rows"
+        return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
+    counters, rows = found.counters, f"{found.tail_rows:,} of {found.rows_per_step:,} rows"
     what = {
         "pad": f"filled up with {count(counters.rows_padded, 'empty row')}",
         "drop": f"dropped, with {counters.samples_dropped['tail']:,} samples",
-        "repeat": f"filled up with {count(counters.rows_repeated, 'row')} of the epoch's start",
+        "repeat": f"filled up with {count(counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
         "error": "refused",
     }[found.tail]
-    return f"{found.tail}: the last step has {rows} and is {what}"
+    return f"{rows}, {what} (tail: {found.tail})"
 
 
-def _lost(found: "EpochNumbers") -> str:
-    counters = found.counters
-    parts = [f"{count(lost, 'sample')} {reason}" for reason, lost in counters.samples_dropped.items() if lost]
-    parts += [f"{counters.samples_truncated:,} samples cut"] if counters.samples_truncated else []
-    parts += [f"{counters.samples_split:,} samples split"] if counters.samples_split else []
+_REASONS = {
+    "overlong": "too long",
+    "tail": "in the last step",
+    "empty": "dropped when prepared",
+    "nothing_to_train": "pieces with nothing to train on",
+}
+
+
+def lost(counters: "Counters") -> str:
+    """What a plan drops or cuts in an epoch: how many samples of how many, why, and how many tokens."""
+    whole = f"of {count(counters.samples_in, 'sample')}"
+    parts = []
+    for reason, number in counters.samples_dropped.items():
+        if number and reason != "empty":  # those the store reports
+            tokens = f", {count(counters.tokens_dropped[reason], 'token')}"
+            parts.append(f"{_whole(number)} {whole} ({_REASONS.get(reason, reason)}{tokens})")
+    if counters.samples_truncated:
+        cut = count(counters.tokens_dropped["truncated"], "token")
+        parts.append(f"{_whole(counters.samples_truncated)} {whole} cut at max_length, {cut} lost")
+    if counters.samples_split:
+        parts.append(f"{_whole(counters.samples_split)} {whole} split over several rows")
     if counters.pieces_dropped:
         parts.append(f"{count(counters.pieces_dropped, 'piece')} of split samples in which nothing is trained")
-    return ", ".join(parts) or "nothing"
+    return "; ".join(parts) or f"none {whole}"
 
 
 # Rows and records
 
 
 def record(found: "RecordWalk") -> list[Piece]:
+    counted = f"sample: {count(len(found.tokens), 'token')}, {_whole(found.trained)} "
     pieces = [
-        Piece(parts=(Part(f"{found.source} row {found.sample}", TITLE), Part(f"  {found.where}", DIM))),
-        title("raw"),
+        Piece(parts=(Part(f"{found.source}, record {found.sample}", TITLE), Part(f"  {found.where}", DIM))),
+        title("record, as it is in the data"),
         Piece(parts=(Part(_short(found.raw)),)),
-    ]
-    if found.rendered is not None:
-        pieces += [title("rendered"), Piece(parts=(Part(_short(found.rendered)),))]
-    pieces.append(
-        Piece(parts=(Part(f"{len(found.tokens):,} tokens, {found.trained:,} ", TITLE), Part("trained", TRAINED, True)))
-    )
-    pieces += tokens(found.tokens)
-    pieces.append(title("lands"))
-    pieces.append(line(found.outcome))
+        Piece(parts=(Part(counted, TITLE), Part("trained", TRAINED, True))),
+        *tokens(found.tokens),
+        title("position in training"),
+        line(found.outcome),
+    ]  # fmt: skip
     pieces += [
         line(
-            f"epoch {at.epoch}, step {at.step}, rank {at.rank}, row {at.row}, places {at.place}–{at.place + at.stop - at.start - 1}"
-            f" (tokens {at.start}–{at.stop - 1})"
+            f"epoch {at.epoch}, step {_whole(at.step)}, rank {at.rank}, row {at.row}: tokens {at.start}–{at.stop - 1} of the sample "
+            f"at {at.place}–{at.place + at.stop - at.start - 1} of the row"
         )
         for at in found.landings
     ]
@@ -271,20 +298,20 @@ def row(found: "RowWalk", *, width: int) -> list[Piece]:
         drawn = max(end, drawn + 1)
     if drawn < room and found.padding:
         parts.append(Part("·" * (room - drawn), PADDING))
-    where = f"step {found.step}, rank {found.rank}, row {found.row}"
+    where = f"step {found.step:,}, rank {found.rank}, row {found.row}"
     head = (
-        f"{where}: {found.used:,} of {found.max_length:,} places, {found.trained:,} trained, {found.padding:,} padding"
+        f"{where}: {found.used:,} of {found.max_length:,} tokens, {found.trained:,} trained, {found.padding:,} padding"
     )
     if not found.segments:
-        return [title(f"{where}: empty, it fills up the step"), Piece(parts=tuple(parts))]
+        return [title(f"{where}: empty, it fills up the last step"), Piece(parts=tuple(parts))]
     rows = [
         [
             _letter(number), segment.where, segment.source,
-            f"{segment.start}–{segment.stop - 1} of {segment.length:,}", _whole(segment.trained),
+            f"{segment.start:,}–{segment.stop - 1:,} of {segment.length:,}", _whole(segment.trained),
         ]
         for number, segment in enumerate(found.segments)
     ]  # fmt: skip
-    return [title(head), Piece(parts=tuple(parts)), table(["", "record", "source", "tokens", "#trained"], rows)]
+    return [title(head), Piece(parts=tuple(parts)), table(["", "record", "data set", "tokens", "#trained"], rows)]
 
 
 def trace(found: "StepWalk") -> list[Piece]:
@@ -296,34 +323,47 @@ def trace(found: "StepWalk") -> list[Piece]:
             piece = f"{segment.start}–{segment.stop - 1}"
             rows.append([each.rank, each.row, segment.place, segment.where, segment.source, piece])
         if not each.segments:
-            rows.append([each.rank, each.row, 0, "(empty: fills up the step)", "", ""])
-    return [title(head), table(["#rank", "#row", "#place", "record", "source", "tokens"], rows)]
+            rows.append([each.rank, each.row, 0, "(empty row: fills up the last step)", "", ""])
+    return [title(head), table(["#rank", "#row", "#from token", "record", "data set", "tokens of it"], rows)]
 
 
 # Verdicts and speeds
 
 
 def checked(found: "Checked") -> list[Piece]:
-    pieces = [title(f"{found.source}: {found.num_rows:,} rows, about {found.estimated_tokens:,} tokens")]
+    pieces = [title(f"{found.source}: {count(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens")]
     for verdict in found.verdicts:
         places = f" (first {', '.join(verdict.first[:2])})" if verdict.first and verdict.answer != "ok" else ""
         parts = (
             Part(f"{verdict.answer:<5}", _ANSWERS[verdict.answer]),
-            Part(f"{verdict.question:<16}"),
+            Part(f"{verdict.question:<19}"),
             Part(f"{verdict.why}{places}"),
         )
-        pieces.append(Piece(parts=parts))
+        pieces.append(Piece(parts=parts, indent=24))
     return pieces
 
 
 def speeds(found: "Sequence[Speed]") -> list[Piece]:
     rows = []
     for speed in found:
-        feeds = "" if speed.headroom is None else f"{speed.headroom:.1f} × the appetite"
+        feeds = "" if speed.headroom is None else f"{speed.headroom:.1f} × what the model takes"
         rows.append(
             [speed.what, f"{speed.tokens_per_second:,.0f}", _whole(speed.tokens), f"{speed.seconds:.2f}", feeds]
         )
     return [table(["", "#tokens/s", "#tokens", "#seconds", ""], rows)]
+
+
+def facts(rows: Iterable[Iterable[str]]) -> Piece:
+    """Names and what is said of them, in two columns."""
+    return table(["", ""], rows)
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in percent that says 0.0% or 100.0% only where it is exactly that."""
+    share = part / whole if whole else 0.0
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
 def count(number: int, word: str) -> str:

@@ -1,25 +1,26 @@
-"""Where does this record go, and what is in that row?  One record through every stage, one row as segments, one step as rows.
+"""Follow one record through every stage; show one row as segments, and one step as rows.
 
-    record(loader, sample)      raw → rendered → tokens → where it lands
+    record(loader, sample)      raw → rendered → tokens → position in training
     row(loader, step, number)   a row as segments: whose tokens, how many of them trained, what is padding
     step(loader, number)        all rows of a step, or those of one rank
 
-For whoever walks over many at once: `tokens`, `rendering`, `segments`, `landing`, `outcome`, each for one of them.
+For callers that go over many at once: `tokens`, `rendering`, `segments`, `landing`, `outcome`, each for one of them.
 All are frozen values made of plain ones; `numbers.plain` makes JSON of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.numbers import epoch_rows, stores
+from penstock.report.numbers import names as names_of
+from penstock.report.record_text import record_text
 from penstock.store import Sample, Store
 
 _MOST_LANDINGS = 16
@@ -58,7 +59,7 @@ class RecordWalk:
     raw: str  # JSON; of a row that cannot be read, why
     rendered: str | None  # as text, before it became tokens; None where there is none
     tokens: tuple[Token, ...]
-    trained: int
+    trained: int  # targets: trained tokens without the first one, which nothing predicts
     landings: tuple[Landing, ...]
     outcome: str
 
@@ -113,9 +114,9 @@ class StepWalk:
 def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> RecordWalk:
     """One record of one source, from its file to its place in an epoch."""
     found = stores(loader)
-    store, name = found[source], loader.plan.sources[source].name
+    store, name = found[source], names_of(loader)[source]
     if not -len(store) <= sample < len(store):
-        raise PlanError(f"row {sample} of {name!r}: it has {len(store):,} rows, counted from 0")
+        raise PlanError(f"record {sample} of {name!r}: it has {len(store):,} records, counted from 0")
     made = store[sample]
     raw, shown = _raw(store, made.row)
     rendered = rendering(store, raw) if len(made) else None
@@ -127,7 +128,7 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         raw=shown,
         rendered=rendered,
         tokens=tokens(store, made, rendered),
-        trained=int(np.count_nonzero(made.loss_mask)),
+        trained=int(np.count_nonzero(made.loss_mask[1:])),
         landings=landings,
         outcome=outcome(loader, made, landings, epoch),
     )
@@ -160,7 +161,7 @@ def _without_plan(store: Store, made: Sample, settings: PlanSettings) -> str:
 
 
 def _overlong(made: Sample, settings: PlanSettings) -> str:
-    return f"dropped as overlong: {len(made):,} tokens, max_length is {settings.max_length:,}"
+    return f"dropped as too long: {len(made):,} tokens, max_length is {settings.max_length:,}"
 
 
 def step(loader: Loader, number: int, *, rank: int | None = None) -> StepWalk:
@@ -192,14 +193,14 @@ def row(loader: Loader, number: int, place: int = 0) -> RowWalk:
     rows = step(loader, number).rows
     if not 0 <= place < len(rows):
         raise PlanError(f"row {place} of step {number}: it has {len(rows)}, counted from 0")
-    found, names = stores(loader), [source.name for source in loader.plan.sources]
+    found, names = stores(loader), names_of(loader)
     parts: list[Token] = []
     for segment in rows[place].segments:
         store = found[names.index(segment.source)]
         sample = store[segment.sample]
         parts += _padding(segment.place - len(parts))
         whole = tokens(store, sample, rendering(store, store.source[sample.row]))
-        parts += whole[segment.start : segment.stop]
+        parts += [replace(whole[segment.start], trained=False), *whole[segment.start + 1 : segment.stop]]
     parts += _padding(rows[place].max_length - len(parts))
     chosen = rows[place]
     return RowWalk(**{**{name: getattr(chosen, name) for name in chosen.__slots__}, "tokens": tuple(parts)})
@@ -214,6 +215,8 @@ def tokens(store: Store, sample: Sample, rendered: str | None, part: slice = sli
     texts = _from_text(store, sample, rendered) if rendered is not None else None
     texts = texts[start:stop] if texts is not None else _decoded(store, sample, start, stop)
     ids, mask = sample.input_ids[start:stop].tolist(), sample.loss_mask[start:stop].tolist()
+    if start == 0 and mask:
+        mask[0] = False  # nothing comes before it, so it is never a target
     return tuple(Token(id=i, text=text, trained=yes) for i, text, yes in zip(ids, texts, mask, strict=True))
 
 
@@ -223,7 +226,7 @@ def _padding(count: int) -> list[Token]:
 
 def segments(loader: Loader, found: Sequence[Store], spans: Any, number: int, place: int) -> RowWalk:
     """The row of these spans, which is row `place` of step `number`, counted over all ranks."""
-    names, settings = [source.name for source in loader.plan.sources], loader.plan.settings
+    names, settings = names_of(loader), loader.plan.settings
     parts, used = [], 0
     for source, sample, start, stop in spans.tolist():
         made = found[source][sample]
@@ -286,18 +289,18 @@ def outcome(loader: Loader, sample: Sample, landings: tuple[Landing, ...], epoch
     """In words, what became of a sample."""
     settings, length = loader.plan.settings, len(sample)
     if not length:
-        return "dropped when the store was made: nothing is left to train on"
+        return "dropped when it was prepared: it has no tokens to train on"
     if not landings and length > settings.capacity and settings.overflow == "drop":
         return _overlong(sample, settings)
     if not landings and (settings.weights is None or _lacks_targets(sample, settings)):
         return f"dropped as nothing_to_train: cut at max_length {settings.max_length:,}, no piece of it holds a target"
     if not landings:
-        return f"not in epoch {epoch}: the mixture takes only part of this source"
+        return f"not in epoch {epoch}: the mixture takes only part of this data set"
     kept = sum(landing.stop - landing.start for landing in landings)
     if len(landings) > 1:
         rest = f": {kept:,} of {length:,} tokens, nothing in the rest is trained" if kept < length else ""
-        return f"in {len(landings)} places{rest}"
-    return "whole, in one row" if kept >= length else f"cut: {kept:,} of {length:,} tokens"
+        return f"split into {len(landings)} pieces{rest}" if kept <= length else f"{len(landings)} times in the epoch"
+    return "in one row, not split" if kept >= length else f"cut: {kept:,} of {length:,} tokens are kept"
 
 
 def _lacks_targets(sample: Sample, settings: PlanSettings) -> bool:
@@ -315,7 +318,7 @@ def _raw(store: Store, row: int) -> tuple[dict[str, Any], str]:
         found = store.source[row]
     except PenstockError as error:
         return {}, str(error)
-    return found, orjson.dumps(found, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
+    return found, record_text(found)
 
 
 def rendering(store: Store, raw: dict[str, Any]) -> str | None:

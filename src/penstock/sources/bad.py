@@ -12,10 +12,10 @@ from penstock.sources.lock import ProcessLock
 from penstock.types import BadRow, Where
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
-IS_UTF_16 = "the file is UTF-16 (`iconv -f UTF-16 -t UTF-8` mends it)"
+IS_UTF_16 = "the file is UTF-16 (convert it with `iconv -f UTF-16 -t UTF-8`)"
 POLICIES = ("stop", "skip", "quarantine")
 NO_MEMORY = "no_memory"  # the one reason that is no fault of the row, and another on another machine
-HINT = "mend or remove the line, or pass on_bad='skip' or 'quarantine' (counted)"
+HINT = "fix or remove the line, or set on_bad to 'skip' or 'quarantine' (counted)"
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:

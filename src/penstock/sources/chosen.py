@@ -143,8 +143,8 @@ def failed(source: "Source", row: int, what: str, fn: Callable[..., Any], error:
     """What a user's function made of a record, and which record it was."""
     where = source.where(row)
     return BadRecord(
-        f"{where.file}:{where.line}:{where.byte}: the {what} function {name_of(fn)} raised "
-        f"{type(error).__name__}: {error} (row {row})"
+        f"{where.file}:{where.line}: the {what} function {name_of(fn)} raised "
+        f"{type(error).__name__}: {error} (record {row}, counted from 0)"
     )
 
 

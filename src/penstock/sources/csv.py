@@ -252,14 +252,14 @@ class CsvSource(RowsSource):
         if not index.num_rows:
             return []
         start, stop = index.starts[:2].tolist()
-        place = f"{path}:{index.line(0)}:{start}"
+        place = f"{path}:{index.line(0)}"
         if stop - start > self.max_row_bytes:
             raise SourceError(
                 f"{place}: the header takes {stop - start:_} bytes; is this a table? see also quotes=False"
             )
         found = cut(file.read(start, stop).rstrip(b"\r\n"), cells)
         if isinstance(found, BadRow):
-            raise SourceError(f"{place}: no header: {found.message}; mend the line, or pass names=")
+            raise SourceError(f"{place}: no header: {found.message}; fix the line, or pass names=")
         self._check_names(found, place)
         if self._columns is None:
             self._columns = (path, found)

@@ -146,7 +146,9 @@ class HfDatasetSource(RowAccess):
         return self._to_records
 
     def _placed(self, row: int, found: BadRow) -> BadRow:
-        return BadRow(reason=found.reason, message=f"{self.name}:{row + 1}:0: {found.message} (row {row})")
+        return BadRow(
+            reason=found.reason, message=f"{self.name}:{row + 1}: {found.message} (record {row}, counted from 0)"
+        )
 
     def __repr__(self) -> str:
         return f"HfDatasetSource({self.name!r}, {len(self):_} rows)"

@@ -229,7 +229,7 @@ class _Document:
         except ValueError:
             key = None
         if type(key) is not str or not raw.endswith(b":"):
-            raise self._error(line, start, "the array has no key before it; the document is damaged, mend it")
+            raise self._error(line, start, "the array has no key before it; the document is damaged, fix it")
         return key
 
     def _text(self, start: int, line: int) -> tuple[int, int, bytes]:
@@ -248,7 +248,7 @@ class _Document:
         pair = self._file.read(start, start + 1) + self._file.read(stop - 1, stop)
         if pair not in (b"[]", b"{}"):
             found = f"{pair[1:].decode()} closes what {pair[:1].decode()} opened in line {line}"
-            raise self._error(stop_line, stop - 1, f"{found}; the document is damaged, mend it")
+            raise self._error(stop_line, stop - 1, f"{found}; the document is damaged, fix it")
 
     def _expect_end(self, stop: int, line: int) -> None:
         place, at, byte = self._text(stop, line)
@@ -257,8 +257,8 @@ class _Document:
             raise self._error(at, place, f"something follows the end of the document, {hint}")
 
     def _cut_off(self, start: int, line: int) -> SourceError:
-        hint = "it is cut off, or a quote or bracket is missing; mend it, or pass shape='jsonl' for one record per line"
+        hint = "it is cut off, or a quote or bracket is missing; fix it, or pass shape='jsonl' for one record per line"
         return self._error(line, start, f"the file ends inside what begins here: {hint}")
 
     def _error(self, line: int, byte: int, reason: str) -> SourceError:
-        return SourceError(f"{self._path}:{line}:{byte}: {reason}")
+        return SourceError(f"{self._path}:{line}: {reason} (byte {byte})")

@@ -68,8 +68,8 @@ class Mapped(View):
         except (TypeError, ValueError, RecursionError) as error:
             where = self.where(row)
             raise BadRecord(
-                f"{where.file}:{where.line}:{where.byte}: what {name_of(self._fn)} made of the record has no name: "
-                f"{error}; give back plain values, numpy arrays, bytes or dates (row {row})"
+                f"{where.file}:{where.line}: what {name_of(self._fn)} made of the record has no name: "
+                f"{error}; give back plain values, numpy arrays, bytes or dates (record {row}, counted from 0)"
             ) from error
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ class ListSource(RowAccess):
         self._records = list(records)
         for row, record in enumerate(self._records):
             if not isinstance(record, dict):
-                raise BadRecord(f"{name}:{row + 1}:0: row {row} is a {type(record).__name__}, expected a dict")
+                raise BadRecord(f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict")
 
     def __len__(self) -> int:
         return len(self._records)
@@ -69,7 +69,7 @@ class ListSource(RowAccess):
 def json_line(record: Any, name: str, row: int) -> bytes:
     """A record as a line that reads back as the same record; refused if there is none."""
     if not isinstance(record, dict):
-        raise BadRecord(f"{name}:{row + 1}:0: row {row} is a {type(record).__name__}, expected a dict")
+        raise BadRecord(f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict")
     try:
         fault = _not_json(record)
         if fault is None:
@@ -83,7 +83,7 @@ def json_line(record: Any, name: str, row: int) -> bytes:
 
 
 def _refused(name: str, row: int, why: str) -> BadRecord:
-    return BadRecord(f"{name}:{row + 1}:0: row {row} {why}, expected plain JSON values")
+    return BadRecord(f"{name}:{row + 1}: record {row} {why}, expected plain JSON values")
 
 
 def _copy(value: Any) -> Any:

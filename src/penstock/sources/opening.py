@@ -181,7 +181,7 @@ def _open_files(paths: list[str], wish: Wish) -> RowAccess:
     if SHAPES[shape].is_list:
         options["defaults"] = wish.defaults
     # one file: its own name; several: the folder they share
-    name = wish.name or (_bare(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files")
+    name = wish.name or (bare_name(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files")
     return opener(paths, cache=wish.cache, name=name, bad=wish.bad, **options)
 
 
@@ -202,6 +202,23 @@ def _folder_shape(place: str, asked: str | None) -> str | None:
     return None
 
 
+def is_data_file(path: str) -> bool:
+    """Whether a file of a folder holds records, as its name tells; a README beside them does not."""
+    return _fitting(path) is not None and not _BESIDE.fullmatch(os.path.basename(path))  # noqa: PTH119 - Path takes ten times as long
+
+
+def is_data_set_folder(place: str) -> bool:
+    """Whether a folder is one data set as a whole, such as one that `datasets` saved."""
+    return _folder_shape(place, None) is not None
+
+
+def bare_name(path: str) -> str:
+    """A file's name without the suffix of its shape."""
+    name = Path(path).name
+    longest, _ = _fitting(path) or ("", "")
+    return name[: -len(longest)] if longest and len(longest) < len(name) else Path(path).stem
+
+
 def _data_files(place: str, asked: str | None) -> list[str]:
     """Files of a place.  From a folder or a glob of everything, those that are data; what is left out is said."""
     paths = find(place)
@@ -210,7 +227,7 @@ def _data_files(place: str, asked: str | None) -> list[str]:
     if asked is not None:
         known = [path for path in paths if _suffix(path, SHAPES[asked].suffixes)] or paths
     else:
-        known = [path for path in paths if _fitting(path) and not _BESIDE.fullmatch(os.path.basename(path))]  # noqa: PTH119
+        known = [path for path in paths if is_data_file(path)]
     if not known:
         known = [path for path in paths if _fitting(path)]
         _shape_of((known or paths)[0])  # says what is known, where nothing is
@@ -292,13 +309,6 @@ def _fitting(path: str) -> tuple[str, str] | None:
 def _suffix(path: str, suffixes: tuple[str, ...]) -> str:
     """The longest of these that a path ends in, or nothing."""
     return max((suffix for suffix in suffixes if path.lower().endswith(suffix)), key=len, default="")
-
-
-def _bare(path: str) -> str:
-    """A file's name without the suffix of its shape."""
-    name = Path(path).name
-    longest, _ = _fitting(path) or ("", "")
-    return name[: -len(longest)] if longest and len(longest) < len(name) else Path(path).stem
 
 
 def _common(paths: list[str]) -> str:

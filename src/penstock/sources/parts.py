@@ -231,7 +231,8 @@ class FilesSource(RowAccess):
     def _placed(self, row: int, found: BadRow) -> BadRow:
         where = self.where(row)
         return BadRow(
-            reason=found.reason, message=f"{where.file}:{where.line}:{where.byte}: {found.message} (row {row})"
+            reason=found.reason,
+            message=f"{where.file}:{where.line}: {found.message} (record {row}, counted from 0; byte {where.byte})",
         )
 
     def _row(self, row: int) -> int:

@@ -61,7 +61,7 @@ def after_bom(file: RangeFile) -> int:
     """The byte at which the text begins.  UTF-16 is refused here: most of its lines are UTF-8, too, of letters and NUL bytes."""
     begin = file.read(0, min(file.identity.size, len(BOM)))
     if begin[:2] in UTF_16:
-        raise SourceError(f"{file.identity.path}:1:0: {IS_UTF_16}, and only UTF-8 is read")
+        raise SourceError(f"{file.identity.path}:1: {IS_UTF_16}, and only UTF-8 is read")
     return len(BOM) if begin == BOM else 0
 
 

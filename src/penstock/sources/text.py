@@ -1,6 +1,7 @@
-r"""Where does a text become records?  At line ends, at a separator, or nowhere: a file may be one record.
+r"""Cut text files into records: one per line, per paragraph, per file, or at a separator of the user's choice.
 
 Only the byte \n ends a line; U+2028, U+0085 and a lone \r are text.  A \r just before \n belongs to the line end.
+A paragraph is a run of lines that are not blank; it ends at a line of nothing but spaces and tabs.
 At a separator, the text between two of them is the record, to the last space.
 """
 
@@ -12,22 +13,30 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.files import RangeFile
 from penstock.sources.bad import not_utf8
-from penstock.sources.offsets import lines
+from penstock.sources.offsets import Lines, lines
 from penstock.sources.parts import Part
 from penstock.sources.rows import Index, RowsPart, RowsSource
 from penstock.sources.spans import SPACE, after_bom, blocks, spans
 from penstock.types import BadRow, Ints, Record
 
+_RECORDS = "'line', 'paragraph', 'file'"
+_AT_ONCE = 1 << 18  # blank lines looked at together
+
 
 class TextPart(RowsPart):
     """Records {"text": …} of one file.  A row ends with its separator and the blank ones behind it."""
 
-    def __init__(self, file: RangeFile, index: Index, *, max_row_bytes: int, separator: bytes, is_line: bool) -> None:
+    def __init__(self, file: RangeFile, index: Index, *, max_row_bytes: int, separator: bytes, record: str) -> None:
         super().__init__(file, index, max_row_bytes=max_row_bytes)
         self._separator = separator  # empty: the whole file
-        self._is_line = is_line
+        self._is_line = record == "line"
+        self._is_paragraph = record == "paragraph"
 
     def trim(self, raw: bytes) -> bytes:
+        if self._is_paragraph:
+            text = raw.rstrip(SPACE)  # without its line end and the blank lines behind it
+            spaces = raw[len(text) :].partition(b"\n")[0]  # that end its last line: they are text, as in a line
+            return text + spaces.removesuffix(b"\r")
         if self._separator:
             raw, ended, _ = raw.partition(self._separator)
             if self._is_line and ended:
@@ -49,11 +58,15 @@ class TextSource(RowsSource):
     OPTIONS = (*RowsSource.OPTIONS, "record", "keep_blank")
 
     def __init__(self, paths: Sequence[str], *, record: str = "line", keep_blank: bool = False, **rest: Any) -> None:
-        """`record`: "line", "file", or the text that separates records, such as a blank line or an end-of-text mark.
+        """`record`: "line", "paragraph", "file", or the text that separates records, such as an end-of-text mark.
         `keep_blank`: records of nothing but spaces, tabs and line ends are records, too; by default they are not.
         """
-        if not record:
-            raise SourceError("record is empty, expected 'line', 'file' or the text between two records")
+        if not isinstance(record, str) or not record:
+            raise SourceError(f"record is {record!r}, expected {_RECORDS} or the text between two records")
+        if record == "paragraph" and keep_blank:
+            raise SourceError(
+                "keep_blank has no use with record='paragraph': blank lines separate paragraphs; leave it out"
+            )
         self.record_is = record
         self.keep_blank = keep_blank
         super().__init__(paths, **rest)
@@ -61,13 +74,36 @@ class TextSource(RowsSource):
     def rows(self, file: RangeFile, path: str) -> Part:
         begin = after_bom(file)
         is_line = self.record_is == "line"
-        separator = b"\n" if is_line else b"" if self.record_is == "file" else self.record_is.encode()
+        whole = self.record_is in ("file", "paragraph")
+        separator = b"\n" if is_line else b"" if whole else self.record_is.encode()
         if is_line and not self.keep_blank:
             index: Index = lines(file, self.cache)
+        elif self.record_is == "paragraph":
+            index = spans(
+                file, self.cache, kind="text paragraph", scan=lambda file: _paragraphs(lines(file, self.cache), file)
+            )
         else:
             kind = f"text {separator!r} {self.keep_blank}"
             index = spans(file, self.cache, kind=kind, scan=lambda file: _scan(file, separator, self.keep_blank, begin))
-        return TextPart(file, index, max_row_bytes=self.max_row_bytes, separator=separator, is_line=is_line)
+        return TextPart(file, index, max_row_bytes=self.max_row_bytes, separator=separator, record=self.record_is)
+
+
+def _paragraphs(index: Lines, file: RangeFile) -> Iterator[Ints]:
+    """(byte, line) of each paragraph, a bounded number of blank lines at a time.
+
+    `index.blanks` holds, for every blank line, how many lines with text stand before it: a paragraph begins at that line.
+    """
+    first, num_lines = 0, index.num_rows
+    if num_lines:
+        yield np.array([(index.starts.item(0), index.line(0))], dtype=np.int64)
+    for at in range(0, len(index.blanks), _AT_ONCE):
+        begins = np.unique(index.blanks[at : at + _AT_ONCE])
+        begins = begins[(begins > first) & (begins < num_lines)]
+        if begins.size:
+            numbers = begins + 1 + np.searchsorted(index.blanks, begins, side="right")
+            yield np.stack([index.starts[begins], numbers], axis=1).astype(np.int64)
+            first = int(begins[-1])
+    yield np.array([(file.identity.size, num_lines + len(index.blanks) + 1)], dtype=np.int64)
 
 
 def _scan(file: RangeFile, separator: bytes, keep_blank: bool, begin: int) -> Iterator[Ints]:

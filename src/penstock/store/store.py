@@ -220,9 +220,7 @@ class Store:
         if self.manifest is None:
             return f"{len(self):,} rows in {self.num_shards:,} shards, which are made while they are used"
         counts = self.counts
-        line = (
-            f"{counts.rows:,} rows → {counts.samples:,} samples, {counts.tokens:,} tokens ({counts.trained:,} trained)"
-        )
+        line = f"{counts.rows:,} records → {counts.samples:,} samples, {counts.tokens:,} tokens ({counts.trained:,} in the loss mask)"
         if counts.dropped:
             parts = [
                 f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"

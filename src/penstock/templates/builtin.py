@@ -45,7 +45,8 @@ def find_templates(tokenizer: Tokenizer, given: str | None) -> tuple[str, str | 
         return known.get(given, given), None
     if not known:
         _log.warning(
-            "%r has no chat template; the built-in ChatML one is used, pass chat_template= for another", tokenizer
+            "%s has no chat template; the built-in ChatML template is used: set chat_template to another one",
+            tokenizer.path or "the tokenizer",
         )
         return CHATML, None
     if "default" not in known:

@@ -87,7 +87,7 @@ class _Run:
         stops = self.on_unrendered == "stop" if isinstance(error, _NotPrinted) else self.on_refused == "stop"
         if stops or isinstance(error, LimitExceeded):
             told = isinstance(error, LimitExceeded | _NotPrinted)  # the message says what to do
-            hint = "" if told else "; fix the record, or pass on_refused='skip' (skips are counted)"
+            hint = "" if told else "; fix the record, or set on_refused to 'skip' (skips are counted)"
             raise TemplateError(f"{error}{hint}", record=number) from error
         self.dropped[number] = next(
             (why for kind, why in _REASONS.items() if isinstance(error, kind)), "template_refused"

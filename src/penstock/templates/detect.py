@@ -46,11 +46,13 @@ class Detection:
 
     @property
     def why(self) -> str:
-        best = f"{self.chosen} ({self.scores[self.chosen]} of {self.num_rows})"
-        second = f"; next best: {self.runner_up} ({self.scores[self.runner_up]})" if self.runner_up else ""
-        found = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        unused = f"; not used: {', '.join(self.unused)}" if self.unused else ""
-        return f"rows look like {best}{found}{second}{unused}"
+        matching = self.scores[self.chosen]
+        sampled = f"{matching:,} of {self.num_rows:,} sampled rows match"
+        others = self.scores.get(self.runner_up, 0) if self.runner_up else 0
+        second = f"; {others:,} also match {self.runner_up}" if others else ""
+        found = "".join(f", {name}: {value}" for name, value in self.options.items())
+        unused = f"; columns not used: {', '.join(self.unused)}" if self.unused else ""
+        return f"detected template: {self.chosen}{found} ({sampled}{second}{unused})"
 
     def __str__(self) -> str:
         return self.why
@@ -109,7 +111,7 @@ def _foreign(name: str, found: Mapping[str, Any], options: Mapping[str, Any]) ->
     """Options of the user that this template does not have."""
     if not options:
         return []
-    known = known_options(name, chat=bool({**found, **options}.get("chat")))
+    known = known_options(name, chat={**found, **options}.get("chat"))
     return [option for option in options if option not in known]
 
 
@@ -143,18 +145,19 @@ def _refusal(
     total = len(records)
     if fitting:
         listed = " and ".join(_choice(name, found) for name, found in fitting)
-        return f"{len(fitting)} templates fit these {total} rows: {listed}; name the one you mean, with its options"
+        return f"{len(fitting)} templates fit the {total:,} sampled rows: {listed}; name the one you mean, with its options"
     if enough:
         lacks = "; ".join(
             f"template {name!r} has no option {', '.join(_foreign(name, dict(found), options))}"
             for name, found in enough
         )
-        return f"rows look like {enough[0][0]} ({counts[enough[0]]} of {total}), but {lacks}"
+        return f"{counts[enough[0]]:,} of {total:,} sampled rows match template {enough[0][0]!r}, but {lacks}"
     if counts:
-        near = ", ".join(f"{_choice(*shape)} fits {count}" for shape, count in counts.most_common(3))
+        (nearest, most), *others = counts.most_common(3)
+        also = "".join(f", {count:,} match {_choice(*shape)}" for shape, count in others)
         return (
-            f"no template fits {total} rows: {near}, and at least {ENOUGH:.0%} are wanted; filter the source, "
-            f"or name the template and every row that does not fit becomes an error with its place"
+            f"only {most:,} of {total:,} sampled rows match {_choice(*nearest)}{also}; a template is chosen where {ENOUGH:.0%} match. "
+            f"Set template: to get an error with file and line for each row that does not match, or filter the source"
         )
     seen = sorted({f"{name} ({type(value).__name__})" for record in records for name, value in record.items()})
     texts = sorted({str(key) for record in records for key, value in record.items() if isinstance(value, str)})

@@ -24,9 +24,7 @@ def text_under(record: Record, key: str, option: str, *, number: int | None = No
     value = value_under(record, key, option, expected="a string", number=number)
     if isinstance(value, str):
         return value
-    raise TemplateError(
-        f"key {key!r} is {type(value).__name__}, expected a string; name the key with {option}=", record=number
-    )
+    raise TemplateError(f"key {key!r} is {kind(value)}, expected a string; name the key with {option}=", record=number)
 
 
 def one_key(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -54,3 +52,8 @@ def query_pair(record: Mapping[str, Any], input_key: str | None, output_key: str
             )
         pair.append(given or found[0])
     return pair[0], pair[1]
+
+
+def kind(value: object) -> str:
+    """The type of a value, as a message names it: null rather than NoneType."""
+    return "null" if value is None else type(value).__name__

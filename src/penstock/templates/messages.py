@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.keys import one_key, query_pair, text_under, value_under
+from penstock.templates.keys import kind, one_key, query_pair, text_under, value_under
 from penstock.templates.roles import CALL, find_role, role_names, train_flag
 from penstock.templates.samples import check_choice
 from penstock.templates.tools import ARGUMENTS, read_calls, read_json, read_list, read_tools, without_nulls
@@ -120,7 +120,7 @@ class Reader:
         if isinstance(value, dict):
             value = [value]
         if not isinstance(value, list | tuple):
-            raise TemplateError(f"key {key!r} is {type(value).__name__}, expected {_LIST}")
+            raise TemplateError(f"key {key!r} is {kind(value)}, expected {_LIST}")
         if role_key == "role" and content_key == "content":
             names = self._names
             spoken = [m for m in value if type(m) is dict and len(m) == 2 and type(m.get("content")) is str]
@@ -130,9 +130,7 @@ class Reader:
         messages: list[Message] = []
         for place, message in enumerate(value):
             if not isinstance(message, dict):
-                raise TemplateError(
-                    f"{key}[{place}] is {type(message).__name__}, expected a dict with role and content"
-                )
+                raise TemplateError(f"{key}[{place}] is {kind(message)}, expected a dict with role and content")
             role, content = role_key or _written(message), content_key
             if role is None:
                 messages.extend(self._pair(message, f"{key}[{place}]"))
@@ -220,7 +218,7 @@ class Reader:
             return
         if isinstance(content, dict) and message["role"] in ("tool", "ipython", "environment"):
             return  # a result as an object: templates print it as JSON
-        found = "is missing" if "content" not in message else f"is {type(content).__name__}"
+        found = "is missing" if "content" not in message else f"is {kind(content)}"
         raise TemplateError(
             f"{what} ({message['role']}): {content_key!r} {found}, expected a string, a list of parts, or tool_calls instead"
         )
@@ -244,7 +242,7 @@ class Reader:
         if text is None or text == "" or text != text:
             return None
         if not isinstance(text, str):
-            raise TemplateError(f"key {key!r} is {type(text).__name__}, expected a string; system_key=None ignores it")
+            raise TemplateError(f"key {key!r} is {kind(text)}, expected a string; system_key=None ignores it")
         return text
 
     def _with_system(self, messages: list[Message], text: str) -> list[Message]:
@@ -262,7 +260,7 @@ class Reader:
         if not given:
             return {}
         if not isinstance(given, dict):
-            raise TemplateError(f"key {self.kwargs_key!r} is {type(given).__name__}, expected a dict")
+            raise TemplateError(f"key {self.kwargs_key!r} is {kind(given)}, expected a dict")
         return given if self.nulls == "keep" else {key: value for key, value in given.items() if value is not None}
 
 

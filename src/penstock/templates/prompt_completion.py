@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.keys import one_key, query_pair, text_under
+from penstock.templates.keys import kind, one_key, query_pair, text_under
 from penstock.templates.pieces import Piece, encode_pieces
 from penstock.templates.plain import PlainText
 from penstock.templates.samples import Tokens, check_choice
 from penstock.templates.tokenizers import SpecialInText, Tokenizer
 from penstock.types import Record
 
-TRAIN_ON = ("completion", "all")
+TRAIN_ON = ("completion", "all", "assistant", "last")  # the last two are chat's words for the completion
 
 
 class PromptCompletionTemplate(PlainText):
@@ -47,7 +47,7 @@ class PromptCompletionTemplate(PlainText):
         self.output_key = output_key
         # a question and an answer seldom carry the white space between them; a prompt was written to be continued
         self.separator = separator if separator is not None else "\n" if usual == "query_response" else ""
-        self.train_on = check_choice("train_on", train_on, TRAIN_ON)
+        self.train_on = "all" if check_choice("train_on", train_on, TRAIN_ON) == "all" else "completion"
 
     def _own_identity(self) -> dict[str, Any]:
         return {
@@ -74,7 +74,7 @@ class PromptCompletionTemplate(PlainText):
     def _refusal(self, record: Record, input_key: str, output_key: str, number: int) -> TemplateError:
         for key in (input_key, output_key):
             if isinstance(record.get(key), list | dict):
-                found = f"key {key!r} is {type(record[key]).__name__}, expected a string"
+                found = f"key {key!r} is {kind(record[key])}, expected a string"
                 return TemplateError(f"{found}; chat=True takes messages", record=number)
         try:
             text_under(record, input_key, "input_key", number=number)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import TemplateError
+from penstock.templates.keys import kind
 
 CALL = "assistant: tool_call"  # an assistant that calls a tool, the call being the content; no role in any data
 
@@ -49,7 +50,7 @@ def find_role(name: Any, names: Mapping[str, str], what: str) -> str:
             f"{what} has the role {name!r}, which is not known; pass role_map={{{name!r}: 'user'}} (or another role, "
             f"or {name!r} itself if the chat template knows it)"
         )
-    raise TemplateError(f"{what} has a role that is {type(name).__name__}, expected a string")
+    raise TemplateError(f"{what} has a role that is {kind(name)}, expected a string")
 
 
 def check_roles(given: Any, names: Mapping[str, str]) -> list[str]:

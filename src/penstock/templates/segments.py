@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.keys import value_under
+from penstock.templates.keys import kind, value_under
 from penstock.templates.pieces import Piece, encode_pieces
 from penstock.templates.plain import PlainText
 from penstock.templates.samples import Tokens
@@ -54,7 +54,7 @@ class SegmentsTemplate(PlainText):
 
 def read_pieces(segments: Any, what: str, number: int) -> list[Piece]:
     if not isinstance(segments, list | tuple):
-        raise TemplateError(f"{what} is {type(segments).__name__}, expected {_EXPECTED}", record=number)
+        raise TemplateError(f"{what} is {kind(segments)}, expected {_EXPECTED}", record=number)
     pieces = []
     for place, segment in enumerate(segments):
         text, label = (segment.get("text"), segment.get("label")) if isinstance(segment, dict) else (None, None)

@@ -77,6 +77,7 @@ class TokenizerFacts:
     added_tokens: dict[str, int]
     special_added: list[str]
     unknown: list[Any] | None  # id and name of what the vocabulary gives for what it does not know
+    model_max_length: int | None  # the longest sequence that the model was made for, where the files say so
     is_changed: bool  # the files beside tokenizer.json add tokens, or say otherwise how one is found
     warning: str
 
@@ -181,6 +182,7 @@ class Engines:
             added_tokens={token.content: number for number, token in added.items()},
             special_added=[token.content for token in added.values() if token.special],
             unknown=None if unknown is None else [unknown, opened.id_to_token(unknown)],
+            model_max_length=self._files.model_max_length,
             is_changed=text is not self._files.text,
             warning=warning,
         )

@@ -22,6 +22,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _ADDED = "added_tokens.json"
+_MOST_TOKENS = 10**9  # transformers writes 10**30 where nobody knows
 _POINTER = b"version https://git-lfs.github.com/"
 _TEMPLATES = ("additional_chat_templates", "chat_templates")
 # What a folder without tokenizer.json may hold instead, and only transformers can convert.
@@ -40,6 +41,7 @@ class TokenizerFiles:
     added_tokens: dict[str, Any] | None = None  # of tokenizer_config.json: {id: {content, special, …}}
     legacy_tokens: dict[str, Any] = field(default_factory=dict)  # of added_tokens.json: {content: id}
     named_tokens: list[Any] = field(default_factory=list)  # special ones, as written: a string, or a dict with flags
+    model_max_length: int | None = None  # the longest sequence that the model was made for, where the files say so
 
 
 def find_json(place: Path) -> Path:
@@ -104,7 +106,14 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
         added_tokens=config.get("added_tokens_decoder"),
         legacy_tokens=_parsed(found, file.with_name(_ADDED)),
         named_tokens=[written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])],
+        model_max_length=max_length(config.get("model_max_length")),
     )
+
+
+def max_length(given: Any) -> int | None:
+    """`model_max_length` as a number of tokens; None where it is absent, or the huge number that stands for "not known"."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return int(given) if is_number and 0 < given <= _MOST_TOKENS else None
 
 
 def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

@@ -32,6 +32,7 @@ from penstock.templates.tokenizer_files import (
     chat_templates,
     content_digest,
     find_json,
+    max_length,
     read_files,
     special_tokens,
 )
@@ -59,6 +60,7 @@ class Tokenizer:
         self.special_tokens = dict(facts.special_tokens)  # bos_token, eos_token … as a chat template is given them
         self.additional_special_tokens = list(facts.additional_special_tokens)
         self.chat_templates = dict(facts.chat_templates)  # "default" and named ones
+        self.model_max_length = facts.model_max_length  # None where the files do not say
         self.vocab_size = facts.vocab_size
         self.prefix, self.suffix = tuple(facts.prefix), tuple(facts.suffix)
         self.added_tokens = dict(facts.added_tokens)
@@ -318,6 +320,7 @@ def _from_transformers(given: Any, backend: Any) -> bytes:
         special_tokens=named,
         additional_special_tokens=additional,
         chat_templates=chat_templates(given.chat_template, type(given).__name__),
+        model_max_length=max_length(getattr(given, "model_max_length", None)),
     )
     return _pack(files)
 

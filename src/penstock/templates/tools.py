@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from penstock.errors import TemplateError
+from penstock.templates.keys import kind
 
 ARGUMENTS = ("parse", "as_is", "text")
 
@@ -30,7 +31,7 @@ def read_list(value: Any, what: str) -> list[Any] | None:
     if isinstance(value, dict):
         return [value]
     if not isinstance(value, list):
-        raise TemplateError(f"{what} is {type(value).__name__}, expected a list, a dict, JSON text or null")
+        raise TemplateError(f"{what} is {kind(value)}, expected a list, a dict, JSON text or null")
     return value
 
 
@@ -44,7 +45,7 @@ def read_tools(value: Any, key: str) -> list[Any] | None:
 def _tool(tool: Any, what: str) -> dict[str, Any]:
     tool = read_json(tool, f"a tool in {what}") if isinstance(tool, str) else tool
     if not isinstance(tool, dict):
-        raise TemplateError(f"a tool in {what} is {type(tool).__name__}, expected a JSON schema (a dict)")
+        raise TemplateError(f"a tool in {what} is {kind(tool)}, expected a JSON schema (a dict)")
     bare = "name" in tool and "function" not in tool and "type" not in tool
     return {"type": "function", "function": tool} if bare else tool
 
@@ -84,7 +85,7 @@ def _arguments(value: Any, what: str, policy: str) -> Any:
     parsed = read_json(value, f"'arguments' in {what}")
     if not isinstance(parsed, dict):
         raise TemplateError(
-            f"'arguments' in {what} is JSON of a {type(parsed).__name__}, expected an object; "
+            f"'arguments' in {what} is JSON of a {kind(parsed)}, expected an object; "
             f"pass tool_arguments='as_is' to hand them to the chat template as they stand"
         )
     return parsed

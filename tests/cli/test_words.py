@@ -1,0 +1,178 @@
+"""What the commands print can be read: on narrow terminals, for odd values, for bad rows, and with places that editors open."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.report.record_text import record_text
+
+from .test_recipe_commands import on_a_terminal
+
+Write = Callable[..., Path]
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+
+
+@pytest.fixture
+def recipe(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Path:
+    write_jsonl([{"text": " ".join(WORDS * (row % 7 + 1))} for row in range(3000)], "prose.jsonl")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"data: prose.jsonl\ntokenizer: {tokenizer_path}\ntemplate: text\nmax_length: 512\nbatch_size: 8\nnum_proc: 1\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, columns: int) -> None:
+    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": str(columns)}
+    numbers: dict[str, set[str]] = {}
+    for name in ("stats", "plan", "check"):
+        raw = on_a_terminal([sys.executable, "-m", "penstock", name, str(recipe)], environment)
+        text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"").decode()
+        lines = [line for line in text.splitlines() if not line.startswith("penstock:")]
+        table = [
+            line
+            for line in lines
+            if re.match(r"(data set  |prose  |max_length  | +[\d,]+  (best_fit|concat|none))", line)
+        ]
+        assert all(len(line.rstrip()) <= columns for line in table), (name, table)
+        numbers[name] = set(re.findall(r"\d[\d,]*\d", text))
+    tokens = sum(len(sample) for sample in _store(recipe, tmp_path))
+    assert f"{tokens:,}" in numbers["stats"] and f"{tokens:,}" in numbers["plan"] and "3,000" in numbers["check"]
+
+
+def _store(recipe: Path, tmp_path: Path) -> Any:
+    return ps.load(recipe, output="numpy", cache_dir=tmp_path / "cache", rank=0, world_size=1).stores[0]
+
+
+def test_a_long_verdict_goes_on_under_its_text(recipe: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "60"}
+    raw = on_a_terminal([sys.executable, "-m", "penstock", "check", str(recipe), "--max-length", "32"], environment)
+    lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"").decode().splitlines()
+    first = next(place for place, line in enumerate(lines) if "too long" in line)
+    assert lines[first + 1].startswith(" " * 24) and all(len(line) <= 60 for line in lines[first : first + 3])
+
+
+def test_check_of_a_file_with_a_bad_row_is_a_verdict_not_an_error(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n{"text": "a dog"}\n')
+    code, out, err = here("check", "bad.jsonl", "--tokenizer", tokenizer_path)
+    assert code == 1 and re.search(r"^fail bad rows +1 of 3 rows \(33\.3%\) cannot be read", out, flags=re.MULTILINE), (
+        err
+    )
+    assert "1 failure" in out
+    code, _, err = here("prepare", "bad.jsonl", "--tokenizer", tokenizer_path, "--num-proc", "1")
+    assert code == 3 and "bad.jsonl:2: not JSON" in err
+
+
+def test_init_says_how_many_sampled_rows_cannot_be_read(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n{"text": "a dog"}\n')
+    code, out, err = here("init", "bad.jsonl", "--tokenizer", tokenizer_path)
+    assert code == 0 and "(3 rows sampled, 1 of them unreadable)" in out, err
+
+
+def test_a_bad_row_is_named_as_editors_open_it(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n')
+    _, _, err = here("prepare", "bad.jsonl", "--tokenizer", tokenizer_path, "--num-proc", "1")
+    assert f"{tmp_path}/bad.jsonl:2: not JSON" in err and "(record 1, counted from 0; byte 20)" in err
+    assert not re.search(r"jsonl:\d+:\d+", err)
+
+
+def test_check_says_how_many_rows_it_read(here: Any, recipe: Path) -> None:
+    _, out, _ = here("check", recipe, "--rows", "100")
+    assert re.search(r"^ok +bad rows +100 of 3,000 rows read: all fine$", out, flags=re.MULTILINE)
+
+
+HUGE = '{"text": "the fox", "id": 123456789012345678901234567890, "more": [1e400, -1e400], "deep": {"n": 1180591620717411303424}}'
+
+
+def test_show_prints_integers_of_any_size(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "huge.jsonl").write_text(HUGE.replace("1e400, -1e400", "1, 2") + "\n")
+    for command in (("show", "huge.jsonl", "--row", "0"), ("report", "huge.jsonl", "--no-compare")):
+        code, out, err = here(*command, "--tokenizer", tokenizer_path, "--template", "text", "--option", "num_proc=1")
+        assert code == 0 and "Traceback" not in err, err
+        assert command[0] == "report" or "123456789012345678901234567890" in out
+    assert "1180591620717411303424" in Path("report.html").read_text()
+
+
+def test_a_record_of_any_values_can_be_shown() -> None:
+    odd: Any = {
+        "big": 10**5000, "nan": float("nan"), "bytes": b"\x00\xff" * 50, "array": np.arange(3), "scalar": np.float32(1.5),
+        "date": np.datetime64("2020-01-02"), "nested": {"deep": [np.zeros((1, 2)), {1: "one"}]}, "half": "\ud800", 7: None,
+    }  # fmt: skip
+    odd["list"] = list(range(5000))
+    shown = record_text(odd)
+    for part in (
+        "<integer of 16,610 bits>",
+        "<nan>",
+        "<100 bytes: 00 ff",
+        "<date 2020-01-02>",
+        '"7": null',
+        "<3,000 more values>",
+    ):
+        assert part in shown, part
+    json.loads(shown)
+    odd["self"] = odd
+    assert "nested deeper than" in record_text(odd)
+
+
+def test_trained_tokens_are_targets_so_the_first_of_a_sample_is_none(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    write_jsonl([{"text": "the fox"}] * 4, "t.jsonl")
+    _, out, _ = here("show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0")
+    found = json.loads(out)
+    assert found["trained"] == len(found["tokens"]) - 1 == sum(token["trained"] for token in found["tokens"])
+    _, out, _ = here("stats", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json")
+    (source,) = json.loads(out)["sources"]
+    assert source["trained"] == source["tokens"] - source["samples"]
+    assert sum(segment["trained"] for segment in found["packed_row"]["segments"]) == source["trained"]
+
+
+def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:
+    code, _, err = here("report", recipe)
+    stages = [
+        "counting tokens",
+        "packing an epoch",
+        "reading rows and samples",
+        "comparing other max_length",
+        "drawing the page",
+    ]
+    assert code == 0 and [err.index(stage) for stage in stages] == sorted(err.index(stage) for stage in stages)
+    _, _, err = here("report", recipe, "--json")
+    assert "counting tokens" not in err
+
+
+def test_cache_false_beside_a_cache_dir_is_accepted(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    path = write_jsonl([{"text": "the fox"}] * 3, "t.jsonl")
+    folder = tmp_path / "unused"
+    store = ps.prepare(path, tokenizer=tokenizer_path, cache=False, cache_dir=folder, num_proc=1)
+    assert len(store) == 3 and not folder.exists()
+    recipe = ps.Recipe.of(
+        str(path), tokenizer=str(tokenizer_path), disable_cache=True, cache_dir=str(folder), batch_size=1
+    )
+    assert len(list(ps.load(recipe, output="numpy", num_proc=1, rank=0, world_size=1))) == 1 and not folder.exists()
+
+
+def test_an_argument_of_open_given_to_prepare_is_named(write_jsonl: Write, tokenizer_path: Path) -> None:
+    path = write_jsonl([{"text": "the fox"}], "t.jsonl")
+    with pytest.raises(ValueError, match=r"split= belongs to open: prepare\(penstock\.open\(…, split='train'\), …\)"):
+        ps.prepare(path, tokenizer=tokenizer_path, split="train")
+
+
+def test_a_loader_that_is_taken_for_a_data_set_says_what_to_use(recipe: Path, tmp_path: Path) -> None:
+    loader = ps.load(recipe, output="numpy", cache_dir=tmp_path / "cache", rank=0, world_size=1)
+    with pytest.raises(
+        TypeError, match=r"LoaderTrainer\(loader=…\).*LoaderSFTTrainer\(loader=…\).*loader\.as_dataset\(\)"
+    ):
+        loader[0]
