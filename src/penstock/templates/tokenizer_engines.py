@@ -97,7 +97,7 @@ class Engines:
         self, read: Callable[[], TokenizerFiles], *, content: str, path: str | None, cache_root: str | None
     ) -> None:
         self._read, self._content, self.cache_root = read, content, cache_root
-        self._cache = None if cache_root is None else Cache(cache_root)
+        self.cache = None if cache_root is None else Cache(cache_root)
         self.where = path or "tokenizer"
         self.facts = TokenizerFacts(**self._recall("tokenizer", lambda: asdict(self._learn()), "tokenizers"))
         if self.facts.warning:
@@ -141,7 +141,7 @@ class Engines:
 
     def _recall(self, kind: str, compute: Callable[[], Any], *packages: str) -> Any:
         about = {"content": self._content, **{name: package_version(name) for name in packages}}
-        return recall(kind, about=about, compute=compute, cache=self._cache)
+        return recall(kind, about=about, compute=compute, cache=self.cache)
 
     @cached_property
     def _files(self) -> TokenizerFiles:
