@@ -73,6 +73,11 @@ class Tokenizer:
         self._is_special[[self.added_tokens[token] for token in self.special_added]] = True
 
     @property
+    def cache(self) -> Cache | None:
+        """Where facts about this tokenizer, and about its chat templates, are kept; None: nowhere."""
+        return self._engines.cache
+
+    @property
     def is_fast(self) -> bool:
         """Whether fastokens encodes.  Asking loads no engine, once the answer is in the cache."""
         return self.wants_fast and self._engines.verdict.same
