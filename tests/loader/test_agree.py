@@ -54,6 +54,24 @@ def test_ranks_of_one_plan_begin(make):
     assert start(*loaders) == [1, 1, 1]
 
 
+def test_ranks_compare_at_every_pass(make):
+    loaders = make({}, {}, {})
+    steps: list[list[int]] = [[] for _ in loaders]
+
+    def run(number: int) -> None:
+        for _ in range(3):
+            steps[number] += [batch.step for batch in loaders[number]]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(loaders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert steps == [list(range(3 * len(loaders[0])))] * 3
+    loaders[1].set_epoch(7)
+    assert all("epoch 3 → 7" in str(found) or "epoch 7 → 3" in str(found) for found in start(*loaders[:2], loaders[2]))
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

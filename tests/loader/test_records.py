@@ -163,7 +163,7 @@ def test_rows_read_together_are_those_read_one_by_one(path, tmp_path):
 def test_the_digest_of_chunks_says_what_rows_hold_and_not_how_they_were_cut(tmp_path):
     torch = pytest.importorskip("torch")
 
-    def make(name: str, cuts: list[int], change: int | None = None, dtype=torch.int64) -> str:
+    def make(name: str, cuts: list[int], change: int | None = None, dtype=torch.int64, second="b", more=0) -> str:
         folder = tmp_path / name
         folder.mkdir()
         values = torch.arange(40, dtype=dtype).reshape(10, 4)
@@ -171,14 +171,15 @@ def test_the_digest_of_chunks_says_what_rows_hold_and_not_how_they_were_cut(tmp_
             values[change, 2] += 1
         entries = []
         for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, 10], strict=True)):
-            torch.save({"a": values[start:stop].clone(), "b": values[start:stop, 0].clone()}, folder / f"{number}.pt")
+            torch.save({"a": values[start:stop].clone(), second: values[start:stop, 0] + more}, folder / f"{number}.pt")
             entries.append({"path": f"{number}.pt", "samples": stop - start})
         (folder / "metadata.json").write_text(json.dumps({"total_samples": 10, "batch_files": entries}))
         return ps.open(str(folder)).digest(0, 10)
 
     assert make("one", []) == make("three", [3, 8])
     others = [make(f"row{row}", [5], change=row) for row in (0, 9)] + [make("narrow", [], dtype=torch.int32)]
-    assert len({make("again", [5]), *others}) == 4
+    others += [make("renamed", [], second="c"), make("other second", [], more=1)]
+    assert len({make("again", [5]), *others}) == 6
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
