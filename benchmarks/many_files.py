@@ -19,7 +19,7 @@ from statistics import median
 from stand import Page, Verdict, table
 
 NUM_FILES, NUM_ROWS = 20_000, 2
-REPEAT = 1
+REPEAT = 3
 TARGETS = {"open": 1.5, "open again": 0.6, "prepare": 4.0, "prepare again": 1.0}
 WHAT = {
     "list and stat": "os.scandir and os.stat of every file, in Python",
