@@ -133,6 +133,8 @@ def read_small(known: FileId) -> bytes:
     """All of a small file, if it still is the one that was identified.  Four system calls, and no file stays open."""
     try:
         fd = os.open(known.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except FileNotFoundError as error:
+        raise SourceChanged(f"{known.path}: changed while open: was removed; open the source again") from error
     except OSError as error:
         raise SourceError(f"{known.path}: {error.strerror}; check the path and its permissions") from error
     try:
@@ -148,7 +150,10 @@ def read_small(known: FileId) -> bytes:
         os.close(fd)
     now = (status.st_ino, status.st_size, status.st_mtime_ns, len(data))
     if now != (known.inode, known.size, known.mtime_ns, known.size):
-        raise SourceChanged(f"{known.path}: changed since it was opened; open the source again")
+        raise SourceChanged(
+            f"{known.path}: changed while open: has {status.st_size} bytes, last written at {status.st_mtime_ns} ns, expected "
+            f"{known.size} bytes written at {known.mtime_ns} ns; open the source again"
+        )
     return data
 
 

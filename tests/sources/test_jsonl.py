@@ -158,7 +158,7 @@ def test_long_integers_survive_in_any_company(tmp_path: Path, cache: Cache) -> N
 
 
 def test_the_second_open_does_not_scan(write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "_SMALL", 0)  # such files are scanned every time
+    monkeypatch.setattr(sidecar, "SMALL", 0)  # such files are scanned every time
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
     monkeypatch.setattr(offsets, "_scan", lambda *_: pytest.fail("scanned again"))
@@ -168,7 +168,7 @@ def test_the_second_open_does_not_scan(write_jsonl: Write, cache: Cache, monkeyp
 def test_a_file_rewritten_within_one_tick_is_scanned_again(
     write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar, "_SMALL", 0)
+    monkeypatch.setattr(sidecar, "SMALL", 0)
     path = write_jsonl([{"a": 1}, {"b": 23}])
     before = path.stat()
     open_source(path, cache=cache)
@@ -182,7 +182,7 @@ def test_a_file_rewritten_within_one_tick_is_scanned_again(
 def test_a_damaged_sidecar_is_made_again(
     write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch, damage: bytes
 ) -> None:
-    monkeypatch.setattr(sidecar, "_SMALL", 0)
+    monkeypatch.setattr(sidecar, "SMALL", 0)
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
     (published,) = (cache.root / "offsets").rglob("*.i64")

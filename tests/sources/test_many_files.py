@@ -119,3 +119,15 @@ def test_a_bad_row_in_one_of_many_small_files_has_its_place(tmp_path: Path, cach
         list(open_source(f"{tmp_path}/*.jsonl", cache=cache))
     source = open_source(f"{tmp_path}/*.jsonl", cache=cache, bad=BadRows("skip"))
     assert len(list(source)) == 199 and dict(source.bad_counts) == {"bad_json": 1}
+
+
+def test_many_small_json_documents_are_not_taken_for_lines(tmp_path: Path) -> None:
+    """Each has as many lines as rows, or twice as many, and rows under two fields."""
+    (tmp_path / "many").mkdir()
+    for number in range(100):
+        text = '{"a": [{"n": 1},\n{"n": 2}], "b": [{"n": 3}]}\n'
+        (tmp_path / "many" / f"{number}.json").write_text(text)
+    wait(tmp_path / "many")
+    for field, expected in (("a", [{"n": 1}, {"n": 2}]), ("b", [{"n": 3}])) * 2:
+        source = open_source(tmp_path / "many", cache=Cache(tmp_path / "cache"), field=field)
+        assert list(source) == expected * 100 and source[len(source) - 1] == expected[-1]

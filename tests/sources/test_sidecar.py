@@ -56,7 +56,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 @pytest.fixture(autouse=True)
 def no_file_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "_SMALL", -1)
+    monkeypatch.setattr(sidecar, "SMALL", -1)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_small_file_leaves_nothing_behind(
     path: Path, cache: Cache, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = path.stat().st_size
-    monkeypatch.setattr(sidecar, "_SMALL", size)
+    monkeypatch.setattr(sidecar, "SMALL", size)
     for _ in range(2):
         assert work.of(lambda: read(path, cache)) == (size, 0)
     assert read(path, cache) == ROWS and not cache.root.exists()

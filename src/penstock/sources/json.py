@@ -118,6 +118,7 @@ class JsonSource(JsonlSource):
     """The records of an array, over one or more files; and one record per line where a `.json` holds that."""
 
     shape = "json"
+    rows_are_lines = False
     OPTIONS = (*JsonlSource.OPTIONS, "field")
 
     def __init__(self, paths: Sequence[str], *, field: str | None = None, **rest: Any) -> None:

@@ -79,6 +79,7 @@ class JsonlSource(RowsSource):
     """One record per line, over one or more files."""
 
     shape = "jsonl"
+    rows_are_lines = True  # False where a subclass finds its rows in another way, or must read them as parts
     OPTIONS = (*RowsSource.OPTIONS, "unique_keys")
 
     def __init__(self, paths: Sequence[str], *, unique_keys: bool = False, **rest: Any) -> None:
@@ -87,7 +88,10 @@ class JsonlSource(RowsSource):
         super().__init__(paths, **rest)
 
     def _counts(self) -> list[int]:
-        return row_counts(self, super()._counts, self._count)
+        return row_counts(self, super()._counts, self._count) if self.rows_are_lines else super()._counts()
+
+    def _small(self, index: int) -> bytes | None:
+        return super()._small(index) if self.rows_are_lines else None
 
     def _count(self, index: int) -> int:
         raw = self._small(index)

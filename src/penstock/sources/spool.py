@@ -52,6 +52,7 @@ class SpooledSource(JsonlSource):
     """Any iterable of records.  `len` and negative rows read it to its end; everything else as far as it must."""
 
     shape = "iterable"
+    rows_are_lines = False  # a chunk is read as a part, which holds it to the digest in its name
     OPTIONS = ("version",)
 
     def __init__(
@@ -97,9 +98,6 @@ class SpooledSource(JsonlSource):
                 f"remove its folder, and it is spooled again"
             )
         return part
-
-    def _small(self, index: int) -> bytes | None:
-        return None  # a chunk is read as a part, which holds it to the digest in its name
 
     def __len__(self) -> int:
         return self._reach(None)
