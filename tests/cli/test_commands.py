@@ -41,7 +41,7 @@ def test_prepare_says_what_it_made_and_where(command: Penstock, write_jsonl: Wri
     assert re.fullmatch(line, first.stdout) and second.stdout == first.stdout
     assert "detected template: text" in first.stderr and "/cache\n" in first.stderr
     refreshed = command(*arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text")
-    assert refreshed.returncode == 0 and "renamed: 300 rows" in refreshed.stdout
+    assert refreshed.returncode == 0 and "renamed: 300 records" in refreshed.stdout
     assert refreshed.stdout[:8] != first.stdout[:8]
 
 
