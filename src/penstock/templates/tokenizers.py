@@ -273,11 +273,6 @@ class Tokenizer:
             record=int(np.searchsorted(offsets, mark, side="right")) - 1,
         )
 
-    @property
-    def cache(self) -> Cache | None:
-        """Where facts about the tokenizer, and about chat templates, are kept."""
-        return self._engines.cache
-
     def with_engine(self, *, fast: bool) -> "Tokenizer":
         """The same tokenizer; `fast` decides anew whether fastokens may encode."""
         if fast == self.wants_fast:
