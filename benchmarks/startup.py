@@ -124,7 +124,7 @@ class Bench:
 TARGETS = {
     "ps.prepare, empty cache": (0.5, True),
     "ps.prepare, again": (0.3, False),
-    "penstock prepare, again": (0.7, False),
+    "penstock prepare, again": (0.3, False),
     "penstock plan": (0.7, False),
     "penstock stats": (0.7, False),
     "penstock trace": (0.7, False),
