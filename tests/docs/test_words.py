@@ -146,7 +146,17 @@ def test_marked_names_become_what_the_page_says() -> None:
         first = next((name for name, _ in their_options(theirs)), "")
         if not mark or first in ("num_workers", "packing"):  # these two are explained in words
             continue
-        samples = [True, False, "random", "exact", "first_exhausted", "last_assistant_message", "best_fit", "x", "x_iterable"]
+        samples = [
+            True,
+            False,
+            "random",
+            "exact",
+            "first_exhausted",
+            "last_assistant_message",
+            "best_fit",
+            "x",
+            "x_iterable",
+        ]
         made = {key for value in samples if isinstance(turned := CALLED[first](value), dict) for key in turned}
         said = {key for key, _ in settings(ours)} | ({"data"} if "data:" in ours else set())
         if not made & said and "the same" not in ours:
