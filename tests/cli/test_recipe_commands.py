@@ -230,7 +230,7 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Pat
 def test_a_plan_without_a_step_says_why_and_fails(here: Any, recipe: Path) -> None:
     code, out, _ = here("plan", recipe, "--max-length", "2")
     assert code == 1
-    assert "0 of up to 2 tokens, nothing is left" in out and "100.00%" not in out and "full" not in out
+    assert "0, each of up to 2 tokens, nothing to train on" in out and "100.00%" not in out and "full" not in out
     assert re.search(
         r"the run has no step: of 210 samples none is left: 210 overlong; raise max_length, or choose", out
     )
@@ -267,10 +267,10 @@ def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
     code, out, err = here("plan", path)
     assert code == 0, err
     assert (
-        "not used: 30 samples of talk (25.0% of them), because the epoch ends when prose is used up; stop: all" in out
+        "not used: 27 samples of talk (22.5% of them), because the epoch ends when prose is used up; stop: all" in out
     )
     shares = {share["name"]: share for share in json.loads(here("plan", path, "--json")[1])["shares"]}
-    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (30, 0) and shares["talk"]["unused_share"] == 0.25
+    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (27, 0) and shares["talk"]["unused_share"] == 0.225
     assert shares["talk"]["samples"] == shares["prose"]["samples"] == 90
     code, out, _ = here("plan", path, "-o", "stop=all")
     assert code == 0 and "not used" not in out

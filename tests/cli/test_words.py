@@ -173,6 +173,6 @@ def test_an_argument_of_open_given_to_prepare_is_named(write_jsonl: Write, token
 def test_a_loader_that_is_taken_for_a_data_set_says_what_to_use(recipe: Path, tmp_path: Path) -> None:
     loader = ps.load(recipe, output="numpy", cache_dir=tmp_path / "cache", rank=0, world_size=1)
     with pytest.raises(
-        TypeError, match=r"LoaderTrainer\(loader=…\).*LoaderSFTTrainer\(loader=…\).*loader\.as_dataset\(\)"
+        TypeError, match=r"LoaderTrainer\(loader=loader\).*LoaderSFTTrainer\(loader=loader\).*loader\.as_dataset\(\)"
     ):
         loader[0]

@@ -16,13 +16,16 @@ from tests.docs.test_words import is_taken, rows_of_others, their_options
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("json_columns", ["tools"], r"it is an option of the source \(parquet, arrow, hf\) and belongs under options:"),
+        (
+            "json_columns",
+            ["tools"],
+            r"it is an option of the source \(parquet, arrow, hf, parquet_chunks\) and belongs under options:",
+        ),
         (
             "record",
             "file",
             r"it is an option of the source \(text\) and belongs under options:, as options: \{record: …\}",
         ),
-        ("dataset_type", "vision", "leave it out: every source is read by row number; write shape:"),
         ("train_dataset_splits", ["train"], "write split: in each data set"),
         ("max_lenght", 3, "did you mean 'max_length'?"),
         ("cutoff_length", 3, "did you mean 'cutoff_len', which is 'max_length' here?"),

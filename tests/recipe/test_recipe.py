@@ -290,7 +290,7 @@ def test_streaming_gives_way_to_what_is_written_beside_it(write: Any) -> None:
     recipe = Recipe.read(write("\n".join(["data: text.jsonl", *lines])))
     assert dict(recipe.settings) == {"background": True, "window": 4}
     assert [notice.partition(": ")[2] for notice in recipe.notices] == [
-        f"{name} is background: true here" for name in ("dataset_type", "streaming")
+        f"{name} is read as background: true" for name in ("dataset_type", "streaming")
     ]
 
 

@@ -4,6 +4,7 @@ A file that holds several data sets one after the other is trained as a curricul
 The plan's own rows are counted here: the numbers are those of what a trainer gets.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +45,10 @@ class Mixing:
 class MixingCounter:
     """Counts the rows of one epoch, which are given in order."""
 
-    def __init__(self, plan: Plan, epoch: int) -> None:
+    def __init__(self, plan: Plan, epoch: int, names: Sequence[str] | None = None) -> None:
+        """`names`: what the sources are called, where the plan's own names are not what people know."""
         self._plan = plan
-        self._names = [source.name for source in plan.sources]
+        self._names = list(names or (source.name for source in plan.sources))
         self._num_samples = np.array([max(source.num_samples, 1) for source in plan.sources], np.int64)
         self._num_rows, self._row = plan.num_rows(epoch), 0
         shape = (TENTHS, len(self._names), FIFTHS)

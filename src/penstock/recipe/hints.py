@@ -60,7 +60,6 @@ INSTEAD: dict[str, str] = {
     "probabilities": "write weight: in each data set, such as data: {chat: {path: chat.jsonl, weight: 0.7}}",
     "load_from_cache_file": "write refresh: true to prepare again",
     # LMMS-Engine
-    "dataset_type": "leave it out: every source is read by row number; write shape: where a file's name does not tell its format",
     "data_folder": "records are given as written, and no file in them is opened; leave it out",
     "packing_kwargs": "write packing: with its length in max_length:",
     "group_by_length": "write packing: group_64",

@@ -19,7 +19,7 @@ from penstock.report.text import percent, size
 from penstock.sources import RowAccess
 from penstock.store.notes import in_words, unrendered
 from penstock.store.schema import id_dtype
-from penstock.templates import PromptCompletionTemplate, TextTemplate
+from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
 from penstock.templates.builtin import CHATML
 from penstock.types import Ints, Source, Template
 
@@ -67,6 +67,7 @@ def check(
 ) -> Checked:
     """Every question about one data set.  `cache` is where the store would lie; `beside` are the data sets of the same
     mixture that use the chat template, where this one does not."""
+    template = opened_template(template)
     found = look(source, template, at_most=at_most)
     asked = _Asked(name or source.name, source, template, found)
     verdicts = (

@@ -209,7 +209,7 @@ def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
     plan, settings = loader.plan, loader.plan.settings
     per_step = loader.batch_size * loader.world.size
     digest, tokens = Digest(), np.zeros(len(plan.sources), np.int64)
-    rows, mixing = 0, MixingCounter(plan, number)
+    rows, mixing = 0, MixingCounter(plan, number, names(loader))
     for part in epoch_rows(loader, number):
         spans = part.spans
         digest.extend(np.ascontiguousarray(spans).tobytes())
@@ -221,7 +221,7 @@ def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
     counters = plan.count(number, per_step)
     whole = plan.count(number) if settings.tail == "drop" else counters  # with the rows that the tail drops
     total = int(tokens.sum())
-    shares = _shares(plan, number, whole, tokens)
+    shares = _shares(loader, number, whole, tokens)
     return EpochNumbers(
         plan=plan.fingerprint,
         order=digest.hexdigest(),
@@ -246,18 +246,19 @@ def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
     )
 
 
-def _shares(plan: Plan, number: int, whole: Counters, tokens: Ints) -> tuple[Share, ...]:
+def _shares(loader: Loader, number: int, whole: Counters, tokens: Ints) -> tuple[Share, ...]:
+    plan = loader.plan
     taken, total = plan.blocks.samples_taken(number), max(int(tokens.sum()), 1)
     return tuple(
         Share(
-            name=source.name,
+            name=name,
             samples=whole.samples_by_source[place],
             tokens=int(tokens[place]),
             share=int(tokens[place]) / total,
             unused=(unused := max(source.num_samples - taken[place], 0)),
             unused_share=unused / max(source.num_samples, 1),
         )
-        for place, source in enumerate(plan.sources)
+        for place, (name, source) in enumerate(zip(names(loader), plan.sources, strict=True))
     )
 
 

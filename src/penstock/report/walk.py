@@ -146,7 +146,7 @@ def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> 
         raw=shown,
         rendered=rendered,
         tokens=tokens(store, made, rendered),
-        trained=int(np.count_nonzero(made.loss_mask)),
+        trained=int(np.count_nonzero(made.loss_mask[1:])),
         landings=(),
         outcome=_without_plan(store, made, settings),
     )

@@ -6,7 +6,7 @@ from penstock.templates.messages import Conversation, Reader
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.prompt_completion import PromptCompletionTemplate
 from penstock.templates.registry import open_template
-from penstock.templates.remembered import remembered_template
+from penstock.templates.remembered import opened_template, remembered_template
 from penstock.templates.segments import SegmentsTemplate
 from penstock.templates.text import TextTemplate
 from penstock.templates.tokenizer_engines import is_worth_fast
@@ -26,5 +26,6 @@ __all__ = [
     "is_worth_fast",
     "open_template",
     "open_tokenizer",
+    "opened_template",
     "remembered_template",
 ]

@@ -65,15 +65,16 @@ class RememberedTemplate:
         return RememberedTemplate(self._name, self._tokenizer.with_engine(fast=fast), self._options, self._cache)
 
     def encode(self, records: Iterable[Record]) -> Samples:
-        return self._opened().encode(records)
+        return self.opened().encode(records)
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        return encoder_of(self._opened())
+        return encoder_of(self.opened())
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self._opened().decode(input_ids)
+        return self.opened().decode(input_ids)
 
-    def _opened(self) -> Template:
+    def opened(self) -> Template:
+        """The template itself."""
         if self._template is None:
             with _heard():  # said when the identity was recalled
                 self._template = open_template(self._name, self._tokenizer, self._options)
@@ -89,7 +90,7 @@ class RememberedTemplate:
         """What only some templates offer: `rendering`, `num_turns`, `tokenizer` …"""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._opened(), name)
+        return getattr(self.opened(), name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_template": None}  # a worker opens it in its own process
@@ -98,7 +99,12 @@ class RememberedTemplate:
         self.__dict__.update(state)
 
     def __repr__(self) -> str:
-        return repr(self._opened())
+        return repr(self.opened())
+
+
+def opened_template(template: Template) -> Template:
+    """The template itself, where another stands for it."""
+    return template.opened() if isinstance(template, RememberedTemplate) else template
 
 
 def _is_plain(value: Any) -> bool:
