@@ -136,7 +136,8 @@ def test_trained_tokens_are_targets_so_the_first_of_a_sample_is_none(
     _, out, _ = here("stats", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json")
     (source,) = json.loads(out)["sources"]
     assert source["trained"] == source["tokens"] - source["samples"]
-    assert sum(segment["trained"] for segment in found["packed_row"]["segments"]) == source["trained"]
+    _, out, _ = here("show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0")
+    assert sum(segment["trained"] for segment in json.loads(out)["packed_row"]["segments"]) == source["trained"]
 
 
 def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:

@@ -91,7 +91,7 @@ def test_more_bad_rows_than_allowed_stop_the_run_before_it_begins(path):
 
 def test_the_default_stops_at_a_bad_row_when_it_is_reached(path):
     loader, seen = Loader(open_source(path, "stop"), batch_size=2, shuffle=False), []
-    with pytest.raises(BadRecord, match=r"records\.jsonl:4:.*pass on_bad='skip'"):
+    with pytest.raises(BadRecord, match=r"records\.jsonl:4:.*set on_bad to 'skip'"):
         for batch in loader:
             seen += numbers([batch])
     assert seen == [0, 1]  # up to the step of the bad row

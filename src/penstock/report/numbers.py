@@ -9,7 +9,7 @@ field names here, and they stay.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,13 @@ class Fit:
 
 def plain(value: Any) -> Any:
     """A value of this room as plain JSON: dicts of field names, lists, and places as file:line."""
-    return asdict(value, dict_factory=_plain_fields) if hasattr(value, "__dataclass_fields__") else _plain(value)
+    if isinstance(value, Where):
+        return str(value)
+    if is_dataclass(value):  # not asdict, which makes nonsense of a Counter
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def stores(loader: Loader) -> list[Store]:
@@ -375,17 +381,3 @@ def _histogram(sizes: Ints) -> Histogram:
 
 def _per_source(found: Ints, num_sources: int, amounts: Ints) -> Ints:
     return np.bincount(found, weights=amounts, minlength=num_sources).astype(np.int64)
-
-
-def _plain_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in pairs}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Where):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return value

@@ -234,9 +234,8 @@ def lost(counters: "Counters") -> str:
         cut = count(counters.tokens_dropped["truncated"], "token")
         parts.append(f"{_whole(counters.samples_truncated)} {whole} cut at max_length, {cut} lost")
     if counters.samples_split:
-        parts.append(
-            f"{_whole(counters.samples_split)} {whole} split over several rows{'' if counters.pieces_dropped else ', nothing lost'}"
-        )
+        nothing = "" if counters.pieces_dropped else ", nothing lost"
+        parts.append(f"{_whole(counters.samples_split)} {whole} split over several rows{nothing}")
     if counters.pieces_dropped:
         parts.append(f"{count(counters.pieces_dropped, 'piece')} of split samples in which nothing is trained")
     return "; ".join(parts) or f"none {whole}"
