@@ -77,6 +77,13 @@ def parquet(folder: Path) -> Made:
     return Made(folder, RECORDS)
 
 
+def parquet_chunks(folder: Path) -> Made:
+    made = parquet(folder)
+    files = [{"path": f"p-{number}.parquet", "samples": len(part)} for number, part in halves(RECORDS)]
+    (folder / "metadata.json").write_text(json.dumps({"total_samples": len(RECORDS), "batch_files": files}))
+    return made
+
+
 def write_stream(path: Path, records: Records) -> None:
     content = pa.Table.from_pylist(records)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, content.schema) as writer:
@@ -141,6 +148,7 @@ OF_SHAPES: dict[str, Callable[[Path], Made]] = {
     "csv": table,
     "text": text,
     "parquet": parquet,
+    "parquet_chunks": parquet_chunks,
     "arrow": arrow,
     "hf": hf,
     "pt": pt,
