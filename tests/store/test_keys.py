@@ -58,9 +58,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "query_response": [
         {"input_key": "q"},
         {"output_key": "a"},
-        {"separator": " "},
-        {"train_on": "all"},
-        {"chat": True},
+        {"chat": False},
+        {"chat": False, "separator": " "},
+        {"chat": False, "train_on": "all"},
     ],
     "pretokenized": [
         {"input_key": "more"},
