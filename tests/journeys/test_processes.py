@@ -82,16 +82,25 @@ def test_a_worker_that_dies_is_an_error(folder):
 
 def test_an_abandoned_iteration_leaves_no_process_and_no_open_file(folder):
     loader = open_loader(folder, 0, 1, workers=2)
-    before, files = children(), []
-    for _ in range(4):
+    len(loader)  # maps the lengths, which stay mapped
+    before, num_files = children(), 0
+    for loop in range(4):
         batches = iter(loader)
         next(batches)
         assert children() - before
         batches.close()
         assert children() == before
-        gc.collect()  # queues of multiprocessing hold each other, and their pipes, until then
-        files.append(len(list(Path("/proc/self/fd").iterdir())))
-    assert files[-1] <= files[0]  # after the first: multiprocessing itself opens some once
+        if not loop:  # multiprocessing itself opens some files once
+            num_files = open_files()
+    deadline = time.monotonic() + 30
+    while open_files() > num_files and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert open_files() <= num_files
+
+
+def open_files() -> int:
+    gc.collect()  # queues of multiprocessing hold each other, and their pipes, until then
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_thousands_of_shards_need_few_open_files(tokenizer_path, tmp_path):
@@ -112,4 +121,4 @@ def test_thousands_of_shards_need_few_open_files(tokenizer_path, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert samples == 2 * NUM_SHARDS
-    assert 256 < mapped < 1_600  # shards stay mapped without an open file each, and not all of them
+    assert 256 < mapped < 0.9 * NUM_SHARDS  # shards stay mapped without an open file each, and not all of them

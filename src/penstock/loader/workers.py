@@ -4,6 +4,8 @@ Every worker walks the whole plan, which is cheap, and reads only the tokens of 
 not counted anywhere, so it is made again after a resume.
 """
 
+import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import threading
@@ -28,8 +30,7 @@ from penstock.plan.plan import Position, Step
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-_MOST_WORKERS = 1024
-_COLUMNS = ("epoch", "block", "row", "rows", "step", "pass_step", "set_epoch")
+_COLUMNS = ("seed", "loops", "epoch", "block", "row", "rows", "step", "pass_step", "set_epoch")
 _LOOK = 1.0  # seconds between a worker's looks at whether its parent is still there
 _LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
 
@@ -55,8 +56,10 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
         self.loader = _unpinned(loader)
         self._start = loader.start_of_next_loop()
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()  # (epoch, calls of set_epoch less one)
-        # Where each worker last began, and the call of set_epoch that it had seen: later workers go on from there.
-        self._begun = torch.full((_MOST_WORKERS, len(_COLUMNS)), -1, dtype=torch.int64).share_memory_()
+        # The iteration that any worker began last: what names it, where it begins, and the calls of set_epoch it has seen.
+        self._begun = torch.full((len(_COLUMNS),), -1, dtype=torch.int64).share_memory_()
+        self._lock = multiprocessing.get_context().Lock()
+        self._loops = 0  # iterations begun in this process
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch."""
@@ -64,7 +67,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
 
     def __len__(self) -> int:
         """Batches of the iteration that was begun last, or of the first one."""
-        left = self.loader._passes.steps_left(self._last(0) or self._start)
+        left = self.loader._passes.steps_left(self._last() or self._start)
         if left is None:
             raise TypeError("a data set of an endless loader (epochs=None) has no length")
         return left
@@ -72,26 +75,52 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not looked into
     def __iter__(self) -> "_Pass":
         return _Pass(self)
 
-    def begin(self, worker: int) -> Cursor:
-        """Where the next iteration begins."""
-        last, passes = self._last(worker), self.loader._passes
-        cursor = self._start if last is None else passes.after(last)
-        epoch, call = self._epoch.tolist()
-        if call > int(self._begun[worker, -1]) and epoch != cursor.position.epoch:
-            cursor = passes.begin(epoch, cursor)
-        self.note(worker, cursor)
+    def begin(self) -> Cursor:
+        """Where the iteration begins that this process begins now.
+
+        The first worker to begin it decides; the others join, however late they are.  An iteration is named by the seed that torch draws
+        for it, and, as workers that stay alive keep theirs, by how many this process has begun.
+        """
+        info = get_worker_info()
+        seed, self._loops = (info.seed - info.id if info else -1), self._loops + 1
+        with self._lock:
+            known_seed, known_loops, *_, seen_calls = self._begun.tolist()
+            last = self._last()
+            if last is not None and seed == known_seed and self._loops <= known_loops:
+                return last
+            passes = self.loader._passes
+            cursor = self._start if last is None else passes.after(last)
+            epoch, calls = self._epoch.tolist()
+            if calls > seen_calls and epoch != cursor.position.epoch:
+                cursor = passes.begin(epoch, cursor)
+            self._write(seed, cursor)
         return cursor
 
-    def note(self, worker: int, cursor: Cursor) -> None:
-        """This worker's iteration begins at `cursor`."""
-        here = cursor.position
-        values = [here.epoch, here.block, here.row, here.rows, cursor.step, cursor.pass_step, int(self._epoch[1])]
-        self._begun[worker] = torch.tensor(values)
+    def note(self, cursor: Cursor) -> None:
+        """The iteration under way goes on at `cursor`, as a state says."""
+        with self._lock:
+            self._write(int(self._begun[0]), cursor)
 
-    def _last(self, worker: int) -> Cursor | None:
-        epoch, block, row, rows, step, pass_step, _ = self._begun[worker].tolist()
+    def _write(self, seed: int, cursor: Cursor) -> None:
+        here = cursor.position
+        place = [here.epoch, here.block, here.row, here.rows, cursor.step, cursor.pass_step]
+        self._begun.copy_(torch.tensor([seed, self._loops, *place, int(self._epoch[1])]))
+
+    def _last(self) -> Cursor | None:
+        _, _, epoch, block, row, rows, step, pass_step, _ = self._begun.tolist()
         position = Position(epoch=max(epoch, 0), block=block, row=row, rows=rows)
         return None if epoch < 0 else Cursor(position=position, step=step, pass_step=pass_step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A lock travels to a process that is being started, and nowhere else: a copy gets its own."""
+        state = self.__dict__.copy()
+        if multiprocessing.context.get_spawning_popen() is None:
+            del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__dict__.setdefault("_lock", multiprocessing.get_context().Lock())
 
 
 class _Pass(Iterator[Any]):
@@ -102,7 +131,8 @@ class _Pass(Iterator[Any]):
         info = get_worker_info()
         self._worker: int = info.id if info else 0
         self._workers: int = info.num_workers if info else 1
-        self._state: dict[str, Any] | None = None
+        begin = make_state(steps.loader.plan, steps.begin())
+        self._state: dict[str, Any] = {**self._whose(), "passed": self._worker, "loader": begin}
         self._made: Iterator[tuple[Batch, Step]] | None = None
 
     def __next__(self) -> Batch:
@@ -110,7 +140,7 @@ class _Pass(Iterator[Any]):
 
     def make(self) -> tuple[Batch, Step]:
         """The next batch of this worker and its step, which keeps this rank's rows only: both travel between processes."""
-        loader, state = self._steps.loader, self.state_dict()
+        loader, state = self._steps.loader, self._state
         if self._made is None:
             cursor = read_state(state["loader"], loader.plan)
             self._made = loader._batches(cursor, passed=state["passed"], every=self._workers)
@@ -123,9 +153,6 @@ class _Pass(Iterator[Any]):
         return {"worker": self._worker, "workers": self._workers}
 
     def state_dict(self) -> dict[str, Any]:
-        if self._state is None:
-            begin = make_state(self._steps.loader.plan, self._steps.begin(self._worker))
-            self._state = {**self._whose(), "passed": self._worker, "loader": begin}
         return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -134,7 +161,7 @@ class _Pass(Iterator[Any]):
                 f"the state is of worker {state['worker']} of {state['workers']}, this is worker {self._worker} of "
                 f"{self._workers}; resume with as many workers, or save the state of the Loader, which knows of none"
             )
-        self._steps.note(self._worker, read_state(state["loader"], self._steps.loader.plan))
+        self._steps.note(read_state(state["loader"], self._steps.loader.plan))
         self._state, self._made = state, None
 
 
