@@ -1,21 +1,18 @@
 """Do both engines render alike, and can a template written by a stranger do no more than render?"""
 
 import pickle
-import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import sandbox
 from penstock.templates.render import CLOSE, OPEN, Renderer
 
 from .conversations import TEMPLATES, A, Q, chat
 
 DAY = "2025-01-31"
 CONTEXT: dict[str, Any] = {"messages": [Q, A], "tools": None, "documents": None, "add_generation_prompt": False}
-DOUBLE = "{% set x = 'aaaaaaaaaaaaaaaa' %}"
 
 # Ways out of the sandbox, and into Python.  What they print must not be Python's.
 ESCAPES = {
@@ -45,60 +42,12 @@ ESCAPES = {
     "sort": "{{ messages | sort(attribute='__class__.__name__') | list | length }}",
     "groupby": "{{ messages | groupby('__class__') | list }}",
 }
-# Work without end, text without end.
-ENDLESS = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "loops without calls": "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
-    "macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "recursive loop": "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "range": "{{ range(10**12) | list }}",
-    "long range": "{% for a in range(10**9) %}{% endfor %}",
-    "product": "{{ 'a' * 10**10 }}",
-    "list product": "{{ ['a'] * 10**9 }}",
-    "power": "{% set x = 7**99999999 %}{{ x }}",
-    "tilde": "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-    "plus": "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "set": DOUBLE + "{% set x %}{{ x }}{{ x }}{% endset %}" * 40 + "{{ x }}",
-    "join": DOUBLE + "{% set x = [x, x] | join %}" * 40 + "{{ x }}",
-    "join method": DOUBLE + "{% set x = x.join([x, x]) %}" * 40 + "{{ x }}",
-    "replace": DOUBLE + "{% set x = x | replace('a', x) %}" * 6 + "{{ x }}",
-    "replace method": DOUBLE + "{% set x = x.replace('a', x) %}" * 6 + "{{ x }}",
-    "wide sum": "{% set x = 'a' * 20000000 %}{{ " + " ~ ".join(["x"] * 1000) + " }}",
-    "wide macro": "{% set x = 'a' * 20000000 %}{% macro f() %}" + "{{ x }}" * 1000 + "{% endmacro %}{{ f() | length }}",
-    "lists of lists": "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "their json": "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
-    "deep lists": "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
-    "percent": "{{ '%999999999d' % 1 }}",
-    "percent star": "{{ '%*d' % (999999999, 1) }}",
-    "format filter": "{{ '%999999999d' | format(1) }}",
-    "format": "{{ '{:>999999999}'.format(1) }}",
-    "format width": "{{ '{:{w}}'.format(1, w=999999999) }}",
-    "center": "{{ 'a' | center(999999999) }}",
-    "center method": "{{ 'a'.center(999999999) }}",
-    "zfill": "{{ 'a'.zfill(999999999) }}",
-    "indent": "{{ 'a\nb' | indent(999999999) }}",
-    "slice": "{{ [1] | slice(999999999) | list }}",
-    "batch": "{{ [1] | batch(999999999, 'x') | list }}",
-    "json indent": "{{ [1] | tojson(indent=999999999) }}",
-    "output": "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
-    "nested ifs": "{% if 1 %}" * 300 + "{% endif %}" * 300,
-    "nested brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "nested lists": "{{ " + "[" * 5000 + "1" + "]" * 5000 + " }}",
-    "comments": "{#" * 400_000,
-    "size": "a" * (1 << 21),
-}
 CHANGES = (
     "{{ messages.append(1) }}",
     "{{ messages.pop() }}",
     "{{ messages[0].update(role='x') }}",
     "{{ messages.clear() }}",
 )
-
-
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 0.3)
-    monkeypatch.setattr("penstock.templates.render._FUEL", 500_000)
 
 
 @pytest.mark.parametrize("engine", ["jinja2", "minijinja"])
@@ -110,32 +59,6 @@ def test_no_way_out(name: str, engine: str) -> None:
         return
     for word in ("<class", "<function", "<built-in", "method", "root:", "uid=", "0x", "mappingproxy", "module"):
         assert word not in text
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_time_and_memory_are_bounded(name: str, hurried: None) -> None:
-    """As chat templates are opened: jinja2 with its limits sees every probe first, so nothing of this reaches minijinja."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(TemplateError):
-        renderer = Renderer(ENDLESS[name], today=DAY)
-        renderer.try_fast([CONTEXT])
-        renderer.render(CONTEXT)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
-
-
-@pytest.mark.parametrize("name", ["loops", "loops without calls", "macro", "recursive loop", "range", "long range"])
-def test_minijinja_ends_too(name: str, hurried: None) -> None:
-    with pytest.raises(TemplateError):
-        Renderer(ENDLESS[name], today=DAY, engine="minijinja").render(CONTEXT)
-
-
-def test_one_clear_error(hurried: None) -> None:
-    with pytest.raises(TemplateError, match="the chat template does not end: more than"):
-        chat(ENDLESS["loops"])
-    only_late = "{% if messages | length > 9 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}x"
-    template = chat(only_late, on_refused="skip")  # passes the probes; a row that does not end is not skipped
-    with pytest.raises(TemplateError, match="does not end"):
-        template.encode([{"messages": [Q, A] * 6}])
 
 
 @pytest.mark.parametrize("text", CHANGES)
@@ -190,7 +113,9 @@ def test_engines_are_chosen_by_comparison() -> None:
     assert same.engine.startswith("minijinja ")
     other = Renderer("{{ 1e16 }}", today=DAY)
     other.try_fast([CONTEXT])
-    assert other.engine.startswith("jinja2 ") and other.reason == "minijinja renders a probe in another way"
+    assert (
+        other.engine.startswith("jinja2 ") and other.reason == "minijinja renders a made-up conversation in another way"
+    )
     assert other.render(CONTEXT) == "1e+16"
     watched = Renderer("{{ 'ab' * 2 }}", today=DAY)
     watched.try_fast([CONTEXT])

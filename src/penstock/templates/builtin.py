@@ -40,7 +40,7 @@ def find_templates(tokenizer: Tokenizer, given: str | None) -> tuple[str, str | 
     if given is not None:
         if given not in known and "{" not in given:
             raise TemplateError(
-                f"chat_template {given!r} is neither a template nor the name of one; the tokenizer has {named}"
+                f"chat_template {given[:60]!r} is neither a template nor the name of one; the tokenizer has {named}"
             )
         return known.get(given, given), None
     if not known:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.builtin import find_templates
+from penstock.templates.builtin import CHATML, find_templates
 from penstock.templates.colours import Atom, aliased, atoms, is_plain, plain
 from penstock.templates.dye import Unverified
 from penstock.templates.ink import Ink, Render
@@ -27,9 +27,10 @@ from penstock.templates.probes import probes
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.roles import check_roles
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
-from penstock.templates.sandbox import Endless
+from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
+from penstock.templates.trial import open_untrusted
 from penstock.types import Record, Samples
 
 _log = logging.getLogger("penstock")
@@ -72,10 +73,9 @@ class _Run:
     for_tools: "_Run | None" = None  # of the template for conversations with tools
 
     def refused(self, number: int, error: TemplateError) -> None:
-        if self.on_refused == "stop" or isinstance(error, Endless):
-            hint = (
-                "" if isinstance(error, Endless) else "; mend the record, or pass on_refused='skip' (skips are counted)"
-            )
+        if self.on_refused == "stop" or isinstance(error, LimitExceeded):
+            limit = isinstance(error, LimitExceeded)
+            hint = "" if limit else "; fix the record, or pass on_refused='skip' (skips are counted)"
             raise TemplateError(f"{error}{hint}", record=number) from error
         self.dropped[number] = "mask_unverified" if isinstance(error, Unverified) else "template_refused"
 
@@ -125,8 +125,7 @@ class ChatTemplate:
         self.on_nothing = on_nothing
         self.special_in_text = special_in_text
         text, for_tools = find_templates(tokenizer, chat_template)
-        self.renderer = Renderer(text, today=today)
-        self.renderer.try_fast(self._context(probe.messages, probe) for probe in probes())
+        self.renderer = self._open_renderer(text, today)
         self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._moulds: dict[Shape, Mould | None] = {}
@@ -136,6 +135,18 @@ class ChatTemplate:
             self._for_tools = ChatTemplate(tokenizer, reader=reader, chat_template=for_tools, today=today, **options)
         if remark := self.how_turns_end():
             _log.warning("%s", remark)
+
+    def _open_renderer(self, text: str, today: str) -> Renderer:
+        contexts = [
+            self._context(probe.messages, probe, add_generation_prompt=prompt)
+            for probe in probes()
+            for prompt in (False, True)
+        ]
+        if text != CHATML:
+            return open_untrusted(text, today=today, contexts=contexts, cache=None)
+        renderer = Renderer(text, today=today)
+        renderer.try_fast(contexts)
+        return renderer
 
     def how_turns_end(self) -> str | None:
         """What is wrong with it, if anything."""

@@ -1,4 +1,4 @@
-"""What can a template do?  Small conversations that templates treat differently, and what they show."""
+"""Made-up conversations: small ones that templates treat differently, and large ones that show how a template grows with its data."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _TOOL = {
 
 
 def probes() -> list[Conversation]:
-    """White space at edges, reasoning, quotes, tool calls."""
+    """White space at edges, reasoning, quotes, tool calls; many messages, long ones, many calls."""
     conversations = [
         [_USER, _PLAIN],
         [_SYSTEM, _USER, _PLAIN, _AGAIN, _PLAIN],
@@ -32,7 +32,20 @@ def probes() -> list[Conversation]:
         [_USER, _PLAIN, _AGAIN, _FIELDS],
     ]
     found = [Conversation(messages=messages) for messages in conversations]
-    return [*found, Conversation(messages=[_USER, _CALLS, _RESULT, _PLAIN], tools=[_TOOL])]
+    return [*found, Conversation(messages=[_USER, _CALLS, _RESULT, _PLAIN], tools=[_TOOL]), *_large()]
+
+
+def _large() -> list[Conversation]:
+    """A template that doubles a text for each message, letter, tool or call makes more of these than any memory holds."""
+    words = 'All work and no play\nmakes Jack <dull>, "dull". ' * 40
+    many = [{**_CALL, "id": f"call{number:05}"} for number in range(8)]
+    tools = [{**_TOOL, "function": {**_TOOL["function"], "name": f"add{number}"}} for number in range(64)]  # type: ignore[dict-item]
+    rounds = [[_USER, {**_CALLS, "tool_calls": many[: 1 + number % 8]}, _RESULT, _FIELDS] for number in range(16)]
+    return [
+        Conversation(messages=[_SYSTEM, *[_USER, _PLAIN] * 64]),
+        Conversation(messages=[{**_USER, "content": words}, {**_PLAIN, "content": words}]),
+        Conversation(messages=[message for some in rounds for message in some], tools=tools),
+    ]
 
 
 def with_thoughts() -> list[tuple[list[Message], str, str]]:

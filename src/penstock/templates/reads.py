@@ -14,7 +14,7 @@ _FILTERS = frozenset(
     (
         *("trim", "length", "count", "join", "list", "string", "first", "last", "default", "d", "items", "safe"),
         *("selectattr", "rejectattr", "select", "reject", "map", "reverse", "replace", "tojson", "penstock_generation"),
-        *("penstock_turns", "penstock_concat"),
+        "penstock_turns",
     )
 )
 _METHODS = frozenset(
@@ -104,8 +104,8 @@ def find_reads(tree: nodes.Template) -> Reads:
 
 
 def wants_reference(tree: nodes.Template) -> str | None:
-    """What is left to jinja2, which watches over a template that changes what it is given or makes much of little,
-    and knows Python's own ways of treating letters."""
+    """What is left to jinja2: methods that change what they are given, Python's own ways of treating letters, and repetition, which
+    is a MemoryError in Python where it would end the process in Rust."""
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and not _is_common(call.node.attr, call.node.node):
             return f"the method {call.node.attr}"
@@ -133,8 +133,8 @@ def _printed(tree: nodes.Template) -> Iterator[nodes.Node]:
             waiting += [node.left, node.right]
         elif isinstance(node, nodes.CondExpr):
             waiting += [node.expr1, *([node.expr2] if node.expr2 is not None else [])]
-        elif isinstance(node, nodes.Filter) and node.name == "penstock_concat" and isinstance(node.node, nodes.List):
-            waiting += node.node.items
+        elif isinstance(node, nodes.Concat):
+            waiting += node.nodes
         elif isinstance(node, nodes.Call):
             waiting += node.args if _function(node) == "raise_exception" else []
 

@@ -1,8 +1,8 @@
-"""What does a conversation look like as text?  The model's own chat template, in a sandbox; minijinja where it agrees with jinja2.
+"""Render a conversation as text with the model's own chat template: in jinja2's sandbox, or in minijinja where both agree.
 
-minijinja takes a quarter of jinja2's time.  It is used only where it renders probes as jinja2 does, and jinja2, whose limits are
-tighter, sees every probe first.  `{% generation %}` is no tag of either engine by itself: it becomes a filter block that puts
-marks around what it holds, so that white space around it behaves as around any block tag.
+minijinja takes a quarter of jinja2's time.  It is used only where it renders the made-up conversations as jinja2 does.  A template that
+was not written here is first tried in a child process (trial.py).  `{% generation %}` is a tag of neither engine: it becomes a filter block
+that puts marks around what it holds, so that white space around it behaves as around any block tag.
 """
 
 import datetime
@@ -20,12 +20,13 @@ import minijinja
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
 from penstock.templates.reads import wants_reference
-from penstock.templates.sandbox import Endless, Sandbox
+from penstock.templates.sandbox import LimitExceeded, Sandbox
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: around what a `{% generation %}` block held
 _TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _FUEL = 20_000_000  # instructions of minijinja; a conversation takes some ten thousand
-_MOST_SOURCE = 1 << 20  # characters of a template; the longest that are known have twenty thousand
+_MOST_FORMAT = 100  # characters of a date's format
+_MOST_INDENT = 64  # characters of an indent or a separator of JSON
 # What a template raises by itself, or by doing to a value what the value cannot do.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
 
@@ -35,8 +36,6 @@ class Renderer:
 
     def __init__(self, text: str, *, today: str, engine: str = "jinja2") -> None:
         """`today` is an ISO date: a template that prints the date must print the same one tomorrow."""
-        if len(text) > _MOST_SOURCE:
-            raise TemplateError(f"the chat template has {len(text):_} characters, expected at most {_MOST_SOURCE:_}")
         self.text = text
         self.today = today
         self.reason = "not compared with minijinja"
@@ -68,10 +67,7 @@ class Renderer:
         return self._sandbox.parse(self._source)
 
     def try_fast(self, contexts: Iterable[dict[str, Any]]) -> None:
-        """Use minijinja if it renders all of these as jinja2 does."""
-        if (why := wants_reference(self.tree())) is not None:
-            self.reason = f"{why} is left to jinja2"
-            return
+        """Render all of these with both engines; use minijinja if it renders them as jinja2 does."""
         contexts = list(contexts)
         expected = [outcome(self.render_reference, context) for context in contexts]
         try:
@@ -79,10 +75,13 @@ class Renderer:
         except minijinja.TemplateError as error:
             self.reason = f"minijinja refuses this template: {_reason(error)}"
             return
-        if [outcome(self._render_fast, context) for context in contexts] == expected:
-            self.reason = "minijinja renders the probes as jinja2 does"
+        same = [outcome(self._render_fast, context) for context in contexts] == expected
+        if (why := wants_reference(self.tree())) is not None:
+            self._fast, self.reason = None, f"{why} is left to jinja2"
+        elif same:
+            self.reason = "minijinja renders the made-up conversations as jinja2 does"
         else:
-            self._fast, self.reason = None, "minijinja renders a probe in another way"
+            self._fast, self.reason = None, "minijinja renders a made-up conversation in another way"
 
     def render(self, context: dict[str, Any]) -> str:
         """Text with OPEN and CLOSE around what generation blocks held."""
@@ -90,7 +89,7 @@ class Renderer:
             return self.render_reference(context)
         try:
             return self._render_fast(context)
-        except Endless:
+        except LimitExceeded:
             raise
         except TemplateError:  # it lacks some of jinja2's methods: whether to refuse is for jinja2 to say
             return self.render_reference(context)
@@ -128,7 +127,7 @@ class Renderer:
         except _REFUSALS as error:
             raise _refusal(error) from error
         except (RecursionError, MemoryError) as error:
-            raise Endless("the chat template calls itself without end, or fills the memory") from error
+            raise LimitExceeded("the chat template nests calls or values too deeply, or fills the memory") from error
         return self._checked("".join(parts))
 
     def _checked(self, text: str) -> str:
@@ -155,7 +154,7 @@ class Renderer:
     def _open_reference(self) -> jinja2.Template:
         if self._reference is None:
             environment = Sandbox()
-            environment.filters["tojson"] = sandbox.measured("tojson", _to_json)
+            environment.filters["tojson"] = _to_json
             environment.filters["penstock_generation"] = self._marked
             environment.globals["strftime_now"] = self._now
             try:
@@ -168,6 +167,8 @@ class Renderer:
         return self._reference
 
     def _now(self, format: str) -> str:
+        if len(format) > _MOST_FORMAT:
+            sandbox.stop()
         return self._moment.strftime(format)
 
     def _marked(self, text: str) -> str:
@@ -185,10 +186,10 @@ def _reopen(text: str, today: str, engine: str, reason: str) -> Renderer:
 
 
 def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> str | None:
-    """A rendering, or None where it is refused: why does not matter, unless there is no end."""
+    """A rendering, or None where the template refuses the conversation; passing a limit is an error."""
     try:
         return render(context)
-    except Endless:
+    except LimitExceeded:
         raise
     except TemplateError:
         return None
@@ -223,7 +224,7 @@ def _to_json(
 
 
 def _is_wide(value: Any) -> bool:
-    return (isinstance(value, str) and len(value) > 64) or (isinstance(value, int) and value > 64)
+    return (isinstance(value, str) and len(value) > _MOST_INDENT) or (isinstance(value, int) and value > _MOST_INDENT)
 
 
 def _reason(error: BaseException) -> str:
