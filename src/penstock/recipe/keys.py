@@ -20,7 +20,7 @@ from penstock.loader.form import BatchForm
 from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
 from penstock.templates import PretokenizedTemplate, PromptCompletionTemplate, Reader, SegmentsTemplate, TextTemplate
-from penstock.templates.chat import ChatTemplate
+from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.registry import NAMES, known_options
 
 Room = Literal["open", "template", "prepare", "loader", "process"]

@@ -131,7 +131,7 @@ class FunctionTemplate(PlainText):
 
 
 def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> Template:
-    from penstock.templates.chat import ChatTemplate  # only where there are conversations
+    from penstock.templates.chat.template import ChatTemplate  # only where there are conversations
 
     return ChatTemplate(tokenizer, reader=PassOn(), **options)
 

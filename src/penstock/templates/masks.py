@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.templates.render import CLOSE, OPEN
 from penstock.templates.token_bytes import Encoded
 from penstock.types import Bools, Ints
 
@@ -19,20 +18,6 @@ class Rendering:
     text: str
     spans: Spans
     plain: Spans = field(default_factory=list)  # somebody's words in which special tokens are text
-
-
-def tagged(rendered: str) -> Rendering:
-    """Text without marks, and what stood between them."""
-    if OPEN not in rendered:
-        return Rendering(rendered, [])
-    texts, spans, size = [], [], 0
-    for part in rendered.split(OPEN):
-        inside, mark, outside = part.partition(CLOSE)
-        texts += [inside, outside]
-        if mark and inside:
-            spans.append((size, size + len(inside)))
-        size += len(inside) + len(outside)
-    return Rendering("".join(texts), spans)
 
 
 def covered(size: int, spans: Spans) -> Bools:

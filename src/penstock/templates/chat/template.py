@@ -1,12 +1,13 @@
-"""Which tokens and which loss mask does a conversation get?  Rendered once, whole, by its own chat template; encoded once.
+"""Turn conversations into tokens and loss masks: rendered once, whole, by their own chat template; encoded once.
 
-What is trained is found on that one rendering, by dye (dye.py, turns.py) or by the template's `{% generation %}` tags, and
-verified: the undyed text must equal the plain rendering.  A conversation is rendered plainly too, by both engines, if it is among the
-first ones or holds something that none before it held; by one engine, if the template might see the dye (reads.py).
-A conversation whose marks cannot be verified is an event, never a guess.
+The rendering itself says which message printed which characters (instrument.py, attribution.py); trained_spans.py finds what of them is
+trained.  A record's tokens and mask depend on that record, the tokenizer and the options alone.  A conversation whose mask cannot be
+proven is refused by name, never guessed.
 """
 
+import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,12 +18,15 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.templates.builtin import CHATML, find_templates
-from penstock.templates.colours import Atom, aliased, atoms, is_plain, plain
-from penstock.templates.dye import Unverified
-from penstock.templates.ink import Ink, Render
+from penstock.templates.chat.attribution import attribute
+from penstock.templates.chat.headers import Headers, Render, Unproven
+from penstock.templates.chat.kinds import Kind, MadeUp, kind_of
+from penstock.templates.chat.prompt_reads import prompt_reads_text
+from penstock.templates.chat.special import SpecialFinder
+from penstock.templates.chat.trained_spans import Chat, Found, SpanFinder, learn_ends
+from penstock.templates.chat.values import checked, with_reasoning
 from penstock.templates.masks import Rendering, byte_spans, token_mask
 from penstock.templates.messages import Conversation, Message, train_flag
-from penstock.templates.moulds import Mould, learn_mould
 from penstock.templates.probes import probes
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.roles import check_roles
@@ -35,49 +39,46 @@ from penstock.types import Record, Samples
 
 _log = logging.getLogger("penstock")
 
-_FIRST_ROWS = 16  # of every shard: rendered by both engines, dyed and plain
-_ODD_SPACE = "\x1c\x1d\x1e\x1f"  # white space to Python, not to minijinja
+_FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
+# Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.
+_ODD = re.compile("[\x1c-\x1f\ufffd]")
 _BATCH = 512
-
-_MANY_MOULDS = 4096  # beyond these, orders of roles are too rare to be worth one
-_MANY_MISFITS = 50  # after so many no mould is tried: a second rendering for nothing
+_MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
 
 _OPTIONS = (
     *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "special_in_text"),
+    "template_engine",
 )
+_USER: Kind = ("user", "text")
+_LEADS: tuple[tuple[Kind, ...], ...] = ((), (_USER,), (_USER, ("assistant", "text")), (_USER, MadeUp.call_kind()))
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "penstocktoola",
+        "description": "Does.",
+        "parameters": {"type": "object", "properties": {"penstockkey": {"type": "string", "description": "A key."}}},
+    },
+}
 
-Shape = tuple[str | int | None, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What conversations of one shape have in common."""
-
-    trained: list[bool]  # for each message
-    atoms: set[Atom]
-    mould: Mould | None = None
+class EnginesDiffer(TemplateError):
+    """The fast engine cannot be relied on for this template."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """What one encoder has met so far.  Tokens depend on the records handed to it, and on nothing before them."""
+    """The records handed to one encoder.  Nothing here changes their tokens."""
 
     on_refused: str
-    num_records: int = 0  # that it has rendered
-    seen: set[Atom] = field(default_factory=set)  # in conversations that were verified
-    odd: set[Atom] = field(default_factory=set)  # in one that minijinja rendered in another way
+    num_records: int = 0  # that were rendered
     dropped: dict[int, str] = field(default_factory=dict)
-    reference: bool = False  # whether minijinja was caught at it with nothing odd in sight
-    shapes: dict[Shape, "_Known"] = field(default_factory=dict)
-    misfits: int = 0  # conversations that were not in their mould, less those that were
-    for_tools: "_Run | None" = None  # of the template for conversations with tools
 
     def refused(self, number: int, error: TemplateError) -> None:
-        if self.on_refused == "stop" or isinstance(error, LimitExceeded):
-            limit = isinstance(error, LimitExceeded)
-            hint = "" if limit else "; fix the record, or pass on_refused='skip' (skips are counted)"
+        final = isinstance(error, LimitExceeded | EnginesDiffer)
+        if self.on_refused == "stop" or final:
+            hint = "" if final else "; fix the record, or pass on_refused='skip' (skips are counted)"
             raise TemplateError(f"{error}{hint}", record=number) from error
-        self.dropped[number] = "mask_unverified" if isinstance(error, Unverified) else "template_refused"
+        self.dropped[number] = "mask_unverified" if isinstance(error, Unproven) else "template_refused"
 
 
 class ChatTemplate:
@@ -86,9 +87,10 @@ class ChatTemplate:
     train_on: "assistant", "last" (the last assistant turn), "completion" (what follows the prompt), "all", or a list of roles.
     verify: "first" rows of every shard, or "all".  on_refused: "stop", or "skip" and count.
     special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
+    template_engine: "auto" renders with minijinja where it agrees with jinja2; "jinja2" always with that.
     """
 
-    version = 2  # raise when the same record gives other tokens
+    version = 3  # raise when the same record gives other tokens
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
     def __init__(
@@ -105,11 +107,13 @@ class ChatTemplate:
         on_refused: str = "stop",
         on_nothing: str = "drop",
         special_in_text: str = "token",
+        template_engine: str = "auto",
     ) -> None:
         check_choice("verify", verify, ("first", "all"))
         check_choice("on_refused", on_refused, ("stop", "skip"))
         check_choice("on_nothing", on_nothing, POLICIES)
         check_choice("special_in_text", special_in_text, SPECIAL)
+        check_choice("template_engine", template_engine, ("auto", "jinja2"))
         if isinstance(train_on, str):
             check_choice("train_on", train_on, ("assistant", "last", "completion", "all"))
         else:
@@ -124,11 +128,16 @@ class ChatTemplate:
         self.on_refused = on_refused
         self.on_nothing = on_nothing
         self.special_in_text = special_in_text
+        self.template_engine = template_engine
         text, for_tools = find_templates(tokenizer, chat_template)
         self.renderer = self._open_renderer(text, today)
-        self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
+        self._learned = not prompt_reads_text(self.renderer.tree())
+        self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
+        self._agreed: dict[Kind, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
+        stops = {tokenizer.special_tokens[name] for name in ("eos_token",) if name in tokenizer.special_tokens}
+        self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, stops)
+        self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
-        self._moulds: dict[Shape, Mould | None] = {}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             options = {name: getattr(self, name) for name in _OPTIONS}
@@ -142,21 +151,25 @@ class ChatTemplate:
             for probe in probes()
             for prompt in (False, True)
         ]
-        if text != CHATML:
-            return open_untrusted(text, today=today, contexts=contexts, cache=None)
-        renderer = Renderer(text, today=today)
-        renderer.try_fast(contexts)
-        return renderer
+        if text == CHATML:
+            renderer = Renderer(text, today=today)
+            renderer.try_fast(contexts)
+        else:
+            renderer = open_untrusted(text, today=today, contexts=contexts, cache=None)
+        return renderer if self.template_engine == "auto" else Renderer(text, today=today)
 
     def how_turns_end(self) -> str | None:
-        """What is wrong with it, if anything."""
-        if self.train_on == "all":
+        """What is wrong with how turns end, if anything."""
+        if self.train_on == "all" or self.renderer.has_generation:
             return None
-        if not self.ink.turns.ends:
-            none = "no token was found that ends a turn in this chat template: a model would not learn to stop"
-            return None if self.renderer.has_generation else none
-        end = self.ink.turns.ends[0]
+        end = self.ends.usual
+        if not end:
+            if self.ends.stops:
+                return None  # the next turn's first token may end it; what does not end is counted
+            return "no token was found that ends a turn in this chat template: a model would not learn to stop"
         ids, _ = self.tokenizer.encode([end])
+        if any(end.endswith(token) for token in self.ends.added):
+            return None
         advice = "add it to the tokenizer, or pass the chat_template that goes with it"
         return f"the end of a turn, {end!r}, is {len(ids)} tokens here, not one; {advice}" if len(ids) > 1 else None
 
@@ -180,19 +193,13 @@ class ChatTemplate:
         }
 
     def describe(self) -> str:
-        """How this template renders, how it finds what is trained, and what it does to earlier turns."""
-        turns, reason = self.ink.turns, self.ink.reads.reason
-        how = "generation tags" if self.renderer.has_generation else "mould, stitches or dye"
-        twice = f"every conversation is rendered twice, as the template might see the dye ({reason})" if reason else ""
-        forgets = (
-            "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
-        )
+        """How this template renders, and how it finds what is trained."""
+        header = self._finder({}).main_header
+        how = "the template's generation tags" if self.renderer.has_generation else "what each message printed"
+        learned = "" if self._learned else "; the generation prompt depends on what messages say, so headers are found anew for each"
         lines = (
             f"rendered by {self.renderer.engine} ({self.renderer.reason})",
-            f"trained characters found by {how}; header {turns.header!r}, "
-            f"end of turn {', '.join(map(repr, turns.ends)) or 'not found'}",
-            twice,
-            forgets if self.ink.forgets else "",
+            f"trained characters found by {how}; header {header!r}, end of turn {self.ends.usual or 'not found'!r}{learned}",
             f"conversations with tools: {self._for_tools.describe()}" if self._for_tools is not None else "",
         )
         return "\n".join(filter(None, lines))
@@ -258,110 +265,104 @@ class ChatTemplate:
             batch[error.record] = Rendering("", [])
             return None
 
-    # One conversation → text and trained ranges
+    # One conversation → text and trained spans
 
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
         conversation = self.reader(record, number)
-        if self._for_tools is None or not conversation.tools:
-            return self._rendered(record, conversation, run)
-        run.for_tools = run.for_tools or _Run(self.on_refused)
-        made = self._for_tools._rendered(record, conversation, run.for_tools)
-        run.for_tools.num_records += 1
-        return made
+        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
+        return chosen._rendered(record, conversation, run)
 
     def _rendered(self, record: Record, conversation: Conversation, run: _Run) -> Rendering:
+        trained = self._trained(conversation)
         if self.turn_key in record:
-            conversation, trained = _only_turn(conversation, self._trained(conversation), record[self.turn_key])
-            known = _Known(trained, self._atoms(conversation))
-        elif (shape := _shape(conversation)) is None:
-            known = _Known(self._trained(conversation), self._atoms(conversation))
-        elif (met := run.shapes.get(shape)) is not None:
-            known = met
-        else:
-            known = run.shapes[shape] = self._known(conversation, shape)
+            conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
         if not conversation.messages:
             return Rendering("", [])
-        context = self._context(aliased(conversation.messages), conversation)
-        if not is_plain(known.atoms):
-            context = plain(context)
-        fresh = known.atoms - run.seen
-        check = self.verify == "all" or run.num_records < _FIRST_ROWS or bool(fresh)
-        render = self._render(context, run, known.atoms, fresh) if check else self._known_render(run, known.atoms)
-        made = self._moulded(known, context, render, run)
-        if made is None:
-            made = self._trained_text(known.trained, context, render, check=check)
-        if not check and any(space in made.text for space in _ODD_SPACE):
-            made = self._trained_text(known.trained, context, self.renderer.render_reference, check=True)
-        run.seen |= fresh  # behind what may be refused: it would not be verified the next time
+        messages = with_reasoning(conversation.messages)
+        kinds = [kind_of(message) for message in messages]
+        beside = conversation.tools or conversation.documents or conversation.kwargs
+        simple = not beside and all(kind[1] == "text" for kind in kinds)
+        context = checked(self._context(messages, conversation), simple=simple)
+        render = self._engine(kinds)
+        whole = attribute(render(context))
+        if render == self.renderer.render and self.renderer.is_fast:
+            if _ODD.search(whole.text) is not None:
+                render = self.renderer.render_reference
+                whole = attribute(render(context))
+            elif self.verify == "all" or run.num_records < _FIRST_ROWS:
+                self._compare(context)
+        made = self._spans(Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context)), trained, conversation)
         return self._with_special(made, context, render)
 
-    def _known(self, conversation: Conversation, shape: Shape) -> _Known:
-        """Of a conversation that is nothing but words."""
-        trained = self._trained(conversation)
-        if shape not in self._moulds and len(self._moulds) < _MANY_MOULDS:
-            self._moulds[shape] = self._mould(conversation, trained)
-        return _Known(trained, self._atoms(conversation), self._moulds.get(shape))
+    def _spans(self, chat: Chat, trained: list[bool], conversation: Conversation) -> Rendering:
+        text = chat.whole.text
+        if self.train_on == "all":
+            return Rendering(text, [(0, len(text))])
+        finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
+        found: Found = finder.find(chat, trained, check=self.verify == "all")
+        return Rendering(text, found.spans)
 
-    def _mould(self, conversation: Conversation, trained: list[bool]) -> Mould | None:
-        if self.train_on == "all" or not self.train_reasoning or self.renderer.has_generation or not any(trained):
-            return None  # nothing to find, or tags or the end of a thought to look for
+    def _finder(self, kwargs: dict[str, Any], *, documents: bool = False) -> SpanFinder:
+        key = json.dumps([kwargs, documents], sort_keys=True, default=repr)
+        if (known := self._finders.get(key)) is None:
+            if len(self._finders) > _MANY_OPTIONS:
+                self._finders.clear()
+            known = self._finders[key] = SpanFinder(
+                Headers(self._made_up(kwargs)),
+                self.ends,
+                learned=self._learned and not documents,
+                tagged=self.renderer.has_generation,
+                reasoning=self.train_reasoning,
+            )
+        return known
 
-        def rendering(messages: list[Message], trained: list[bool]) -> Rendering:
-            return self.ink.by_dye(self.renderer.render, self._context(messages), trained, check=True)
+    def _made_up(self, kwargs: dict[str, Any]) -> Callable[[bool], Render]:
+        """Renders made-up messages, with a made-up tool or without."""
 
-        return learn_mould(rendering, [message["role"] for message in conversation.messages], trained)
+        def with_tools(tools: bool) -> Render:
+            given = Conversation(messages=[], tools=[_TOOL] if tools else None, kwargs=kwargs)
+            return lambda messages, **options: attribute(self.renderer.render(self._context(messages, given, **options)))
 
-    def _moulded(self, known: _Known, context: dict[str, Any], render: Render, run: _Run) -> Rendering | None:
-        if known.mould is None or run.misfits > _MANY_MISFITS:
-            return None
-        text = render(context)
-        words = [message["content"] for message in context["messages"]]
-        spans = known.mould.spans(text, words)
-        run.misfits += -1 if spans is not None else 1
-        return None if spans is None else Rendering(text, spans)
+        return with_tools
 
-    def _atoms(self, conversation: Conversation) -> set[Atom]:
-        others = {"tools": conversation.tools, "documents": conversation.documents, "kwargs": conversation.kwargs}
-        return atoms(aliased(conversation.messages), others, self.ink.reads.keys)
-
-    def _known_render(self, run: _Run, found: set[Atom]) -> Render:
-        if run.reference or (run.odd and found & run.odd):
-            return self.renderer.render_reference
+    def _engine(self, kinds: Sequence[Kind]) -> Callable[[dict[str, Any]], str]:
+        """Which engine renders messages of these kinds: minijinja where it renders made-up ones as jinja2 does."""
+        if not self.renderer.is_fast:
+            return self.renderer.render
+        agreed = self._agreed
+        for kind in kinds:
+            if kind not in agreed:
+                agreed[kind] = self._agree(kind)
+            if not agreed[kind]:
+                return self.renderer.render_reference
         return self.renderer.render
 
-    def _render(self, context: dict[str, Any], run: _Run, found: set[Atom], fresh: set[Atom]) -> Render:
-        """With which engine: jinja2 where minijinja says something else, now and whenever the same things come up."""
-        render = self._known_render(run, found)
-        if self.renderer.is_fast and render == self.renderer.render:
-            expected, made = (outcome(engine, context) for engine in (self.renderer.render_reference, render))
-            if expected != made:
-                _log.info("minijinja renders a conversation in another way than jinja2, which renders its like now")
-                run.odd |= fresh
-                run.reference = run.reference or not fresh
-                return self.renderer.render_reference
-        return render
+    def _agree(self, kind: Kind) -> bool:
+        given = Conversation(messages=[], tools=[_TOOL])
+        for lead in _LEADS:
+            context = self._context(MadeUp([*lead, kind]).messages, given)
+            if outcome(self.renderer.render, context) != outcome(self.renderer.render_reference, context):
+                return False
+        return True
 
-    def _with_special(self, made: Rendering, context: dict[str, Any], render: Render) -> Rendering:
-        if self.special_in_text == "error" and (token := self.ink.special_in(context)) is not None:
+    def _compare(self, context: dict[str, Any]) -> None:
+        expected, made = (outcome(engine, context) for engine in (self.renderer.render_reference, self.renderer.render))
+        if expected != made:
+            raise EnginesDiffer(
+                "minijinja and jinja2 render this conversation in different ways, which made-up ones did not show; "
+                "pass template_engine='jinja2', and please report the chat template"
+            )
+
+    def _with_special(self, made: Rendering, context: dict[str, Any], render: Callable[[dict[str, Any]], str]) -> Rendering:
+        if self.special_in_text == "error" and (token := self._special_words.first_in(context)) is not None:
             raise TemplateError(
                 f"special token {token!r} stands in a message; choose special_in_text='token' to let it be one, "
                 f"or 'text' to encode its letters"
             )
-        if self.special_in_text == "text" and (words := self.ink.words(render, context, made.text)):
-            return replace(made, plain=words)
+        if self.special_in_text == "text":
+            places = self._special_words.places(context, made.text, lambda changed: attribute(render(changed)).text)
+            return replace(made, plain=places)
         return made
-
-    def _trained_text(self, trained: list[bool], context: dict[str, Any], render: Render, *, check: bool) -> Rendering:
-        if self.train_on == "all":
-            text = self.ink.plain(render, context)
-            return Rendering(text, [(0, len(text))])
-        check = check or self.ink.reads.reason is not None
-        plainly = self.renderer.has_generation and self.train_reasoning
-        if plainly and all(
-            yes == (m.get("role") == "assistant") for m, yes in zip(context["messages"], trained, strict=True)
-        ):
-            return self.ink.by_tags(render, context, trained, check=check)
-        return self.ink.by_dye(render, context, trained, check=check)
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Which messages are trained; a message's own word counts most."""
@@ -411,15 +412,9 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
     return replace(conversation, messages=messages), [False] * places[turn] + [True]
 
 
-def _shape(conversation: Conversation) -> Shape | None:
-    """Who speaks, where nothing but words is said: all that decides who is trained and what is checked."""
-    if conversation.tools or conversation.documents or conversation.kwargs:
-        return None
-    messages = conversation.messages
-    roles = [
-        m["role"] for m in messages if len(m) == 2 and type(c := m.get("content")) is str and c and not c.isspace()
-    ]
-    return (conversation.prompt_length, *roles) if len(roles) == len(messages) else None
+def _first(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> Render:
+    """Renders the first messages of a conversation with its own options."""
+    return lambda messages, **options: attribute(render({**context, "messages": list(messages), **options}))
 
 
 def _flag(message: Message) -> bool | None:
