@@ -91,6 +91,8 @@ def prepare(
         )  # fmt: skip
     if cache:
         remember(store)
+    if lost := store.unrendered():
+        _log.warning("%s: %s; on_unrendered: stop or skip ends this", store.name, lost)
     return store
 
 

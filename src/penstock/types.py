@@ -1,6 +1,6 @@
 """The nouns that cross a border between rooms: record, samples, span, world; and the protocols of exchangeable parts."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -46,6 +46,9 @@ class Where:
         return f"{self.file}:{self.line}{inside}"
 
 
+UNRENDERED = "unrendered: "  # begins the name of a note: a field that the chat template does not print
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """Records made into tokens, flat: sample i is `input_ids[offsets[i]:offsets[i + 1]]`; a dropped record has no tokens."""
@@ -54,6 +57,17 @@ class Samples:
     loss_mask: Bools  # (num_tokens,) True where a token is trained
     offsets: Ints  # (num_records + 1,)
     dropped: dict[int, str] = field(default_factory=dict)  # record number in this batch → reason
+    notes: dict[str, dict[int, int]] = field(default_factory=dict)  # what was noticed → record number → characters
+    assistant_characters: int = 0  # in the records, rendered or not
+
+
+def join_notes(parts: Iterable[tuple[int, Mapping[str, Mapping[int, int]]]]) -> dict[str, dict[int, int]]:
+    """Notes of parts that stand one after another; each part comes with the number of its first record."""
+    joined: dict[str, dict[int, int]] = {}
+    for first, notes in parts:
+        for name, rows in notes.items():
+            joined.setdefault(name, {}).update({first + row: characters for row, characters in rows.items()})
+    return joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,10 @@ from penstock.templates import trial
 from .conversations import chat
 
 DOUBLE = "{% set x = 'aaaaaaaaaaaaaaaa' %}"
-LISTS = "{% set ns = namespace(x=['a'], y=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+LISTS = (
+    "{% set ns = namespace(x=['a'], y=['a']) %}"
+    "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+)
 GROW = "{% set ns = namespace(x='a') %}{% for m in messages %}{% set ns.x = ns.x ~ ns.x %}{{ m.content }}{% endfor %}{{ ns.x[:9] }}"
 
 # Refused by their source: compiling some of these ends the process.
@@ -66,11 +69,13 @@ RUNS = {
     "output": "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
     "json indent": "{{ [1] | tojson(indent=999999999) }}",
     "date": "{{ strftime_now('%Y' * 1000000) }}",
-    "date by doubling": "{% set ns = namespace(x='%Y') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ strftime_now(ns.x) }}",
+    "date by doubling": "{% set ns = namespace(x='%Y') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    "{{ strftime_now(ns.x) }}",
     "split": "{% set x = 'a ' * 30000000 %}{% for i in range(99999) %}{% set y = x.split(' ') %}{% endfor %}",
     "split by letters": "{% set x = ('a' * 100000000) | list %}{% set y = x + x %}{{ y | length }}",
     "by messages": GROW,
-    "by letters": "{% for m in messages %}{% set ns = namespace(x='a') %}{% for c in m.content %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x[:9] }}{% endfor %}",
+    "by letters": "{% for m in messages %}{% set ns = namespace(x='a') %}{% for c in m.content %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    "{{ ns.x[:9] }}{% endfor %}",
     "by tools": "{% set ns = namespace(x='a') %}{% for t in tools or [] %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x[:9] }}",
 }
 # One value too large for the memory.

@@ -28,6 +28,7 @@ MEANING: dict[str, str] = {
     "today": "the date that a chat template is told",
     "verify": "conversations rendered a second time to verify masks: first of every shard, or all",
     "on_refused": "a conversation that its template refuses: stop or skip",
+    "on_unrendered": "a record with fields that the chat template does not print: warn (and count), stop or skip",
     "messages_key": "where the messages stand",
     "role_key": "where a message's role stands",
     "content_key": "where a message's content stands",

@@ -14,6 +14,7 @@ import numpy as np
 from penstock.fingerprint import digest
 from penstock.plan.settings import PlanSettings
 from penstock.report.look import Look, doubled, look
+from penstock.store.notes import in_words, unrendered
 from penstock.store.schema import id_dtype
 from penstock.types import Source, Template
 
@@ -66,6 +67,7 @@ def check(
         asked.mask(),
         asked.ends(),
         asked.trained(),
+        *asked.unrendered(),
         asked.overlong(settings),
         asked.duplicates(),
         asked.disk(cache),
@@ -148,6 +150,23 @@ class _Asked:
         return self._say(
             "nothing trained", answer, f"{self._share(len(rows))} have nothing to train on and are left out", rows
         )
+
+    def unrendered(self) -> tuple[Verdict, ...]:
+        """Fields that the chat template does not print, so that nothing is trained on them; only where there is a chat template."""
+        found = self._found
+        if not hasattr(self._template, "on_unrendered"):
+            return ()
+        if skipped := found.dropped.get("unrendered", []):
+            why = f"{self._share(len(skipped))} are skipped: the chat template does not print all of their fields"
+            return (self._say("not printed", "warn", why, skipped),)
+        lost = unrendered(found.notes, assistant_characters=found.assistant_characters)
+        if not lost:
+            return (self._say("not printed", "ok", "the chat template prints every field of the messages"),)
+        why = f"the chat template does not print {'; '.join(in_words(each, num_rows=found.looked) for each in lost)}"
+        first = tuple(str(self._source.where(row)) for row in lost[0].rows)
+        share = max(each.count for each in lost) / found.looked
+        said = Verdict(source=self.name, question="not printed", answer="warn", why=why, share=share, first=first)
+        return (said,)
 
     def overlong(self, settings: PlanSettings) -> Verdict:
         lengths = self._found.lengths

@@ -40,9 +40,31 @@ def drops(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:
     parts = [_flow(sources, counters), "<h3>When the stores were made</h3>"]
     caption = captioned("Records that gave no sample", len(rows))
     parts.append(table(columns, rows[:MOST_SOURCES], caption=caption) if rows else "<p>Nothing was dropped.</p>")
+    parts.append(_not_printed(sources))
     if counters is not None:
         parts += ["<h3>When rows are packed</h3>", _lost(counters)]
     return "".join(parts)
+
+
+def _not_printed(sources: Sequence[SourceNumbers]) -> str:
+    """Fields that the chat template leaves out of the text."""
+    rows = [
+        [
+            data(each.name),
+            data(lost.field),
+            f"{lost.count:,}",
+            f"{lost.characters:,}",
+            "" if lost.share is None else f"{lost.share:.1%}",
+            ", ".join(data(place) for place in lost.first[:3]),
+        ]
+        for each in sources
+        for lost in each.unrendered
+    ]
+    if not rows:
+        return ""
+    columns = ["source", "field", "#rows", "#characters", "#share of the assistant's characters", "~first"]
+    caption = captioned("Fields that the chat template does not print", len(rows))
+    return f"<h3>Not printed</h3>{table(columns, rows[:MOST_SOURCES], caption=caption)}"
 
 
 def _flow(sources: Sequence[SourceNumbers], counters: Counters | None) -> str:

@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.errors import BadRecord, TemplateError
-from penstock.types import BadRow, Bools, Ids, Ints, Record, Samples, Source, Template
+from penstock.store.schema import FIRST_FEW, Note
+from penstock.types import BadRow, Bools, Ids, Ints, Record, Samples, Source, Template, join_notes
 
 _AT_ONCE = 1024  # rows that are encoded together
 
@@ -25,6 +26,8 @@ class Look:
     rows: Ints  # row numbers of the samples
     samples: tuple[tuple[Ids, Bools], ...]  # ids and loss mask
     dropped: dict[str, list[int]] = field(default_factory=dict)  # reason → rows
+    notes: dict[str, Note] = field(default_factory=dict)
+    assistant_characters: int = 0
     bad: list[tuple[int, str]] = field(default_factory=list)  # row, message
     refused: list[tuple[int, str]] = field(default_factory=list)  # row, message
 
@@ -74,7 +77,11 @@ def look(source: Source, template: Template, *, at_most: int) -> Look:
     dropped: dict[str, list[int]] = {}
     kept: list[int] = []
     samples: list[tuple[Ids, Bools]] = []
+    noted: list[tuple[int, dict[str, dict[int, int]]]] = []
+    characters = 0
     for start, encoded in _pieces(template, records, rows, refused):
+        noted.append((start, encoded.notes))
+        characters += encoded.assistant_characters
         offsets = encoded.offsets.tolist()
         for number, reason in encoded.dropped.items():
             dropped.setdefault(reason, []).append(rows[start + number])
@@ -88,6 +95,15 @@ def look(source: Source, template: Template, *, at_most: int) -> Look:
         rows=np.array(kept, np.int64),
         samples=tuple(samples),
         dropped=dropped,
+        notes={
+            name: Note(
+                count=len(sizes),
+                rows=tuple(rows[number] for number in sorted(sizes)[:FIRST_FEW]),
+                characters=sum(sizes.values()),
+            )
+            for name, sizes in join_notes(noted).items()
+        },
+        assistant_characters=characters,
         bad=bad,
         refused=sorted(refused),
     )

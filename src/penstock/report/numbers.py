@@ -23,6 +23,7 @@ from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
+from penstock.store.notes import unrendered
 from penstock.types import Ints, Where
 
 PACKINGS = ("best_fit", "concat", "none")  # compared where nobody says which
@@ -65,6 +66,17 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotPrinted:
+    """A field that the chat template does not print; `first` are places, as file:line."""
+
+    field: str
+    count: int  # rows
+    characters: int
+    share: float | None  # of the assistant's characters; None for a field of another role
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceNumbers:
     """A store, as it lies on disk.  Law: rows = samples + the sum of drops."""
 
@@ -77,6 +89,7 @@ class SourceNumbers:
     num_bytes: int  # of its shards
     weight: str | None
     dropped: tuple[Drop, ...]
+    unrendered: tuple[NotPrinted, ...]
     lengths: Lengths
 
     @property
@@ -303,6 +316,16 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
         num_bytes=sum(entry.num_bytes for entry in manifest.shards) if manifest else 0,
         weight=weight,
         dropped=dropped,
+        unrendered=tuple(
+            NotPrinted(
+                field=each.field,
+                count=each.count,
+                characters=each.characters,
+                share=each.share,
+                first=tuple(str(store.source.where(row)) for row in each.rows),
+            )
+            for each in unrendered(counts.notes, assistant_characters=counts.assistant_characters)
+        ),
         lengths=lengths([store]),
     )
 

@@ -87,11 +87,23 @@ def ledger(found: "Sequence[SourceNumbers]") -> list[Piece]:
         for each in found
         for drop in each.dropped
     ]
-    return (
+    dropped = (
         [title("dropped"), table(["source", "reason", "#rows", "first"], rows)]
         if rows
         else [line("nothing was dropped", DIM)]
     )
+    return [*dropped, *_not_printed(found)]
+
+
+def _not_printed(found: "Sequence[SourceNumbers]") -> list[Piece]:
+    rows = [
+        [each.name, lost.field, _whole(lost.count), _whole(lost.characters),
+         "" if lost.share is None else f"{lost.share:.1%}", ", ".join(lost.first[:1])]
+        for each in found
+        for lost in each.unrendered
+    ]  # fmt: skip
+    columns = ["source", "field", "#rows", "#characters", "#of the assistant's", "first"]
+    return [title("not printed by the chat template"), table(columns, rows)] if rows else []
 
 
 def histogram(found: "Lengths", *, width: int, max_length: int | None = None) -> list[Piece]:

@@ -18,7 +18,7 @@ from penstock.store.claims import Claim, Held, take
 from penstock.store.manifest import ShardEntry, seal
 from penstock.store.schema import shard_key, shard_name
 from penstock.store.writer import count, write_shard
-from penstock.types import BadRow, Record, Samples, Source, Template
+from penstock.types import BadRow, Record, Samples, Source, Template, join_notes
 
 _PARTS = 8  # a shard is encoded in at least so many
 _MOST_ROWS = 1024  # records at once
@@ -162,8 +162,9 @@ class MakeShard:
         lengths = np.zeros(len(batch), np.int64)
         lengths[good] = np.diff(samples.offsets)
         dropped = {good[number]: reason for number, reason in samples.dropped.items()} | bad
+        notes = {name: {good[row]: size for row, size in rows.items()} for name, rows in samples.notes.items()}
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        return replace(samples, offsets=offsets, dropped=dict(sorted(dropped.items())))
+        return replace(samples, offsets=offsets, dropped=dict(sorted(dropped.items())), notes=notes)
 
 
 def run_here(work: MakeShard, tasks: Iterable[ShardTask | None]) -> Iterator[Made]:
@@ -215,8 +216,10 @@ def _join(parts: list[Samples]) -> Samples:
     if len(parts) == 1:
         return parts[0]
     offsets, dropped = [np.zeros(1, np.int64)], {}
+    firsts: list[int] = []
     tokens = rows = 0
     for part in parts:
+        firsts.append(rows)
         offsets.append(part.offsets[1:] + tokens)
         dropped.update({rows + number: reason for number, reason in part.dropped.items()})
         tokens += len(part.input_ids)
@@ -226,4 +229,6 @@ def _join(parts: list[Samples]) -> Samples:
         loss_mask=np.concatenate([np.zeros(0, np.bool_), *(part.loss_mask for part in parts)]),
         offsets=np.concatenate(offsets),
         dropped=dropped,
+        notes=join_notes(zip(firsts, (part.notes for part in parts), strict=True)),
+        assistant_characters=sum(part.assistant_characters for part in parts),
     )

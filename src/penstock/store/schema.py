@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, fingerprint
 
-FORMAT_VERSION = 2  # raise when the same samples give other bytes; announced under "On-disk format"
+FORMAT_VERSION = 3  # raise when the same samples give other bytes; announced under "On-disk format"
 FIRST_FEW = 5  # places kept per reason
 METADATA = b"penstock"
 
@@ -32,6 +32,15 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something noticed about records that gave samples: in how many, the first few, and how many characters it concerns."""
+
+    count: int
+    rows: tuple[int, ...]
+    characters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """What a shard, or a whole store, holds."""
 
@@ -39,6 +48,8 @@ class Counts:
     tokens: int
     trained: int  # tokens with loss
     dropped: dict[str, Dropped] = field(default_factory=dict)
+    notes: dict[str, Note] = field(default_factory=dict)
+    assistant_characters: int = 0  # in the records, rendered or not
 
     @property
     def samples(self) -> int:
@@ -48,8 +59,16 @@ class Counts:
 def total(parts: list[Counts]) -> Counts:
     """Counts of shards in their order, with rows counted from the first shard's first record."""
     dropped: dict[str, Dropped] = {}
+    notes: dict[str, Note] = {}
     first = 0
     for part in parts:
+        for name, note in part.notes.items():
+            known_note = notes.get(name, Note(count=0, rows=(), characters=0))
+            notes[name] = Note(
+                count=known_note.count + note.count,
+                rows=(*known_note.rows, *(first + row for row in note.rows))[:FIRST_FEW],
+                characters=known_note.characters + note.characters,
+            )
         for reason, more in part.dropped.items():
             known = dropped.get(reason, Dropped(count=0, rows=()))
             rows = (*known.rows, *(first + row for row in more.rows))[:FIRST_FEW]
@@ -60,6 +79,8 @@ def total(parts: list[Counts]) -> Counts:
         tokens=sum(part.tokens for part in parts),
         trained=sum(part.trained for part in parts),
         dropped=dict(sorted(dropped.items())),
+        notes=dict(sorted(notes.items())),
+        assistant_characters=sum(part.assistant_characters for part in parts),
     )
 
 
@@ -72,8 +93,19 @@ def from_json(value: dict[str, Any]) -> Counts:
         reason: Dropped(count=whole(part["count"]), rows=tuple(whole(row) for row in part["rows"]))
         for reason, part in value["dropped"].items()
     }
-    rows, tokens, trained = (whole(value[name]) for name in ("rows", "tokens", "trained"))
-    return Counts(rows=rows, tokens=tokens, trained=trained, dropped=dropped)
+    notes = {
+        name: Note(
+            count=whole(part["count"]),
+            rows=tuple(whole(row) for row in part["rows"]),
+            characters=whole(part["characters"]),
+        )
+        for name, part in value["notes"].items()
+    }
+    names = ("rows", "tokens", "trained", "assistant_characters")
+    rows, tokens, trained, characters = (whole(value[name]) for name in names)
+    return Counts(
+        rows=rows, tokens=tokens, trained=trained, dropped=dropped, notes=notes, assistant_characters=characters
+    )
 
 
 def whole(value: Any) -> int:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, map_lengths, store_fingerprint
+from penstock.store.notes import in_words, unrendered
 from penstock.store.reader import ShardTokens, open_shard
 from penstock.store.schema import Counts, id_dtype
 from penstock.types import Bools, Ints, Source, Template, Where
@@ -217,6 +218,17 @@ class Store:
             ]
             line += f"; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}"
         return line
+
+    def unrendered(self) -> str:
+        """One sentence: which fields the chat template does not print, in how many rows; "" where it prints all."""
+        if self.manifest is None:
+            return ""
+        counts = self.counts
+        found = unrendered(counts.notes, assistant_characters=counts.assistant_characters)
+        if not found:
+            return ""
+        parts = [f"{in_words(each, num_rows=counts.rows)}, first {self.source.where(each.rows[0])}" for each in found]
+        return f"the chat template does not print {'; '.join(parts)}"
 
     def _check(self, sample_ids: Ints) -> None:
         if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) < len(self):

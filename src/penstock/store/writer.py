@@ -6,7 +6,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import StoreError
-from penstock.store.schema import FIRST_FEW, FORMAT_VERSION, Counts, Dropped, content_digest, id_dtype, schema, to_json
+from penstock.store.schema import (
+    FIRST_FEW,
+    FORMAT_VERSION,
+    Counts,
+    Dropped,
+    Note,
+    content_digest,
+    id_dtype,
+    schema,
+    to_json,
+)
 from penstock.types import Samples
 
 _MAX_TOKENS = (1 << 31) - 1  # Arrow's list offsets are int32
@@ -23,6 +33,11 @@ def count(samples: Samples) -> Counts:
         dropped={
             reason: Dropped(count=len(rows), rows=tuple(rows[:FIRST_FEW])) for reason, rows in sorted(dropped.items())
         },
+        notes={
+            name: Note(count=len(rows), rows=tuple(sorted(rows)[:FIRST_FEW]), characters=sum(rows.values()))
+            for name, rows in sorted(samples.notes.items())
+        },
+        assistant_characters=samples.assistant_characters,
     )
 
 

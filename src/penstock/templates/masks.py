@@ -11,13 +11,15 @@ from penstock.types import Bools, Ints
 Spans = list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rendering:
     """A conversation as text, and the character ranges that are trained."""
 
     text: str
     spans: Spans
     plain: Spans = field(default_factory=list)  # somebody's words in which special tokens are text
+    unrendered: dict[str, int] = field(default_factory=dict)  # field → its characters that the template does not print
+    assistant_characters: int = 0  # of the record, printed or not
 
 
 def covered(size: int, spans: Spans) -> Bools:

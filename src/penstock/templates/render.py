@@ -5,6 +5,7 @@ was not written here is first tried in a child process (trial.py).  Both engines
 a rendering holds marks which say who printed what; chat/attribution.py reads them.
 """
 
+import copy
 import datetime
 import json
 import time
@@ -74,7 +75,8 @@ class Renderer:
         except minijinja.TemplateError as error:
             self.reason = f"minijinja refuses this template: {_reason(error)}"
             return
-        same = [outcome(self._render_fast, context) for context in contexts] == expected
+        # copies: minijinja lets a template change what it is given
+        same = [outcome(self._render_fast, copy.deepcopy(context)) for context in contexts] == expected
         if (why := wants_reference(self.tree())) is not None:
             self._fast, self.reason = None, f"{why} is left to jinja2"
         elif same:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.errors import TemplateError
-from penstock.types import Bools, Ids, Ints, Record, Samples
+from penstock.types import Bools, Ids, Ints, Record, Samples, join_notes
 
 NOTHING_TO_TRAIN = "nothing_to_train"
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
@@ -25,6 +25,8 @@ class Tokens:
     mask: Bools  # as long as ids
     lengths: Ints
     dropped: dict[int, str] = field(default_factory=dict)  # text → reason, where that is known; such a text has no ids
+    notes: dict[str, dict[int, int]] = field(default_factory=dict)  # what was noticed → text → characters
+    assistant_characters: int = 0
 
 
 Choice = TypeVar("Choice", bound=str)
@@ -66,6 +68,7 @@ def join(parts: Sequence[Tokens], *, on_nothing: str = "drop") -> Samples:
     known = {
         first + number: why for first, part in zip(firsts, parts, strict=False) for number, why in part.dropped.items()
     }
+    notes = join_notes((first, part.notes) for first, part in zip(firsts, parts, strict=False))
     trained = count_trained(mask, lengths)
     dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(trained == 0).tolist()}
     if dropped:
@@ -78,7 +81,10 @@ def join(parts: Sequence[Tokens], *, on_nothing: str = "drop") -> Samples:
         kept = np.repeat(trained > 0, lengths)
         ids, mask, lengths = ids[kept], mask[kept], np.where(trained > 0, lengths, 0)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-    return Samples(input_ids=ids, loss_mask=mask, offsets=offsets, dropped=dropped)
+    characters = sum(part.assistant_characters for part in parts)
+    return Samples(
+        input_ids=ids, loss_mask=mask, offsets=offsets, dropped=dropped, notes=notes, assistant_characters=characters
+    )
 
 
 def count_trained(mask: Bools, lengths: Ints) -> Ints:

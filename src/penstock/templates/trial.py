@@ -1,8 +1,8 @@
 """Try an untrusted chat template in a child process before this process renders anything with it.
 
-The child (trial_child.py) compiles the template with both engines and renders the made-up conversations.  A template that crashes an engine,
-hangs, or fills the memory takes the child down, not the user's process, and is refused by name.  What was found is a fact about the
-template's text, and is remembered; a refusal is not, as a loaded machine may be its cause.
+The child (trial_child.py) compiles the template with both engines and renders the made-up conversations.  A template that crashes an
+engine, hangs, or fills the memory takes the child down, not the user's process, and is refused by name.  What was found is a fact about
+the template's text, and is remembered; a refusal is not, as a loaded machine may be its cause.
 """
 
 import json

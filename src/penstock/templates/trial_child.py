@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 _MOST_REASON = 400  # characters of a reason
@@ -49,8 +50,8 @@ def _limit(cpu_seconds: int, memory: int) -> None:
         return
     limits = {"CPU": cpu_seconds, "CORE": 0, "FSIZE": 0, "NPROC": 0}
     try:
-        with open("/proc/self/statm") as file:
-            limits["AS"] = int(file.read().split()[0]) * resource.getpagesize() + memory
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits["AS"] = pages * resource.getpagesize() + memory
     except OSError:  # not Linux; where the limit is of no effect, the clock remains
         limits["AS"] = memory + (1 << 30)
     for name, most in limits.items():

@@ -105,6 +105,11 @@ class Headers:
             return None
         if (why := _misplaced(whole, made, number)) is not None:
             return Unproven(why)
+        if _is_silent(whole, made, number, render):
+            return Unproven(
+                "the chat template prints nothing of what a message says; if it expects content in parts, or as text, "
+                "write the records so"
+            )
         try:
             if made.messages[number]["role"] == "assistant":
                 start, partial = find_start(whole, number, made.messages[:number], render, self.main)
@@ -251,11 +256,19 @@ def _misplaced(whole: Attribution, made: MadeUp, number: int) -> str | None:
                     where = "outside its loops over the messages" if run[2] < 0 else "among those of another message"
                     return f"the chat template prints words of a message {where}, so it cannot be told what is trained"
                 place = whole.text.find(word, place + 1)
-    said = made.contents[number]
-    own = "".join(whole.text[run[0] : run[1]] for run in whole.runs if run[2] == number)
-    if said and not any(word in own for word in made.words[number]):
-        return (
-            "the chat template prints nothing of what a message says; if it expects content in parts, or as text, "
-            "write the records so"
-        )
     return None
+
+
+def _is_silent(whole: Attribution, made: MadeUp, number: int, render: Render) -> bool:
+    """Whether nothing of a message's words is printed: other words give the same text."""
+    own = _own_text(whole, number)
+    if not made.contents[number] or any(word in own for word in made.words[number]):
+        return False
+    try:
+        return _own_text(render(made.with_other_words(), add_generation_prompt=False), number) == own
+    except TemplateError:
+        return False
+
+
+def _own_text(whole: Attribution, number: int) -> str:
+    return "".join(whole.text[run[0] : run[1]] for run in whole.runs if run[2] == number)

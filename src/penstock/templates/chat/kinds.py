@@ -60,7 +60,7 @@ def _leaf_kind(value: Any) -> str:
     if isinstance(value, int):
         return "big" if value.bit_length() > 50 else "int"
     if isinstance(value, float):
-        return "whole" if value.is_integer() else "exponent" if "e" in repr(value) or value != value else "float"
+        return "exponent" if not repr(value)[-1:].isdigit() or "e" in repr(value) else "whole" if value.is_integer() else "float"
     return "none" if value is None else "list" if isinstance(value, list | tuple) else "dict"
 
 
@@ -129,6 +129,10 @@ class MadeUp:
         function = {"name": "a", "arguments": {"b": "c"}}
         call = {"id": "call00000", "type": "function", "function": function}
         return kind_of({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    def with_other_words(self) -> list[Message]:
+        """The same messages with other words of the same length."""
+        return [_other_words(message) for message in self.messages]
 
     def _word(self) -> str:
         self._number += 1
@@ -199,3 +203,11 @@ class MadeUp:
 
 def _call_field(key: str, number: int) -> Any:
     return f"call{number:05d}" if key in ("id", "tool_call_id") else "function" if key == "type" else number
+
+
+def _other_words(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("penstock", "kcotsnep").replace("word", "drow")
+    if isinstance(value, dict):
+        return {key: _other_words(inner) for key, inner in value.items()}
+    return [_other_words(inner) for inner in value] if isinstance(value, list) else value

@@ -35,7 +35,8 @@ from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
 from penstock.templates.trial import open_untrusted
-from penstock.types import Record, Samples
+from penstock.templates.unrendered import Unrendered
+from penstock.types import UNRENDERED, Record, Samples
 
 _log = logging.getLogger("penstock")
 
@@ -46,8 +47,8 @@ _BATCH = 512
 _MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
 
 _OPTIONS = (
-    *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "special_in_text"),
-    "template_engine",
+    *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "on_unrendered"),
+    *("special_in_text", "template_engine"),
 )
 _USER: Kind = ("user", "text")
 _LEADS: tuple[tuple[Kind, ...], ...] = ((), (_USER,), (_USER, ("assistant", "text")), (_USER, MadeUp.call_kind()))
@@ -65,20 +66,32 @@ class EnginesDiffer(TemplateError):
     """The fast engine cannot be relied on for this template."""
 
 
+class _NotPrinted(TemplateError):
+    """A record has fields that the chat template does not print."""
+
+
+_REASONS = {Unproven: "mask_unverified", _NotPrinted: "unrendered"}
+
+
 @dataclass(slots=True)
 class _Run:
     """The records handed to one encoder.  Nothing here changes their tokens."""
 
     on_refused: str
+    on_unrendered: str = "warn"
     num_records: int = 0  # that were rendered
     dropped: dict[int, str] = field(default_factory=dict)
 
     def refused(self, number: int, error: TemplateError) -> None:
+        stops = self.on_unrendered == "stop" if isinstance(error, _NotPrinted) else self.on_refused == "stop"
         final = isinstance(error, LimitExceeded | EnginesDiffer)
-        if self.on_refused == "stop" or final:
-            hint = "" if final else "; fix the record, or pass on_refused='skip' (skips are counted)"
+        if stops or final:
+            told = final or isinstance(error, _NotPrinted)  # the message says what to do
+            hint = "" if told else "; fix the record, or pass on_refused='skip' (skips are counted)"
             raise TemplateError(f"{error}{hint}", record=number) from error
-        self.dropped[number] = "mask_unverified" if isinstance(error, Unproven) else "template_refused"
+        self.dropped[number] = next(
+            (why for kind, why in _REASONS.items() if isinstance(error, kind)), "template_refused"
+        )
 
 
 class ChatTemplate:
@@ -86,6 +99,7 @@ class ChatTemplate:
 
     train_on: "assistant", "last" (the last assistant turn), "completion" (what follows the prompt), "all", or a list of roles.
     verify: "first" rows of every shard, or "all".  on_refused: "stop", or "skip" and count.
+    on_unrendered: records with fields that the chat template does not print: "warn" and count, "stop", or "skip" and count.
     special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
     template_engine: "auto" renders with minijinja where it agrees with jinja2; "jinja2" always with that.
     """
@@ -106,12 +120,14 @@ class ChatTemplate:
         verify: str = "first",
         on_refused: str = "stop",
         on_nothing: str = "drop",
+        on_unrendered: str = "warn",
         special_in_text: str = "token",
         template_engine: str = "auto",
     ) -> None:
         check_choice("verify", verify, ("first", "all"))
         check_choice("on_refused", on_refused, ("stop", "skip"))
         check_choice("on_nothing", on_nothing, POLICIES)
+        check_choice("on_unrendered", on_unrendered, ("warn", "stop", "skip"))
         check_choice("special_in_text", special_in_text, SPECIAL)
         check_choice("template_engine", template_engine, ("auto", "jinja2"))
         if isinstance(train_on, str):
@@ -127,6 +143,7 @@ class ChatTemplate:
         self.verify = verify
         self.on_refused = on_refused
         self.on_nothing = on_nothing
+        self.on_unrendered = on_unrendered
         self.special_in_text = special_in_text
         self.template_engine = template_engine
         text, for_tools = find_templates(tokenizer, chat_template)
@@ -138,6 +155,7 @@ class ChatTemplate:
         self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, stops)
         self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
+        self._unrendered = Unrendered(self._text)
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             options = {name: getattr(self, name) for name in _OPTIONS}
@@ -155,7 +173,8 @@ class ChatTemplate:
             renderer = Renderer(text, today=today)
             renderer.try_fast(contexts)
         else:
-            renderer = open_untrusted(text, today=today, contexts=contexts, cache=None)
+            cache = getattr(self.tokenizer, "cache", None)  # where facts about the tokenizer are kept
+            renderer = open_untrusted(text, today=today, contexts=contexts, cache=cache)
         return renderer if self.template_engine == "auto" else Renderer(text, today=today)
 
     def how_turns_end(self) -> str | None:
@@ -186,6 +205,7 @@ class ChatTemplate:
             "template_kwargs": self.template_kwargs,
             "verify": self.verify,  # "all" may find another rendering where "first" did not look
             "on_refused": self.on_refused,
+            "on_unrendered": self.on_unrendered,
             "special_in_text": self.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
             "tokenizer": self.tokenizer.identity(),
@@ -214,7 +234,7 @@ class ChatTemplate:
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
         """`encode` for the records of a shard in several parts: what was verified in one counts in the next."""
-        return partial(self._encode, run=_Run(self.on_refused))
+        return partial(self._encode, run=_Run(self.on_refused, self.on_unrendered))
 
     def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
         run.dropped = {}
@@ -223,7 +243,10 @@ class ChatTemplate:
         first = 0
         for number, record in enumerate(records):
             try:
-                batch.append(self._rendering(record, number, run))
+                made = self._rendering(record, number, run)
+                if made.unrendered and self.on_unrendered != "warn":
+                    raise _NotPrinted(_not_printed(made.unrendered))
+                batch.append(made)
             except TemplateError as error:
                 run.refused(number, error)
                 batch.append(Rendering("", []))
@@ -248,8 +271,18 @@ class ChatTemplate:
         while (encoded := self._encoded(batch, first, run)) is None:
             pass  # each turn refuses one record more
         dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
-        lengths = np.diff(encoded.offsets)
-        return Tokens(ids=encoded.ids, mask=token_mask(encoded, batch, self._special), lengths=lengths, dropped=dropped)
+        notes: dict[str, dict[int, int]] = {}
+        for number, made in enumerate(batch):
+            for name, characters in made.unrendered.items():
+                notes.setdefault(f"{UNRENDERED}{name}", {})[number] = characters
+        return Tokens(
+            ids=encoded.ids,
+            mask=token_mask(encoded, batch, self._special),
+            lengths=np.diff(encoded.offsets),
+            dropped=dropped,
+            notes=notes,
+            assistant_characters=sum(made.assistant_characters for made in batch),
+        )
 
     def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> Encoded | None:
         """None where a record had to be refused, and left out of the batch."""
@@ -291,8 +324,16 @@ class ChatTemplate:
                 whole = attribute(render(context))
             elif self.verify == "all" or run.num_records < _FIRST_ROWS:
                 self._compare(context)
-        made = self._spans(Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context)), trained, conversation)
-        return self._with_special(made, context, render)
+        chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
+        made = self._with_special(self._spans(chat, trained, conversation), context, render)
+        made.unrendered, made.assistant_characters = self._unrendered.find(conversation, made.text)
+        return made
+
+    def _text(self, conversation: Conversation) -> str | None:
+        """A conversation as text; None where the template refuses it."""
+        context = self._context(with_reasoning(conversation.messages), conversation)
+        found = outcome(self.renderer.render, context)
+        return None if found is None else attribute(found).text
 
     def _spans(self, chat: Chat, trained: list[bool], conversation: Conversation) -> Rendering:
         text = chat.whole.text
@@ -415,6 +456,14 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
 def _first(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> Render:
     """Renders the first messages of a conversation with its own options."""
     return lambda messages, **options: attribute(render({**context, "messages": list(messages), **options}))
+
+
+def _not_printed(fields: dict[str, int]) -> str:
+    listed = ", ".join(f"{name} ({characters:,} characters)" for name, characters in fields.items())
+    return (
+        f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
+        f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
+    )
 
 
 def _flag(message: Message) -> bool | None:
