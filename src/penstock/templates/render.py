@@ -41,6 +41,7 @@ class Renderer:
         self._moment = datetime.datetime.fromisoformat(today)
         instrumented = instrument(text)
         self._source = instrumented.source
+        self._plain_source = instrumented.plain
         self.has_generation = instrumented.has_generation
         self._marker = Marker()
         self._sandbox: Sandbox | None = None
@@ -95,11 +96,15 @@ class Renderer:
         except TemplateError:  # it lacks some of jinja2's methods: whether to refuse is for jinja2 to say
             return self.render_reference(context)
 
-    def _render_fast(self, context: dict[str, Any]) -> str:
+    def render_plain(self, context: dict[str, Any]) -> str:
+        """Text without marks, by minijinja; a TemplateError where it refuses."""
+        return self._render_fast(context, "plain")
+
+    def _render_fast(self, context: dict[str, Any], source: str = "chat") -> str:
         assert self._fast is not None
-        context = self._marker.start(context)
+        context = self._marker.start(context) if source == "chat" else context
         try:
-            text = self._fast.render_template("chat", **context)
+            text = self._fast.render_template(source, **context)
         except (minijinja.TemplateError, *_REFUSALS) as error:
             if "out of fuel" in str(error):
                 sandbox.stop()
@@ -148,6 +153,7 @@ class Renderer:
         environment.add_global(LOOP_FUNCTION, self._marker.loop)
         environment.add_global(SET_FUNCTION, self._marker.set)
         environment.add_template("chat", self._source)
+        environment.add_template("plain", self._plain_source)
         return environment
 
     def _open_reference(self) -> jinja2.Template:

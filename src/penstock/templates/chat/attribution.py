@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.instrument import (
-    END_GENERATION,
     FIRST_LEVEL,
     FIRST_NUMBER,
     GENERATION,
@@ -28,26 +27,38 @@ class Attribution:
     runs: list[Run]  # ascending, none empty, neighbours belong to different messages
     tagged: list[tuple[int, int]]
 
+    def printed_by(self, number: int) -> str | None:
+        """All that a message printed; None where it printed nothing in a loop over the messages."""
+        own = [self.text[start:stop] for start, stop, owner in self.runs if owner == number]
+        return "".join(own) if own else None
+
 
 def attribute(rendered: str) -> Attribution:
     """Take the marks out of a rendering."""
     first, *parts = rendered.split(MARK)
     texts, runs, tagged = [first], list[Run](), list[tuple[int, int]]()
-    owners: dict[int, int] = {}  # level → message
-    by_loop: set[int] = set()  # levels that were entered by a loop variable
+    stack: list[tuple[int, int, bool]] = []  # levels entered: level, message, whether by a loop
     size, owner, opened = len(first), -1, -1
     if first:
         runs.append((0, size, -1))
     for part in parts:
-        level, number = part[0], part[1]
-        if level == GENERATION:
+        level = ord(part[0]) - FIRST_LEVEL
+        if level >= 0:
+            is_set = level >= SET_BIT
+            if is_set:
+                level -= SET_BIT
+            if not (is_set and (level, True) in [(known, by_loop) for known, _, by_loop in stack]):
+                while stack and stack[-1][0] >= level:
+                    stack.pop()
+                if part[1] != NOBODY:
+                    stack.append((level, ord(part[1]) - FIRST_NUMBER, not is_set))
+                owner = stack[-1][1] if stack else -1
+        elif part[0] == GENERATION:
             opened = size
-        elif level == END_GENERATION:
+        else:
             if 0 <= opened < size:
                 tagged.append((opened, size))
             opened = -1
-        else:
-            owner = _enter(ord(level) - FIRST_LEVEL, number, owners, by_loop)
         if length := len(part) - 2:
             if runs and runs[-1][2] == owner:
                 runs[-1] = (runs[-1][0], size + length, owner)
@@ -58,17 +69,3 @@ def attribute(rendered: str) -> Attribution:
     if opened >= 0:
         raise TemplateError("the chat template leaves a generation block in the middle (break or continue inside it)")
     return Attribution("".join(texts), runs, tagged)
-
-
-def _enter(level: int, number: str, owners: dict[int, int], by_loop: set[int]) -> int:
-    """Take a mark into account; return who prints from here on."""
-    is_set, level = level >= SET_BIT, level % SET_BIT
-    if not (is_set and level in by_loop):
-        for deeper in [known for known in owners if known >= level]:
-            del owners[deeper]
-            by_loop.discard(deeper)
-        if number != NOBODY:
-            owners[level] = ord(number) - FIRST_NUMBER
-            if not is_set:
-                by_loop.add(level)
-    return owners[max(owners)] if owners else -1

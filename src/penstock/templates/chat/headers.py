@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.attribution import Attribution, Run
-from penstock.templates.chat.kinds import Kind, MadeUp
+from penstock.templates.chat.kinds import Kind, Kinds, MadeUp
 from penstock.templates.messages import Message
 
 # (messages, add_generation_prompt=…) → attribution; raises TemplateError where the template refuses the messages
@@ -31,14 +31,9 @@ class Header:
     closing: str = ""  # what the next message prints first, but the turn itself if it is the last one
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What decides how a turn is printed: the two messages before it, itself, the one behind it, and whether there are tools."""
-
-    before: tuple[Kind, ...]  # at most two
-    turn: Kind
-    after: Kind | None
-    tools: bool
+# What decides how a turn is printed: the two messages before it, itself, the one behind it (numbers of kinds; -1 for none), and
+# whether there are tools.
+Around = tuple[int, int, int, int, bool]
 
 
 _USER: Kind = ("user", "text")
@@ -66,12 +61,13 @@ _THINKING = ("<think>", "</think>", "<thinking>", "</thinking>", "<|think|>", "<
 class Headers:
     """Headers of a template's turns, learned from made-up messages."""
 
-    def __init__(self, render: Callable[[bool], Render]) -> None:
+    def __init__(self, render: Callable[[bool], Render], kinds: Kinds) -> None:
         """`render(tools)` gives a function that renders messages, with made-up tools or without."""
         self._render = render
+        self._kinds = kinds
         self._known: dict[Around, Header | Unproven | None] = {}
         self.main: Header | None = None  # before an answer to a user
-        usual = Around((_USER,), _ANSWER, None, tools=False)
+        usual = (-1, kinds.number_of(_USER), kinds.number_of(_ANSWER), -1, False)
         if isinstance(found := self._learn(usual), Header):
             self.main = found if found.text else self._label()
 
@@ -90,15 +86,16 @@ class Headers:
         return self._known[around]
 
     def _learn(self, around: Around) -> Header | Unproven | None:
-        leads = _LEADS if len(around.before) == 2 else _LEADS[:1]
+        leads = _LEADS if around[0] >= 0 else _LEADS[:1]
         found = [made for lead in leads if (made := self._behind(lead, around)) is not None]
         refused = next((made for made in found if isinstance(made, Unproven)), None)
         return refused or (found[0] if found and all(made == found[0] for made in found) else None)
 
     def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
-        made = MadeUp([*lead, *around.before, around.turn, *([] if around.after is None else [around.after])])
-        number = len(lead) + len(around.before)
-        render = self._render(around.tools)
+        *numbers, tools = around
+        made = MadeUp([*lead, *(self._kinds[number] for number in numbers if number >= 0)])
+        number = len(lead) + sum(before >= 0 for before in numbers[:2])
+        render = self._render(tools)
         try:
             whole = render(made.messages, add_generation_prompt=False)
         except TemplateError:

@@ -32,6 +32,13 @@ _MOST_LEVELS = 0x40
 
 _LEXER = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
 _CAPTURES = ("macro", "call", "filter", "block")
+# Loops over these, and variables set to these, are never messages.
+_NOT_MESSAGES = frozenset(
+    (
+        *("items", "dictsort", "tool_calls", "function", "content", "arguments", "parameters", "properties", "name", "role"),
+        *("reasoning_content", "thinking", "text", "type", "id", "length", "trim", "tojson", "string"),
+    )
+)
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 Token = tuple[str, str]  # type and text
@@ -71,6 +78,7 @@ class _Block:
 @dataclass(slots=True)
 class Instrumented:
     source: str
+    plain: str  # the same without marks
     has_generation: bool  # whether the template has `{% generation %}` tags
     num_loops: int = field(default=0)  # loops that may mark messages
 
@@ -91,7 +99,7 @@ class _Writer:
         self._out: list[str] = []
         self._open: list[_Block] = []
         self._captures = 0
-        self._found = Instrumented("", has_generation=False)
+        self._found = Instrumented("", "", has_generation=False)
 
     def write(self) -> Instrumented:
         for place, statement in enumerate(self._statements):
@@ -100,6 +108,8 @@ class _Writer:
             else:
                 self._out.append(statement.text())
         self._found.source = "".join(self._out)
+        tags = ("generation", "endgeneration")
+        self._found.plain = "".join(part.text() for part in self._statements if part.word not in tags)
         return self._found
 
     def _block(self, place: int, statement: _Statement) -> None:
@@ -234,8 +244,9 @@ def _targets(statement: _Statement) -> tuple[list[str], bool]:
     words = [token for token in statement.tokens if token[0] not in ("whitespace", "comment")]
     border = next(place for place, token in enumerate(words) if token == ("name", "in"))
     names = [text for kind, text in words[1:border] if kind == "name"]
-    iterable = [text for _, text in words[border + 1 :]]
-    if iterable[:2] == ["range", "("] or iterable[-3:] == ["items", "(", ")"] or iterable[-1:] in (["items"], ["dictsort"]):
+    iterable = [text for kind, text in words[border + 1 :] if (kind, text) != ("name", "recursive")]
+    iterable = iterable[: iterable.index("if")] if "if" in iterable else iterable
+    if iterable[:2] == ["range", "("] or iterable[-3:] == ["items", "(", ")"] or iterable[-1].strip("'\"") in _NOT_MESSAGES:
         names = []
     return names, words[-1] == ("name", "recursive")
 
@@ -259,5 +270,7 @@ def _set_name(statement: _Statement) -> str | None:
     words = [token for token in statement.tokens if token[0] != "whitespace"]
     if len(words) < 4 or words[1][0] != "name" or words[2] != ("operator", "="):
         return None
-    single = len(words) == 4 and (words[3][0] != "name" or words[3][1] in ("true", "false", "none", "True", "False", "None"))
-    return None if single or words[3][0] == "string" else words[1][1]
+    constant = len(words) == 4 and (words[3][0] != "name" or words[3][1].lower() in ("true", "false", "none"))
+    last = words[-2] if words[-1] == ("operator", "]") else words[-1]
+    field = last[0] in ("name", "string") and last[1].strip("'\"") in _NOT_MESSAGES and len(words) > 4
+    return None if constant or field or words[3][0] == "string" else words[1][1]

@@ -4,7 +4,7 @@ A kind says who speaks and which fields hold what: text, nothing, white space, a
 arguments.  It does not say which words.  So what is learned from made-up messages holds for all messages of their kind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from penstock.templates.messages import Message
@@ -31,23 +31,23 @@ _LEAVES: dict[str, Any] = {
 }
 
 
-def kind_of(message: Message) -> Kind:
-    """The kind of a message."""
+def kind_of(message: Message, known: Container[str] = frozenset()) -> Kind:
+    """The kind of a message.  `known`: names that the template looks up; arguments of these names count by themselves."""
     content = message.get("content")
     if len(message) == 2 and type(content) is str and content and not content.isspace() and THOUGHT_END not in content:
         return (message["role"], "text")  # nearly always
-    fields = tuple((key, _value_kind(key, value)) for key, value in message.items() if key != "role")
+    fields = tuple((key, _value_kind(key, value, known)) for key, value in message.items() if key != "role")
     return (message.get("role"), fields)
 
 
-def _value_kind(key: str, value: Any) -> Any:
+def _value_kind(key: str, value: Any, known: Container[str]) -> Any:
     if isinstance(value, str):
         if not value.strip():
             return "blank" if value else "empty"
         return "thought" if THOUGHT_END in value and key not in REASONING else "text"
     if isinstance(value, list | tuple):
         if key == "tool_calls":
-            return ("calls", tuple(_call_kind(call) for call in value[:_MOST_CALLS]))
+            return ("calls", tuple(_call_kind(call, known) for call in value[:_MOST_CALLS]))
         return ("parts", tuple(_part_kind(part) for part in value[:_MOST_PARTS]))
     return _object_kind(value) if isinstance(value, dict) else _leaf_kind(value)
 
@@ -74,20 +74,21 @@ def _part_kind(part: Any) -> Any:
     return ("part", part.get("type"), tuple((name, _leaf_kind(v)) for name, v in part.items() if name != "type"))
 
 
-def _call_kind(call: Any) -> Any:
+def _call_kind(call: Any, known: Container[str]) -> Any:
     if not isinstance(call, dict):
         return _leaf_kind(call)
     function = call.get("function")
     nested = isinstance(function, dict)
-    return (tuple(call), nested, _function_kind(function if nested else call))
+    return (tuple(call), nested, _function_kind(function if nested else call, known))
 
 
-def _function_kind(function: Any) -> Any:
+def _function_kind(function: Any, known: Container[str]) -> Any:
     given = function.get("arguments", function.get("parameters"))
     if isinstance(given, dict):
         kinds: set[str] = set()
         _collect(given, kinds)
-        return (tuple(function), ("types", tuple(sorted(kinds))))
+        named = tuple((key, _leaf_kind(value)) for key, value in given.items() if key in known)
+        return (tuple(function), ("types", tuple(sorted(kinds)), named))
     if isinstance(given, str):
         return (tuple(function), "text" if given.strip() not in ("", "{}") else "empty")
     return (tuple(function), _leaf_kind(given))
@@ -112,6 +113,27 @@ def _collect_inner(inner: Any, kinds: set[str]) -> None:
         _collect(inner, kinds)
     else:
         kinds.add(kind)
+
+
+class Kinds:
+    """Numbers for kinds, so that they are cheap to compare."""
+
+    def __init__(self, known: Container[str]) -> None:
+        self._known = known
+        self._numbers: dict[Kind, int] = {}
+        self._kinds: list[Kind] = []
+
+    def number(self, message: Message) -> int:
+        return self.number_of(kind_of(message, self._known))
+
+    def number_of(self, kind: Kind) -> int:
+        if (number := self._numbers.get(kind)) is None:
+            number = self._numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
+        return number
+
+    def __getitem__(self, number: int) -> Kind:
+        return self._kinds[number]
 
 
 class MadeUp:
@@ -197,7 +219,8 @@ class MadeUp:
         if name not in ("arguments", "parameters"):
             return _call_field(name, number)
         if isinstance(kind, tuple):  # some types
-            return {f"penstock{'é' if t == 'key' else ''}key{place}": self._leaf(t) for place, t in enumerate(kind[1])}
+            made = {f"penstock{'é' if t == 'key' else ''}key{place}": self._leaf(t) for place, t in enumerate(kind[1])}
+            return {**made, **{key: self._leaf(inner) for key, inner in kind[2]}}
         return f'{{"penstockkey": "{self._word()}"}}' if kind == "text" else "{}" if kind == "empty" else self._leaf(kind)
 
 

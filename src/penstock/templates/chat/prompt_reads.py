@@ -37,6 +37,12 @@ def prompt_reads_text(tree: nodes.Template) -> bool:
     return False
 
 
+def known_names(tree: nodes.Template) -> frozenset[str]:
+    """Names that a template may look values up by."""
+    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and len(node.value) < 80}
+    return frozenset(constants | {node.attr for node in tree.find_all(nodes.Getattr)})
+
+
 def _paths(node: nodes.Node, above: Path) -> Iterator[Path]:
     path = (*above, node)
     yield path

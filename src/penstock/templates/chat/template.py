@@ -20,8 +20,9 @@ from penstock.errors import TemplateError
 from penstock.templates.builtin import CHATML, find_templates
 from penstock.templates.chat.attribution import attribute
 from penstock.templates.chat.headers import Headers, Render, Unproven
-from penstock.templates.chat.kinds import Kind, MadeUp, kind_of
-from penstock.templates.chat.prompt_reads import prompt_reads_text
+from penstock.templates.chat.kinds import Kind, Kinds, MadeUp
+from penstock.templates.chat.layout import Layout, learn_layout
+from penstock.templates.chat.prompt_reads import known_names, prompt_reads_text
 from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.chat.trained_spans import Chat, Found, SpanFinder, learn_ends
 from penstock.templates.chat.values import checked, with_reasoning
@@ -44,6 +45,7 @@ _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 # Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.
 _ODD = re.compile("[\x1c-\x1f\ufffd]")
 _BATCH = 512
+_MANY_LAYOUTS = 4096  # orders of roles; beyond these, they are too rare to be worth a layout
 _MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
 
 _OPTIONS = (
@@ -148,9 +150,12 @@ class ChatTemplate:
         self.template_engine = template_engine
         text, for_tools = find_templates(tokenizer, chat_template)
         self.renderer = self._open_renderer(text, today)
-        self._learned = not prompt_reads_text(self.renderer.tree())
+        tree = self.renderer.tree()
+        self._learned = not prompt_reads_text(tree)
+        self._kinds = Kinds(known_names(tree))
+        self._layouts: dict[tuple[tuple[int, ...], tuple[bool, ...]], Layout | None] = {}
         self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
-        self._agreed: dict[Kind, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
+        self._agreed: dict[int, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
         stops = {tokenizer.special_tokens[name] for name in ("eos_token",) if name in tokenizer.special_tokens}
         self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, stops)
         self._special_words = SpecialFinder(tokenizer.special_added)
@@ -312,22 +317,60 @@ class ChatTemplate:
         if not conversation.messages:
             return Rendering("", [])
         messages = with_reasoning(conversation.messages)
-        kinds = [kind_of(message) for message in messages]
+        kinds = [self._kinds.number(message) for message in messages]
         beside = conversation.tools or conversation.documents or conversation.kwargs
-        simple = not beside and all(kind[1] == "text" for kind in kinds)
+        simple = not beside and all(self._kinds[kind][1] == "text" for kind in set(kinds))
         context = checked(self._context(messages, conversation), simple=simple)
         render = self._engine(kinds)
+        verify = self.verify == "all" or run.num_records < _FIRST_ROWS
+        if simple and not verify and render == self.renderer.render and (made := self._by_layout(context, kinds, trained)):
+            return self._with_special(made, context, render)
         whole = attribute(render(context))
         if render == self.renderer.render and self.renderer.is_fast:
             if _ODD.search(whole.text) is not None:
                 render = self.renderer.render_reference
                 whole = attribute(render(context))
-            elif self.verify == "all" or run.num_records < _FIRST_ROWS:
+            elif verify:
                 self._compare(context)
         chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
         made = self._with_special(self._spans(chat, trained, conversation), context, render)
-        made.unrendered, made.assistant_characters = self._unrendered.find(conversation, made.text)
+        made.unrendered, made.assistant_characters = self._unrendered.find(
+            conversation, made.text, lambda number: whole.text if (own := whole.printed_by(number)) is None else own
+        )
         return made
+
+    def _by_layout(self, context: dict[str, Any], kinds: list[int], trained: list[bool]) -> Rendering | None:
+        """A chat of nothing but text, if it is printed as made-up ones are."""
+        key = (tuple(kinds), tuple(trained))
+        if key not in self._layouts:
+            if len(self._layouts) > _MANY_LAYOUTS:
+                return None
+            self._layouts[key] = self._layout(kinds, trained)
+        layout = self._layouts[key]
+        if layout is None:
+            return None
+        words = [message["content"] for message in context["messages"]]
+        try:
+            text = self.renderer.render_plain(context)
+        except TemplateError:
+            return None
+        spans = layout.spans(text, words)
+        if spans is None or _ODD.search(text) is not None:
+            return None
+        said = sum(len(m["content"]) for m in context["messages"] if m["role"] == "assistant")
+        return Rendering(text, spans, assistant_characters=said)
+
+    def _layout(self, kinds: list[int], trained: list[bool]) -> Layout | None:
+        if not self.renderer.is_fast or not self._learned or not self.train_reasoning or self.train_on == "all":
+            return None
+        made = MadeUp([self._kinds[kind] for kind in kinds])
+        render = self._made_up({})(False)
+        try:
+            whole = render(made.messages, add_generation_prompt=False)
+            found = self._finder({}).find(Chat(made.messages, kinds, False, whole, render), trained, check=True)
+        except TemplateError:
+            return None
+        return None if found.unended or found.num_partial else learn_layout(made, whole.text, found.spans, trained)
 
     def _text(self, conversation: Conversation) -> str | None:
         """A conversation as text; None where the template refuses it."""
@@ -349,7 +392,7 @@ class ChatTemplate:
             if len(self._finders) > _MANY_OPTIONS:
                 self._finders.clear()
             known = self._finders[key] = SpanFinder(
-                Headers(self._made_up(kwargs)),
+                Headers(self._made_up(kwargs), self._kinds),
                 self.ends,
                 learned=self._learned and not documents,
                 tagged=self.renderer.has_generation,
@@ -366,14 +409,14 @@ class ChatTemplate:
 
         return with_tools
 
-    def _engine(self, kinds: Sequence[Kind]) -> Callable[[dict[str, Any]], str]:
+    def _engine(self, kinds: Sequence[int]) -> Callable[[dict[str, Any]], str]:
         """Which engine renders messages of these kinds: minijinja where it renders made-up ones as jinja2 does."""
         if not self.renderer.is_fast:
             return self.renderer.render
         agreed = self._agreed
         for kind in kinds:
             if kind not in agreed:
-                agreed[kind] = self._agree(kind)
+                agreed[kind] = self._agree(self._kinds[kind])
             if not agreed[kind]:
                 return self.renderer.render_reference
         return self.renderer.render

@@ -7,12 +7,13 @@ message is trained.  A turn whose words cannot be followed is refused by name.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.attribution import Attribution, Run
-from penstock.templates.chat.headers import Around, Header, Headers, Render, Unproven, find_closing, find_start, first_run
-from penstock.templates.chat.kinds import REASONING, THOUGHT_END, Kind, MadeUp
+from penstock.templates.chat.headers import Header, Headers, Render, Unproven, find_closing, find_start, first_run
+from penstock.templates.chat.kinds import REASONING, THOUGHT_END, MadeUp
 from penstock.templates.messages import Message
 
 Spans = list[tuple[int, int]]
@@ -47,12 +48,16 @@ def learn_ends(render: Render, added: Collection[str], stops: Collection[str]) -
             whole = render(made.messages, add_generation_prompt=False)
         except TemplateError:
             continue
-        word = made.words[1][0]
-        owned = [text for run in whole.runs if run[2] == 1 and word in (text := whole.text[run[0] : run[1]])]
-        if owned:
-            usual = owned[-1].rpartition(word)[2].rstrip()
+        # What two answers of different words have in common at their end.
+        texts = [_last_run(whole, 1), _last_run(render(made.with_other_words(), add_generation_prompt=False), 1)]
+        if all(texts):
+            usual = commonprefix([text[::-1] for text in texts])[::-1].rstrip()
             break
     return Ends(usual, frozenset(added), frozenset(stops))
+
+
+def _last_run(whole: Attribution, number: int) -> str:
+    return next((whole.text[run[0] : run[1]] for run in reversed(whole.runs) if run[2] == number), "")
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class Chat:
     """One conversation and its rendering."""
 
     messages: Sequence[Message]
-    kinds: Sequence[Kind]
+    kinds: Sequence[int]  # numbers of their kinds
     tools: bool
     whole: Attribution
     render: Render  # of the first messages of this conversation
@@ -107,7 +112,7 @@ class SpanFinder:
             message = chat.messages[number]
             if number in runs:
                 spans = self._turn(chat, number, runs[number], found, check=check)
-            elif not _says_something(message):
+            elif not _says_something(message) or _is_left_out(chat.whole.text, message):
                 continue
             elif message.get("role") == "assistant":
                 first_run(chat.whole, number)  # refuses
@@ -141,9 +146,10 @@ class SpanFinder:
     def _learned_header(self, chat: Chat, number: int, run: Run) -> Header | None:
         if not self._learned:
             return None
-        after = chat.kinds[number + 1] if number + 1 < len(chat.kinds) else None
-        around = Around(tuple(chat.kinds[max(0, number - 2) : number]), chat.kinds[number], after, chat.tools)
-        header = self._headers.learned(around)
+        kinds = chat.kinds
+        before = (kinds[number - 2] if number > 1 else -1, kinds[number - 1] if number else -1)
+        after = kinds[number + 1] if number + 1 < len(kinds) else -1
+        header = self._headers.learned((*before, kinds[number], after, chat.tools))
         if isinstance(header, Unproven):
             raise Unproven(str(header))
         fits = header is not None and chat.whole.text.startswith(header.text, run[0], run[1])
@@ -272,6 +278,11 @@ def _says_something(message: Message) -> bool:
     content = message.get("content")
     has_text = bool(content.strip()) if isinstance(content, str) else bool(content)
     return has_text or bool(message.get("tool_calls")) or any(message.get(name) for name in REASONING)
+
+
+def _is_left_out(text: str, message: Message) -> bool:
+    """Whether no words of a message are in the text."""
+    return bool(words := _words(message)) and words not in text
 
 
 def _places(text: str, words: str, run: Run) -> list[int]:
