@@ -90,6 +90,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"today": "2026-02-03"},
         {"verify": "all"},  # what was looked at in part does not stand for what is to be looked at as a whole
         {"on_refused": "skip"},
+        {"on_unrendered": "skip"},
         {"special_in_text": "text"},
     ],
     "sharegpt": [{"train_on": "all"}, {"system_key": "rules"}, {"role_map": {"user": ["human", "person"]}}],

@@ -21,6 +21,7 @@ from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
 from penstock.store.make import Made, MakeShard, ShardTask, run_here
+from penstock.store.schema import FORMAT_VERSION
 from penstock.store.writer import write_shard
 from penstock.templates import TextTemplate, open_tokenizer
 from penstock.types import Record, Samples
@@ -298,7 +299,7 @@ def test_a_manifest_promises_only_what_it_names(cache: Cache, template: TextTemp
     for text, reason in (
         ("{", "damaged"),
         ("{}", "damaged"),
-        (json.dumps({**value, "format": 99}), "format 99, expected 2"),
+        (json.dumps({**value, "format": 99}), f"format 99, expected {FORMAT_VERSION}"),
         (json.dumps({**value, "shards": value["shards"][1:]}), "names other shards"),
         (json.dumps({**value, "shards": [{**value["shards"][0], "key": "../../etc"}]}), "is no shard key"),
     ):

@@ -17,7 +17,7 @@ from penstock.fingerprint import digest
 from penstock.store import Store
 from penstock.store.manifest import lengths_name, load, manifest_name, map_lengths
 from penstock.store.reader import open_shard
-from penstock.store.schema import shard_name
+from penstock.store.schema import FORMAT_VERSION, shard_name
 from penstock.store.verify import verify, verify_all
 from penstock.store.writer import write_shard
 
@@ -323,7 +323,9 @@ def test_a_manifest_is_read_as_if_anybody_had_written_it(
         load(store.fingerprint, store.cache)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "7", '"x"', "[" * 100_000, "9" * 5000, "\xff", '{"format": 2}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "7", '"x"', "[" * 100_000, "9" * 5000, "\xff", f'{{"format": {FORMAT_VERSION}}}']
+)
 def test_what_is_no_manifest_at_all_is_damaged(store: Store, text: str) -> None:
     file_of(store, "manifest").write_text(text)
     with pytest.raises(StoreError, match=r"damaged|format"):

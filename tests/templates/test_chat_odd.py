@@ -64,7 +64,6 @@ RIGHT = {
     "sorts": "m.content | list | sort | join",
     "repeats": "m.content ~ ' ' ~ m.content",
     "twice": "m.content * 2",
-    "number": "m.content | int",
     "set": "m.content | list | unique | join",
 }
 
@@ -107,6 +106,11 @@ def test_what_is_printed_is_trained(name: str) -> None:
             full = expected_text(each(RIGHT[name]), [Q, assistant(word)]) or ""
             printed = full.rpartition("<|im_start|>assistant\n")[2].rstrip("\n")
             assert turns(template, samples, number)[0] == printed, word
+
+
+def test_a_template_that_prints_nothing_of_an_answer_is_refused() -> None:
+    _, samples = check(each("m.content | int"), late(["a", "7"]))
+    assert samples.dropped == dict.fromkeys(range(42), "mask_unverified")
 
 
 def test_parts_that_are_printed_as_a_list_are_trained_as_printed() -> None:

@@ -154,6 +154,14 @@ def test_the_child_starts_without_the_environment_and_with_the_parents_path(
     assert try_template("{{ messages }}", DAY, CONTEXTS)["engine"]
 
 
+def test_what_cannot_be_handed_to_the_child_is_refused_by_name() -> None:
+    with pytest.raises(TemplateError, match="half of a surrogate pair"):
+        chat("{{ messages }}\ud800")
+    for value in (object(), float("nan")):
+        with pytest.raises(TemplateError, match="template_kwargs are given to the chat template as JSON"):
+            chat("{{ messages }}", template_kwargs={"x": value})
+
+
 def test_opening_a_hostile_template_costs_this_process_no_memory(opened: dict[str, tuple[str, str]]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in ("tilde", "wide macro", "product"):

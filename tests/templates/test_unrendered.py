@@ -1,7 +1,9 @@
 """Reasoning, calls, parts and messages that a chat template does not print are found, field by field, and counted."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.errors import TemplateError
@@ -161,6 +163,21 @@ def test_text_of_the_assistant_under_other_names_is_counted_and_labels_are_not()
     assert lost(PLAIN, [{**Q, "note": "some words of whoever made the data"}, A]) == {}
 
 
+def test_a_template_gets_no_objects_when_a_conversation_is_rendered_again(tmp_path: Path) -> None:
+    """An array in a record could write files; rendering again with made-up words must not hand it over either."""
+    place = tmp_path / "written"
+    text = (
+        LATE
+        + "{{ messages[0].image.tofile('"
+        + str(place)
+        + "') or '' if messages[0].image is defined and messages[0].image.tofile else '' }}"
+    )
+    messages = [{**Q, "image": np.arange(3)}, thinks("The answer", "answer"), Q2, A2]
+    samples = chat(text, on_refused="skip").encode([{"messages": messages}])
+    assert not place.exists()
+    assert samples.dropped or samples.notes == {UNRENDERED + "assistant.reasoning_content, earlier turns": {0: 6}}
+
+
 def test_the_assistants_characters_are_counted_printed_or_not() -> None:
     plain = [{"messages": [Q, assistant("12345"), Q2, assistant("123")]}]
     assert chat(PLAIN).encode(plain * 3).assistant_characters == 24
@@ -173,8 +190,10 @@ def test_the_assistants_characters_are_counted_printed_or_not() -> None:
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_plain_conversations_are_printed_whole_by_the_templates_of_trl(name: str) -> None:
     opened = chat(name, on_refused="skip")
-    samples = opened.encode([{"messages": [Q, A, Q2, A2]}, {"messages": [{**Q, "name": "x"}, A]}])
     only_parts = name.partition("_")[0] in ("idefics3", "smolvlm")  # they print parts, and nothing of a string
+    if only_parts:
+        opened = chat(name, train_on="all")
+    samples = opened.encode([{"messages": [Q, A, Q2, A2]}, {"messages": [{**Q, "name": "x"}, A]}])
     if only_parts:
         assert Q["content"] not in opened.rendering({"messages": [Q, A]}).text
         assert samples.notes[UNRENDERED + "user.content"] == {

@@ -31,6 +31,14 @@ def open_untrusted(text: str, *, today: str, contexts: list[dict[str, Any]], cac
     """Return a renderer of a template that passed its trial; raise a TemplateError where it does not."""
     if len(text) > MOST_BYTES:  # so that no hash or pipe has to take it
         raise LimitExceeded(f"the chat template has {len(text):_} characters, expected at most {MOST_BYTES:_} bytes")
+    try:
+        json.dumps([text, contexts], allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise TemplateError("the chat template, or a value that it is given, holds half of a surrogate pair") from error
+    except (TypeError, ValueError) as error:
+        raise TemplateError(
+            f"template_kwargs are given to the chat template as JSON, and cannot be: {error}"
+        ) from error
     engines = {name: version(name) for name in ("jinja2", "minijinja")}
     about = {"text": text, "today": today, "contexts": contexts, "engines": engines}
     found = recall("chat-template", about=about, compute=lambda: try_template(text, today, contexts), cache=cache)

@@ -42,7 +42,7 @@ class Unrendered:
             bool(conversation.tools),
             json.dumps(conversation.kwargs, sort_keys=True, default=str) if conversation.kwargs else "",
         )
-        roles = [message["role"] for message in conversation.messages]
+        roles = [message.get("role", "") for message in conversation.messages]
         order = (*roles, given)
         if order in self._whole and (said := _in_order(conversation.messages, text)) is not None:
             return self._unused(conversation, roles, given), said
@@ -133,7 +133,7 @@ class Unrendered:
 
     def _in_place(self, conversation: Conversation, place: int, shape: Shape) -> dict[str, str]:
         """The same of one message where it stands."""
-        message, words = _made_up(conversation.messages[place]["role"], shape)
+        message, words = _made_up(conversation.messages[place].get("role", ""), shape)
         extra = {key: value for key, value in conversation.messages[place].items() if key not in message}
         messages = [*conversation.messages[:place], {**extra, **message}, *conversation.messages[place + 1 :]]
         made = Conversation(
@@ -178,7 +178,7 @@ def _fields(message: Message) -> tuple[Shape, list[tuple[str, list[str]]]]:
         return (_TEXT, [("content", [content])]) if content and not content.isspace() else (_EMPTY, [])
     shape: list[tuple[str, Any]] = []
     fields: list[tuple[str, list[str]]] = []
-    if content == "":
+    if type(content) is str and not content:
         shape.append(("content", ""))
     elif "content" in message:
         for field, form, words in _content(content):
@@ -197,7 +197,7 @@ def _fields(message: Message) -> tuple[Shape, list[tuple[str, list[str]]]]:
         said = [function["name"] for function in functions if isinstance(function.get("name"), str)]
         _collect(given, said)
         fields.append(("tool_calls", said))
-    if message["role"] == "assistant":
+    if message.get("role") == "assistant":
         for name, value in message.items():
             if name not in _KNOWN and isinstance(value, str) and len(value.split(None, _MANY_WORDS)) >= _MANY_WORDS:
                 shape.append((name, "text"))
@@ -316,7 +316,7 @@ def _in_order(messages: list[Message], text: str) -> int | None:
             start = at + len(content.strip())
         else:
             start = at + len(content)
-        if message["role"] == "assistant":
+        if message.get("role") == "assistant":
             said += len(content)
     return said
 

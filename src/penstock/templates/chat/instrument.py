@@ -50,6 +50,7 @@ class _Statement:
 
     kind: str  # data, print or block
     tokens: list[Token]
+    line: int
     word: str = ""  # the first name in a block: for, endfor, set …
 
     def text(self) -> str:
@@ -57,6 +58,11 @@ class _Statement:
         if self.kind == "data":
             return _literal(inside)
         return f"{{{{ {inside} }}}}" if self.kind == "print" else f"{{% {inside} %}}"
+
+    def at_line(self, written: int) -> str:
+        """The text, moved down to its line of the template, so that errors name that one."""
+        text = self.text()
+        return text if self.kind == "data" else f"{text[:2]}{chr(10) * max(0, self.line - 1 - written)}{text[2:]}"
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class _Writer:
         self._out: list[str] = []
         self._open: list[_Block] = []
         self._captures = 0
+        self._lines = 0  # written so far
         self._found = Instrumented("", "", has_generation=False)
 
     def write(self) -> Instrumented:
@@ -106,23 +113,25 @@ class _Writer:
             if statement.kind == "block":
                 self._block(place, statement)
             else:
-                self._out.append(statement.text())
+                self._copy(statement)
         self._found.source = "".join(self._out)
         tags = ("generation", "endgeneration")
         self._found.plain = "".join(part.text() for part in self._statements if part.word not in tags)
         return self._found
+
+    def _copy(self, statement: _Statement) -> None:
+        self._out.append(statement.at_line(self._lines))
+        self._lines += self._out[-1].count("\n")
 
     def _block(self, place: int, statement: _Statement) -> None:
         word = statement.word
         if word in ("generation", "endgeneration"):
             self._generation(word)
             return
+        self._copy(statement)
         if word.startswith("end"):
-            self._out.append(statement.text())
             self._close(word)
-            return
-        self._out.append(statement.text())
-        if word == "for":
+        elif word == "for":
             self._enter(place, statement)
         elif word == "if" or word in _CAPTURES or (word == "set" and _is_capture(statement)):
             self._captures += word != "if"
@@ -205,15 +214,15 @@ class Marker:
 
 
 def _statements(text: str) -> Iterator[_Statement]:
-    kind, tokens = "", list[Token]()
-    for _, token, value in _LEXER.lexer.tokeniter(text, None):
+    kind, tokens, began = "", list[Token](), 0
+    for line, token, value in _LEXER.lexer.tokeniter(text, None):
         if token == "data":
-            yield _Statement("data", [(token, value)])
+            yield _Statement("data", [(token, value)], line)
         elif token in ("block_begin", "variable_begin"):
-            kind, tokens = "block" if token == "block_begin" else "print", []
+            kind, tokens, began = "block" if token == "block_begin" else "print", [], line
         elif token in ("block_end", "variable_end"):
             word = next((value for name, value in tokens if name == "name"), "")
-            yield _Statement(kind, tokens, word if kind == "block" else "")
+            yield _Statement(kind, tokens, began, word if kind == "block" else "")
             kind = ""
         elif kind:
             tokens.append((token, value))

@@ -4,6 +4,7 @@ A kind says who speaks and which fields hold what: text, nothing, white space, a
 arguments.  It does not say which words.  So what is learned from made-up messages holds for all messages of their kind.
 """
 
+import re
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # names that transfo
 THOUGHT_END = "</think>"
 _MOST_CALLS = 3  # four calls are printed like three
 _MOST_PARTS = 8
+_WORD = re.compile("penstock[a-j]+word")
+_OTHER_LETTERS = str.maketrans("abcdefghijklmnopqrstuvwxyz", "bcdefghijklmnopqrstuvwxyza")
 
 # Values of each type of argument, as engines may print them in different ways.
 _LEAVES: dict[str, Any] = {
@@ -230,7 +233,7 @@ def _call_field(key: str, number: int) -> Any:
 
 def _other_words(value: Any) -> Any:
     if isinstance(value, str):
-        return value.replace("penstock", "kcotsnep").replace("word", "drow")
+        return _WORD.sub(lambda word: word[0].translate(_OTHER_LETTERS), value)
     if isinstance(value, dict):
         return {key: _other_words(inner) for key, inner in value.items()}
     return [_other_words(inner) for inner in value] if isinstance(value, list) else value

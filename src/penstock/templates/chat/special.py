@@ -62,4 +62,9 @@ def _walk(value: Any, pattern: re.Pattern[str], change: Callable[[re.Match[str]]
         return value if key == "role" else pattern.sub(change, value)
     if isinstance(value, dict):
         return {name: _walk(inner, pattern, change, name) for name, inner in value.items()}
-    return [_walk(inner, pattern, change) for inner in value] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) > 1 and len(pattern.findall("".join(texts))) > sum(len(pattern.findall(text)) for text in texts):
+        raise Unproven("two parts of a message make up a special token between them; write the text as one part")
+    return [_walk(inner, pattern, change) for inner in value]

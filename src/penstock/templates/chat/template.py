@@ -20,12 +20,12 @@ from penstock.errors import TemplateError
 from penstock.templates.builtin import CHATML, find_templates
 from penstock.templates.chat.attribution import attribute
 from penstock.templates.chat.headers import Headers, Render, Unproven
-from penstock.templates.chat.kinds import Kind, Kinds, MadeUp
+from penstock.templates.chat.kinds import REASONING, Kind, Kinds, MadeUp
 from penstock.templates.chat.layout import Layout, learn_layout
 from penstock.templates.chat.prompt_reads import known_names, prompt_reads_text
 from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.chat.trained_spans import Chat, Found, SpanFinder, learn_ends
-from penstock.templates.chat.values import checked, with_reasoning
+from penstock.templates.chat.values import checked, plain, with_reasoning
 from penstock.templates.masks import Rendering, byte_spans, token_mask
 from penstock.templates.messages import Conversation, Message, train_flag
 from penstock.templates.probes import probes
@@ -225,9 +225,23 @@ class ChatTemplate:
         lines = (
             f"rendered by {self.renderer.engine} ({self.renderer.reason})",
             f"trained characters found by {how}; header {header!r}, end of turn {self.ends.usual or 'not found'!r}{learned}",
+            "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
+            if self._forgets()
+            else "",
             f"conversations with tools: {self._for_tools.describe()}" if self._for_tools is not None else "",
         )
         return "\n".join(filter(None, lines))
+
+    def _forgets(self) -> bool:
+        """Whether reasoning of earlier turns is not printed, while that of the last one is."""
+        fields = (("content", "text"), *((name, "text") for name in REASONING))
+        inline = (("content", "thought"),)
+        for answer in (fields, inline):
+            made = MadeUp([_USER, ("assistant", answer), _USER, ("assistant", answer)])
+            text = outcome(self.renderer.render, self._context(made.messages)) or ""
+            if made.words[1][0] not in text and made.words[3][0] in text:
+                return True
+        return False
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return self.tokenizer.decode(input_ids)
@@ -374,7 +388,7 @@ class ChatTemplate:
 
     def _text(self, conversation: Conversation) -> str | None:
         """A conversation as text; None where the template refuses it."""
-        context = self._context(with_reasoning(conversation.messages), conversation)
+        context = plain(self._context(with_reasoning(conversation.messages), conversation))
         found = outcome(self.renderer.render, context)
         return None if found is None else attribute(found).text
 
