@@ -27,6 +27,7 @@ from .conversations import (
 )
 from .conversations import rendered as reference
 
+
 def text_of(template: ChatTemplate, given: dict[str, Any]) -> str | None:
     try:
         return template.rendering(given).text

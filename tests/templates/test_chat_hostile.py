@@ -106,7 +106,11 @@ def test_calls_that_a_template_leaves_out_do_not_join_the_turns_around_them() ->
     calls = [assistant(text, tool_calls=[call("add", {"a": "one"})]) for text in ("I ask.", "")]
     found = trained(each("m.content").replace("for m in messages", "for m in messages if m.role != 'tool'"),
                     [Q, calls[0], result("1"), calls[1], result("2"), A])  # fmt: skip
-    assert found == ["I ask." + ENDS, ENDS, A["content"] + ENDS]  # the call that is not printed is counted (test_unrendered.py)
+    assert found == [
+        "I ask." + ENDS,
+        ENDS,
+        A["content"] + ENDS,
+    ]  # the call that is not printed is counted (test_unrendered.py)
 
 
 def test_a_call_without_arguments_before_others_belongs_to_its_own_turn() -> None:

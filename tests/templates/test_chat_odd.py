@@ -11,7 +11,7 @@ from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.masks import runs
 from penstock.types import Samples
 
-from .conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result, user
+from .conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result
 
 
 def each(content: str, *, rest: str = "m.content", end: str = "<|im_end|>") -> str:
@@ -100,7 +100,14 @@ def late(words: list[str]) -> list[dict[str, Any]]:
 def test_what_is_printed_is_trained(name: str) -> None:
     template, samples = check(each(RIGHT[name]), late(WORDS))
     # Words that stand elsewhere in the text, but not where the template prints what it made of them.
-    assert {WORDS[number - 40] for number in samples.dropped} <= {"7", "0", "aaa", "plain", "<think>t</think>a", "a. b. c"}
+    assert {WORDS[number - 40] for number in samples.dropped} <= {
+        "7",
+        "0",
+        "aaa",
+        "plain",
+        "<think>t</think>a",
+        "a. b. c",
+    }
     for number, word in enumerate(WORDS, 40):
         if number not in samples.dropped:
             full = expected_text(each(RIGHT[name]), [Q, assistant(word)]) or ""
@@ -168,7 +175,9 @@ def test_white_space_that_engines_know_differently() -> None:
     assert turns(template, samples, 40)[0] == "x<|im_end|>"
 
 
-@pytest.mark.parametrize("letter", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\U000e0041", "\U00040000", "\ufdd1", "\ufffe"])
+@pytest.mark.parametrize(
+    "letter", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\U000e0041", "\U00040000", "\ufdd1", "\ufffe"]
+)
 def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
     words = [f"a{letter}", f"{letter}a", letter]
     template, samples = check(each("m.content"), late(words))
@@ -179,8 +188,10 @@ def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
 
 def test_the_noncharacter_that_marks_messages_is_refused_wherever_it_stands() -> None:
     named = {"name": "somebody"}
-    rows = late(["\ufdd0", "a\ufdd00\u0100b"]) + [{"messages": [Q, A | named, {**Q2, "name": "\ufdd0"}, A2]}]
-    rows.append({"messages": [Q, assistant("", tool_calls=[call("add", {"a": 1 << 70, "b": "\ufdd0"})]), result("1"), A]})
+    rows = [*late(["\ufdd0", "a\ufdd00\u0100b"]), {"messages": [Q, A | named, {**Q2, "name": "\ufdd0"}, A2]}]
+    rows.append(
+        {"messages": [Q, assistant("", tool_calls=[call("add", {"a": 1 << 70, "b": "\ufdd0"})]), result("1"), A]}
+    )
     _, samples = check(each("m.content"), rows)
     assert samples.dropped == dict.fromkeys(range(40, 44), "template_refused")
     with pytest.raises(TemplateError, match="noncharacter that marks messages"):

@@ -160,7 +160,11 @@ class Renderer:
         if self._reference is None:
             environment = Sandbox()
             environment.filters["tojson"] = _to_json
-            environment.globals |= {"strftime_now": self._now, LOOP_FUNCTION: self._marker.loop, SET_FUNCTION: self._marker.set}
+            environment.globals |= {
+                "strftime_now": self._now,
+                LOOP_FUNCTION: self._marker.loop,
+                SET_FUNCTION: self._marker.set,
+            }
             try:
                 self._reference = environment.from_string(self._source)
             except jinja2.TemplateSyntaxError as error:

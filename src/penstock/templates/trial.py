@@ -51,7 +51,14 @@ def try_template(text: str, today: str, contexts: list[dict[str, Any]]) -> dict[
     """Return the engine to use and why: {"engine", "reason"}."""
     path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY}
-    request = {**limits, "path": path, "packages": {name: str(folder) for name, folder in _PACKAGES.items()}, "text": text, "today": today, "contexts": contexts}
+    request = {
+        **limits,
+        "path": path,
+        "packages": {name: str(folder) for name, folder in _PACKAGES.items()},
+        "text": text,
+        "today": today,
+        "contexts": contexts,
+    }
     output, errors, code = _run(json.dumps(request))
     first, _, rest = output.partition("\n")
     if first != "ready":

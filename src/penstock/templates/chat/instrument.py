@@ -19,8 +19,12 @@ import jinja2.ext
 
 from penstock.errors import TemplateError
 
-MARK = "\ufdd0"  # a noncharacter: no text means anything by it.  A mark is MARK, a level and a number, one character each.
-LOOP_FUNCTION = "penstock_loop"  # (level, *values) → a mark for the message among the values, or one that leaves the level
+MARK = (
+    "\ufdd0"  # a noncharacter: no text means anything by it.  A mark is MARK, a level and a number, one character each.
+)
+LOOP_FUNCTION = (
+    "penstock_loop"  # (level, *values) → a mark for the message among the values, or one that leaves the level
+)
 SET_FUNCTION = "penstock_set"  # (level, value) → a mark if the value is a message, else ""
 FIRST_LEVEL = 0x30  # level l is chr(FIRST_LEVEL + l)
 FIRST_NUMBER = 0x100  # message n is chr(FIRST_NUMBER + n)
@@ -35,7 +39,18 @@ _CAPTURES = ("macro", "call", "filter", "block")
 # Loops over these, and variables set to these, are never messages.
 _NOT_MESSAGES = frozenset(
     (
-        *("items", "dictsort", "tool_calls", "function", "content", "arguments", "parameters", "properties", "name", "role"),
+        *(
+            "items",
+            "dictsort",
+            "tool_calls",
+            "function",
+            "content",
+            "arguments",
+            "parameters",
+            "properties",
+            "name",
+            "role",
+        ),
         *("reasoning_content", "thinking", "text", "type", "id", "length", "trim", "tojson", "string"),
     )
 )
@@ -255,7 +270,11 @@ def _targets(statement: _Statement) -> tuple[list[str], bool]:
     names = [text for kind, text in words[1:border] if kind == "name"]
     iterable = [text for kind, text in words[border + 1 :] if (kind, text) != ("name", "recursive")]
     iterable = iterable[: iterable.index("if")] if "if" in iterable else iterable
-    if iterable[:2] == ["range", "("] or iterable[-3:] == ["items", "(", ")"] or iterable[-1].strip("'\"") in _NOT_MESSAGES:
+    if (
+        iterable[:2] == ["range", "("]
+        or iterable[-3:] == ["items", "(", ")"]
+        or iterable[-1].strip("'\"") in _NOT_MESSAGES
+    ):
         names = []
     return names, words[-1] == ("name", "recursive")
 

@@ -63,7 +63,13 @@ def _leaf_kind(value: Any) -> str:
     if isinstance(value, int):
         return "big" if value.bit_length() > 50 else "int"
     if isinstance(value, float):
-        return "exponent" if not repr(value)[-1:].isdigit() or "e" in repr(value) else "whole" if value.is_integer() else "float"
+        return (
+            "exponent"
+            if not repr(value)[-1:].isdigit() or "e" in repr(value)
+            else "whole"
+            if value.is_integer()
+            else "float"
+        )
     return "none" if value is None else "list" if isinstance(value, list | tuple) else "dict"
 
 
@@ -224,7 +230,9 @@ class MadeUp:
         if isinstance(kind, tuple):  # some types
             made = {f"penstock{'é' if t == 'key' else ''}key{place}": self._leaf(t) for place, t in enumerate(kind[1])}
             return {**made, **{key: self._leaf(inner) for key, inner in kind[2]}}
-        return f'{{"penstockkey": "{self._word()}"}}' if kind == "text" else "{}" if kind == "empty" else self._leaf(kind)
+        return (
+            f'{{"penstockkey": "{self._word()}"}}' if kind == "text" else "{}" if kind == "empty" else self._leaf(kind)
+        )
 
 
 def _call_field(key: str, number: int) -> Any:

@@ -39,7 +39,9 @@ def prompt_reads_text(tree: nodes.Template) -> bool:
 
 def known_names(tree: nodes.Template) -> frozenset[str]:
     """Names that a template may look values up by."""
-    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and len(node.value) < 80}
+    constants = {
+        node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and len(node.value) < 80
+    }
     return frozenset(constants | {node.attr for node in tree.find_all(nodes.Getattr)})
 
 
@@ -53,7 +55,8 @@ def _paths(node: nodes.Node, above: Path) -> Iterator[Path]:
 def _is_prompt(node: nodes.Node) -> bool:
     """A branch that is taken for the sake of the generation prompt."""
     return isinstance(node, nodes.If | nodes.CondExpr) and any(
-        name.name == _PROMPT for name in [*node.test.find_all(nodes.Name), *([node.test] if isinstance(node.test, nodes.Name) else [])]
+        name.name == _PROMPT
+        for name in [*node.test.find_all(nodes.Name), *([node.test] if isinstance(node.test, nodes.Name) else [])]
     )
 
 
@@ -92,7 +95,11 @@ def _value_given_to(node: nodes.Node, names: set[str]) -> nodes.Node | None:
 
 def _reads_text(node: nodes.Node) -> bool:
     """Whether an expression looks at the words of a message, and not just whether there are any."""
-    tested = {id(inner.node) for inner in _all(node, nodes.Test) if isinstance(inner, nodes.Test) and inner.name in _TYPE_TESTS}
+    tested = {
+        id(inner.node)
+        for inner in _all(node, nodes.Test)
+        if isinstance(inner, nodes.Test) and inner.name in _TYPE_TESTS
+    }
     for item in [*_all(node, nodes.Getattr), *_all(node, nodes.Getitem)]:
         name = item.attr if isinstance(item, nodes.Getattr) else getattr(getattr(item, "arg", None), "value", None)
         if name in _TEXTS and id(item) not in tested:

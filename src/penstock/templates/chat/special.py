@@ -17,7 +17,9 @@ _PARTS = ("messages", "tools", "documents")
 
 class SpecialFinder:
     def __init__(self, special: Collection[str]) -> None:
-        self._pattern = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True)))) if special else None
+        self._pattern = (
+            re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True)))) if special else None
+        )
         self._tokens = sorted(special)
 
     def first_in(self, context: dict[str, Any]) -> str | None:
@@ -27,7 +29,9 @@ class SpecialFinder:
             self._changed(context, lambda match: found.append(match[0]) or match[0])  # type: ignore[func-returns-value]
         return found[0] if found else None
 
-    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> list[tuple[int, int]]:
+    def places(
+        self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]
+    ) -> list[tuple[int, int]]:
         """Character spans of special tokens that people wrote."""
         if self._pattern is None:
             return []
@@ -49,7 +53,9 @@ class SpecialFinder:
             pieces += [token, part[1:] if number else part]
             size += len(token) + len(pieces[-1])
         if "".join(pieces) != text:
-            raise Unproven("the chat template looks for a special token that a message holds, so it cannot be encoded as text")
+            raise Unproven(
+                "the chat template looks for a special token that a message holds, so it cannot be encoded as text"
+            )
         return spans
 
     def _changed(self, context: dict[str, Any], change: Callable[[re.Match[str]], str]) -> dict[str, Any]:

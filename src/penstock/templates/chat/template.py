@@ -221,7 +221,11 @@ class ChatTemplate:
         """How this template renders, and how it finds what is trained."""
         header = self._finder({}).main_header
         how = "the template's generation tags" if self.renderer.has_generation else "what each message printed"
-        learned = "" if self._learned else "; the generation prompt depends on what messages say, so headers are found anew for each"
+        learned = (
+            ""
+            if self._learned
+            else "; the generation prompt depends on what messages say, so headers are found anew for each"
+        )
         lines = (
             f"rendered by {self.renderer.engine} ({self.renderer.reason})",
             f"trained characters found by {how}; header {header!r}, end of turn {self.ends.usual or 'not found'!r}{learned}",
@@ -337,7 +341,12 @@ class ChatTemplate:
         context = checked(self._context(messages, conversation), simple=simple)
         render = self._engine(kinds)
         verify = self.verify == "all" or run.num_records < _FIRST_ROWS
-        if simple and not verify and render == self.renderer.render and (made := self._by_layout(context, kinds, trained)):
+        if (
+            simple
+            and not verify
+            and render == self.renderer.render
+            and (made := self._by_layout(context, kinds, trained))
+        ):
             return self._with_special(made, context, render)
         whole = attribute(render(context))
         if render == self.renderer.render and self.renderer.is_fast:
@@ -419,7 +428,9 @@ class ChatTemplate:
 
         def with_tools(tools: bool) -> Render:
             given = Conversation(messages=[], tools=[_TOOL] if tools else None, kwargs=kwargs)
-            return lambda messages, **options: attribute(self.renderer.render(self._context(messages, given, **options)))
+            return lambda messages, **options: attribute(
+                self.renderer.render(self._context(messages, given, **options))
+            )
 
         return with_tools
 
@@ -451,7 +462,9 @@ class ChatTemplate:
                 "pass template_engine='jinja2', and please report the chat template"
             )
 
-    def _with_special(self, made: Rendering, context: dict[str, Any], render: Callable[[dict[str, Any]], str]) -> Rendering:
+    def _with_special(
+        self, made: Rendering, context: dict[str, Any], render: Callable[[dict[str, Any]], str]
+    ) -> Rendering:
         if self.special_in_text == "error" and (token := self._special_words.first_in(context)) is not None:
             raise TemplateError(
                 f"special token {token!r} stands in a message; choose special_in_text='token' to let it be one, "

@@ -42,7 +42,10 @@ class Ends:
 def learn_ends(render: Render, added: Collection[str], stops: Collection[str]) -> Ends:
     """Learn what stands behind an answer that another message follows, else behind the last one."""
     usual = ""
-    for kinds in ((("user", "text"), ("assistant", "text"), ("user", "text")), (("user", "text"), ("assistant", "text"))):
+    for kinds in (
+        (("user", "text"), ("assistant", "text"), ("user", "text")),
+        (("user", "text"), ("assistant", "text")),
+    ):
         made = MadeUp(kinds)
         try:
             whole = render(made.messages, add_generation_prompt=False)
@@ -175,9 +178,13 @@ class SpanFinder:
     def _outside(self, whole: Attribution, message: Message) -> tuple[int, int]:
         """A message that the template prints outside its loops, as many do with the first system message: its words, and a token behind."""
         words = _words(message)
-        places = [place for run in whole.runs if run[2] < 0 for place in _places(whole.text, words, run)] if words else []
+        places = (
+            [place for run in whole.runs if run[2] < 0 for place in _places(whole.text, words, run)] if words else []
+        )
         if len(places) != 1:
-            raise Unproven(f"it cannot be told where the chat template prints a message of the role {message.get('role')!r}")
+            raise Unproven(
+                f"it cannot be told where the chat template prints a message of the role {message.get('role')!r}"
+            )
         stop = places[0] + len(words)
         token = self._ends.token_at(whole.text, stop, self._ends.added)
         return places[0], stop + len(token or "")
@@ -208,7 +215,9 @@ class SpanFinder:
             close = text.rfind(THOUGHT_END, after, end)
             answer = content.rpartition(THOUGHT_END)[2].strip()
             if close >= 0 and not text.startswith(answer, _skip_space(text, close + len(THOUGHT_END))):
-                raise Unproven("an inline thought is printed in another way than it is written, so it cannot be left out")
+                raise Unproven(
+                    "an inline thought is printed in another way than it is written, so it cannot be left out"
+                )
         else:
             said = content.strip() if isinstance(content, str) else ""
             answer_at = text.find(said, after, end) if said else end
@@ -227,7 +236,9 @@ class SpanFinder:
         try:
             text = chat.render(made.messages, add_generation_prompt=False).text
             thought, answer = made.words[1][0], made.words[1][1]
-            between = text.partition(thought)[2].partition(answer)[0] if text.find(thought) < text.find(answer) else None
+            between = (
+                text.partition(thought)[2].partition(answer)[0] if text.find(thought) < text.find(answer) else None
+            )
         except TemplateError:
             pass
         if not between or not chat.whole.text.startswith(between, after):
@@ -248,7 +259,11 @@ def _within_tags(whole: Attribution, message: Message, runs: list[Run]) -> Spans
                 spans.append((begin, end))
     words = _words(message)
     inside = [whole.text[a:b] for a, b in spans]
-    if words and not any(words in text for text in inside) and any(words in whole.text[run[0] : run[1]] for run in runs):
+    if (
+        words
+        and not any(words in text for text in inside)
+        and any(words in whole.text[run[0] : run[1]] for run in runs)
+    ):
         raise Unproven("the template's generation tags leave out what a message says")
     return spans
 
@@ -301,7 +316,11 @@ def _skip_space(text: str, place: int) -> int:
 def _detailed(text: str, message: Message, spans: Spans) -> Spans:
     """What a message says of parts of its own content: characters begin_offset to end_offset, both included, are trained or not."""
     content = message.get("content")
-    inside = [(place, a, b) for a, b in spans if isinstance(content, str) and content and (place := text.find(content, a, b)) >= 0]
+    inside = [
+        (place, a, b)
+        for a, b in spans
+        if isinstance(content, str) and content and (place := text.find(content, a, b)) >= 0
+    ]
     if len(inside) != 1 or not isinstance(content, str) or text.find(content, inside[0][0] + 1, inside[0][2]) >= 0:
         raise Unproven(f"{_DETAIL} needs a message whose content the chat template prints once, letter by letter")
     place = inside[0][0]
