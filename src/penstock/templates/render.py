@@ -20,7 +20,7 @@ import minijinja
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
 from penstock.templates.chat.instrument import LOOP_FUNCTION, SET_FUNCTION, Marker, instrument
-from penstock.templates.reads import wants_reference
+from penstock.templates.engine_choice import wants_reference
 from penstock.templates.sandbox import LimitExceeded, Sandbox
 
 _FUEL = 20_000_000  # instructions of minijinja; a conversation takes some ten thousand

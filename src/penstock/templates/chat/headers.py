@@ -7,7 +7,7 @@ a generation prompt, and that rendering is compared with the whole.  What cannot
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.attribution import Attribution, Run
@@ -29,6 +29,7 @@ class Header:
     text: str
     is_partial: bool = False  # it is the beginning of the generation prompt, whose rest is thinking tags
     closing: str = ""  # what the next message prints first, but the turn itself if it is the last one
+    tail: str = field(default="", compare=False)  # what the turn prints last, but only if another message follows
 
 
 # What decides how a turn is printed: the two messages before it, itself, the one behind it (numbers of kinds; -1 for none), and
@@ -55,7 +56,8 @@ _LEADS: tuple[tuple[Kind, ...], ...] = (
     (*_ROUND, _USER),
 )
 _TAGS = re.compile(r"(?:\s|<[^<>\s]+>|\[[^\[\]\s]+\])*")
-_THINKING = ("<think>", "</think>", "<thinking>", "</thinking>", "<|think|>", "<reasoning>", "</reasoning>")
+_OPENING, _CLOSING = ("<think>", "<thinking>", "<reasoning>"), ("</think>", "</thinking>", "</reasoning>")
+_THINKING = (*_OPENING, *_CLOSING, "<|think|>")
 
 
 class Headers:
@@ -88,8 +90,18 @@ class Headers:
     def _learn(self, around: Around) -> Header | Unproven | None:
         leads = _LEADS if around[0] >= 0 else _LEADS[:1]
         found = [made for lead in leads if (made := self._behind(lead, around)) is not None]
-        refused = next((made for made in found if isinstance(made, Unproven)), None)
+        checked = [made for lead in leads if (made := self._behind(lead, self._with_text_around(around))) is not None]
+        refused = next((made for made in found + checked if isinstance(made, Unproven)), None)
         return refused or (found[0] if found and all(made == found[0] for made in found) else None)
+
+    def _with_text_around(self, around: Around) -> Around:
+        """The same with neighbours that say something, which shows where a template prints what they say."""
+        before, previous, own, after, tools = around
+
+        def with_text(number: int) -> int:
+            return number if number < 0 else self._kinds.number_of(_with_text(self._kinds[number]))
+
+        return with_text(before), with_text(previous), own, with_text(after), tools
 
     def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
         *numbers, tools = around
@@ -109,13 +121,45 @@ class Headers:
             )
         try:
             if made.messages[number]["role"] == "assistant":
-                start, partial = find_start(whole, number, made.messages[:number], render, self.main)
+                start, partial = self._start(whole, number, made, render)
             else:
-                start, partial = _before_first_word(whole, number, made.words[number]), False
+                start, partial = self._before_text(whole, number, made, around), False
         except Unproven:
             return None
         header = whole.text[first_run(whole, number)[0] : start]
-        return Header(header, partial, find_closing(whole, number, made.messages, render))
+        return Header(header, partial, *find_closing(whole, number, made.messages, render, made.words[number]))
+
+    def _start(self, whole: Attribution, number: int, made: MadeUp, render: Render) -> tuple[int, bool]:
+        try:
+            return find_start(whole, number, made.messages[:number], render, self.main)
+        except Unproven:
+            first = first_run(whole, number)
+            before = whole.text[first[0] : _before_first_word(whole, number, made.words[number])]
+            if number or self.main is None or not self.main.text or before.count(self.main.text) != 1:
+                raise
+            # the first message of all prints something before its header, such as a system message of the template's own
+            return first[0] + before.index(self.main.text) + len(self.main.text), False
+
+    def _before_text(self, whole: Attribution, number: int, made: MadeUp, around: Around) -> int:
+        """Where the words of a message begin that is not an assistant's: behind what stands before one that is plain text."""
+        kind, first = _with_text(self._kinds[around[2]]), first_run(whole, number)
+        if kind == self._kinds[around[2]]:
+            return _before_first_word(whole, number, made.words[number])
+        text = self.learned((*around[:2], self._kinds.number_of(kind), *around[3:]))
+        if not isinstance(text, Header):
+            return _before_first_word(whole, number, made.words[number])
+        if not whole.text.startswith(text.text, first[0], first[1]):
+            raise Unproven("the header of a message is not the one that a message of text has")
+        return first[0] + len(text.text)
+
+
+def _with_text(kind: Kind) -> Kind:
+    """The same kind with text for content."""
+    role, fields = kind
+    if fields == "text":
+        return kind
+    fields = {**dict(fields), "content": "text"}
+    return (role, "text") if len(fields) == 1 else (role, tuple(fields.items()))
 
 
 def first_run(whole: Attribution, number: int) -> Run:
@@ -157,23 +201,42 @@ def _behind_main(whole: Attribution, first: Run, main: Header | None) -> tuple[i
     raise Unproven("the header of a turn cannot be found: the template renders nothing that ends right before the turn")
 
 
-def find_closing(whole: Attribution, number: int, messages: Sequence[Message], render: Render) -> str:
-    """What ends a turn but is printed by the message behind it: the turn prints it itself where it is the last one.
+def find_closing(
+    whole: Attribution, number: int, messages: Sequence[Message], render: Render, words: Sequence[str] = ()
+) -> tuple[str, str]:
+    """Compare a turn that another message follows with the same turn as the last one: (closing, tail).
 
-    Gemma 4 opens a tool's answer so, and the model learns to open it.
+    Closing: what ends the turn but is printed by the message behind it.  Gemma 4 opens a tool's answer so, and the model learns to open it.
+    Tail: what the turn prints only because another message follows, such as that message's header.
     """
     if number + 1 >= len(messages):
-        return ""
+        return "", ""
     try:
         alone = render(messages[: number + 1], add_generation_prompt=False)
     except TemplateError:
-        return ""
-    run, last = first_run(whole, number), next((run for run in alone.runs if run[2] == number), None)
-    printed = whole.text[run[0] : run[1]]
-    if last is None or not alone.text.startswith(printed, last[0], last[1]):
-        return ""
-    rest = alone.text[last[0] + len(printed) : last[1]].rstrip()
-    return rest if rest and whole.text.startswith(rest, run[1]) else ""
+        return "", ""
+    if number not in (run[2] for run in alone.runs):
+        return "", ""
+    run = first_run(whole, number)
+    printed, last = whole.text[run[0] : run[1]], _text_of(alone, first_run(alone, number))
+    rest = last[len(printed) :].rstrip() if last.startswith(printed) else ""
+    closing = rest if rest and whole.text.startswith(rest, run[1]) else ""
+    behind, behind_last = (_behind_words(_text_of(some, _last_run(some, number)), words) for some in (whole, alone))
+    tail = behind[len(behind_last) :] if behind.startswith(behind_last) else ""
+    return closing, tail if tail.strip() else ""
+
+
+def _text_of(whole: Attribution, run: Run) -> str:
+    return whole.text[run[0] : run[1]]
+
+
+def _last_run(whole: Attribution, number: int) -> Run:
+    return next(run for run in reversed(whole.runs) if run[2] == number)
+
+
+def _behind_words(text: str, words: Sequence[str]) -> str:
+    """What a run prints behind the last of these words; all of it where there are none."""
+    return text[max((text.rfind(word) + len(word) for word in words if word in text), default=0) :]
 
 
 def _behind_prompt(
@@ -199,7 +262,7 @@ def _behind_prompt(
     if bare is not None:
         if not epilogue and bare == prompted.text:
             return start, False
-        prompt = prompted.text[_num_common(bare, prompted.text) :]
+        prompt = prompted.text[num_common(bare, prompted.text) :]
         if prompt and text.startswith(prompt, start):
             return start + len(prompt), False
         epilogue = epilogue or prompt
@@ -208,7 +271,10 @@ def _behind_prompt(
 
 def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] | None:
     """The beginning of the generation prompt stands before the turn, and the rest of it is thinking tags that the turn has lost."""
-    common = _num_common(text[first[0] : first[1]], epilogue)
+    common = num_common(text[first[0] : first[1]], epilogue)
+    opened = max((epilogue.rfind(tag, 0, common) for tag in _OPENING), default=-1)
+    if opened >= 0 and any(tag in epilogue[common:] for tag in _CLOSING):
+        common = opened  # the prompt closes a thought, which the turn opens by itself
     for cut in (common, epilogue.rfind("<", 0, common)):  # "<" is common to "<think>" and "<answer>"
         if cut > 0 and _only_thinking(epilogue[cut:]):
             return first[0] + cut, True
@@ -221,7 +287,7 @@ def _only_thinking(text: str) -> bool:
     return not text.strip()
 
 
-def _num_common(a: str, b: str) -> int:
+def num_common(a: str, b: str) -> int:
     """How many characters two texts have in common from the start."""
     size = min(len(a), len(b))
     if a[:size] == b[:size]:

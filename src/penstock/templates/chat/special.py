@@ -1,7 +1,7 @@
 """Find special tokens that stand in people's words, not in what the template prints.
 
-Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the placeholders put back is the rendering as it
-was, the places of the placeholders are the places of the tokens.
+Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the tokens put back equals the rendering
+of the record as it is, the places of the placeholders are the places of the tokens.
 """
 
 import re

@@ -7,17 +7,26 @@ message is trained.  A turn whose words cannot be followed is refused by name.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import Any
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.attribution import Attribution, Run
-from penstock.templates.chat.headers import Header, Headers, Render, Unproven, find_closing, find_start, first_run
-from penstock.templates.chat.kinds import REASONING, THOUGHT_END, MadeUp
+from penstock.templates.chat.headers import (
+    Header,
+    Headers,
+    Render,
+    Unproven,
+    find_closing,
+    find_start,
+    first_run,
+    num_common,
+)
+from penstock.templates.chat.kinds import REASONING, THOUGHT_END, Kind, MadeUp
 from penstock.templates.messages import Message
 
 Spans = list[tuple[int, int]]
 
+_TALK: tuple[Kind, ...] = (("user", "text"), ("assistant", "text"), ("user", "text"))
 _DETAIL = "train_detail"  # axolotl's: spans of a message's content with a flag of their own
 
 
@@ -35,32 +44,37 @@ class Ends:
             return True
         return any(text.endswith(token, start, stop) for token in self.added)
 
+    def num_closing(self, text: str, start: int, stop: int) -> int:
+        """How many added tokens text[start:stop] ends with."""
+        count = 0
+        while token := max((token for token in self.added if text.endswith(token, start, stop)), key=len, default=""):
+            count, stop = count + 1, stop - len(token)
+        return count
+
     def token_at(self, text: str, place: int, among: Collection[str]) -> str | None:
         return max((token for token in among if text.startswith(token, place)), key=len, default=None)
 
 
 def learn_ends(render: Render, added: Collection[str], stops: Collection[str]) -> Ends:
     """Learn what stands behind an answer that another message follows, else behind the last one."""
-    usual = ""
-    for kinds in (
-        (("user", "text"), ("assistant", "text"), ("user", "text")),
-        (("user", "text"), ("assistant", "text")),
-    ):
-        made = MadeUp(kinds)
-        try:
-            whole = render(made.messages, add_generation_prompt=False)
-        except TemplateError:
-            continue
-        # What two answers of different words have in common at their end.
-        texts = [_last_run(whole, 1), _last_run(render(made.with_other_words(), add_generation_prompt=False), 1)]
-        if all(texts):
-            usual = commonprefix([text[::-1] for text in texts])[::-1].rstrip()
-            break
+    followed, last = (_printed_behind(render, kinds) for kinds in (_TALK, _TALK[:2]))
+    # What is printed only where another message follows may be that one's header.
+    usual = last if last and followed.startswith(last) else followed or last
     return Ends(usual, frozenset(added), frozenset(stops))
 
 
-def _last_run(whole: Attribution, number: int) -> str:
-    return next((whole.text[run[0] : run[1]] for run in reversed(whole.runs) if run[2] == number), "")
+def _printed_behind(render: Render, kinds: Sequence[Kind]) -> str:
+    """What two answers of different words have in common at their end."""
+    made = MadeUp(kinds)
+    try:
+        wholes = [render(words, add_generation_prompt=False) for words in (made.messages, made.with_other_words())]
+    except TemplateError:
+        return ""
+    runs = [[whole.text[run[0] : run[1]] for run in whole.runs if run[2] == 1] for whole in wholes]
+    if not all(runs):
+        return ""
+    a, b = (some[-1][::-1] for some in runs)
+    return a[: num_common(a, b)][::-1].rstrip()
 
 
 @dataclass(slots=True)
@@ -115,7 +129,7 @@ class SpanFinder:
             message = chat.messages[number]
             if number in runs:
                 spans = self._turn(chat, number, runs[number], found, check=check)
-            elif not _says_something(message) or _is_left_out(chat.whole.text, message):
+            elif _is_left_out(chat, number):
                 continue
             elif message.get("role") == "assistant":
                 first_run(chat.whole, number)  # refuses
@@ -133,18 +147,28 @@ class SpanFinder:
         header = self._learned_header(chat, number, runs[0])
         if self._tagged and is_assistant:
             return _within_tags(chat.whole, message, runs)
-        if is_assistant and (header is None or check):
+        if is_assistant and (header is None or (check and number)):
             start, partial = find_start(chat.whole, number, chat.messages[:number], chat.render, self._headers.main)
             closing = find_closing(chat.whole, number, chat.messages, chat.render)
-            proven = Header(chat.whole.text[runs[0][0] : start], partial, closing)
+            proven = Header(chat.whole.text[runs[0][0] : start], partial, *closing)
             if header is not None and proven != header:
                 raise Unproven("what stands around a turn is not what its kind has")
-            header = proven
+            header = header or proven
         elif header is None:
-            header = Header(chat.whole.text[runs[0][0] : _only_place(chat.whole.text, message, runs[0])])
+            header = Header(chat.whole.text[runs[0][0] : _only_place(chat.whole.text, message, runs[:1])[0]])
+        self._check_runs(chat.whole.text, message, runs, header)
         found.num_partial += header.is_partial
         _check_words(chat.whole.text, message, runs, runs[0][0] + len(header.text))
         return self._ended(chat.whole, runs, header, number, found)
+
+    def _check_runs(self, text: str, message: Message, runs: list[Run], header: Header) -> None:
+        """Refuse what is printed more than once, and tokens of which it cannot be told whose they are."""
+        if header.text.strip() and any(text.startswith(header.text, run[0], run[1]) for run in runs[1:]):
+            raise Unproven("the chat template prints this message more than once")
+        if message.get("role") != "assistant" and self.main_header == "":
+            stop = runs[-1][0] + len(text[runs[-1][0] : runs[-1][1]].rstrip())
+            if self._ends.num_closing(text, runs[-1][0] + len(header.text), stop) > 1:
+                raise Unproven("several tokens stand behind this message, and it cannot be told which of them are its own")
 
     def _learned_header(self, chat: Chat, number: int, run: Run) -> Header | None:
         if not self._learned:
@@ -167,7 +191,7 @@ class SpanFinder:
             if header.closing and run is runs[0]:
                 stop = run[1] + len(header.closing)
             elif run is runs[-1]:
-                end = self._end(whole, run, begin, stop)
+                end = self._end(whole, run, begin, self._before_tail(text, begin, run[1], header.tail))
                 if end is None:
                     found.unended.append(number)
                 stop = end or stop
@@ -175,19 +199,23 @@ class SpanFinder:
                 spans.append((begin, stop))
         return spans
 
+    def _before_tail(self, text: str, begin: int, stop: int, tail: str) -> int:
+        """Where a run ends without what it prints for the next message: behind the first tokens of it where nothing else ends the turn."""
+        if not tail or not text.endswith(tail, begin, stop):
+            return begin + len(text[begin:stop].rstrip())
+        last = begin + len(text[begin : stop - len(tail)].rstrip())
+        if self._ends.closes(text, begin, last):
+            return last
+        end = place = _skip_space(text, stop - len(tail))
+        while place < stop and (token := self._ends.token_at(text, place, self._ends.added)):
+            end = place = place + len(token)
+        return end if end > stop - len(tail) else last
+
     def _outside(self, whole: Attribution, message: Message) -> tuple[int, int]:
         """A message that the template prints outside its loops, as many do with the first system message: its words, and a token behind."""
-        words = _words(message)
-        places = (
-            [place for run in whole.runs if run[2] < 0 for place in _places(whole.text, words, run)] if words else []
-        )
-        if len(places) != 1:
-            raise Unproven(
-                f"it cannot be told where the chat template prints a message of the role {message.get('role')!r}"
-            )
-        stop = places[0] + len(words)
+        start, stop = _only_place(whole.text, message, [run for run in whole.runs if run[2] < 0])
         token = self._ends.token_at(whole.text, stop, self._ends.added)
-        return places[0], stop + len(token or "")
+        return start, stop + len(token or "")
 
     def _end(self, whole: Attribution, run: Run, begin: int, stop: int) -> int | None:
         """Where the turn ends that this run closes; None where no token ends it."""
@@ -281,12 +309,14 @@ def _check_words(text: str, message: Message, runs: list[Run], start: int) -> No
         raise Unproven("the words of a message stand in the text, but not where the chat template prints the message")
 
 
-def _only_place(text: str, message: Message, run: Run) -> int:
-    """Where a message that is not an assistant's begins, if what it says stands in its run just once."""
-    places = _places(text, words, run) if (words := _words(message)) else []
-    if len(places) != 1:
-        raise Unproven(f"it cannot be told where the words of a message of the role {message.get('role')!r} begin")
-    return places[0]
+def _only_place(text: str, message: Message, runs: list[Run]) -> tuple[int, int]:
+    """Where a message that is not an assistant's stands, if what it says stands in these runs just once."""
+    content = message.get("content")
+    for words in (content, _words(message)):  # as it is, or without white space around it
+        places = [p for run in runs for p in _places(text, words, run)] if isinstance(words, str) and words else []
+        if len(places) == 1:
+            return places[0], places[0] + len(words)
+    raise Unproven("it cannot be told where the chat template prints what this message says")
 
 
 def _says_something(message: Message) -> bool:
@@ -295,9 +325,17 @@ def _says_something(message: Message) -> bool:
     return has_text or bool(message.get("tool_calls")) or any(message.get(name) for name in REASONING)
 
 
-def _is_left_out(text: str, message: Message) -> bool:
-    """Whether no words of a message are in the text."""
-    return bool(words := _words(message)) and words not in text
+def _is_left_out(chat: Chat, number: int) -> bool:
+    """Whether a message without a run is not printed at all.  Words in its place would be, in a run of its own, or nowhere."""
+    message, words = chat.messages[number], _words(chat.messages[number])
+    if words in chat.whole.text if words else _says_something(message):
+        return False
+    made = MadeUp([(message.get("role"), "text")])
+    try:
+        whole = chat.render([*chat.messages[:number], *made.messages, *chat.messages[number + 1 :]])
+    except TemplateError:
+        return False
+    return made.words[0][0] not in whole.text or any(run[2] == number for run in whole.runs)
 
 
 def _places(text: str, words: str, run: Run) -> list[int]:

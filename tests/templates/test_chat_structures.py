@@ -1,0 +1,109 @@
+"""Templates of odd structure × every shape of conversation × every selection: the mask is exactly the twin's, or the row is refused."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from penstock.templates import Reader
+from penstock.templates.chat.template import ChatTemplate
+
+from .conversations import TODAY, Messages, tokenizer
+from .structures import ALL_SHAPES, STRUCTURES, UNTAGGED, source, tagged, token_mask, truth
+
+EXACT, REFUSED, SKIPPED = "exact", "refused", "the template refuses it"
+# Selection → train_on, and which of a conversation's messages are trained then.
+SELECTIONS: dict[str, tuple[Any, Any]] = {
+    "assistant": ("assistant", lambda messages: [m["role"] == "assistant" for m in messages]),
+    "last": ("last", lambda messages: last(messages)),
+    "users": (["user"], lambda messages: [m["role"] == "user" for m in messages]),
+    "all but system": (["user", "assistant", "tool"], lambda messages: [m["role"] in ("user", "assistant", "tool") for m in messages]),
+}  # fmt: skip
+
+
+def last(messages: Messages) -> list[bool]:
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    return [place in places[-1:] for place in range(len(messages))]
+
+
+@cache
+def opened(name: str, selection: str, tags: bool = False, shape: str = "messages") -> ChatTemplate:
+    train_on = SELECTIONS[selection][0] if selection in SELECTIONS else selection
+    text = tagged(name) if tags else source(name)
+    reader = Reader(shape=shape, tool_arguments="parse")  # type: ignore[arg-type]
+    return ChatTemplate(
+        tokenizer(), reader=reader, chat_template=text, today=TODAY, train_on=train_on, on_refused="skip"
+    )
+
+
+def judge(template: ChatTemplate, name: str, record: dict[str, Any], messages: Messages, chosen: list[bool]) -> str:
+    """Compare one row with the truth."""
+    samples = template.encode([record])
+    known = truth(name, messages, record.get("tools"))
+    if known is None:
+        return SKIPPED if samples.dropped[0] == "template_refused" else f"not refused: {samples.dropped}"
+    if samples.dropped.get(0) == "mask_unverified":
+        return REFUSED
+    text, spans = known
+    ids, mask = token_mask(text, [span for number, yes in enumerate(chosen) if yes for span in spans.get(number, [])])
+    if not any(mask):
+        return EXACT if samples.dropped == {0: "nothing_to_train"} else f"trained: {trained(samples, template)}"
+    if samples.dropped:
+        return f"dropped as {samples.dropped[0]}"
+    if samples.input_ids.tolist() != ids:
+        return f"another text: {template.decode(samples.input_ids)!r}"
+    return EXACT if samples.loss_mask.tolist() == mask else f"trained: {trained(samples, template)}"
+
+
+def trained(samples: Any, template: ChatTemplate) -> str:
+    return repr(template.decode(samples.input_ids[samples.loss_mask]))
+
+
+def rows(name: str, shape: str, tags: bool) -> Iterator[tuple[str, str]]:
+    """(selection, verdict) of one conversation under every selection."""
+    messages, tools = ALL_SHAPES[shape]
+    for selection, (_, choose) in SELECTIONS.items():
+        record = {"messages": messages, "tools": tools}
+        if selection == "users" and tags:
+            continue
+        yield selection, judge(opened(name, selection, tags), name, record, messages, choose(messages))
+    dice = random.Random(f"{name} {shape}")
+    for number in range(2):  # flags of messages
+        flags = [dice.random() < 0.5 for _ in messages]
+        flagged = [
+            {**m, "train": flag} if m["role"] == "assistant" else m for m, flag in zip(messages, flags, strict=True)
+        ]
+        chosen = [m["role"] == "assistant" and flag for m, flag in zip(messages, flags, strict=True)]
+        record = {"messages": flagged, "tools": tools}
+        yield f"flags {number}", judge(opened(name, "assistant", tags), name, record, messages, chosen)
+    template = opened(name, "assistant", tags)
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for turn, place in enumerate(turns):  # fan-out
+        first = messages[: place + 1]
+        record = {"messages": messages, "tools": tools, template.turn_key: turn}
+        chosen = [number == place for number in range(len(first))]
+        yield f"fan-out {turn}", judge(template, name, record, first, chosen)
+    for place in turns[-1:]:  # completion: all behind the last message that is not the assistant's
+        start = max((n for n in range(place) if messages[n]["role"] != "assistant"), default=-1) + 1
+        record = {"prompt": messages[:start], "completion": messages[start : place + 1], "tools": tools}
+        if start and (tools is None):
+            template = opened(name, "completion", tags, "prompt_completion")
+            chosen = [m["role"] == "assistant" and n >= start for n, m in enumerate(messages[: place + 1])]
+            yield "completion", judge(template, name, record, messages[: place + 1], chosen)
+
+
+def counted(name: str, tags: bool = False) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for shape in ALL_SHAPES:
+        for selection, verdict in rows(name, shape, tags):
+            assert verdict in (EXACT, REFUSED, SKIPPED), (shape, selection, verdict)
+            counts[verdict] += 1
+    return counts
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_masks_are_exact_or_refused_whatever_the_structure(name: str) -> None:
+    counted(name)
