@@ -14,9 +14,13 @@ def __getattr__(name: str) -> Any:
     """Public names bring pyarrow and the tokenizers along, so they are imported when first asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
-    from penstock import api, recipe
+    if name == "Recipe":
+        from penstock.recipe import Recipe
 
-    return globals().setdefault(name, getattr(recipe if name == "Recipe" else api, name))
+        return globals().setdefault(name, Recipe)
+    from penstock import api
+
+    return globals().setdefault(name, getattr(api, name))
 
 
 def __dir__() -> list[str]:

@@ -3,21 +3,23 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.errors import RecipeError, StoreError, TemplateError
+from penstock.errors import PlanError, RecipeError, StoreError, TemplateError
 from penstock.loader import Loader
 from penstock.report.progress import showing
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.fanout import FanOut
 from penstock.store import Progress, Store, build
-from penstock.store.build import digest_shards
+from penstock.store.build import digest_shards, find
 from penstock.store.seen import remember
 from penstock.store.why import Why
 from penstock.store.why import why as why_not
-from penstock.templates import detect, open_template, open_tokenizer
+from penstock.templates import detect, is_worth_fast, open_tokenizer, remembered_template
 from penstock.types import BadRow, Record, Source, Template
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def prepare(
         raise StoreError("cache=False keeps nothing, so cache_dir has no use; leave one of the two out")
     folder = Cache(cache_dir) if cache else Cache.temporary()
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
-    made = _template(source, template, tokenizer, options)
+    made = _template(source, template, tokenizer, options, facts=folder if cache else None)
     source = _fanned_out(source, made) if fan_out else source
     engine = LocalEngine(num_proc, inline=not background)  # this process trains while shards are made
     with showing(progress) as show:
@@ -109,7 +111,7 @@ def why(
     """Why `prepare` with the same arguments would not find its store: what differs from the nearest one in the cache."""
     folder = Cache(cache_dir)
     source = cast(Source, place) if is_source(place) else open_source(place, cache=folder, name=name)
-    made = _template(source, template, tokenizer, options)
+    made = _template(source, template, tokenizer, options, facts=folder)
     source = _fanned_out(source, made) if fan_out else source
     borders, records = digest_shards(source, made, engine=LocalEngine(), cache=folder)
     return why_not(made.identity(), records, borders, folder)
@@ -123,13 +125,32 @@ def load(recipe: "str | os.PathLike[str] | Recipe", *, part: str = "train", **ch
     collate, progress.
     """
     found = read_recipe(recipe, **changes)
+    options = _loader_options(found, part)
+    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+
+
+def load_prepared(recipe: "Recipe", opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> Loader | None:
+    """The loader that `load` gives, where all stores are in the cache already; else None.  No record is read and nothing is made."""
+    found = read_recipe(recipe, **changes)
+    if not found.run_options().get("cache", True):
+        return None
+    stores, cache = {}, Cache(found.settings.get("cache_dir"))
+    for each in opened:
+        store = find(each.source, each.as_prepared, cache=cache)
+        if store is None:
+            return None
+        stores[each.name] = store
+    return Loader(found.mixture(stores, part), **_loader_options(found, part))
+
+
+def _loader_options(found: "Recipe", part: str) -> dict[str, Any]:
     options = found.loader_options(part)
     if "batch_size" not in options:
         place = f"{found.file}: " if found.file else ""
         raise RecipeError(
             f"{place}no batch_size; add 'batch_size: 8' (rows per rank), or pass it: load(…, batch_size=8)"
         )
-    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+    return options
 
 
 def read_recipe(recipe: "str | os.PathLike[str] | Recipe", **changes: Any) -> "Recipe":
@@ -150,6 +171,37 @@ def prepare_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Store]
     return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSet:
+    """A data set of a recipe, opened to look at some rows.  `as_prepared` gives the template with the engine that `prepare` uses."""
+
+    name: str
+    source: Source
+    template: Template
+    as_prepared: Callable[[], Template]
+
+
+def open_recipe(recipe: "Recipe", *, part: str = "train") -> list[OpenSet]:
+    """The data sets of one part, to look at single rows; no engine is loaded before a row is encoded or decoded."""
+    opened = []
+    for data in recipe.part(part):
+        source, template, fan_out = parts(recipe, data, rows=1)
+        rows = _fanned_out(source, template) if fan_out else source
+        as_prepared = partial(_template, source, template, None, {}, facts=None)
+        opened.append(OpenSet(name=data.name, source=rows, template=template, as_prepared=as_prepared))
+    return opened
+
+
+def prepare_row(opened: OpenSet, row: int) -> tuple[int, Store]:
+    """One row, prepared alone and kept nowhere: its number, and a store that holds nothing else.  No other row is read."""
+    num_rows = len(opened.source)
+    if not -num_rows <= row < num_rows:
+        raise PlanError(f"row {row} of {opened.name!r}: it has {num_rows:,} rows, counted from 0")
+    number = row % num_rows
+    one = concat([opened.source])[number : number + 1]
+    return number, prepare(one, template=opened.template, num_proc=1, cache=False, progress="none")
+
+
 def why_recipe(recipe: "Recipe", *, part: str = "train") -> dict[str, Why]:
     """Why the stores of a recipe would not be found, by the names of its data sets."""
     answers = {}
@@ -165,7 +217,7 @@ def check_recipe(recipe: "Recipe", *, part: str = "train", rows: int = 2000) -> 
 
     settings = recipe.plan_settings(part)
     for data in recipe.part(part):
-        source, template, fan_out = parts(recipe, data)
+        source, template, fan_out = parts(recipe, data, rows=rows or None)
         source = _fanned_out(source, template) if fan_out else source
         yield check(
             source, template, settings, cache=Cache(recipe.settings.get("cache_dir")).root, at_most=rows or len(source),
@@ -186,17 +238,22 @@ def prepare_anew(recipe: "Recipe", *, part: str = "train", rows: int) -> list[St
     return stores
 
 
-def parts(recipe: "Recipe", data: "DataSet") -> tuple[Source, Template, bool]:
-    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample."""
+def parts(recipe: "Recipe", data: "DataSet", *, rows: int | None = None) -> tuple[Source, Template, bool]:
+    """What a data set of a recipe is made of: its source, its template, and whether each turn becomes a sample.
+
+    rows: how many rows will be encoded, where that is not all of them: of few, fastokens is not loaded.
+    """
     run = recipe.run_options()
-    folder = Cache(run.get("cache_dir")) if run.get("cache", True) else Cache.temporary()
+    keeps = run.get("cache", True)
+    folder = Cache(run.get("cache_dir")) if keeps else Cache.temporary()
     with recipe.blaming(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
         source = _opened(place, folder, data.name if data.is_named else None, recipe.open_options(data))
         options = recipe.prepare_options(data)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
-        return source, _template(source, template, tokenizer, options), fan_out
+        facts = folder if keeps else None
+        return source, _template(source, template, tokenizer, options, facts=facts, rows=rows), fan_out
 
 
 def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]) -> Source:
@@ -206,18 +263,30 @@ def _opened(place: Any, folder: Cache, name: str | None, options: dict[str, Any]
     return cast(Source, open_source(place, cache=folder, name=name, bad=bad, **options))
 
 
-def _template(source: Source, template: str | Template, tokenizer: Any, options: dict[str, Any]) -> Template:
+def _template(
+    source: Source,
+    template: str | Template,
+    tokenizer: Any,
+    options: dict[str, Any],
+    *,
+    facts: Cache | None,
+    rows: int | None = None,
+) -> Template:
+    """facts: where it is remembered what opening a tokenizer and a template told.  rows: how many are encoded, where not all are."""
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
             raise TemplateError(f"a Template was given, so {', '.join(given)} has no use; set it in the template")
-        return template
+        with_engine = getattr(template, "with_engine", None)  # of ours; others name their own engine
+        return template if with_engine is None else cast(Template, with_engine(fast=is_worth_fast(source)))
     if template == "auto":
         detection = detect(_look(source), options)
         _log.info("%s: %s", source.name, detection)
         template, options = detection.chosen, {**detection.options, **options}
-    opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    return open_template(template, opened, options)
+    if tokenizer is None:
+        return remembered_template(template, None, options, facts)
+    fast = is_worth_fast(source, rows)
+    return remembered_template(template, open_tokenizer(tokenizer, fast=fast, cache=facts), options, facts)
 
 
 def _fanned_out(source: Source, template: Template) -> Source:

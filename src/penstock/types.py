@@ -112,6 +112,19 @@ class Template(Protocol):
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str: ...
 
 
+def encoder_of(template: Template) -> Callable[[Iterable[Record]], Samples]:
+    """How the records of one shard are encoded, in parts.
+
+    A template that learns from row to row offers an `encoder`, which is made for each shard.  Of `encode` and `encoder`, the one that the
+    most derived class defines is used, so that a subclass with its own `encode` is not passed over.
+    """
+    kinds = (kind for kind in type(template).__mro__ if {"encode", "encoder"} & vars(kind).keys())
+    if "encoder" in vars(next(kinds, object)):
+        encode: Callable[[Iterable[Record]], Samples] = template.encoder()  # type: ignore[attr-defined]  # not in the protocol
+        return encode
+    return template.encode
+
+
 Task = TypeVar("Task")
 
 

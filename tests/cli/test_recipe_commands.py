@@ -165,7 +165,7 @@ def test_a_row_that_cannot_be_read_is_shown_with_the_reason(here: Any, tokenizer
     code, out, err = here(
         "show", "bad.jsonl", "--row", "1", "--tokenizer", tokenizer_path, "-o", "on_bad=skip", "-o", "num_proc=1"
     )
-    assert code == 0 and f"{tmp_path}/bad.jsonl:2" in out and "dropped when the store was made" in out, err
+    assert code == 0 and f"{tmp_path}/bad.jsonl:2" in out and "dropped: bad_json" in out, err
 
 
 def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
@@ -273,6 +273,7 @@ def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, t
 
 
 def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokenizer_path: Path) -> None:
+    assert here("prepare", recipe)[0] == 0
     code, out, err = here("show", recipe, "--row", "5", "--max-length", "256")
     assert code == 0, err
     for part in (

@@ -249,9 +249,11 @@ def test_versions_are_in_the_name(
         names["engine of chat"] = name_of(chat, template="messages", tokenizer=copy)
     with monkeypatch.context() as world:
         world.setattr("penstock.templates.render.version", lambda package: "99.0")
+        world.setattr("penstock.templates.remembered.package_version", lambda package: "99.0")
         names["renderer"] = name_of(chat, template="messages")
     with monkeypatch.context() as world:
         world.setattr(TextTemplate, "version", 99)
+        world.setattr("penstock.templates.facts.code_digest", lambda: "the code with another version")
         names["template"] = name_of(text, template="text")
     with monkeypatch.context() as world:
         for module in [module for name, module in sys.modules.items() if name.startswith("penstock.store.")]:

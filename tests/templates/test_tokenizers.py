@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import models, pre_tokenizers, processors
 
+from penstock.cache import Cache
 from penstock.errors import TemplateError
-from penstock.templates import open_tokenizer
+from penstock.templates import facts, open_tokenizer, tokenizers
 from penstock.templates.tokenizer_probe import PROBE
 
 TEXTS = ["the quick brown fox", "", "Grüße 🙂 你好", "  two  spaces\n\nand lines  ", "x" * 5000, "<|endoftext|> inside"]
@@ -120,9 +121,25 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer_path: Path) -> 
 def test_a_tokenizer_that_changes_before_a_worker_opens_it_is_refused(tokenizer_path: Path, tmp_path: Path) -> None:
     shutil.copytree(tokenizer_path, tmp_path / "copy")
     tokenizer = open_tokenizer(tmp_path / "copy")
-    from penstock.templates import tokenizers as room
-
-    room._open_file.cache_clear()  # as in a fresh process
+    as_in_a_fresh_process()
     whitespace_words(tmp_path / "copy")
     with pytest.raises(TemplateError, match="changed since the work began"):
         pickle.loads(pickle.dumps(tokenizer))
+
+
+def test_a_tokenizer_that_changes_before_its_engine_opens_is_refused(
+    tokenizer_path: Path, tmp_path: Path, cache: Cache
+) -> None:
+    shutil.copytree(tokenizer_path, tmp_path / "copy")
+    open_tokenizer(tmp_path / "copy", cache=cache)
+    as_in_a_fresh_process()
+    known = open_tokenizer(tmp_path / "copy", cache=cache)  # by what the cache knows: no file is parsed
+    whitespace_words(tmp_path / "copy")
+    with pytest.raises(TemplateError, match="changed since the work began"):
+        known.decode(np.array([1, 2], np.uint32))
+
+
+def as_in_a_fresh_process() -> None:
+    tokenizers._open_file.cache_clear()
+    tokenizers._engines_of_file.cache_clear()
+    facts._kept.clear()

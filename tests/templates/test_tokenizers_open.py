@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import TemplateError
+from penstock.templates import facts, tokenizers
 from penstock.templates.tokenizers import open_tokenizer
 
 
@@ -216,15 +217,19 @@ def test_a_real_object_of_transformers_says_what_its_folder_says(folder: Path) -
     assert handed.encode(["the fox</s>"])[0].tolist() == kept.encode(["the fox</s>"])[0].tolist()
 
 
-def test_what_stands_beside_it_may_not_change_before_a_worker_opens_it(folder: Path) -> None:
-    from penstock.templates import tokenizers as room
+def as_in_a_fresh_process() -> None:
+    tokenizers._open_file.cache_clear()
+    tokenizers._engines_of_file.cache_clear()
+    facts._kept.clear()
 
+
+def test_what_stands_beside_it_may_not_change_before_a_worker_opens_it(folder: Path) -> None:
     write(folder, "chat_template.jinja", "{{ a }}")
     sent = pickle.dumps(open_tokenizer(folder))
     assert len(sent) < 500
-    room._open_file.cache_clear()  # as in a fresh process
+    as_in_a_fresh_process()
     assert pickle.loads(sent).chat_templates == {"default": "{{ a }}"}
-    room._open_file.cache_clear()
+    as_in_a_fresh_process()
     write(folder, "chat_template.jinja", "{{ b }}")
     with pytest.raises(TemplateError, match="changed since the work began"):
         pickle.loads(sent)

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
+from tokenizers import pre_tokenizers
 
-from penstock.templates.token_bytes import by_table
+from penstock.templates import token_bytes
+from penstock.templates.token_bytes import by_table, byte_level_alphabet
 from penstock.templates.tokenizer_probe import PROBE
 from penstock.templates.tokenizers import open_tokenizer
 
@@ -82,3 +84,15 @@ def test_a_vocabulary_without_a_table_says_why(name: str) -> None:
     }
     assert f"offsets   from the reference engine ({tokenizer._no_table})" in tokenizer.describe()
     assert reason[name] in tokenizer._no_table
+
+
+def test_the_alphabet_of_bytes_is_that_of_tokenizers() -> None:
+    assert byte_level_alphabet() == set(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.mark.parametrize("few", [0, 1 << 14])
+def test_characters_that_python_does_not_know_are_found_one_by_one_and_in_a_table(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_bytes, "_FEW", few)
+    assert token_bytes._is_young("a\u0378b") and not token_bytes._is_young("Grüße 你好 \U0001f642 \U000e0fff")

@@ -10,6 +10,7 @@ import typer
 from penstock.cli import screen
 
 if TYPE_CHECKING:
+    from penstock.api import OpenSet
     from penstock.loader import Loader
     from penstock.recipe import Recipe
 
@@ -65,19 +66,22 @@ def loader(found: "Recipe", *, part: str = "train", world_size: int = 1, json: b
     """Its loader, for questions: of rank 0, in numpy, and where no batch size is said of one row."""
     from penstock import api
 
-    fallback = {} if "batch_size" in found.loader_options(part) else {"batch_size": 1}
-    progress = "none" if json else "auto"
     with screen.interruptible():
-        return api.load(
-            found,
-            part=part,
-            rank=0,
-            world_size=world_size,
-            output="numpy",
-            pin_memory=False,
-            progress=progress,
-            **fallback,
-        )
+        return api.load(found, part=part, progress="none" if json else "auto", **_asked(found, part, world_size))
+
+
+def prepared_loader(
+    found: "Recipe", opened: "list[OpenSet]", *, part: str = "train", world_size: int = 1
+) -> "Loader | None":
+    """The same, where all stores are in the cache already; else None."""
+    from penstock import api
+
+    return api.load_prepared(found, opened, part=part, **_asked(found, part, world_size))
+
+
+def _asked(found: "Recipe", part: str, world_size: int) -> dict[str, Any]:
+    fallback = {} if "batch_size" in found.loader_options(part) else {"batch_size": 1}
+    return {"rank": 0, "world_size": world_size, "output": "numpy", "pin_memory": False, **fallback}
 
 
 def state(path: Path) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """`penstock show`: one record through every stage, or the rows of a step."""
 
 import secrets
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import arguments, screen
+
+if TYPE_CHECKING:
+    from penstock.api import OpenSet
+    from penstock.plan.settings import PlanSettings
+    from penstock.report.walk import RecordWalk
 
 
 def show(
@@ -29,6 +34,7 @@ def show(
     """One record through every stage.
 
     Raw, rendered, as tokens (trained or not), and the row in which it lands; or with --step, the rows of a step drawn as segments.
+    Of data that is not prepared, one record is read and its place in training is not shown; --step prepares all of it first.
     """
     if sum((row is not None, step is not None, random)) > 1:
         raise typer.BadParameter("give one of --row, --step and --random")
@@ -38,9 +44,20 @@ def show(
         data, option, tokenizer=tokenizer, template=template, train_on=train_on, chat_template=words,
         cache_dir=cache_dir, max_length=max_length, batch_size=batch_size,
     )  # fmt: skip
-    loader = arguments.loader(recipe, part=part, world_size=world_size, json=json)
+    from penstock import api
     from penstock.report import numbers, text, walk
 
+    opened = api.open_recipe(recipe, part=part)
+    loader = arguments.prepared_loader(recipe, opened, part=part, world_size=world_size)
+    if loader is None and step is None:
+        alone = _alone(opened, recipe.plan_settings(part), source, None if random else row or 0)
+        if json:
+            screen.as_json({**numbers.plain(alone), "packed_row": None})
+        else:
+            screen.show(text.record(alone))
+        return
+    if loader is None:  # the rows of a step depend on the length of every sample
+        loader = arguments.loader(recipe, part=part, world_size=world_size, json=json)
     number = arguments.source_number(loader, source)
     if step is not None:
         rows = [walk.row(loader, step, place) for place in range(loader.batch_size * world_size)]
@@ -62,3 +79,17 @@ def show(
     screen.show(text.record(found))
     if drawn is not None:
         screen.show(text.row(drawn, width=screen.width()))
+
+
+def _alone(opened: "list[OpenSet]", settings: "PlanSettings", source: str | None, row: int | None) -> "RecordWalk":
+    """One record of data that is not prepared; None: some record."""
+    from penstock import api
+    from penstock.report import walk
+
+    names = [each.name for each in opened]
+    if source is not None and source not in names:
+        raise typer.BadParameter(f"source {source!r} is not there, expected one of {', '.join(names)}")
+    chosen = opened[0 if source is None else names.index(source)]
+    some = secrets.randbelow(max(len(chosen.source), 1)) if row is None else row
+    number, store = api.prepare_row(chosen, some)
+    return walk.unprepared(store, settings, number, chosen.name)

@@ -27,7 +27,8 @@ def trace(
 ) -> None:
     """Which records are in a batch.
 
-    By file and line, without running anything.
+    By file and line, without running anything.  Data that is not prepared is prepared first: where a record lands depends on the
+    lengths of all.
     """
     screen.listen(json=json)
     recipe = arguments.recipe(

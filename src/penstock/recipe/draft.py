@@ -21,7 +21,7 @@ from penstock.report.look import Look, look, read, spread
 from penstock.report.numbers import Lengths, length_numbers, sensible_length
 from penstock.report.text import count, size
 from penstock.sources import RowAccess, open_source
-from penstock.templates import Detection, detect, open_template, open_tokenizer
+from penstock.templates import Detection, detect, is_worth_fast, open_template, open_tokenizer
 from penstock.types import Record
 
 VARIABLE = "TOKENIZER"  # stands in a recipe for a tokenizer that nobody named
@@ -137,7 +137,7 @@ def _looked(
         options["vocab_size"] = _largest(source, options.get("input_key", "input_ids"), rows) + 1
     elif tokenizer is None:
         return None
-    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+    opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=is_worth_fast(source, rows))
     return look(source, open_template(detection.chosen, opened, options), at_most=rows)
 
 

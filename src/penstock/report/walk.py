@@ -19,6 +19,7 @@ from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.plan import Position
+from penstock.plan.settings import PlanSettings
 from penstock.report.numbers import epoch_rows, stores
 from penstock.store import Sample, Store
 
@@ -131,6 +132,36 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         landings=landings,
         outcome=outcome(loader, made, landings, epoch),
     )
+
+
+def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> RecordWalk:
+    """One record of a data set that is not prepared; `store` holds it alone, as its row 0.  Where it is trained is not known."""
+    made = store[0]
+    raw, shown = _raw(store, 0)
+    rendered = rendering(store, raw) if len(made) else None
+    return RecordWalk(
+        source=name,
+        sample=number,
+        where=str(made.where),
+        raw=shown,
+        rendered=rendered,
+        tokens=tokens(store, made, rendered),
+        trained=int(np.count_nonzero(made.loss_mask)),
+        landings=(),
+        outcome=_without_plan(store, made, settings),
+    )
+
+
+def _without_plan(store: Store, made: Sample, settings: PlanSettings) -> str:
+    if not len(made):
+        return f"dropped: {', '.join(store.counts.dropped)}"
+    if len(made) > settings.capacity and settings.overflow == "drop":
+        return _overlong(made, settings)
+    return "not known: this data set is not prepared; run penstock prepare first"
+
+
+def _overlong(made: Sample, settings: PlanSettings) -> str:
+    return f"dropped as overlong: {len(made):,} tokens, max_length is {settings.max_length:,}"
 
 
 def step(loader: Loader, number: int, *, rank: int | None = None) -> StepWalk:
@@ -273,7 +304,7 @@ def outcome(loader: Loader, sample: Sample, landings: tuple[Landing, ...], epoch
     if not length:
         return "dropped when the store was made: nothing is left to train on"
     if not landings and length > settings.capacity and settings.overflow == "drop":
-        return f"dropped as overlong: {length:,} tokens, max_length is {settings.max_length:,}"
+        return _overlong(sample, settings)
     if not landings:
         return f"not in epoch {epoch}: the mixture takes only part of this source"
     kept = sum(landing.stop - landing.start for landing in landings)

@@ -4,7 +4,7 @@ A process reads, digests, encodes and writes a shard by itself, so work begins a
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -73,6 +73,27 @@ def build(
         return job.store(found, background=runner.start(lambda: job.finish(agenda, refresh=refresh)))
     _run(engine, work, agenda, meter)
     return job.store(remember(), manifest=job.finish(agenda, refresh=refresh))
+
+
+def find(
+    source: Source,
+    template: Callable[[], Template],
+    *,
+    cache: Cache,
+    shard_bytes: int = SHARD_BYTES,
+    shard_rows: int = SHARD_ROWS,
+) -> Store | None:
+    """The store that `build` would return at once, or None.  No record is read and nothing is made.
+
+    `template` is only called where the cache knows what the source's files hold.
+    """
+    borders = source.cuts(num_bytes=shard_bytes, num_rows=shard_rows)
+    known = digests.recall(digests.stamp(source), borders, cache)
+    if known is None:
+        return None
+    job = _Job(MakeShard(source, template(), cache), borders, cache)
+    manifest = job.find(known)
+    return None if manifest is None else job.store(known, manifest=manifest)
 
 
 def digest_shards(

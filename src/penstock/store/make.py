@@ -18,7 +18,7 @@ from penstock.store.claims import Claim, Held, take
 from penstock.store.manifest import ShardEntry, seal
 from penstock.store.schema import shard_key, shard_name
 from penstock.store.writer import count, write_shard
-from penstock.types import BadRow, Record, Samples, Source, Template, join_notes
+from penstock.types import BadRow, Record, Samples, Source, Template, encoder_of, join_notes
 
 _PARTS = 8  # a shard is encoded in at least so many
 _MOST_ROWS = 1024  # records at once
@@ -132,7 +132,7 @@ class MakeShard:
 
     def _encode(self, task: ShardTask, claim: Claim) -> Generator[Note, None, Samples]:
         num_rows = task.stop - task.start
-        encode = _encoder(self.template)
+        encode = encoder_of(self.template)
         parts: list[Samples] = []
         rows = tokens = 0
         for batch in _batches(self.source.records(task.start, task.stop), max(1, min(_MOST_ROWS, num_rows // _PARTS))):
@@ -180,15 +180,6 @@ def run_here(work: MakeShard, tasks: Iterable[ShardTask | None]) -> Iterator[Mad
             except StopIteration as end:
                 yield end.value
                 break
-
-
-def _encoder(template: Template) -> Encode:
-    """How records of one shard are encoded, in parts.  A template that learns from row to row offers an `encoder`, which is made for
-    each shard.  The class that says last how records are encoded decides: a subclass's own `encode` is not passed over."""
-    kinds = (kind for kind in type(template).__mro__ if {"encode", "encoder"} & vars(kind).keys())
-    if "encoder" in vars(next(kinds, object)):
-        return cast(Encode, template.encoder())  # type: ignore[attr-defined]  # an offer, not part of the protocol
-    return template.encode
 
 
 class _Read:

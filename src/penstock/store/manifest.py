@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
@@ -73,6 +72,8 @@ def lengths_bytes(num_rows: int) -> int:
 
 def seal(key: str, cache: Cache, *, num_rows: int, vocab_size: int) -> tuple[ShardEntry, ShardTokens]:
     """What a manifest says of a shard, once every byte of it is read and right; and what the shard holds."""
+    import pyarrow as pa
+
     name = shard_name(key)
     data = cache.read(name)
     path = cache.path(name)

@@ -3,11 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
@@ -22,6 +21,9 @@ from penstock.store.schema import (
     shard_name,
 )
 from penstock.types import Bools
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ def open_shard(key: str, cache: Cache, *, num_rows: int, vocab_size: int, num_by
 
     Sizes, header and offsets are always checked; every token is, against the shard's digest, where the cache verifies.
     """
+    import pyarrow as pa
+
     name = shard_name(key)
     path = cache.path(name)
     try:
@@ -59,9 +63,11 @@ def open_shard(key: str, cache: Cache, *, num_rows: int, vocab_size: int, num_by
 
 
 def parse_shard(
-    file: pa.NativeFile, path: Path, *, key: str, num_rows: int, vocab_size: int, verify: bool
+    file: "pa.NativeFile", path: Path, *, key: str, num_rows: int, vocab_size: int, verify: bool
 ) -> ShardTokens:
     """The samples in an open shard file; they keep its memory alive."""
+    import pyarrow as pa
+
     try:
         reader = pa.ipc.open_file(file)
         metadata = json.loads(reader.schema.metadata[METADATA])
@@ -90,7 +96,7 @@ def parse_shard(
     return shard
 
 
-def _views(batch: pa.RecordBatch, counts: Counts, dtype: np.dtype[Any]) -> ShardTokens:
+def _views(batch: "pa.RecordBatch", counts: Counts, dtype: np.dtype[Any]) -> ShardTokens:
     ids, mask = batch.column("input_ids"), batch.column("loss_mask")
     if any(column.null_count for column in (ids, mask, ids.values, mask.values, batch.column("row"))):
         raise ValueError("values are missing")
@@ -120,7 +126,7 @@ def _check_content(shard: ShardTokens, digest: str, vocab_size: int) -> None:
         raise ValueError(f"id {int(shard.input_ids.max())}, expected ids below {vocab_size}")
 
 
-def _columns(found: pa.Schema) -> str:
+def _columns(found: "pa.Schema") -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in found)
 
 

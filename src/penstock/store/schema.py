@@ -10,13 +10,15 @@ The schema's metadata holds one JSON value under `penstock`: the shard's key, it
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, fingerprint
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # 30 ms that only those pay who open or write a shard
 
 FORMAT_VERSION = 3  # raise when the same samples give other bytes; announced under "On-disk format"
 FIRST_FEW = 5  # places kept per reason
@@ -120,7 +122,9 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-def schema(vocab_size: int, metadata: dict[str, Any]) -> pa.Schema:
+def schema(vocab_size: int, metadata: dict[str, Any]) -> "pa.Schema":
+    import pyarrow as pa
+
     ids = pa.from_numpy_dtype(id_dtype(vocab_size))
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
     return pa.schema(

@@ -1,9 +1,8 @@
 """How do samples become a shard file?  The same samples give the same bytes, whoever writes them."""
 
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import StoreError
 from penstock.store.schema import (
@@ -18,6 +17,9 @@ from penstock.store.schema import (
     to_json,
 )
 from penstock.types import Samples
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MAX_TOKENS = (1 << 31) - 1  # Arrow's list offsets are int32
 
@@ -43,6 +45,8 @@ def count(samples: Samples) -> Counts:
 
 def write_shard(file: IO[bytes], samples: Samples, *, vocab_size: int, key: str = "") -> Counts:
     """Lay samples out as one Arrow record batch.  `key`: so that a file under another shard's name is noticed."""
+    import pyarrow as pa
+
     _check(samples, vocab_size)
     counts = count(samples)
     ids = samples.input_ids.astype(id_dtype(vocab_size), copy=False)
@@ -68,13 +72,17 @@ def write_shard(file: IO[bytes], samples: Samples, *, vocab_size: int, key: str 
     return counts
 
 
-def _lists(kind: pa.ListType, offsets: np.ndarray[Any, Any], values: np.ndarray[Any, Any], length: int) -> pa.Array:
+def _lists(kind: "pa.ListType", offsets: np.ndarray[Any, Any], values: np.ndarray[Any, Any], length: int) -> "pa.Array":
+    import pyarrow as pa
+
     children = [_array(kind.value_type, values, length)]
     return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets)], children=children)
 
 
-def _array(kind: pa.DataType, values: np.ndarray[Any, Any], length: int) -> pa.Array:
+def _array(kind: "pa.DataType", values: np.ndarray[Any, Any], length: int) -> "pa.Array":
     """Not `pa.array`: it imports pandas where there is one, a third of a second in every process."""
+    import pyarrow as pa
+
     return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(values)])
 
 

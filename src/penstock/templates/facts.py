@@ -61,6 +61,12 @@ def facts_name(kind: str, about: Any) -> str:
 
 
 @once
+def package_version(name: str) -> str:
+    """The version of an installed package; looking it up takes a millisecond or two."""
+    return version(name)
+
+
+@once
 def code_digest() -> str:
     """A digest of the code that answers: the modules of this package."""
     found = Digest()

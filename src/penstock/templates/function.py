@@ -1,7 +1,7 @@
 """What if no shape fits?  A function of yours: record → ids, segments or a conversation, with a version that you raise."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.samples import Tokens
 from penstock.templates.segments import read_pieces
 from penstock.templates.tokenizers import SpecialInText, Tokenizer
-from penstock.types import Bools, Ids, Record, Samples, Template
+from penstock.types import Bools, Ids, Record, Samples
+
+if TYPE_CHECKING:
+    from penstock.templates.chat.template import ChatTemplate
 
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
 
@@ -61,6 +64,11 @@ class FunctionTemplate(PlainText):
         super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self._ids = PretokenizedTemplate(tokenizer)
         self._chat = None if chat is None else _open_chat(tokenizer, chat)
+
+    def with_engine(self, *, fast: bool) -> Self:
+        made = super().with_engine(fast=fast)
+        made._chat = None if self._chat is None else self._chat.with_engine(fast=fast)
+        return made
 
     @property
     def name(self) -> str:
@@ -130,7 +138,7 @@ class FunctionTemplate(PlainText):
         return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
 
 
-def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> Template:
+def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> "ChatTemplate":
     from penstock.templates.chat.template import ChatTemplate  # only where there are conversations
 
     return ChatTemplate(tokenizer, reader=PassOn(), **options)

@@ -1,8 +1,9 @@
 """What have all templates of plain text in common?  A tokenizer, the ends, what becomes of special tokens and of nothing."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,12 @@ class PlainText:
             "suffix": list(self._ends.suffix),
             "tokenizer": self.tokenizer.identity(),
         }
+
+    def with_engine(self, *, fast: bool) -> Self:
+        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
+        made = copy.copy(self)
+        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        return made
 
     def encode(self, records: Iterable[Record]) -> Samples:
         return encode_batches(records, self._encode, on_nothing=self.on_nothing)

@@ -11,17 +11,19 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.nodes as nodes
-import minijinja
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
 from penstock.templates.chat.instrument import LOOP_FUNCTION, SET_FUNCTION, Marker, instrument
 from penstock.templates.engine_choice import wants_reference
 from penstock.templates.sandbox import LimitExceeded, Sandbox
+
+if TYPE_CHECKING:
+    import minijinja
 
 _FUEL = 20_000_000  # instructions of minijinja; a conversation takes some ten thousand
 _MOST_FORMAT = 100  # characters of a date's format
@@ -69,6 +71,8 @@ class Renderer:
 
     def try_fast(self, contexts: Iterable[dict[str, Any]]) -> None:
         """Render all of these with both engines; use minijinja if it renders them as jinja2 does."""
+        import minijinja
+
         contexts = list(contexts)
         expected = [outcome(self.render_reference, context) for context in contexts]
         try:
@@ -101,6 +105,8 @@ class Renderer:
         return self._render_fast(context, "plain")
 
     def _render_fast(self, context: dict[str, Any], source: str = "chat") -> str:
+        import minijinja
+
         assert self._fast is not None
         context = self._marker.start(context) if source == "chat" else context
         try:
@@ -142,7 +148,9 @@ class Renderer:
             sandbox.stop()
         return text
 
-    def _open_fast(self) -> minijinja.Environment:
+    def _open_fast(self) -> "minijinja.Environment":
+        import minijinja
+
         environment = minijinja.Environment(keep_trailing_newline=True, fuel=_FUEL, debug=False)
         environment.auto_escape_callback = lambda name: False
         environment.add_filter("tojson", _to_json)

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tokenizers
 
 from penstock.errors import TemplateError
 from penstock.templates.token_bytes import Encoded, by_reference, byte_places
 from penstock.types import Ints
+
+if TYPE_CHECKING:
+    import tokenizers
 
 Ranges = Sequence[tuple[int, int]]  # (start, stop) in bytes of one text, in order, without overlap
 
@@ -38,7 +41,7 @@ class SelectiveReference:
     text, take blanks along and ask for word borders just as the originals do.  Slow, and only for texts that need it.
     """
 
-    def __init__(self, engine: tokenizers.Tokenizer, *, unknown: int | None) -> None:
+    def __init__(self, engine: "tokenizers.Tokenizer", *, unknown: int | None) -> None:
         engine.post_processor = None
         engine.encode_special_tokens = True
         added = engine.get_added_tokens_decoder()
@@ -93,7 +96,7 @@ class SelectiveReference:
 class _Shifted:
     """An encoding seen without the marks in its text."""
 
-    def __init__(self, encoding: tokenizers.Encoding, marks: list[int]) -> None:
+    def __init__(self, encoding: "tokenizers.Encoding", marks: list[int]) -> None:
         self.ids = encoding.ids
         with_marks = np.array(marks, dtype=np.int64) + len(_MARK) * np.arange(
             len(marks)
@@ -102,7 +105,9 @@ class _Shifted:
         self.offsets = chars - len(_MARK) * np.searchsorted(with_marks, chars, side="left")
 
 
-def _twin(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+def _twin(token: "tokenizers.AddedToken") -> "tokenizers.AddedToken":
+    import tokenizers
+
     return tokenizers.AddedToken(
         _MARK + token.content,
         single_word=token.single_word,

@@ -5,23 +5,33 @@ blank as "▁" and unknown bytes as <0xNN>.  Per text the lengths must add up to
 must leave it as it is; where not, the offsets of `tokenizers` are asked for (characters, turned into bytes).
 """
 
-import re
+import base64
 import unicodedata
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-import tokenizers
 
 from penstock.types import Bools, Ids, Ints
 
 _UNSURE = 1 << 36  # longer than any text: a sum with such a token in it never fits
+_LONGEST = 0xFFFF  # bytes of a token as kept in the cache; this long or longer is unsure
 _PLANES = 0x20000  # marks that change their order live in the first two planes
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
-_ALPHABET = frozenset(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # one character per byte
+_FEW = 1 << 14  # characters that are looked up one by one: the table of all takes 50 ms to make
 _SPLITS = {"Split", "Digits", "Punctuation", "UnicodeScripts"}  # cut only, unless told to remove
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def byte_level_alphabet() -> frozenset[str]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where it can be printed, else one from 256 on."""
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    return frozenset(map(chr, printed)) | {chr(0x100 + number) for number in range(256 - len(printed))}
+
+
+_ALPHABET = byte_level_alphabet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +73,46 @@ class _Frame:
     blank: str | None = None
 
 
-def byte_table(spec: Mapping[str, Any], vocab: Mapping[str, int], added: Mapping[int, Any]) -> ByteTable | str:
-    """The table of a parsed tokenizer.json, or why it has none.  `added` maps ids to `tokenizers.AddedToken`."""
-    model = spec["model"]
-    if model.get("type") != "BPE":
-        return f"a {model.get('type')} vocabulary does not tell how many bytes a token covers"
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout"):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a tokenizer.json says, without its vocabulary.  Steps are JSON values as in the file."""
+
+    model: str  # BPE, Unigram …
+    normalizer: Mapping[str, Any] | None
+    pre_tokenizer: Mapping[str, Any] | None
+    byte_fallback: bool
+    affixes: bool  # or dropout: a token's text is not what it covers
+    unknown: int | None  # the id in the model's own vocabulary for what it does not know
+
+
+def byte_table(spec: Spec, vocab: Mapping[str, int], own: Iterable[str], added: Mapping[int, Any]) -> "ByteTable | str":
+    """The table of a tokenizer.json, or why it has none.
+
+    vocab: tokens and their ids, added ones too.  own: those of the byte-level alphabet and <0xNN> that are in the model's own
+    vocabulary.  added: ids and their `tokenizers.AddedToken`.
+    """
+    if spec.model != "BPE":
+        return f"a {spec.model} vocabulary does not tell how many bytes a token covers"
+    if spec.affixes:
         return "affixes or dropout in the vocabulary"
     frame = _frame(spec)
     if isinstance(frame, str):
         return frame
     blank = "Ġ" if frame.byte_level else frame.blank
-    whole = vocab.keys() >= _ALPHABET if frame.byte_level else model.get("byte_fallback") and _has_bytes(vocab)
-    unknown = vocab.get(model.get("unk_token") or "")
-    if not whole and unknown is None:
+    whole = _ALPHABET.issubset(own) if frame.byte_level else spec.byte_fallback and set(BYTES).issubset(own)
+    if not whole and spec.unknown is None:
         return "the vocabulary drops what it does not know"
     size = max([*vocab.values(), *added], default=-1) + 1
     lengths = np.full(size, _UNSURE, dtype=np.int64)
     prefixed = np.zeros(size, dtype=np.bool_)
-    measure = _byte_level_length if frame.byte_level else _blank_length
-    for token, number in vocab.items():
-        lengths[number] = measure(token, blank)
-        prefixed[number] = blank is not None and token.startswith(blank)
-    if unknown is not None and not whole:
-        lengths[unknown] = _UNSURE
+    ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
+    lengths[ids], first = _token_lengths(list(vocab), frame)
+    if blank is not None:
+        prefixed[ids] = first == ord(blank)
+    if not frame.byte_level:
+        lengths[[vocab[token] for token in BYTES if token in vocab]] = 1
+    if spec.unknown is not None and not whole:
+        lengths[spec.unknown] = _UNSURE
     is_added = np.zeros(size, dtype=np.bool_)
     for number, token in added.items():
         is_added[number] = True
@@ -98,18 +124,56 @@ def byte_table(spec: Mapping[str, Any], vocab: Mapping[str, int], added: Mapping
     )
 
 
-def _byte_level_length(token: str, blank: str | None) -> int:
-    return len(token) if _ALPHABET.issuperset(token) else _UNSURE
+def _token_lengths(tokens: list[str], frame: "_Frame") -> tuple[Ints, Ints]:
+    """Bytes that the text of each token takes, and its first character (-1: none); all characters of a vocabulary at once."""
+    text = "".join(tokens)
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    if frame.byte_level:  # a character is a byte
+        known = np.zeros(0x100 + 256, dtype=np.bool_)
+        known[[ord(character) for character in _ALPHABET]] = True
+        sizes = np.where(known[np.minimum(codes, len(known) - 1)], 1, _UNSURE)
+    else:
+        sizes = _widths(codes)
+        if frame.blank is not None:
+            sizes[codes == ord(frame.blank)] = 1
+    borders = _borders(sizes)
+    counts = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    stops = np.cumsum(counts)
+    first = np.append(codes.astype(np.int64), -1)[np.where(counts > 0, stops - counts, -1)]
+    return np.diff(borders[stops], prepend=0).clip(max=_UNSURE), first
 
 
-def _blank_length(token: str, blank: str | None) -> int:
-    if _BYTE.fullmatch(token):
-        return 1
-    return len(token.replace(blank, " ").encode()) if blank else len(token.encode())
+def pack_table(table: "ByteTable") -> dict[str, Any]:
+    """A table as a JSON value."""
+    return {
+        "lengths": _packed(np.minimum(table.lengths, _LONGEST).astype("<u2")),
+        "added": _packed(np.packbits(table.added)),
+        "prefixed": _packed(np.packbits(table.prefixed)),
+        "size": len(table.lengths),
+        "nfc": table.nfc,
+        "blank": table.blank,
+        "prefix": table.prefix,
+    }
 
 
-def _has_bytes(vocab: Mapping[str, int]) -> bool:
-    return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+def unpack_table(value: Mapping[str, Any]) -> "ByteTable":
+    size = value["size"]
+    lengths = np.frombuffer(_unpacked(value["lengths"]), dtype="<u2").astype(np.int64)
+    lengths[lengths == _LONGEST] = _UNSURE
+    added, prefixed = (
+        np.unpackbits(np.frombuffer(_unpacked(value[name]), np.uint8), count=size).astype(np.bool_)
+        for name in ("added", "prefixed")
+    )
+    rest: dict[str, Any] = {name: value[name] for name in ("nfc", "blank", "prefix")}
+    return ByteTable(lengths=lengths, added=added, prefixed=prefixed, **rest)
+
+
+def _packed(array: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
 
 
 def _parts(step: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
@@ -121,11 +185,11 @@ def _parts(step: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any
     return [step]
 
 
-def _frame(spec: Mapping[str, Any]) -> _Frame | str:
+def _frame(spec: Spec) -> _Frame | str:
     byte_level = nfc = removes = False
     prefix: Literal["never", "segment", "text"] = "never"
     blanks: set[str] = set()
-    for step in _parts(spec.get("normalizer"), "normalizers"):
+    for step in _parts(spec.normalizer, "normalizers"):
         if step["type"] == "NFC":
             nfc = True
         elif step["type"] == "Prepend" and len(step["prepend"]) == 1:
@@ -135,7 +199,7 @@ def _frame(spec: Mapping[str, Any]) -> _Frame | str:
             blanks.add(step["content"])
         else:
             return f"normalizer {step['type']}"
-    for step in _parts(spec.get("pre_tokenizer"), "pretokenizers"):
+    for step in _parts(spec.pre_tokenizer, "pretokenizers"):
         if step["type"] == "ByteLevel":
             byte_level = True
             prefix = "segment" if step.get("add_prefix_space", True) else prefix
@@ -205,7 +269,9 @@ def _num_bytes(texts: Sequence[str], table: ByteTable) -> Ints:
     """Bytes of each text in UTF-8; -1 where the vocabulary sees another text."""
     num_bytes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     others = [number for number, text in enumerate(texts) if not text.isascii()]
-    young = table.nfc and _is_young("".join([texts[number] for number in others]))  # at once: it is never so
+    young = (
+        table.nfc and bool(others) and _is_young("".join([texts[number] for number in others]))
+    )  # at once: it is never so
     for number in others:
         text = texts[number]
         normal = not table.nfc or (unicodedata.is_normalized("NFC", text) and not (young and _is_young(text)))
@@ -216,6 +282,8 @@ def _num_bytes(texts: Sequence[str], table: ByteTable) -> Ints:
 
 def _is_young(text: str) -> bool:
     """Whether a character is younger than this Python's tables: its place in normal order only the tokenizer knows."""
+    if len(text) <= _FEW:
+        return any(ord(character) < _PLANES and unicodedata.category(character) == "Cn" for character in set(text))
     codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     return bool(_unassigned()[np.minimum(codes, _PLANES)].any())
 
@@ -249,7 +317,13 @@ def by_reference(texts: Sequence[str], encodings: Iterable[Any]) -> Encoded:
 def byte_places(text: str) -> Ints:
     """(num_chars + 1,) at which byte of the UTF-8 each character begins, and the end."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-    return _borders(1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000))
+    return _borders(_widths(codes))
+
+
+def _widths(codes: np.ndarray[Any, Any]) -> Ints:
+    """Bytes of each character in UTF-8."""
+    widths: Ints = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    return widths
 
 
 def splice(encoded: Encoded, others: Mapping[int, Encoded]) -> Encoded:

@@ -1,56 +1,49 @@
-"""Which tokens do the files beside a tokenizer.json add to it?  Those that transformers would add, with the same ids.
+"""Find the tokens that the files beside a tokenizer.json add to it: those that transformers would add, with the same ids.
 
 Nearly always none: what wrote tokenizer_config.json wrote them into tokenizer.json, too.  Where the two disagree, the config
-has the last word about how a token is found, and a token that only it knows gets the next free id.
+decides how a token is found, and a token that only it knows gets the next free id.
 """
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import orjson
 import tokenizers
 
 from penstock.errors import TemplateError
-
-_log = logging.getLogger("penstock")
+from penstock.templates.tokenizer_files import TokenizerFiles
 
 _FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
-def with_added(
-    text: str, config: Mapping[str, Any], legacy: Mapping[str, Any], named: Iterable[Any], where: str
-) -> str:
-    """A tokenizer.json with these tokens.
+def with_added(opened: tokenizers.Tokenizer, files: TokenizerFiles) -> tuple[str, str] | None:
+    """The tokenizer.json with these tokens, and a warning ("" where all ids were there); None where nothing is to be added.
 
-    config: tokenizer_config.json.  legacy: added_tokens.json, which counts where the config is silent.
-    named: special tokens as the files write them: a string, or a dict with content and flags.
+    Tokens are added to `opened`, which is used up by that.
     """
-    try:
-        own = {token["content"]: token for token in orjson.loads(text).get("added_tokens") or ()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return text  # whoever opens it says what is wrong
-    special = {_content(token) for token in named}
-    listed = config.get("added_tokens_decoder")
+    own = {token.content: token for token in opened.get_added_tokens_decoder().values()}
+    special = {_content(token) for token in files.named_tokens}
+    listed: Any = files.added_tokens
     if listed is None:
-        listed = {number: _legacy(token, token in special) for token, number in legacy.items() if token not in own}
-    wanted = {str(token.get("content")): token for _, token in _in_order(listed, where)}
-    for token in named:
+        old = files.legacy_tokens.items()
+        listed = {number: _legacy(token, token in special) for token, number in old if token not in own}
+    wanted = {str(token.get("content")): token for _, token in _in_order(listed, files.path or "tokenizer")}
+    for token in files.named_tokens:
         if _content(token) not in own:
             wanted.setdefault(_content(token), token if isinstance(token, dict) else {"content": token})
     differing = {content: token for content, token in wanted.items() if _differs(token, own.get(content))}
     if not differing:
-        return text
-    opened = _open(text, where)
+        return None
     size = len(opened.get_vocab(with_added_tokens=True))
     opened.add_tokens([_added(token, content in special) for content, token in differing.items()])
-    if (num := len(opened.get_vocab(with_added_tokens=True)) - size) > 0:
+    ids = opened.get_vocab(with_added_tokens=True).values()
+    warning = ""
+    if len(ids) > size:
         new = ", ".join(repr(content) for content in differing if content not in own)
-        _log.warning(
-            "%s: the files beside it add %d tokens that it lacks (among %s), with ids up to %d: a model needs a row for each",
-            *(where, num, new[:200], max(opened.get_vocab(with_added_tokens=True).values())),
+        warning = (
+            f"the files beside it add {len(ids) - size} tokens that it lacks (among {new[:200]}), with ids up to "
+            f"{max(ids)}: a model needs a row for each"
         )
-    return opened.to_str()
+    return opened.to_str(), warning
 
 
 def _in_order(listed: Any, where: str) -> list[tuple[int, Mapping[str, Any]]]:
@@ -66,8 +59,8 @@ def _legacy(content: str, special: bool) -> dict[str, Any]:
     return {"content": content, "special": special, "normalized": not special}
 
 
-def _differs(token: Mapping[str, Any], own: Mapping[str, Any] | None) -> bool:
-    return own is None or any(flag in token and bool(token[flag]) != bool(own.get(flag)) for flag in _FLAGS)
+def _differs(token: Mapping[str, Any], own: tokenizers.AddedToken | None) -> bool:
+    return own is None or any(flag in token and bool(token[flag]) != bool(getattr(own, flag)) for flag in _FLAGS)
 
 
 def _added(token: Mapping[str, Any], named: bool) -> tokenizers.AddedToken:
@@ -78,10 +71,3 @@ def _added(token: Mapping[str, Any], named: bool) -> tokenizers.AddedToken:
 
 def _content(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token)
-
-
-def _open(text: str, where: str) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise TemplateError(f"{where}: not a tokenizer.json that can be read: {error}") from error

@@ -1,21 +1,27 @@
-"""What belongs to a tokenizer?  tokenizer.json, and beside it the names of its special tokens and its chat templates."""
+"""Read a tokenizer.json and the files beside it: names of special tokens, added tokens, chat templates.
+
+The content of these files names a tokenizer, never their path.  A digest of the content is remembered under what a quick look at the
+files tells (path, size, inode, times of the last write and change), as for files of records, so that a tokenizer that did not change is not
+read.  Files that changed within the clock's last tick are always read.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SourceError, TemplateError
-from penstock.files import read
+from penstock.cache import Cache
+from penstock.errors import SourceChanged, SourceError, TemplateError
+from penstock.files import changed, identify, read
 from penstock.fingerprint import Digest
-from penstock.templates.tokenizer_added import with_added
+from penstock.templates.facts import recall
 
 # What chat templates are given by name; models may name more under `extra_special_tokens`.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-_ADDED = "added_tokens.json"
+_ADDED, _GENERATION = "added_tokens.json", "generation_config.json"
 _POINTER = b"version https://git-lfs.github.com/"
 _TEMPLATES = ("additional_chat_templates", "chat_templates")
 # What a folder without tokenizer.json may hold instead, and only transformers can convert.
@@ -24,13 +30,17 @@ _OTHER_FORMS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """The text of a tokenizer.json and what stands beside it; small values, so that they can be sent to a worker."""
+    """The text of a tokenizer.json and what the files beside it say."""
 
     text: str
     path: str | None = None  # of tokenizer.json
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
     additional_special_tokens: list[str] = field(default_factory=list)
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
+    added_tokens: dict[str, Any] | None = None  # of tokenizer_config.json: {id: {content, special, …}}
+    legacy_tokens: dict[str, Any] = field(default_factory=dict)  # of added_tokens.json: {content: id}
+    named_tokens: list[Any] = field(default_factory=list)  # special ones, as written: a string, or a dict with flags
+    stop_ids: list[int] = field(default_factory=list)  # at which generation stops, as generation_config.json has them
 
 
 def find_json(place: Path) -> Path:
@@ -49,38 +59,53 @@ def find_json(place: Path) -> Path:
     raise TemplateError(f"{place}: no tokenizer there, expected a tokenizer.json in this folder")
 
 
-def stamp(file: Path) -> str:
-    """Name of everything that is read for this tokenizer.json, as it is now."""
-    whole = Digest()
-    for path in [file, *_beside(file)]:
-        whole.update(path.name.encode())
-        whole.update(_read(path))
-    return whole.hexdigest()
+def content_digest(file: Path, cache: Cache | None) -> str:
+    """A digest of everything that is read for this tokenizer.json, as it is now."""
+    if cache is None:
+        return _digest(_snapshot(file))
+    try:
+        known = [identify(str(path)) for path in _paths(file)]
+
+        def compute() -> str:
+            for one in known:
+                changed(one)  # refuses a file whose next write could get the same time
+            content = _digest(_snapshot(file))
+            for one in known:
+                changed(one)
+            return content
+
+        return str(recall("content", about=[asdict(one) for one in known], compute=compute, cache=cache))
+    except (SourceChanged, OSError):
+        return _digest(_snapshot(file))
+    except SourceError as error:
+        raise TemplateError(str(error)) from error
 
 
-def read_files(file: Path) -> TokenizerFiles:
-    config = _read_json(file.with_name(_CONFIG))
+def read_files(file: Path, content: str) -> TokenizerFiles:
+    """What the files say; TemplateError where their content has not this digest any more."""
+    found = _snapshot(file)
+    if _digest(found) != content:
+        raise TemplateError(f"{file}: changed since the work began; run again")
+    config = _parsed(found, file.with_name(_CONFIG))
     named, additional = special_tokens(config)
-    given = _read_json(file.with_name(_MAP))
+    given = _parsed(found, file.with_name(_MAP))
     if given:
-        # as transformers has it: the map is the elder form, and speaks where the config is of that age or silent
+        # as transformers has it: the map is the older form, and counts where the config is as old or silent
         others, more = special_tokens(given)
-        elder = "added_tokens_decoder" not in config
-        named |= {name: token for name, token in others.items() if elder or name not in config}
+        older = "added_tokens_decoder" not in config
+        named |= {name: token for name, token in others.items() if older or name not in config}
         additional = additional or more
     written = {_content(token): token for token in _tokens(config, given)}  # some with flags
     return TokenizerFiles(
-        text=with_added(
-            _decode(file),
-            config,
-            _read_json(file.with_name(_ADDED)),
-            [written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])],
-            str(file),
-        ),
+        text=_decoded(found, file),
         path=str(file),
         special_tokens=named,
         additional_special_tokens=additional,
-        chat_templates=_templates_beside(file) or chat_templates(config.get("chat_template"), _CONFIG),
+        chat_templates=_templates_beside(found) or chat_templates(config.get("chat_template"), _CONFIG),
+        added_tokens=config.get("added_tokens_decoder"),
+        legacy_tokens=_parsed(found, file.with_name(_ADDED)),
+        named_tokens=[written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])],
+        stop_ids=_stop_ids(_parsed(found, file.with_name(_GENERATION)), file.with_name(_GENERATION)),
     )
 
 
@@ -93,6 +118,15 @@ def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]
         {name: content for name, token in named.items() if (content := _content(token)) is not None},
         list(filter(None, map(_content, unnamed if isinstance(unnamed, (list, tuple)) else ()))),
     )
+
+
+def _stop_ids(config: Mapping[str, Any], path: Path) -> list[int]:
+    """`eos_token_id`: one id or a list of them."""
+    given = config.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise TemplateError(f"{path}: eos_token_id is {given!r}, expected an id or a list of ids")
+    return ids
 
 
 def _tokens(*files: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -125,27 +159,43 @@ def chat_templates(given: Any, where: str) -> dict[str, str]:
     )
 
 
-def _beside(file: Path) -> list[Path]:
-    """The other files that say something about this tokenizer, in a fixed order."""
-    named = [file.with_name(name) for name in (_CONFIG, _MAP, _ADDED, _TEMPLATE)]
+def _paths(file: Path) -> list[Path]:
+    """tokenizer.json and the other files that say something about it, in a fixed order."""
+    named = [file.with_name(name) for name in (_CONFIG, _MAP, _ADDED, _GENERATION, _TEMPLATE)]
     inside = [path for folder in _TEMPLATES for path in sorted((file.parent / folder).glob("*.jinja"))]
-    return [path for path in named if path.is_file()] + inside
+    return [file, *(path for path in named if path.is_file()), *inside]
 
 
-def _templates_beside(file: Path) -> dict[str, str]:
+def _snapshot(file: Path) -> dict[Path, bytes]:
+    """The content of all files, read once: what is digested is what is parsed."""
+    try:
+        return {path: read(str(path)) for path in _paths(file)}
+    except SourceError as error:
+        raise TemplateError(str(error)) from error
+
+
+def _digest(found: dict[Path, bytes]) -> str:
+    whole = Digest()
+    for path, content in found.items():
+        whole.update(path.name.encode())
+        whole.update(content)
+    return whole.hexdigest()
+
+
+def _templates_beside(found: dict[Path, bytes]) -> dict[str, str]:
     """`chat_template.jinja` is the default and comes first."""
     return {
-        "default" if path.name == _TEMPLATE else path.stem: _decode(path)
-        for path in _beside(file)
+        "default" if path.name == _TEMPLATE else path.stem: _decoded(found, path)
+        for path in found
         if path.suffix == ".jinja"
     }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+def _parsed(found: dict[Path, bytes], path: Path) -> dict[str, Any]:
+    if path not in found:
         return {}
     try:
-        parsed = json.loads(_read(path))  # not orjson: Python writes NaN and Infinity, and others a byte order mark
+        parsed = json.loads(found[path])  # not orjson: Python writes NaN and Infinity, and others a byte order mark
     except ValueError as error:
         raise TemplateError(f"{path}: not JSON: {error}") from error
     if not isinstance(parsed, dict):
@@ -153,18 +203,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _decode(path: Path) -> str:
-    content = _read(path)
-    if content.startswith(_POINTER):
+def _decoded(found: dict[Path, bytes], path: Path) -> str:
+    if found[path].startswith(_POINTER):
         raise TemplateError(f"{path}: is a pointer of Git LFS, not the file; run `git lfs pull` in its repository")
     try:
-        return content.decode()
+        return found[path].decode()
     except UnicodeDecodeError as error:
         raise TemplateError(f"{path}: not UTF-8 at byte {error.start}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read(str(path))
-    except SourceError as error:
-        raise TemplateError(str(error)) from error

@@ -1,6 +1,8 @@
-"""Which ids does a text have?  `tokenizers` is the reference; `fastokens` answers where it gives the same ids.
+"""Turn texts into ids.  `tokenizers` is the reference; `fastokens` is used where it gives the same ids and the data is large.
 
-fastokens is 6 to 100 times faster and hands out one flat array; a probe at open decides, and the key names the engine.
+fastokens encodes 6 to 100 times faster and returns one flat array, but takes seconds to load.  Which engine encodes is part of a
+store's key, so the choice must not depend on the machine or the moment: it is a function of the size of the data (`fast=`), and of
+whether the two engines agree on probe texts, which is remembered per content of the tokenizer's files.
 Both run on one thread (unless FASTOKENS_BPE_THREADS says otherwise): two threads give ×1.2, two processes ×2, and a
 process without threads can fork.
 """
@@ -12,68 +14,108 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-import fastokens
 import numpy as np
 import numpy.typing as npt
 import orjson
-import tokenizers
 
+from penstock.cache import Cache
 from penstock.errors import TemplateError
 from penstock.fingerprint import digest
 from penstock.templates.hub import hub_folder, is_hub_name
-from penstock.templates.special_text import Ranges, SelectiveReference, inside
-from penstock.templates.token_bytes import ByteTable, Encoded, by_reference, by_table, byte_table, splice
+from penstock.templates.special_text import Ranges, inside
+from penstock.templates.token_bytes import ByteTable, Encoded, by_reference, by_table, splice
+from penstock.templates.tokenizer_engines import Engines
 from penstock.templates.tokenizer_files import (
     TokenizerFiles,
     chat_templates,
+    content_digest,
     find_json,
     read_files,
     special_tokens,
-    stamp,
 )
-from penstock.templates.tokenizer_probe import PROBE, added_probe
 from penstock.types import Ids, Ints
+
+if TYPE_CHECKING:
+    import fastokens
+    import tokenizers
 
 # What becomes of a special token that stands in a text: its id, its letters, or an error that names it.
 SpecialInText = Literal["token", "text", "error"]
 
 _HALF = re.compile("[\ud800-\udfff]")
-_THREADS = "FASTOKENS_BPE_THREADS"
 
 
 class Tokenizer:
-    """A tokenizer.json, opened.  Pickles as its path and digest where it came from a file."""
+    """A tokenizer.json.  Engines are opened when they are first needed.  Pickles as its path and digest where it came from a file."""
 
-    def __init__(self, files: TokenizerFiles, *, content: str = "") -> None:
-        self.path = files.path
-        self.digest = digest(files.text.encode())
-        self.special_tokens = dict(files.special_tokens)  # bos_token, eos_token … as a chat template is given them
-        self.additional_special_tokens = files.additional_special_tokens
-        self.chat_templates = dict(files.chat_templates)  # "default" and named ones
-        self._files = files
-        self._content = content  # stamp of all files read, for pickling
-        self._reference = _open_reference(files)
-        vocab = self._reference.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
-        self.prefix, self.suffix = self._around()
-        self._reference.post_processor = None  # it could only trim offsets now
-        added = self._reference.get_added_tokens_decoder()
-        self.added_tokens = {token.content: number for number, token in added.items()}
-        self.special_added = frozenset(token.content for token in added.values() if token.special)
+    def __init__(self, engines: Engines, *, path: str | None, content: str, fast: bool, packed: bytes = b"") -> None:
+        """`fast`: use fastokens if it gives the same ids.  `packed`: the files, where they have no path."""
+        facts = engines.facts
+        self.path = path
+        self.digest = facts.digest
+        self.content = content  # a digest of all files that were read
+        self.special_tokens = dict(facts.special_tokens)  # bos_token, eos_token … as a chat template is given them
+        self.additional_special_tokens = list(facts.additional_special_tokens)
+        self.chat_templates = dict(facts.chat_templates)  # "default" and named ones
+        self.vocab_size = facts.vocab_size
+        self.prefix, self.suffix = tuple(facts.prefix), tuple(facts.suffix)
+        self.added_tokens = dict(facts.added_tokens)
+        self.special_added = frozenset(facts.special_added)
+        self.stop_tokens = frozenset(facts.stop_tokens)  # at which generation stops
+        self.wants_fast = fast
+        self._engines, self._packed = engines, packed
+        self._unknown: int | None = facts.unknown[0] if facts.unknown else None
+        self._unknown_name: str = facts.unknown[1] if facts.unknown else ""
         self._is_special = np.zeros(self.vocab_size, dtype=np.bool_)
-        self._is_special[[number for number, token in added.items() if token.special]] = True
-        spec = orjson.loads(files.text)
-        self._unknown = _unknown_id(spec["model"], self._reference)
-        table = byte_table(spec, self._reference.get_vocab(with_added_tokens=False), added)
-        self._table = table if isinstance(table, ByteTable) else None
-        self._no_table = "" if isinstance(table, ByteTable) else table
-        self._fast_splits = True  # whether it also agrees where special tokens are text
-        self._fast, self.reason = self._open_fast()
-        self.engine = f"{'fastokens' if self._fast else 'tokenizers'} " + version(
-            "fastokens" if self._fast else "tokenizers"
-        )
+        self._is_special[[self.added_tokens[token] for token in self.special_added]] = True
+
+    @property
+    def cache(self) -> Cache | None:
+        """Where facts about this tokenizer, and about its chat templates, are kept; None: nowhere."""
+        return self._engines.cache
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether fastokens encodes.  Asking loads no engine, once the answer is in the cache."""
+        return self.wants_fast and self._engines.verdict.same
+
+    @property
+    def engine(self) -> str:
+        name = "fastokens" if self.is_fast else "tokenizers"
+        return f"{name} {version(name)}"
+
+    @property
+    def reason(self) -> str:
+        """Why this engine."""
+        if not self.wants_fast:
+            return "the data is too small for fastokens to be worth its loading time"
+        return self._engines.verdict.reason
+
+    @cached_property
+    def _fast(self) -> "fastokens.Tokenizer | None":
+        return self._engines.fast if self.wants_fast else None
+
+    @property
+    def _fast_splits(self) -> bool:
+        """Whether fastokens also agrees where special tokens are text."""
+        return self._engines.verdict.same_split
+
+    @property
+    def _reference(self) -> "tokenizers.Tokenizer":
+        return self._engines.reference
+
+    @cached_property
+    def _table(self) -> ByteTable | None:
+        table = self._engines.table
+        return None if isinstance(table, str) else table
+
+    @property
+    def _no_table(self) -> str:
+        """Why there is no table of byte lengths."""
+        table = self._engines.table
+        return table if isinstance(table, str) else ""
 
     @property
     def eos_id(self) -> int | None:
@@ -89,7 +131,9 @@ class Tokenizer:
         return self._named_id("pad_token")
 
     def token_id(self, token: str) -> int:
-        found = self._reference.token_to_id(token)
+        found = self.added_tokens.get(token)
+        if found is None:
+            found = self._reference.token_to_id(token)
         if found is None:
             raise TemplateError(f"{self.path or 'tokenizer'}: token {token!r} is not in the vocabulary")
         return int(found)
@@ -136,7 +180,9 @@ class Tokenizer:
             touched = np.unique(np.searchsorted(encoded.offsets, marks, side="right") - 1).tolist()
             if plain is None or not touched:
                 return encoded
-            return splice(encoded, {number: self._selective.encode(texts, number, plain[number]) for number in touched})
+            return splice(
+                encoded, {number: self._engines.selective.encode(texts, number, plain[number]) for number in touched}
+            )
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return str(self._reference.decode(input_ids.tolist(), skip_special_tokens=False))
@@ -174,9 +220,9 @@ class Tokenizer:
             flat[start:stop] = encoding.ids
         return flat, offsets
 
-    def _ask(self, texts: list[str], *, split: bool) -> list[tokenizers.Encoding]:
+    def _ask(self, texts: list[str], *, split: bool) -> "list[tokenizers.Encoding]":
         """The reference, text by text: `encode_batch` starts threads, and then every fork prints a warning."""
-        engine = self._splitting if split else self._reference
+        engine = self._engines.splitting if split else self._reference
         return [engine.encode(text, add_special_tokens=False) for text in texts]
 
     def _spans(self, texts: list[str], *, split: bool) -> Encoded:
@@ -201,24 +247,12 @@ class Tokenizer:
                 starts[whole], stops[whole] = answer.starts[part], answer.stops[part]
         return Encoded(ids=ids, offsets=offsets, starts=starts, stops=stops)
 
-    @cached_property
-    def _splitting(self) -> tokenizers.Tokenizer:
-        """A second reference that takes special tokens for text; its own, as the switch is not safe between threads."""
-        engine = _open_reference(self._files)
-        engine.post_processor = None
-        engine.encode_special_tokens = True
-        return engine
-
-    @cached_property
-    def _selective(self) -> SelectiveReference:
-        return SelectiveReference(_open_reference(self._files), unknown=self._unknown)
-
     def _marks(self, texts: list[str], ids: Ids, offsets: Ints) -> Ints:
         """Places of special tokens that stand in a text.  The id for the unknown counts where its name is written out."""
         marks = np.flatnonzero(self._is_special.take(ids))
         if self._unknown is None or not (unknown := ids[marks] == self._unknown).any():
             return marks
-        name = self._reference.id_to_token(self._unknown)
+        name = self._unknown_name
         owners = np.searchsorted(offsets, marks[unknown], side="right") - 1
         unknown[unknown] = [name not in texts[number] for number in owners.tolist()]
         written: Ints = marks[~unknown]
@@ -238,70 +272,34 @@ class Tokenizer:
             record=int(np.searchsorted(offsets, mark, side="right")) - 1,
         )
 
-    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids that the post-processor puts before and after a text, such as one BOS."""
-        for text in ("a", "0", "."):
-            bare = self._reference.encode(text, add_special_tokens=False).ids
-            full = self._reference.encode(text, add_special_tokens=True).ids
-            for start in range(len(full) - len(bare) + 1):
-                if bare and full[start : start + len(bare)] == bare:
-                    return tuple(full[:start]), tuple(full[start + len(bare) :])
-        if self._reference.num_special_tokens_to_add(is_pair=False):
-            raise TemplateError(
-                f"{self.path or 'tokenizer'}: cannot tell which special tokens go before and after a text"
-            )
-        return (), ()
-
-    def _open_fast(self) -> tuple[fastokens.Tokenizer | None, str]:
-        """The fast engine, or why not."""
-        try:
-            with _one_thread():
-                fast = fastokens.Tokenizer.from_json_str(self._files.text)
-                fast.no_padding()
-                fast.no_truncation()
-                if (text := self._differs(fast, split=False)) is not None:
-                    return None, f"fastokens gives other ids for {text!r}"
-                self._fast_splits = self._differs(fast, split=True) is None
-        except Exception as error:  # whatever it refuses, the reference takes over
-            return None, f"fastokens refuses this tokenizer: {error}"
-        reason = f"fastokens gives the same ids as tokenizers on {len(self._probe)} probe texts"
-        return fast, reason + (
-            "" if self._fast_splits else "; not where special tokens are text, which tokenizers does"
-        )
-
-    @cached_property
-    def _probe(self) -> list[str]:
-        return [*PROBE, *added_probe(list(self.added_tokens))]
-
-    def _differs(self, fast: fastokens.Tokenizer, *, split: bool) -> str | None:
-        """The first probe text for which the engines disagree."""
-        self._reference.encode_special_tokens = split
-        try:
-            for text in self._probe:  # one by one: a batch may start threads
-                expected = self._reference.encode(text, add_special_tokens=False).ids
-                if list(fast.encode(text, split_special_tokens=split).ids) != expected:
-                    return text
-        finally:
-            self._reference.encode_special_tokens = False
-        return None
+    def with_engine(self, *, fast: bool) -> "Tokenizer":
+        """The same tokenizer; `fast` decides anew whether fastokens may encode."""
+        if fast == self.wants_fast:
+            return self
+        return Tokenizer(self._engines, path=self.path, content=self.content, fast=fast, packed=self._packed)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        root = self._engines.cache_root
         if self.path is not None:
-            return _open_file, (self.path, self._content)
-        return _open_object, (orjson.dumps(self._files),)
+            return _open_file, (self.path, self.content, self.wants_fast, root)
+        return _open_object, (self._packed, self.wants_fast, root)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.path or 'object'!r}, {self.vocab_size:_} ids, {self.engine}, {self.digest[:8]})"
 
 
-def open_tokenizer(given: Any) -> Tokenizer:
-    """A tokenizer.json, a folder that holds one, a hub name, a `tokenizers.Tokenizer` or a fast one of transformers."""
+def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None) -> Tokenizer:
+    """A tokenizer.json, a folder that holds one, a hub name, a `tokenizers.Tokenizer` or a fast one of transformers.
+
+    fast: use fastokens if it gives the same ids.  cache: where facts about the tokenizer are kept.
+    """
+    root = None if cache is None else str(cache.root)
     if isinstance(given, Tokenizer):
-        return given
-    if isinstance(given, tokenizers.Tokenizer):
-        return _open_object(orjson.dumps(TokenizerFiles(text=given.to_str())))
+        return given.with_engine(fast=fast)
     if backend := getattr(given, "backend_tokenizer", None):
-        return _from_transformers(given, backend)
+        return _open_object(_from_transformers(given, backend), fast, root)
+    if type(given).__module__.partition(".")[0] == "tokenizers" and hasattr(given, "to_str"):
+        return _open_object(_pack(TokenizerFiles(text=given.to_str())), fast, root)
     if not isinstance(given, (str, os.PathLike)):
         raise TemplateError(f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer")
     place = Path(given).expanduser().absolute()
@@ -310,10 +308,10 @@ def open_tokenizer(given: Any) -> Tokenizer:
             raise TemplateError(f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
         place = hub_folder(given)
     file = find_json(place)
-    return _open_file(str(file), stamp(file))
+    return _open_file(str(file), content_digest(file, cache), fast, root)
 
 
-def _from_transformers(given: Any, backend: Any) -> Tokenizer:
+def _from_transformers(given: Any, backend: Any) -> bytes:
     """Its present state, changes made since loading included."""
     named, additional = special_tokens(given.special_tokens_map)
     files = TokenizerFiles(
@@ -322,51 +320,35 @@ def _from_transformers(given: Any, backend: Any) -> Tokenizer:
         additional_special_tokens=additional,
         chat_templates=chat_templates(given.chat_template, type(given).__name__),
     )
-    return _open_object(orjson.dumps(files))
+    return _pack(files)
 
 
-@lru_cache(maxsize=4)
-def _open_file(path: str, content: str) -> Tokenizer:
+def _pack(files: TokenizerFiles) -> bytes:
+    return orjson.dumps(files)
+
+
+@lru_cache(maxsize=8)
+def _open_file(path: str, content: str, fast: bool, root: str | None) -> Tokenizer:
     """Once per process: loading takes seconds for the large ones."""
-    if stamp(Path(path)) != content:
-        raise TemplateError(f"{path}: changed since the work began; run again")
-    return Tokenizer(read_files(Path(path)), content=content)
+    return Tokenizer(_engines_of_file(path, content, root), path=path, content=content, fast=fast)
+
+
+@lru_cache(maxsize=8)
+def _open_object(packed: bytes, fast: bool, root: str | None) -> Tokenizer:
+    """`packed` is what is sent to a worker when there is no file to name."""
+    engines = _engines_of_object(packed, root)
+    return Tokenizer(engines, path=None, content=digest(packed), fast=fast, packed=packed)
 
 
 @lru_cache(maxsize=4)
-def _open_object(packed: bytes) -> Tokenizer:
-    """Once per process too; the bytes are what is sent to a worker when there is no file to name."""
-    return Tokenizer(TokenizerFiles(**orjson.loads(packed)))
+def _engines_of_file(path: str, content: str, root: str | None) -> Engines:
+    return Engines(lambda: read_files(Path(path), content), content=content, path=path, cache_root=root)
 
 
-def _open_reference(files: TokenizerFiles) -> tokenizers.Tokenizer:
-    try:
-        opened = tokenizers.Tokenizer.from_str(files.text)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise TemplateError(f"{files.path or 'tokenizer'}: not a tokenizer.json that can be read: {error}") from error
-    opened.no_padding()  # a file can carry both; a store wants samples whole
-    opened.no_truncation()
-    return opened
-
-
-def _unknown_id(model: dict[str, Any], reference: tokenizers.Tokenizer) -> int | None:
-    """What the vocabulary says for what it does not know; often a special token, which then need not be in the text."""
-    if model.get("type") == "Unigram":
-        return cast("int | None", model.get("unk_id"))
-    return reference.token_to_id(model["unk_token"]) if model.get("unk_token") else None
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """fastokens reads the number of threads once, at its first text; what the user has set there is kept."""
-    if _THREADS in os.environ:
-        yield
-        return
-    os.environ[_THREADS] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_THREADS, None)
+@lru_cache(maxsize=4)
+def _engines_of_object(packed: bytes, root: str | None) -> Engines:
+    files = TokenizerFiles(**orjson.loads(packed))
+    return Engines(lambda: files, content=f"object {digest(packed)}", path=None, cache_root=root)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ trained.  A record's tokens and mask depend on that record, the tokenizer and th
 proven is refused by name, never guessed.
 """
 
+import copy
 import json
 import logging
 import re
@@ -156,8 +157,7 @@ class ChatTemplate:
         self._layouts: dict[tuple[tuple[int, ...], tuple[bool, ...]], Layout | None] = {}
         self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
         self._agreed: dict[int, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
-        stops = {tokenizer.special_tokens[name] for name in ("eos_token",) if name in tokenizer.special_tokens}
-        self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, stops)
+        self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, tokenizer.stop_tokens)
         self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._unrendered = Unrendered(self._text)
@@ -181,6 +181,13 @@ class ChatTemplate:
             cache = getattr(self.tokenizer, "cache", None)  # where facts about the tokenizer are kept
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=cache)
         return renderer if self.template_engine == "auto" else Renderer(text, today=today)
+
+    def with_engine(self, *, fast: bool) -> "ChatTemplate":
+        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
+        made = copy.copy(self)
+        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made._for_tools = None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
+        return made
 
     def how_turns_end(self) -> str | None:
         """What is wrong with how turns end, if anything."""
@@ -213,6 +220,7 @@ class ChatTemplate:
             "on_unrendered": self.on_unrendered,
             "special_in_text": self.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
+            "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
