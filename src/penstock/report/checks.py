@@ -14,7 +14,7 @@ import numpy as np
 from penstock.fingerprint import digest
 from penstock.plan.settings import PlanSettings
 from penstock.report.look import Look, doubled, look
-from penstock.store.notes import in_words, unrendered
+from penstock.store.notes import about_turns, in_words, unrendered
 from penstock.store.schema import id_dtype
 from penstock.types import Source, Template
 
@@ -68,6 +68,7 @@ def check(
         asked.ends(),
         asked.trained(),
         *asked.unrendered(),
+        *asked.turns(),
         asked.overlong(settings),
         asked.duplicates(),
         asked.disk(cache),
@@ -167,6 +168,21 @@ class _Asked:
         share = max(each.count for each in lost) / found.looked
         said = Verdict(source=self.name, question="not printed", answer="warn", why=why, share=share, first=first)
         return (said,)
+
+    def turns(self) -> list[Verdict]:
+        """Trained turns that no token ends, or that have only a part of their header."""
+        found = about_turns(self._found.notes, num_rows=self._found.looked)
+        return [
+            Verdict(
+                source=self.name,
+                question="turns",
+                answer="warn",
+                why=said,
+                share=note.count / self._found.looked,
+                first=tuple(str(self._source.where(row)) for row in note.rows),
+            )
+            for said, note in found
+        ]
 
     def overlong(self, settings: PlanSettings) -> Verdict:
         lengths = self._found.lengths

@@ -20,6 +20,8 @@ class Rendering:
     plain: Spans = field(default_factory=list)  # somebody's words in which special tokens are text
     unrendered: dict[str, int] = field(default_factory=dict)  # field → its characters that the template does not print
     assistant_characters: int = 0  # of the record, printed or not
+    num_unended: int = 0  # trained turns that no token ends
+    num_partial: int = 0  # trained turns before which only a part of the generation prompt stands
 
 
 def covered(size: int, spans: Spans) -> Bools:

@@ -38,7 +38,7 @@ from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
 from penstock.templates.trial import open_untrusted
 from penstock.templates.unrendered import Unrendered
-from penstock.types import UNRENDERED, Record, Samples
+from penstock.types import PARTIAL, UNENDED, UNRENDERED, Record, Samples
 
 _log = logging.getLogger("penstock")
 
@@ -306,6 +306,9 @@ class ChatTemplate:
         for number, made in enumerate(batch):
             for name, characters in made.unrendered.items():
                 notes.setdefault(f"{UNRENDERED}{name}", {})[number] = characters
+            for name, turns in ((UNENDED, made.num_unended), (PARTIAL, made.num_partial)):
+                if turns:
+                    notes.setdefault(name, {})[number] = turns
         return Tokens(
             ids=encoded.ids,
             mask=token_mask(encoded, batch, self._special),
@@ -415,7 +418,7 @@ class ChatTemplate:
             return Rendering(text, [(0, len(text))])
         finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
         found: Found = finder.find(chat, trained, check=self.verify == "all")
-        return Rendering(text, found.spans)
+        return Rendering(text, found.spans, num_unended=len(found.unended), num_partial=found.num_partial)
 
     def _finder(self, kwargs: dict[str, Any], *, documents: bool = False) -> SpanFinder:
         key = json.dumps([kwargs, documents], sort_keys=True, default=repr)

@@ -18,7 +18,6 @@ from penstock.templates.chat.headers import (
     Unproven,
     find_closing,
     find_start,
-    first_run,
     num_common,
 )
 from penstock.templates.chat.kinds import REASONING, THOUGHT_END, Kind, MadeUp
@@ -124,22 +123,28 @@ class SpanFinder:
         """`check`: hold what was learned against this very conversation."""
         found, runs = Found(), chat.runs()
         for number, chosen in enumerate(trained):
-            if not chosen:
-                continue
-            message = chat.messages[number]
-            if number in runs:
-                spans = self._turn(chat, number, runs[number], found, check=check)
-            elif _is_left_out(chat, number):
-                continue
-            elif message.get("role") == "assistant":
-                first_run(chat.whole, number)  # refuses
-            else:
-                spans = [self._outside(chat.whole, message)]
-            if not self._reasoning:
-                spans = self._without_thought(chat, number, spans)
-            found.spans += spans if _DETAIL not in message else _detailed(chat.whole.text, message, spans)
+            if chosen:
+                try:
+                    found.spans += self._message(chat, number, runs.get(number, []), found, check=check)
+                except Unproven as error:
+                    role = chat.messages[number].get("role")
+                    raise Unproven(f"message {number} ({role}): {error}") from error
         found.spans.sort()
         return found
+
+    def _message(self, chat: Chat, number: int, runs: list[Run], found: Found, *, check: bool) -> Spans:
+        message = chat.messages[number]
+        if runs:
+            spans = self._turn(chat, number, runs, found, check=check)
+        elif _is_left_out(chat, number):
+            return []
+        elif message.get("role") == "assistant":
+            raise Unproven("the chat template prints this message outside its loops over the messages")
+        else:
+            spans = [self._outside(chat.whole, message)]
+        if not self._reasoning:
+            spans = self._without_thought(chat, number, spans)
+        return spans if _DETAIL not in message else _detailed(chat.whole.text, message, spans)
 
     def _turn(self, chat: Chat, number: int, runs: list[Run], found: Found, *, check: bool) -> Spans:
         message = chat.messages[number]
@@ -313,7 +318,9 @@ def _only_place(text: str, message: Message, runs: list[Run]) -> tuple[int, int]
     """Where a message that is not an assistant's stands, if what it says stands in these runs just once."""
     content = message.get("content")
     for words in (content, _words(message)):  # as it is, or without white space around it
-        places = [p for run in runs for p in _places(text, words, run)] if isinstance(words, str) and words else []
+        if not isinstance(words, str) or not words:
+            continue
+        places = [place for run in runs for place in _places(text, words, run)]
         if len(places) == 1:
             return places[0], places[0] + len(words)
     raise Unproven("it cannot be told where the chat template prints what this message says")
