@@ -1,12 +1,14 @@
+# ruff: noqa: E501 (templates are easier to read in long lines)
 """Chat templates of odd structure, each with a twin that says by itself what of each message is trained.
 
-A template is written once, with `«m»` where the trained part of message `m` begins and `»` where it ends.  Without these marks it is the
-template under test.  With marks that print the message's number, rendered by plain jinja2, it is the truth.  As `{% generation %}` tags they
+A template is written once, with `«m»` where the trained part of message `m` begins and `»` where it ends.  Without these marks it is
+the template under test.  With marks that print the message's number, rendered by plain jinja2, it is the truth.  As `{% generation %}` tags they
 make the tagged variant.  Nothing here asks the code under test.
 """
 
+import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jinja2
@@ -136,6 +138,35 @@ STRUCTURES = {
     "loop in a loop": "{% for m in messages %}<|im_start|>{{ m.role }}\n«m»{% for other in messages %}{% if other is sameas m %}"
     "{{ m.content }}{% endif %}{% endfor %}<|im_end|>»\n{% endfor %}" + PROMPT,
     "labels": "{% for m in messages %}" + TURN + "{% endfor %}",  # a header that no generation prompt tells of
+    "looks back": "{% for m in messages %}{% if not loop.first %}{% set before = messages[loop.index0 - 1] %}{% endif %}"
+    + TURN
+    + "{% endfor %}"
+    + PROMPT,
+    "asks": "{% for m in messages %}<|im_start|>{{ m.role }}\n«m»{% if m.content is string and '?' in m.content %}(asked) {% endif %}"
+    + BODY
+    + "<|im_end|>»\n{% endfor %}"
+    + PROMPT,
+    # As Gemma 4: the token that opens a result ends the call, and is printed by the call only where nothing follows it.
+    "opens the result": "{% for m in messages %}{% if m.role == 'tool' %}<|eot_id|>{% if loop.previtem.tool_calls %}»{% endif %}"
+    "«m»{{ m.content }}<|im_end|>»\n{% else %}{% if loop.previtem is defined and loop.previtem.tool_calls %}»{% endif %}"
+    "<|im_start|>{{ m.role }}\n«m»"
+    + BODY
+    + "{% if not m.tool_calls %}<|im_end|>»\n{% elif loop.last %}<|eot_id|>»{% endif %}{% endif %}{% endfor %}"
+    + PROMPT,
+    # The generation prompt depends on what messages say, so nothing is learned, and the last answer is printed below all.
+    "answer below": "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if not (loop.last and m.role == 'assistant') %}«m»"
+    + BODY
+    + "<|im_end|>»{% else %}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% set m = messages[-1] %}{% if m.role == 'assistant' %}«m»" + BODY + "»{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if messages[-1].content == '/x' %}x{% endif %}{% endif %}",
+    # What is learned from made-up words does not hold for an answer with a dot.
+    "answer with a dot below": "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' and "
+    "m.content is string and '.' in m.content %}<|im_end|>{% else %}«m»"
+    + BODY
+    + "<|im_end|>»{% endif %}\n{% endfor %}{% set m = messages[-1] %}{% if m.role == 'assistant' and m.content is string and '.' in m.content %}«m»"
+    + BODY
+    + "»{% endif %}"
+    + PROMPT,
     "brackets": "<|bos|>{% for m in messages %}{% if m.role == 'user' %}[INST] «m»{{ m.content }}[/INST]»"
     "{% elif m.tool_calls %}«m»[TOOL_CALLS] {% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}</s>»"
     "{% elif m.role == 'assistant' %}«m» {{ m.content }}</s>»{% elif m.role == 'tool' %}[RESULT]«m»{{ m.content }}[/RESULT]»"
@@ -148,7 +179,17 @@ STRUCTURES = {
 }  # fmt: skip
 # In these, marks stand in captures or in one branch of a condition, where generation tags cannot stand.
 UNTAGGED = frozenset(
-    ("macro", "set block", "call block", "filter block", "namespace text", "merged", "end after the loop", "recursive")
+    (
+        "macro",
+        "set block",
+        "call block",
+        "filter block",
+        "namespace text",
+        "merged",
+        "end after the loop",
+        "recursive",
+        "opens the result",
+    )
 )
 
 LETTER = assistant("a")
@@ -171,6 +212,7 @@ MORE_SHAPES: dict[str, tuple[Messages, Any]] = {
     "thrice": ([Q, A, assistant("Two."), assistant("Three."), user("So?"), A], None),
     "system and assistant": ([system("Be."), assistant("Hello."), Q, A], None),
     "parts and calls": ([user([{"type": "text", "text": "Add."}]), assistant([{"type": "text", "text": "I add."}], tool_calls=[CALLS[0]]), RESULTS[0], A], [TOOL]),
+    "same calls": ([Q, *[assistant("", tool_calls=[CALLS[0]]), RESULTS[0]] * 2, A, Q, A], [TOOL]),
     "newlines": ([Q, assistant("\n\nx\n\n"), Q, assistant("x\n")], None),
 }  # fmt: skip
 ALL_SHAPES = {**SHAPES, **MORE_SHAPES}
@@ -204,8 +246,17 @@ def twin(name: str) -> Any:
     return _compile_jinja_template(_replaced(name, "{{ '" + _OPEN + "' ~ \\1.n ~ '|' }}", _CLOSE))
 
 
-def truth(name: str, messages: Messages, tools: Any) -> tuple[str, dict[int, list[tuple[int, int]]]] | None:
+Truth = tuple[str, dict[int, list[tuple[int, int]]]]
+
+
+def truth(name: str, messages: Messages, tools: Any) -> Truth | None:
     """The text, and message → its trained spans; None where the template refuses the conversation."""
+    return _truth(name, json.dumps([messages, tools]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _truth(name: str, conversation: str) -> Truth | None:
+    messages, tools = json.loads(conversation)
     numbered = [{**message, "n": number} for number, message in enumerate(messages)]
     try:
         marked = twin(name).render(messages=numbered, tools=tools, add_generation_prompt=False, bos_token="<|bos|>")
@@ -215,8 +266,7 @@ def truth(name: str, messages: Messages, tools: Any) -> tuple[str, dict[int, lis
     for piece in re.split(f"({_OPEN}[0-9]+[|][^{_CLOSE}]*{_CLOSE})", marked):
         if piece.startswith(_OPEN):
             number, _, said = piece[1:-1].partition("|")
-            if stripped := said.rstrip():  # white space at the end of a turn is the template's
-                spans.setdefault(int(number), []).append((len(text), len(text) + len(stripped)))
+            spans.setdefault(int(number), []).append((len(text), len(text) + len(said)))
             piece = said
         text += piece.replace(_CLOSE, "")
     assert _OPEN not in text
@@ -224,8 +274,18 @@ def truth(name: str, messages: Messages, tools: Any) -> tuple[str, dict[int, lis
     return text, spans
 
 
+def without_space(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """White space at the end of a turn is the template's own, unless its generation tags say otherwise."""
+    return [(a, a + len(text[a:b].rstrip())) for a, b in spans]
+
+
 def token_mask(text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[bool]]:
     """Ids and trained tokens by transformers' own offsets: a token that holds a trained character is trained."""
+    ids, offsets = _encoded(text)
+    return ids, [any(a < stop and start < b for start, stop in spans) for a, b in offsets]
+
+
+@lru_cache(maxsize=1 << 12)
+def _encoded(text: str) -> tuple[list[int], list[tuple[int, int]]]:
     encoded = transformers_tokenizer()(text, add_special_tokens=False, return_offsets_mapping=True)
-    inside = [any(a < stop and start < b for start, stop in spans) for a, b in encoded["offset_mapping"]]
-    return encoded["input_ids"], inside
+    return encoded["input_ids"], encoded["offset_mapping"]

@@ -27,6 +27,8 @@ from .conversations import (
 )
 from .conversations import rendered as reference
 
+SILENT = ("idefics3", "smolvlm")  # print nothing of content that is text, which is refused
+
 
 def text_of(template: ChatTemplate, given: dict[str, Any]) -> str | None:
     try:
@@ -72,7 +74,7 @@ def test_the_text_with_masks_is_the_plain_text(name: str) -> None:
             events.add(shape)
     known = {"assistant_twice"} if name.startswith(("gemma4", "diffusion_gemma")) else set()
     known |= {"parts", "many_parts"} if name.startswith(("qwen3", "qwen3_instruct")) else set()
-    assert events <= known or name.startswith(("idefics3", "smolvlm")), events
+    assert events <= known or name.startswith(SILENT), events
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -83,6 +85,8 @@ def test_every_spelling_of_tools_is_the_same_text(name: str) -> None:
     for spelling in ([TOOL], TOOL, json.dumps([TOOL]), json.dumps(TOOL), [json.dumps(TOOL)]):
         assert text_of(template, {"messages": messages, "tools": spelling}) == listed
     none = expected_text(name, [Q, A])
+    if name.startswith(SILENT):
+        none = None
     for spelling in (None, [], "", {}, float("nan")):
         assert text_of(template, {"messages": [Q, A], "tools": spelling}) == none
 

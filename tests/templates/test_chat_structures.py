@@ -2,17 +2,19 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 
+from penstock.errors import TemplateError
 from penstock.templates import Reader
 from penstock.templates.chat.template import ChatTemplate
+from penstock.types import Samples
 
-from .conversations import TODAY, Messages, tokenizer
-from .structures import ALL_SHAPES, STRUCTURES, UNTAGGED, source, tagged, token_mask, truth
+from .conversations import TODAY, A, Messages, Q, chat, tokenizer
+from .structures import ALL_SHAPES, STRUCTURES, UNTAGGED, source, tagged, token_mask, truth, without_space
 
 EXACT, REFUSED, SKIPPED = "exact", "refused", "the template refuses it"
 # Selection → train_on, and which of a conversation's messages are trained then.
@@ -39,16 +41,30 @@ def opened(name: str, selection: str, tags: bool = False, shape: str = "messages
     )
 
 
+@cache
+def warm(template: ChatTemplate) -> Callable[[list[dict[str, Any]]], Samples]:
+    """An encoder that has passed its first rows, which are verified: it takes every short way there is."""
+    encode = template.encoder()
+    filler = {"messages": [Q, A]}
+    encode([{"prompt": [Q], "completion": [A], **filler} if template.train_on == "completion" else filler] * 20)
+    return encode
+
+
 def judge(template: ChatTemplate, name: str, record: dict[str, Any], messages: Messages, chosen: list[bool]) -> str:
     """Compare one row with the truth."""
-    samples = template.encode([record])
+    samples = warm(template)([record])
     known = truth(name, messages, record.get("tools"))
     if known is None:
         return SKIPPED if samples.dropped[0] == "template_refused" else f"not refused: {samples.dropped}"
     if samples.dropped.get(0) == "mask_unverified":
         return REFUSED
     text, spans = known
-    ids, mask = token_mask(text, [span for number, yes in enumerate(chosen) if yes for span in spans.get(number, [])])
+    wanted: list[tuple[int, int]] = []
+    for number, yes in enumerate(chosen):
+        tags = template.renderer.has_generation and messages[number]["role"] == "assistant"
+        own = spans.get(number, []) if yes else []
+        wanted += own if tags else without_space(text, own)
+    ids, mask = token_mask(text, wanted)
     if not any(mask):
         return EXACT if samples.dropped == {0: "nothing_to_train"} else f"trained: {trained(samples, template)}"
     if samples.dropped:
@@ -95,6 +111,30 @@ def rows(name: str, shape: str, tags: bool) -> Iterator[tuple[str, str]]:
             yield "completion", judge(template, name, record, messages[: place + 1], chosen)
 
 
+# Structures of which some conversations are refused by name: at least so many verdicts are exact.  All others refuse nothing.
+PARTLY = {
+    # messages printed outside a loop over them, or by another message
+    **dict.fromkeys(
+        ("filter block", "namespace text", "indices without a name", "recursive", "answers told by users"), 30
+    ),
+    "outside": 190,
+    "last outside": 50,
+    "answer below": 30,
+    "answer with a dot below": 150,
+    "pairs": 15,
+    # what stands before a turn is not what a generation prompt prints there
+    "reversed": 75,
+    "end after the loop": 75,
+    # consecutive answers, a message printed twice, tokens that may be the next one's, thoughts that are not printed
+    "merged": 395,
+    "results ahead": 360,
+    "header of the user": 310,
+    "told not to think": 355,
+    "brackets": 355,
+    "namespace of the last user": 345,
+}
+
+
 def counted(name: str, tags: bool = False) -> Counter[str]:
     counts: Counter[str] = Counter()
     for shape in ALL_SHAPES:
@@ -106,4 +146,27 @@ def counted(name: str, tags: bool = False) -> Counter[str]:
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_masks_are_exact_or_refused_whatever_the_structure(name: str) -> None:
-    counted(name)
+    counts = counted(name)
+    assert counts[EXACT] >= PARTLY.get(name, 410), counts
+    assert name in PARTLY or not counts[REFUSED], counts
+
+
+@pytest.mark.parametrize("name", [name for name in STRUCTURES if name not in UNTAGGED])
+def test_generation_tags_are_exact_or_refused_whatever_the_structure(name: str) -> None:
+    counts = counted(name, tags=True)
+    assert counts[EXACT] >= PARTLY.get(name, 360), counts
+    assert name in PARTLY or not counts[REFUSED], counts
+
+
+@pytest.mark.parametrize("name", ["macro", "set block", "namespace text"])
+def test_generation_tags_in_a_capture_are_refused_by_name(name: str) -> None:
+    with pytest.raises(TemplateError, match="generation tag inside a macro or a set block"):
+        opened(name, "assistant", tags=True)
+
+
+def test_refusals_name_the_message_and_its_role() -> None:
+    template = chat(source("last outside"))
+    with pytest.raises(
+        TemplateError, match=r"messages\[3\] \(assistant\): the chat template prints this message outside"
+    ):
+        template.encode([{"messages": [Q, A, Q, A]}])

@@ -15,7 +15,19 @@ _FILTERS = frozenset(
 )
 _METHODS = frozenset(
     (
-        *("strip", "lstrip", "rstrip", "split", "rsplit", "startswith", "endswith", "replace", "find", "rfind", "index"),
+        *(
+            "strip",
+            "lstrip",
+            "rstrip",
+            "split",
+            "rsplit",
+            "startswith",
+            "endswith",
+            "replace",
+            "find",
+            "rfind",
+            "index",
+        ),
         *("count", "partition", "rpartition", "removeprefix", "removesuffix", "join", "get", "items", "keys", "values"),
         *("upper", "lower"),
     )

@@ -90,24 +90,37 @@ class Headers:
     def _learn(self, around: Around) -> Header | Unproven | None:
         leads = _LEADS if around[0] >= 0 else _LEADS[:1]
         found = [made for lead in leads if (made := self._behind(lead, around)) is not None]
-        checked = [made for lead in leads if (made := self._behind(lead, self._with_text_around(around))) is not None]
-        refused = next((made for made in found + checked if isinstance(made, Unproven)), None)
+        refused = next((made for made in found if isinstance(made, Unproven)), None)
+        refused = refused or next(
+            (made for lead in leads if (made := self._misprinted(lead, around)) is not None), None
+        )
         return refused or (found[0] if found and all(made == found[0] for made in found) else None)
 
+    def _misprinted(self, lead: Sequence[Kind], around: Around) -> Unproven | None:
+        """Whether words are printed by another message where the turn and its neighbours have text for content, as they may not have."""
+        around = self._with_text_around(around)
+        made, number = self._made_up(lead, around)
+        try:
+            whole = self._render(around[-1])(made.messages, add_generation_prompt=False)
+        except TemplateError:
+            return None
+        return None if (why := _misplaced(whole, made, number)) is None else Unproven(why)
+
+    def _made_up(self, lead: Sequence[Kind], around: Around) -> tuple[MadeUp, int]:
+        """Made-up messages, and the number of the turn."""
+        numbers = around[:-1]
+        kinds = [self._kinds[number] for number in numbers if number >= 0]
+        return MadeUp([*lead, *kinds]), len(lead) + sum(before >= 0 for before in numbers[:2])
+
     def _with_text_around(self, around: Around) -> Around:
-        """The same with neighbours that say something, which shows where a template prints what they say."""
-        before, previous, own, after, tools = around
-
-        def with_text(number: int) -> int:
-            return number if number < 0 else self._kinds.number_of(_with_text(self._kinds[number]))
-
-        return with_text(before), with_text(previous), own, with_text(after), tools
+        before, previous, own, after = (
+            number if number < 0 else self._kinds.number_of(_with_text(self._kinds[number])) for number in around[:-1]
+        )
+        return before, previous, own, after, around[-1]
 
     def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
-        *numbers, tools = around
-        made = MadeUp([*lead, *(self._kinds[number] for number in numbers if number >= 0)])
-        number = len(lead) + sum(before >= 0 for before in numbers[:2])
-        render = self._render(tools)
+        made, number = self._made_up(lead, around)
+        render = self._render(around[-1])
         try:
             whole = render(made.messages, add_generation_prompt=False)
         except TemplateError:

@@ -128,7 +128,7 @@ class SpanFinder:
                     found.spans += self._message(chat, number, runs.get(number, []), found, check=check)
                 except Unproven as error:
                     role = chat.messages[number].get("role")
-                    raise Unproven(f"message {number} ({role}): {error}") from error
+                    raise Unproven(f"messages[{number}] ({role}): {error}") from error
         found.spans.sort()
         return found
 
@@ -173,17 +173,19 @@ class SpanFinder:
         if message.get("role") != "assistant" and self.main_header == "":
             stop = runs[-1][0] + len(text[runs[-1][0] : runs[-1][1]].rstrip())
             if self._ends.num_closing(text, runs[-1][0] + len(header.text), stop) > 1:
-                raise Unproven("several tokens stand behind this message, and it cannot be told which of them are its own")
+                raise Unproven(
+                    "several tokens stand behind this message, and it cannot be told which of them are its own"
+                )
 
     def _learned_header(self, chat: Chat, number: int, run: Run) -> Header | None:
-        if not self._learned:
-            return None
         kinds = chat.kinds
         before = (kinds[number - 2] if number > 1 else -1, kinds[number - 1] if number else -1)
         after = kinds[number + 1] if number + 1 < len(kinds) else -1
         header = self._headers.learned((*before, kinds[number], after, chat.tools))
         if isinstance(header, Unproven):
             raise Unproven(str(header))
+        if not self._learned:
+            return None  # made-up messages show that words stand in their runs, but do not tell this header
         fits = header is not None and chat.whole.text.startswith(header.text, run[0], run[1])
         return header if fits and header is not None and chat.whole.text.startswith(header.closing, run[1]) else None
 
