@@ -43,6 +43,10 @@ class Ends:
             return True
         return any(text.endswith(token, start, stop) for token in self.added)
 
+    def stops_at(self, text: str, start: int, stop: int) -> bool:
+        """Whether text[start:stop] ends with the usual end of a turn, or with a token at which generation stops."""
+        return any(text.endswith(end, start, stop) for end in (self.usual, *self.stops) if end)
+
     def num_closing(self, text: str, start: int, stop: int) -> int:
         """How many added tokens text[start:stop] ends with."""
         count = 0
@@ -226,15 +230,17 @@ class SpanFinder:
 
     def _end(self, whole: Attribution, run: Run, begin: int, stop: int) -> int | None:
         """Where the turn ends that this run closes; None where no token ends it."""
-        text = whole.text
-        if self._ends.closes(text, begin, stop):
+        text, ends = whole.text, self._ends
+        if ends.stops_at(text, begin, stop):
             return stop
+        closed = ends.closes(text, begin, stop)  # by a token such as "</tool_call>", at which nothing stops
         following = next((other for other in whole.runs if other[0] >= run[1]), None)
-        if following is None:
-            return None
-        place = run[1] + len(text[run[1] : following[1]]) - len(text[run[1] : following[1]].lstrip())
-        token = self._ends.token_at(text, place, self._ends.added if following[2] < 0 else self._ends.stops)
-        return None if token is None else place + len(token)
+        if following is not None:
+            place = run[1] + len(text[run[1] : following[1]]) - len(text[run[1] : following[1]].lstrip())
+            token = ends.token_at(text, place, ends.stops if closed or following[2] >= 0 else ends.added)
+            if token is not None:
+                return place + len(token)
+        return stop if closed else None
 
     def _without_thought(self, chat: Chat, number: int, spans: Spans) -> Spans:
         """Leave out reasoning, from the turn's beginning to behind the tag that closes it."""
