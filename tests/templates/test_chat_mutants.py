@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.templates import Reader
-from penstock.templates.chat import headers, instrument, layout, template, trained_spans
+from penstock.templates.chat import annotate, headers, instrument, layout, template, trained_spans
 from penstock.templates.chat.headers import Header
 
 from .conversations import TODAY, tokenizer
@@ -169,7 +169,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
     "a message without a run is proven absent": (any_empty_message_is_left_out, "last outside", "empty_last", "assistant", REFUSED),
     "tags count in a message's own runs": (tags_of_all, "tags plain", "multi", "last", EXACT),
     "a prompt that reads text is not learned": (
-        nothing(template, "prompt_reads_text", False), "told not to think", "told", "assistant", EXACT,
+        nothing(annotate, "prompt_reads_text", False), "told not to think", "told", "assistant", EXACT,
     ),
     "a layout holds for equal text only": (no_comparison_with_the_layout, "asks", "multi", "assistant", EXACT),
 }  # fmt: skip

@@ -6,9 +6,7 @@ proven is refused by name, never guessed.
 """
 
 import copy
-import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,18 +17,14 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.templates.builtin import CHATML, find_templates
+from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer
 from penstock.templates.chat.attribution import attribute
-from penstock.templates.chat.headers import Headers, Render, Unproven
-from penstock.templates.chat.kinds import REASONING, Kind, Kinds, MadeUp
-from penstock.templates.chat.layout import Layout, learn_layout
-from penstock.templates.chat.prompt_reads import known_names, prompt_reads_text
+from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.special import SpecialFinder
-from penstock.templates.chat.trained_spans import Chat, Found, SpanFinder, learn_ends
-from penstock.templates.chat.values import checked, plain, with_reasoning
 from penstock.templates.masks import Rendering, byte_spans, token_mask
 from penstock.templates.messages import Conversation, Message, train_flag
 from penstock.templates.probes import probes
-from penstock.templates.render import Renderer, outcome
+from penstock.templates.render import Renderer
 from penstock.templates.roles import check_roles
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, join
 from penstock.templates.sandbox import LimitExceeded
@@ -43,30 +37,11 @@ from penstock.types import PARTIAL, UNENDED, UNRENDERED, Record, Samples
 _log = logging.getLogger("penstock")
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
-# Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.
-_ODD = re.compile("[\x1c-\x1f\ufffd]")
 _BATCH = 512
-_MANY_LAYOUTS = 4096  # orders of roles; beyond these, they are too rare to be worth a layout
-_MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
-
 _OPTIONS = (
     *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "on_unrendered"),
     *("special_in_text", "template_engine"),
 )
-_USER: Kind = ("user", "text")
-_LEADS: tuple[tuple[Kind, ...], ...] = ((), (_USER,), (_USER, ("assistant", "text")), (_USER, MadeUp.call_kind()))
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "penstocktoola",
-        "description": "Does.",
-        "parameters": {"type": "object", "properties": {"penstockkey": {"type": "string", "description": "A key."}}},
-    },
-}
-
-
-class EnginesDiffer(TemplateError):
-    """The fast engine cannot be relied on for this template."""
 
 
 class _NotPrinted(TemplateError):
@@ -151,16 +126,11 @@ class ChatTemplate:
         self.template_engine = template_engine
         text, for_tools = find_templates(tokenizer, chat_template)
         self.renderer = self._open_renderer(text, today)
-        tree = self.renderer.tree()
-        self._learned = not prompt_reads_text(tree)
-        self._kinds = Kinds(known_names(tree))
-        self._layouts: dict[tuple[tuple[int, ...], tuple[bool, ...]], Layout | None] = {}
-        self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
-        self._agreed: dict[int, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
-        self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, tokenizer.stop_tokens)
+        self._annotator = self._open_annotator()
+        self.ends = self._annotator.ends
         self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
-        self._unrendered = Unrendered(self._text)
+        self._unrendered = Unrendered(self._annotator.text)
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             options = {name: getattr(self, name) for name in _OPTIONS}
@@ -169,8 +139,15 @@ class ChatTemplate:
             _log.warning("%s", remark)
 
     def _open_renderer(self, text: str, today: str) -> Renderer:
+        given = {**self.tokenizer.special_tokens, **self.template_kwargs}
         contexts = [
-            self._context(probe.messages, probe, add_generation_prompt=prompt)
+            {
+                **given,
+                "messages": probe.messages,
+                "tools": probe.tools,
+                "documents": None,
+                "add_generation_prompt": prompt,
+            }
             for probe in probes()
             for prompt in (False, True)
         ]
@@ -181,6 +158,16 @@ class ChatTemplate:
             cache = getattr(self.tokenizer, "cache", None)  # where facts about the tokenizer are kept
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=cache)
         return renderer if self.template_engine == "auto" else Renderer(text, today=today)
+
+    def _open_annotator(self) -> Annotator:
+        return Annotator(
+            self.renderer,
+            self.tokenizer,
+            self.template_kwargs,
+            train_all=self.train_on == "all",
+            train_reasoning=self.train_reasoning,
+            verify_all=self.verify == "all",
+        )
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
@@ -227,33 +214,22 @@ class ChatTemplate:
 
     def describe(self) -> str:
         """How this template renders, and how it finds what is trained."""
-        header = self._finder({}).main_header
+        header = self._annotator.main_header
         how = "the template's generation tags" if self.renderer.has_generation else "what each message printed"
         learned = (
             ""
-            if self._learned
+            if self._annotator.learned
             else "; the generation prompt depends on what messages say, so headers are found anew for each"
         )
         lines = (
             f"rendered by {self.renderer.engine} ({self.renderer.reason})",
             f"trained characters found by {how}; header {header!r}, end of turn {self.ends.usual or 'not found'!r}{learned}",
             "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
-            if self._forgets()
+            if self._annotator.forgets()
             else "",
             f"conversations with tools: {self._for_tools.describe()}" if self._for_tools is not None else "",
         )
         return "\n".join(filter(None, lines))
-
-    def _forgets(self) -> bool:
-        """Whether reasoning of earlier turns is not printed, while that of the last one is."""
-        fields = (("content", "text"), *((name, "text") for name in REASONING))
-        inline = (("content", "thought"),)
-        for answer in (fields, inline):
-            made = MadeUp([_USER, ("assistant", answer), _USER, ("assistant", answer)])
-            text = outcome(self.renderer.render, self._context(made.messages)) or ""
-            if made.words[1][0] not in text and made.words[3][0] in text:
-                return True
-        return False
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return self.tokenizer.decode(input_ids)
@@ -345,146 +321,27 @@ class ChatTemplate:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
         if not conversation.messages:
             return Rendering("", [])
-        messages = with_reasoning(conversation.messages)
-        kinds = [self._kinds.number(message) for message in messages]
-        beside = conversation.tools or conversation.documents or conversation.kwargs
-        simple = not beside and all(self._kinds[kind][1] == "text" for kind in set(kinds))
-        context = checked(self._context(messages, conversation), simple=simple)
-        render = self._engine(kinds)
         verify = self.verify == "all" or run.num_records < _FIRST_ROWS
-        if (
-            simple
-            and not verify
-            and render == self.renderer.render
-            and (made := self._by_layout(context, kinds, trained))
-        ):
-            return self._with_special(made, context, render)
-        whole = attribute(render(context))
-        if render == self.renderer.render and self.renderer.is_fast:
-            if _ODD.search(whole.text) is not None:
-                render = self.renderer.render_reference
-                whole = attribute(render(context))
-            elif verify:
-                self._compare(context)
-        chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
-        made = self._with_special(self._spans(chat, trained, conversation), context, render)
-        made.unrendered, made.assistant_characters = self._unrendered.find(
-            conversation, made.text, lambda number: whole.text if (own := whole.printed_by(number)) is None else own
-        )
+        found = self._annotator.annotate(conversation, trained, verify=verify)
+        made = self._with_special(found)
+        if (whole := found.whole) is not None:
+            made.unrendered, made.assistant_characters = self._unrendered.find(
+                conversation, made.text, lambda number: whole.text if (own := whole.printed_by(number)) is None else own
+            )
         return made
 
-    def _by_layout(self, context: dict[str, Any], kinds: list[int], trained: list[bool]) -> Rendering | None:
-        """A chat of nothing but text, if it is printed as made-up ones are."""
-        key = (tuple(kinds), tuple(trained))
-        if key not in self._layouts:
-            if len(self._layouts) > _MANY_LAYOUTS:
-                return None
-            self._layouts[key] = self._layout(kinds, trained)
-        layout = self._layouts[key]
-        if layout is None:
-            return None
-        words = [message["content"] for message in context["messages"]]
-        try:
-            text = self.renderer.render_plain(context)
-        except TemplateError:
-            return None
-        spans = layout.spans(text, words)
-        if spans is None or _ODD.search(text) is not None:
-            return None
-        said = sum(len(m["content"]) for m in context["messages"] if m["role"] == "assistant")
-        return Rendering(text, spans, assistant_characters=said)
-
-    def _layout(self, kinds: list[int], trained: list[bool]) -> Layout | None:
-        if not self.renderer.is_fast or not self._learned or not self.train_reasoning or self.train_on == "all":
-            return None
-        made = MadeUp([self._kinds[kind] for kind in kinds])
-        render = self._made_up({})(False)
-        try:
-            whole = render(made.messages, add_generation_prompt=False)
-            found = self._finder({}).find(Chat(made.messages, kinds, False, whole, render), trained, check=True)
-        except TemplateError:
-            return None
-        return None if found.unended or found.num_partial else learn_layout(made, whole.text, found.spans, trained)
-
-    def _text(self, conversation: Conversation) -> str | None:
-        """A conversation as text; None where the template refuses it."""
-        context = plain(self._context(with_reasoning(conversation.messages), conversation))
-        found = outcome(self.renderer.render, context)
-        return None if found is None else attribute(found).text
-
-    def _spans(self, chat: Chat, trained: list[bool], conversation: Conversation) -> Rendering:
-        text = chat.whole.text
-        if self.train_on == "all":
-            return Rendering(text, [(0, len(text))])
-        finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
-        found: Found = finder.find(chat, trained, check=self.verify == "all")
-        return Rendering(text, found.spans, num_unended=len(found.unended), num_partial=found.num_partial)
-
-    def _finder(self, kwargs: dict[str, Any], *, documents: bool = False) -> SpanFinder:
-        key = json.dumps([kwargs, documents], sort_keys=True, default=repr)
-        if (known := self._finders.get(key)) is None:
-            if len(self._finders) > _MANY_OPTIONS:
-                self._finders.clear()
-            known = self._finders[key] = SpanFinder(
-                Headers(self._made_up(kwargs), self._kinds),
-                self.ends,
-                learned=self._learned and not documents,
-                tagged=self.renderer.has_generation,
-                reasoning=self.train_reasoning,
-            )
-        return known
-
-    def _made_up(self, kwargs: dict[str, Any]) -> Callable[[bool], Render]:
-        """Renders made-up messages, with a made-up tool or without."""
-
-        def with_tools(tools: bool) -> Render:
-            given = Conversation(messages=[], tools=[_TOOL] if tools else None, kwargs=kwargs)
-            return lambda messages, **options: attribute(
-                self.renderer.render(self._context(messages, given, **options))
-            )
-
-        return with_tools
-
-    def _engine(self, kinds: Sequence[int]) -> Callable[[dict[str, Any]], str]:
-        """Which engine renders messages of these kinds: minijinja where it renders made-up ones as jinja2 does."""
-        if not self.renderer.is_fast:
-            return self.renderer.render
-        agreed = self._agreed
-        for kind in kinds:
-            if kind not in agreed:
-                agreed[kind] = self._agree(self._kinds[kind])
-            if not agreed[kind]:
-                return self.renderer.render_reference
-        return self.renderer.render
-
-    def _agree(self, kind: Kind) -> bool:
-        given = Conversation(messages=[], tools=[_TOOL])
-        for lead in _LEADS:
-            context = self._context(MadeUp([*lead, kind]).messages, given)
-            if outcome(self.renderer.render, context) != outcome(self.renderer.render_reference, context):
-                return False
-        return True
-
-    def _compare(self, context: dict[str, Any]) -> None:
-        expected, made = (outcome(engine, context) for engine in (self.renderer.render_reference, self.renderer.render))
-        if expected != made:
-            raise EnginesDiffer(
-                "minijinja and jinja2 render this conversation in different ways, which made-up ones did not show; "
-                "pass template_engine='jinja2', and please report the chat template"
-            )
-
-    def _with_special(
-        self, made: Rendering, context: dict[str, Any], render: Callable[[dict[str, Any]], str]
-    ) -> Rendering:
-        if self.special_in_text == "error" and (token := self._special_words.first_in(context)) is not None:
+    def _with_special(self, found: Annotated) -> Rendering:
+        if self.special_in_text == "error" and (token := self._special_words.first_in(found.context)) is not None:
             raise TemplateError(
                 f"special token {token!r} stands in a message; choose special_in_text='token' to let it be one, "
                 f"or 'text' to encode its letters"
             )
         if self.special_in_text == "text":
-            places = self._special_words.places(context, made.text, lambda changed: attribute(render(changed)).text)
-            return replace(made, plain=places)
-        return made
+            plain = self._special_words.places(
+                found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
+            )
+            return replace(found.made, plain=plain)
+        return found.made
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Which messages are trained; a message's own word counts most."""
@@ -506,21 +363,6 @@ class ChatTemplate:
                 chosen[place] = flag
         return chosen
 
-    def _context(
-        self, messages: list[Message], conversation: Conversation | None = None, **options: Any
-    ) -> dict[str, Any]:
-        given = conversation or Conversation(messages=[])
-        return {
-            **self.tokenizer.special_tokens,
-            **self.template_kwargs,
-            **given.kwargs,
-            "messages": messages,
-            "tools": given.tools,
-            "documents": given.documents,
-            "add_generation_prompt": False,
-            **options,
-        }
-
     def __repr__(self) -> str:
         return f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
 
@@ -532,11 +374,6 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
         return conversation, [False] * len(trained)
     messages = conversation.messages[: places[turn] + 1]
     return replace(conversation, messages=messages), [False] * places[turn] + [True]
-
-
-def _first(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> Render:
-    """Renders the first messages of a conversation with its own options."""
-    return lambda messages, **options: attribute(render({**context, "messages": list(messages), **options}))
 
 
 def _not_printed(fields: dict[str, int]) -> str:
