@@ -104,6 +104,8 @@ def prepare(
         remember(store)
     if lost := store.unrendered():
         _log.warning("%s: %s; on_unrendered: stop or skip ends this", store.name, lost)
+    for odd in store.odd_turns():
+        _log.warning("%s: %s", store.name, odd)
     return store
 
 

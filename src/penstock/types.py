@@ -53,6 +53,8 @@ class Where:
 
 
 UNRENDERED = "unrendered: "  # begins the name of a note: a field that the chat template does not print
+UNENDED = "turns without an end"  # a note: turns behind which no token is trained that ends them
+PARTIAL = "headers in part"  # a note: turns before which only a part of the generation prompt stands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

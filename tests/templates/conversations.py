@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from penstock.templates import Reader, open_tokenizer
-from penstock.templates.chat import ChatTemplate
+from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.tokenizers import Tokenizer
 
 TODAY = "2024-07-26"

@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 from penstock.errors import TemplateError
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.builtin import CHATML
-from penstock.templates.chat import ChatTemplate
+from penstock.templates.chat.template import ChatTemplate
 
 from .conversations import (
     A2,
@@ -106,7 +106,11 @@ def test_calls_that_a_template_leaves_out_do_not_join_the_turns_around_them() ->
     calls = [assistant(text, tool_calls=[call("add", {"a": "one"})]) for text in ("I ask.", "")]
     found = trained(each("m.content").replace("for m in messages", "for m in messages if m.role != 'tool'"),
                     [Q, calls[0], result("1"), calls[1], result("2"), A])  # fmt: skip
-    assert found == ["I ask." + ENDS, A["content"] + ENDS]
+    assert found == [
+        "I ask." + ENDS,
+        ENDS,
+        A["content"] + ENDS,
+    ]  # the call that is not printed is counted (test_unrendered.py)
 
 
 def test_a_call_without_arguments_before_others_belongs_to_its_own_turn() -> None:
@@ -154,10 +158,9 @@ def test_a_header_that_takes_blanks_along_is_not_trained() -> None:
         assert turns(opened, samples, 0) == [expected + "<|stop|>"] * 2, words
 
 
-def test_an_answer_that_cannot_be_dyed_is_an_event_if_its_thought_is_left_out() -> None:
+def test_an_answer_of_one_sign_is_trained_though_its_thought_is_left_out() -> None:
     thinks = assistant('"', reasoning_content="A quote is asked for.")
-    samples = chat("qwen2_5", on_refused="skip").encode([{"messages": [Q, thinks]}, {"messages": [Q, thinks, Q2, A2]}])
-    assert samples.dropped == {0: "mask_unverified", 1: "mask_unverified"}
+    assert trained("qwen2_5", [Q, thinks, Q2, A2]) == ['"' + ENDS, A2["content"] + ENDS]
     assert trained("qwen2_5", [Q, assistant('"')]) == ['"' + ENDS]
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.chat import ChatTemplate
+from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.masks import runs
 from penstock.types import Samples
 
-from .conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result, user
+from .conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result
 
 
 def each(content: str, *, rest: str = "m.content", end: str = "<|im_end|>") -> str:
@@ -58,15 +58,12 @@ RIGHT = {
     "joins": "[m.content, 'x'] | join('-')",
     "lists": "m.content | list | join",
     "looks": "{'7': 'seven', 'skip': 'hop'}.get(m.content, m.content)",
-}
-EVENTS = {
     "upper": "m.content | upper",
     "title": "m.content.title()",
     "ascii json": "m.content | tojson(ensure_ascii=True)",
     "sorts": "m.content | list | sort | join",
     "repeats": "m.content ~ ' ' ~ m.content",
     "twice": "m.content * 2",
-    "number": "m.content | int",
     "set": "m.content | list | unique | join",
 }
 
@@ -102,50 +99,43 @@ def late(words: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_printed_is_trained(name: str) -> None:
     template, samples = check(each(RIGHT[name]), late(WORDS))
-    # A word that the template itself looks for, alone: dyed it would not be found, plain it cannot be seen.
-    assert {WORDS[number - 40] for number in samples.dropped} <= {"skip", "7", "aaa"}
+    # Words that stand elsewhere in the text, but not where the template prints what it made of them.
+    assert {WORDS[number - 40] for number in samples.dropped} <= {
+        "7",
+        "0",
+        "aaa",
+        "plain",
+        "<think>t</think>a",
+        "a. b. c",
+    }
     for number, word in enumerate(WORDS, 40):
-        if number in samples.dropped or not word.strip():
-            continue
-        full = expected_text(each(RIGHT[name]), [Q, assistant(word)]) or ""
-        printed = full.rpartition("<|im_start|>assistant\n")[2].rstrip("\n")
-        first = turns(template, samples, number)[0]
-        empty = printed == "<|im_end|>" and word.strip()  # all of it cut away: nothing to train
-        assert first == (A2["content"] + "<|im_end|>" if empty else printed), word
-
-
-@pytest.mark.parametrize("name", EVENTS)
-def test_what_cannot_be_told_is_an_event(name: str) -> None:
-    """Where such a template happens to leave a word alone, it may be trained; where not, the row is an event."""
-    template, samples = check(each(EVENTS[name]), late(WORDS))
-    changed = [n for n, word in enumerate(WORDS, 40) if (word * 2 if name == "twice" else word) and word.strip()]
-    for number in changed:
-        word = WORDS[number - 40]
-        full = expected_text(each(EVENTS[name]), [Q, assistant(word), Q2, A2]) or ""
         if number not in samples.dropped:
-            assert f"\n{word}<|im_end|>" in full, word
-            assert turns(template, samples, number)[0] == word + "<|im_end|>"
-        else:
-            assert samples.dropped[number] in ("mask_unverified", "nothing_to_train")
-    assert samples.dropped
+            full = expected_text(each(RIGHT[name]), [Q, assistant(word)]) or ""
+            printed = full.rpartition("<|im_start|>assistant\n")[2].rstrip("\n")
+            assert turns(template, samples, number)[0] == printed, word
 
 
-def test_a_refusal_does_not_make_its_like_pass() -> None:
-    """Rows are verified until one of their kind has passed, not until one was seen."""
+def test_a_template_that_prints_nothing_of_an_answer_is_refused() -> None:
+    _, samples = check(each("m.content | int"), late(["a", "7"]))
+    assert samples.dropped == dict.fromkeys(range(42), "mask_unverified")
+
+
+def test_parts_that_are_printed_as_a_list_are_trained_as_printed() -> None:
     parts = [{"messages": [Q, assistant([{"type": "text", "text": f"part {n}"}])]} for n in range(30)]
     rows = [{"messages": [Q, A]} for _ in range(20)] + parts
-    _, samples = check(each("m.content"), rows)
-    assert set(samples.dropped) == set(range(20, 50))
+    template, samples = check(each("m.content"), rows)
+    assert samples.dropped == {}
+    assert turns(template, samples, 49) == ["[{'type': 'text', 'text': 'part 29'}]<|im_end|>"]
 
 
-def test_messages_in_another_order_are_an_event_or_right() -> None:
+def test_messages_in_another_order_are_followed() -> None:
     text = "{% for m in messages | sort(attribute='role') %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     template, samples = check(text, [{"messages": [Q, A, Q2, A2]}] * 30)
     assert samples.dropped == {}
     assert turns(template, samples, 29) == [A["content"] + "<|im_end|>", A2["content"] + "<|im_end|>"]
     backwards = "{% for m in messages | reverse %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    _, samples = check(backwards, [{"messages": [Q, A, Q2, A2]}] * 30)
-    assert set(samples.dropped.values()) == {"mask_unverified"}
+    template, samples = check(backwards, [{"messages": [Q, A, Q2, A2]}] * 30)
+    assert turns(template, samples, 29) == [A2["content"] + "<|im_end|>", A["content"] + "<|im_end|>"]
 
 
 def test_messages_that_are_dropped_are_not_trained() -> None:
@@ -185,20 +175,9 @@ def test_white_space_that_engines_know_differently() -> None:
     assert turns(template, samples, 40)[0] == "x<|im_end|>"
 
 
-@pytest.mark.parametrize("odd", ["\U00040000", "\U000c0000", "\U000dffff", "\U00080041"])
-def test_characters_that_the_dye_needs_are_an_event_where_it_is_needed(odd: str) -> None:
-    for word in (odd, f"a {odd}"):  # in their mould such words need no dye
-        template, samples = check(each("m.content"), late([word]))
-        assert samples.dropped == {} and turns(template, samples, 40)[0] == word + "<|im_end|>"
-    named = {"name": "somebody"}
-    answers = ([Q, assistant(odd) | named], [user(odd) | named, A], [Q, A, user(f"a {odd}") | named, A2])
-    _, samples = check(each("m.content"), late([]) + [{"messages": messages} for messages in answers])
-    assert set(samples.dropped) <= {40, 41, 42} and samples.dropped[40] == "mask_unverified"
-    with pytest.raises(TemplateError, match="planes that Unicode does not use"):
-        chat(each("m.content")).encode([{"messages": [Q, assistant(odd) | named]}])
-
-
-@pytest.mark.parametrize("letter", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\U000e0041", "\ufdd0", "\ufffe"])
+@pytest.mark.parametrize(
+    "letter", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\U000e0041", "\U00040000", "\ufdd1", "\ufffe"]
+)
 def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
     words = [f"a{letter}", f"{letter}a", letter]
     template, samples = check(each("m.content"), late(words))
@@ -207,14 +186,16 @@ def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
         assert turns(template, samples, number)[0] == word + "<|im_end|>"
 
 
-def test_noncharacters_beside_generation_tags_are_refused() -> None:
-    text = each("m.content").replace(
-        "{{ m.content }}{% else", "{% generation %}{{ m.content }}{% endgeneration %}{% else"
+def test_the_noncharacter_that_marks_messages_is_refused_wherever_it_stands() -> None:
+    named = {"name": "somebody"}
+    rows = [*late(["\ufdd0", "a\ufdd00\u0100b"]), {"messages": [Q, A | named, {**Q2, "name": "\ufdd0"}, A2]}]
+    rows.append(
+        {"messages": [Q, assistant("", tool_calls=[call("add", {"a": 1 << 70, "b": "\ufdd0"})]), result("1"), A]}
     )
-    rows = late(["\ufdd0", "\ufdd1\ufdd0", "a"])
-    template, samples = check(text, rows)
-    assert set(samples.dropped) == {40, 41}
-    assert turns(template, samples, 42)[0] == "a"
+    _, samples = check(each("m.content"), rows)
+    assert samples.dropped == dict.fromkeys(range(40, 44), "template_refused")
+    with pytest.raises(TemplateError, match="noncharacter that marks messages"):
+        chat(each("m.content")).encode(rows[40:41])
 
 
 def test_generation_tags_that_lie_are_an_event() -> None:
@@ -223,12 +204,6 @@ def test_generation_tags_that_lie_are_an_event() -> None:
     )
     samples = chat(wrong, on_refused="skip").encode([{"messages": [Q, A]}])
     assert samples.dropped == {0: "mask_unverified"}
-
-
-def test_says_that_it_renders_twice() -> None:
-    assert "rendered twice" in chat(each(EVENTS["upper"])).describe()
-    assert "the filter upper" in chat(each(EVENTS["upper"])).describe()
-    assert "rendered twice" not in chat(each("m.content | trim")).describe()
 
 
 def test_arguments_that_are_sorted_or_escaped() -> None:

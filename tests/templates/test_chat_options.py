@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import TemplateError
 from penstock.templates import Reader, builtin, open_tokenizer
-from penstock.templates.chat import ChatTemplate
+from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.masks import runs
 
 from .conversations import (

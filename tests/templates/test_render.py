@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.render import CLOSE, OPEN, Renderer
+from penstock.templates.chat.attribution import attribute
+from penstock.templates.render import Renderer
 
 from .conversations import TEMPLATES, A, Q, chat
 
@@ -101,9 +102,9 @@ def test_generation_blocks_leave_marks_and_white_space_alone() -> None:
     for engine in ("jinja2", "minijinja"):
         marked = Renderer(text, today=DAY, engine=engine)
         assert marked.has_generation
-        found = marked.render(CONTEXT)
-        assert found.count(OPEN) == found.count(CLOSE) == 2
-        assert found.replace(OPEN, "").replace(CLOSE, "") == Renderer(plain, today=DAY, engine=engine).render(CONTEXT)
+        found = attribute(marked.render(CONTEXT))
+        assert found.text == attribute(Renderer(plain, today=DAY, engine=engine).render(CONTEXT)).text
+        assert [found.text[a:b].strip() for a, b in found.tagged] == [Q["content"], A["content"]]
     assert not Renderer("{# {% generation %} #}x", today=DAY).has_generation
 
 
@@ -131,7 +132,7 @@ def test_pickles_as_its_text_and_engine() -> None:
 
 
 def test_tojson_is_that_of_transformers() -> None:
-    context = {"x": {"b": "<é'\"", "a": [1, None, True, 1.5, 10**20]}}
+    context = {"messages": [], "x": {"b": "<é'\"", "a": [1, None, True, 1.5, 10**20]}}
     for call, expected in (
         ("tojson", '{"b": "<é\'\\"", "a": [1, null, true, 1.5, 100000000000000000000]}'),
         ("tojson(ensure_ascii=True)", '{"b": "<\\u00e9\'\\"", "a": [1, null, true, 1.5, 100000000000000000000]}'),

@@ -23,7 +23,7 @@ from penstock.plan.settings import PlanSettings
 from penstock.recipe.names import CALLED
 from penstock.sources.shapes import SHAPES
 from penstock.templates import PretokenizedTemplate, PromptCompletionTemplate, Reader, SegmentsTemplate, TextTemplate
-from penstock.templates.chat import ChatTemplate
+from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.registry import NAMES, known_options
 
 Room = Literal["open", "template", "prepare", "loader", "process"]

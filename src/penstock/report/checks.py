@@ -17,7 +17,7 @@ from penstock.plan.settings import PlanSettings
 from penstock.report.look import Look, doubled, look, spread
 from penstock.report.text import percent, size
 from penstock.sources import RowAccess
-from penstock.store.notes import in_words, unrendered
+from penstock.store.notes import about_turns, in_words, unrendered
 from penstock.store.schema import id_dtype
 from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
 from penstock.templates.builtin import CHATML
@@ -79,6 +79,7 @@ def check(
         asked.ends(),
         asked.trained(),
         *asked.unrendered(),
+        *asked.turns(),
         asked.overlong(settings),
         asked.model_length(settings),
         *asked.text_length(),
@@ -199,6 +200,21 @@ class _Asked:
         share = max(each.count for each in lost) / found.looked
         said = Verdict(source=self.name, question="not printed", answer="warn", why=why, share=share, first=first)
         return (said,)
+
+    def turns(self) -> list[Verdict]:
+        """Trained turns that no token ends, or that have only a part of their header."""
+        found = about_turns(self._found.notes, num_rows=self._found.looked)
+        return [
+            Verdict(
+                source=self.name,
+                question="turns",
+                answer="warn",
+                why=said,
+                share=note.count / self._found.looked,
+                first=tuple(str(self._source.where(row)) for row in note.rows),
+            )
+            for said, note in found
+        ]
 
     def overlong(self, settings: PlanSettings) -> Verdict:
         lengths = self._found.lengths

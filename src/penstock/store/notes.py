@@ -1,10 +1,10 @@
-"""Say in words what was counted about records beside drops: which fields the chat template does not print."""
+"""Say in words what was counted about records beside drops: fields that the chat template does not print, turns without an end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.store.schema import Note
-from penstock.types import UNRENDERED
+from penstock.types import PARTIAL, UNENDED, UNRENDERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +37,17 @@ def in_words(found: Unrendered, *, num_rows: int) -> str:
     share = "" if found.share is None else f", {found.share:.1%} of the assistant's"
     size = f" ({found.characters:,} characters{share})" if found.characters else ""
     return f"{found.field} in {found.count:,} of {num_rows:,} rows{size}"
+
+
+def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, Note]]:
+    """What is odd about trained turns, in words, with the note that counted it."""
+    said = {
+        UNENDED: "no token is trained that ends {turns} in {rows}: a model does not learn to stop there",
+        PARTIAL: "before {turns} in {rows} stands only a part of the generation prompt, without its thinking tags",
+    }
+    found = []
+    for name, words in said.items():
+        if (note := notes.get(name)) is not None:
+            turns = f"{note.characters:,} trained turn{'s' * (note.characters != 1)}"
+            found.append((words.format(turns=turns, rows=f"{note.count:,} of {num_rows:,} rows"), note))
+    return found

@@ -39,7 +39,7 @@ class Note:
 
     count: int
     rows: tuple[int, ...]
-    characters: int
+    characters: int  # or turns, where the note is about turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

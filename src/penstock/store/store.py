@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, map_lengths, store_fingerprint
-from penstock.store.notes import in_words, unrendered
+from penstock.store.notes import about_turns, in_words, unrendered
 from penstock.store.reader import ShardTokens, open_shard
 from penstock.store.schema import Counts, id_dtype
 from penstock.types import Bools, Ints, Source, Template, Where
@@ -239,6 +239,12 @@ class Store:
             return ""
         parts = [f"{in_words(each, num_rows=counts.rows)}, first {self.source.where(each.rows[0])}" for each in found]
         return f"the chat template does not print {'; '.join(parts)}"
+
+    def odd_turns(self) -> list[str]:
+        """Sentences about trained turns that no token ends, or that have only a part of their header."""
+        counts = None if self.manifest is None else self.counts
+        found = [] if counts is None else about_turns(counts.notes, num_rows=counts.rows)
+        return [f"{said} (first {self.source.where(note.rows[0])})" for said, note in found]
 
     def _check(self, sample_ids: Ints) -> None:
         if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) < len(self):

@@ -16,7 +16,7 @@ from penstock.templates.tokenizers import SpecialInText, Tokenizer
 from penstock.types import Bools, Ids, Record, Samples
 
 if TYPE_CHECKING:
-    from penstock.templates.chat import ChatTemplate
+    from penstock.templates.chat.template import ChatTemplate
 
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
 
@@ -139,7 +139,7 @@ class FunctionTemplate(PlainText):
 
 
 def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> "ChatTemplate":
-    from penstock.templates.chat import ChatTemplate  # only where there are conversations
+    from penstock.templates.chat.template import ChatTemplate  # only where there are conversations
 
     return ChatTemplate(tokenizer, reader=PassOn(), **options)
 

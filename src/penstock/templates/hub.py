@@ -13,6 +13,7 @@ _WANTED = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "generation_config.json",
     "*.jinja",
     "*/*.jinja",
 ]

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.templates.render import CLOSE, OPEN
 from penstock.templates.token_bytes import Encoded
 from penstock.types import Bools, Ints
 
@@ -21,20 +20,8 @@ class Rendering:
     plain: Spans = field(default_factory=list)  # somebody's words in which special tokens are text
     unrendered: dict[str, int] = field(default_factory=dict)  # field → its characters that the template does not print
     assistant_characters: int = 0  # of the record, printed or not
-
-
-def tagged(rendered: str) -> Rendering:
-    """Text without marks, and what stood between them."""
-    if OPEN not in rendered:
-        return Rendering(rendered, [])
-    texts, spans, size = [], [], 0
-    for part in rendered.split(OPEN):
-        inside, mark, outside = part.partition(CLOSE)
-        texts += [inside, outside]
-        if mark and inside:
-            spans.append((size, size + len(inside)))
-        size += len(inside) + len(outside)
-    return Rendering("".join(texts), spans)
+    num_unended: int = 0  # trained turns that no token ends
+    num_partial: int = 0  # trained turns before which only a part of the generation prompt stands
 
 
 def covered(size: int, spans: Spans) -> Bools:

@@ -48,20 +48,3 @@ def _large() -> list[Conversation]:
         Conversation(messages=[{**_USER, "content": words}, {**_PLAIN, "content": words}]),
         Conversation(messages=[message for some in rounds for message in some], tools=tools),
     ]
-
-
-def with_thoughts() -> list[tuple[list[Message], str, str]]:
-    """Conversations of two turns that think, with the first thought and the second."""
-    first, second = "penstockfirstthought", "penstocksecondthought"
-    styles: list[Any] = [
-        lambda thought: {"content": "Four.", "reasoning_content": thought, "thinking": thought},
-        lambda thought: {"content": f"<think>\n{thought}\n</think>\n\nFour."},
-    ]
-    return [
-        (
-            [_USER, {"role": "assistant", **style(first)}, _AGAIN, {"role": "assistant", **style(second)}],
-            first,
-            second,
-        )
-        for style in styles
-    ]

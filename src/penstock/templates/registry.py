@@ -110,7 +110,9 @@ def _open_chat(shape: str, tokenizer: Tokenizer, options: dict[str, Any]) -> Tem
 
 
 def _chat_template() -> Callable[..., Template]:
-    from penstock.templates.chat import ChatTemplate  # only where it is asked for: it brings two template engines
+    from penstock.templates.chat.template import (
+        ChatTemplate,  # only where it is asked for: it brings two template engines
+    )
 
     return ChatTemplate
 

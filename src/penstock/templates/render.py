@@ -1,14 +1,13 @@
 """Render a conversation as text with the model's own chat template: in jinja2's sandbox, or in minijinja where both agree.
 
 minijinja takes a quarter of jinja2's time.  It is used only where it renders the made-up conversations as jinja2 does.  A template that
-was not written here is first tried in a child process (trial.py).  `{% generation %}` is a tag of neither engine: it becomes a filter block
-that puts marks around what it holds, so that white space around it behaves as around any block tag.
+was not written here is first tried in a child process (trial.py).  Both engines get the instrumented template (chat/instrument.py), so that
+a rendering holds marks which say who printed what; chat/attribution.py reads them.
 """
 
 import copy
 import datetime
 import json
-import re
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -19,14 +18,13 @@ import jinja2.nodes as nodes
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
-from penstock.templates.reads import wants_reference
+from penstock.templates.chat.instrument import LOOP_FUNCTION, SET_FUNCTION, Marker, instrument
+from penstock.templates.engine_choice import wants_reference
 from penstock.templates.sandbox import LimitExceeded, Sandbox
 
 if TYPE_CHECKING:
     import minijinja
 
-OPEN, CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: around what a `{% generation %}` block held
-_TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _FUEL = 20_000_000  # instructions of minijinja; a conversation takes some ten thousand
 _MOST_FORMAT = 100  # characters of a date's format
 _MOST_INDENT = 64  # characters of an indent or a separator of JSON
@@ -43,9 +41,11 @@ class Renderer:
         self.today = today
         self.reason = "not compared with minijinja"
         self._moment = datetime.datetime.fromisoformat(today)
-        self._source = _TAG.sub(_as_filter, text)
-        self.has_generation = _TAG.search(_without_comments(text)) is not None
-        self._blocks = 0  # generation blocks met in a rendering
+        instrumented = instrument(text)
+        self._source = instrumented.source
+        self._plain_source = instrumented.plain
+        self.has_generation = instrumented.has_generation
+        self._marker = Marker()
         self._sandbox: Sandbox | None = None
         self._reference: jinja2.Template | None = None
         self._fast: minijinja.Environment | None = None
@@ -90,7 +90,7 @@ class Renderer:
             self._fast, self.reason = None, "minijinja renders a made-up conversation in another way"
 
     def render(self, context: dict[str, Any]) -> str:
-        """Text with OPEN and CLOSE around what generation blocks held."""
+        """Text with marks."""
         if self._fast is None:
             return self.render_reference(context)
         try:
@@ -100,13 +100,17 @@ class Renderer:
         except TemplateError:  # it lacks some of jinja2's methods: whether to refuse is for jinja2 to say
             return self.render_reference(context)
 
-    def _render_fast(self, context: dict[str, Any]) -> str:
+    def render_plain(self, context: dict[str, Any]) -> str:
+        """Text without marks, by minijinja; a TemplateError where it refuses."""
+        return self._render_fast(context, "plain")
+
+    def _render_fast(self, context: dict[str, Any], source: str = "chat") -> str:
         import minijinja
 
         assert self._fast is not None
-        self._blocks = 0
+        context = self._marker.start(context) if source == "chat" else context
         try:
-            text = self._fast.render_template("chat", **context)
+            text = self._fast.render_template(source, **context)
         except (minijinja.TemplateError, *_REFUSALS) as error:
             if "out of fuel" in str(error):
                 sandbox.stop()
@@ -123,7 +127,8 @@ class Renderer:
         assert self._sandbox is not None
         self._sandbox.start()
         deadline = time.monotonic() + sandbox.SECONDS
-        self._blocks, parts, size = 0, [], 0
+        context = self._marker.start(context)
+        parts, size = [], 0
         try:
             for part in template.generate(**context):
                 size += len(part)
@@ -141,32 +146,33 @@ class Renderer:
     def _checked(self, text: str) -> str:
         if len(text) > sandbox.MOST_CHARACTERS:
             sandbox.stop()
-        if self.has_generation and not text.count(OPEN) == text.count(CLOSE) == self._blocks:
-            raise TemplateError(
-                f"the text holds {OPEN!r} or {CLOSE!r}, noncharacters that mark what is generated; remove them"
-            )
         return text
 
     def _open_fast(self) -> "minijinja.Environment":
         import minijinja
 
-        environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, fuel=_FUEL, debug=False)
+        environment = minijinja.Environment(keep_trailing_newline=True, fuel=_FUEL, debug=False)
         environment.auto_escape_callback = lambda name: False
         environment.add_filter("tojson", _to_json)
-        environment.add_filter("penstock_generation", self._marked)
         environment.add_test("iterable", lambda value: isinstance(value, str | list | tuple | dict))  # None is not
         environment.add_test("sequence", lambda value: isinstance(value, str | list | tuple | dict))  # text is one
         environment.add_global("raise_exception", _raise)
         environment.add_global("strftime_now", self._now)
+        environment.add_global(LOOP_FUNCTION, self._marker.loop)
+        environment.add_global(SET_FUNCTION, self._marker.set)
         environment.add_template("chat", self._source)
+        environment.add_template("plain", self._plain_source)
         return environment
 
     def _open_reference(self) -> jinja2.Template:
         if self._reference is None:
             environment = Sandbox()
             environment.filters["tojson"] = _to_json
-            environment.filters["penstock_generation"] = self._marked
-            environment.globals["strftime_now"] = self._now
+            environment.globals |= {
+                "strftime_now": self._now,
+                LOOP_FUNCTION: self._marker.loop,
+                SET_FUNCTION: self._marker.set,
+            }
             try:
                 self._reference = environment.from_string(self._source)
             except jinja2.TemplateSyntaxError as error:
@@ -180,10 +186,6 @@ class Renderer:
         if len(format) > _MOST_FORMAT:
             sandbox.stop()
         return self._moment.strftime(format)
-
-    def _marked(self, text: str) -> str:
-        self._blocks += 1
-        return f"{OPEN}{text}{CLOSE}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.text, self.today, "jinja2" if self._fast is None else "minijinja", self.reason)
@@ -203,16 +205,6 @@ def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) ->
         raise
     except TemplateError:
         return None
-
-
-def _without_comments(text: str) -> str:
-    first, *rest = text.split("{#")
-    return first + "".join(part.partition("#}")[2] for part in rest)
-
-
-def _as_filter(match: re.Match[str]) -> str:
-    left, ends, right = match.groups()
-    return f"{{%{left} {'endfilter' if ends else 'filter penstock_generation'} {right}%}}"
 
 
 def _raise(message: str) -> None:

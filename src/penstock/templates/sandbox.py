@@ -43,8 +43,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The environment that transformers gives to chat templates, with a count of loop turns.  Not for two threads at once."""
 
     def __init__(self) -> None:
-        # unoptimized: a constant expression is worked out when it is rendered, not when the template is compiled
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols], optimized=False)
+        # White space control is resolved in instrumented sources.  Not optimized: constant expressions are computed when the template is
+        # rendered, under its limits, not when it is compiled.
+        super().__init__(keep_trailing_newline=True, extensions=[jinja2.ext.loopcontrols], optimized=False)
         self._turns = 0
         self._deadline = 0.0
         for name in _DROPPED_FILTERS:

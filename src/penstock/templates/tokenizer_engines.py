@@ -76,6 +76,7 @@ class TokenizerFacts:
     suffix: list[int]
     added_tokens: dict[str, int]
     special_added: list[str]
+    stop_tokens: list[str]  # at which generation stops: the eos_token, and what generation_config.json lists
     unknown: list[Any] | None  # id and name of what the vocabulary gives for what it does not know
     model_max_length: int | None  # the longest sequence that the model was made for, where the files say so
     is_changed: bool  # the files beside tokenizer.json add tokens, or say otherwise how one is found
@@ -171,6 +172,8 @@ class Engines:
         added = opened.get_added_tokens_decoder()
         self._recall("byte-table", lambda: self._packed_table(vocab), "tokenizers")  # while the vocabulary is at hand
         unknown = _unknown_id(opened, text)
+        eos = self._files.special_tokens.get("eos_token")
+        listed = [token for number in self._files.stop_ids if (token := opened.id_to_token(number)) is not None]
         return TokenizerFacts(
             digest=digest(text.encode()),
             special_tokens=dict(self._files.special_tokens),
@@ -181,6 +184,7 @@ class Engines:
             suffix=suffix,
             added_tokens={token.content: number for number, token in added.items()},
             special_added=[token.content for token in added.values() if token.special],
+            stop_tokens=sorted({*listed, *([] if eos is None else [eos])}),
             unknown=None if unknown is None else [unknown, opened.id_to_token(unknown)],
             model_max_length=self._files.model_max_length,
             is_changed=text is not self._files.text,

@@ -21,8 +21,8 @@ from penstock.templates.facts import recall
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-_ADDED = "added_tokens.json"
 _MOST_TOKENS = 10**9  # transformers writes 10**30 where nobody knows
+_ADDED, _GENERATION = "added_tokens.json", "generation_config.json"
 _POINTER = b"version https://git-lfs.github.com/"
 _TEMPLATES = ("additional_chat_templates", "chat_templates")
 # What a folder without tokenizer.json may hold instead, and only transformers can convert.
@@ -42,6 +42,7 @@ class TokenizerFiles:
     legacy_tokens: dict[str, Any] = field(default_factory=dict)  # of added_tokens.json: {content: id}
     named_tokens: list[Any] = field(default_factory=list)  # special ones, as written: a string, or a dict with flags
     model_max_length: int | None = None  # the longest sequence that the model was made for, where the files say so
+    stop_ids: list[int] = field(default_factory=list)  # at which generation stops, as generation_config.json has them
 
 
 def find_json(place: Path) -> Path:
@@ -107,6 +108,7 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
         legacy_tokens=_parsed(found, file.with_name(_ADDED)),
         named_tokens=[written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])],
         model_max_length=max_length(config.get("model_max_length")),
+        stop_ids=_stop_ids(_parsed(found, file.with_name(_GENERATION)), file.with_name(_GENERATION)),
     )
 
 
@@ -125,6 +127,15 @@ def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]
         {name: content for name, token in named.items() if (content := _content(token)) is not None},
         list(filter(None, map(_content, unnamed if isinstance(unnamed, (list, tuple)) else ()))),
     )
+
+
+def _stop_ids(config: Mapping[str, Any], path: Path) -> list[int]:
+    """`eos_token_id`: one id or a list of them."""
+    given = config.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise TemplateError(f"{path}: eos_token_id is {given!r}, expected an id or a list of ids")
+    return ids
 
 
 def _tokens(*files: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -159,7 +170,7 @@ def chat_templates(given: Any, where: str) -> dict[str, str]:
 
 def _paths(file: Path) -> list[Path]:
     """tokenizer.json and the other files that say something about it, in a fixed order."""
-    named = [file.with_name(name) for name in (_CONFIG, _MAP, _ADDED, _TEMPLATE)]
+    named = [file.with_name(name) for name in (_CONFIG, _MAP, _ADDED, _GENERATION, _TEMPLATE)]
     inside = [path for folder in _TEMPLATES for path in sorted((file.parent / folder).glob("*.jinja"))]
     return [file, *(path for path in named if path.is_file()), *inside]
 

@@ -65,6 +65,7 @@ class Tokenizer:
         self.prefix, self.suffix = tuple(facts.prefix), tuple(facts.suffix)
         self.added_tokens = dict(facts.added_tokens)
         self.special_added = frozenset(facts.special_added)
+        self.stop_tokens = frozenset(facts.stop_tokens)  # at which generation stops
         self.wants_fast = fast
         self._engines, self._packed = engines, packed
         self._unknown: int | None = facts.unknown[0] if facts.unknown else None

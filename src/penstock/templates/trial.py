@@ -24,7 +24,7 @@ CPU_SECONDS = 5  # the largest templates of the trl wheel take half a second
 SECONDS = 60.0  # by the clock, as other processes may have the cores
 MEMORY = 768 << 20  # bytes
 _FOLDER = Path(__file__).parent
-_PACKAGES = {"penstock": str(_FOLDER.parent), "penstock.templates": str(_FOLDER)}
+_PACKAGES = {"penstock": _FOLDER.parent, "penstock.templates": _FOLDER, "penstock.templates.chat": _FOLDER / "chat"}
 
 
 def open_untrusted(text: str, *, today: str, contexts: list[dict[str, Any]], cache: Cache | None) -> Renderer:
@@ -51,7 +51,14 @@ def try_template(text: str, today: str, contexts: list[dict[str, Any]]) -> dict[
     """Return the engine to use and why: {"engine", "reason"}."""
     path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY}
-    request = {**limits, "path": path, "packages": _PACKAGES, "text": text, "today": today, "contexts": contexts}
+    request = {
+        **limits,
+        "path": path,
+        "packages": {name: str(folder) for name, folder in _PACKAGES.items()},
+        "text": text,
+        "today": today,
+        "contexts": contexts,
+    }
     output, errors, code = _run(json.dumps(request))
     first, _, rest = output.partition("\n")
     if first != "ready":

@@ -33,8 +33,11 @@ class Unrendered:
         self._plain: set[Kind] = set()  # kinds whose content is printed whole, of messages that have nothing else
         self._whole: set[Kind] = set()  # orders of roles in which all messages are of such kinds
 
-    def find(self, conversation: Conversation, text: str) -> tuple[dict[str, int], int]:
-        """Characters that `text` lacks, by field; and how many characters the assistant's fields have."""
+    def find(self, conversation: Conversation, text: str, own: Callable[[int], str]) -> tuple[dict[str, int], int]:
+        """Characters that `text` lacks, by field; and how many characters the assistant's fields have.
+
+        `own` gives the part of the text in which a message may be printed.
+        """
         given = (
             bool(conversation.tools),
             json.dumps(conversation.kwargs, sort_keys=True, default=str) if conversation.kwargs else "",
@@ -75,7 +78,7 @@ class Unrendered:
                     if -1 not in ends:
                         stop = max(stop, *ends)
                         continue
-                lost = self._lost(state, name, words, conversation, place, shape, text)
+                lost = self._lost(state, name, words, conversation, place, shape, own(place))
                 if lost is not None:
                     late = ", earlier turns" if role == "assistant" and place < last_user else ""
                     key = f"{role}.{name}{late}"
@@ -101,7 +104,7 @@ class Unrendered:
         text: str,
     ) -> int | None:
         """Characters of a field that are not printed; None where all are."""
-        if state is None or (state == ABSENT and all(_printed(word, text) for word in words)):
+        if state == ABSENT and all(_printed(word, text) for word in words):
             state = self._in_place(conversation, place, shape).get(name, WHOLE)
         if state == ABSENT:
             return sum(map(len, words))

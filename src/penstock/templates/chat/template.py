@@ -1,9 +1,8 @@
-"""Which tokens and which loss mask does a conversation get?  Rendered once, whole, by its own chat template; encoded once.
+"""Turn conversations into tokens and loss masks: rendered once, whole, by their own chat template; encoded once.
 
-What is trained is found on that one rendering, by dye (dye.py, turns.py) or by the template's `{% generation %}` tags, and
-verified: the undyed text must equal the plain rendering.  A conversation is rendered plainly too, by both engines, if it is among the
-first ones or holds something that none before it held; by one engine, if the template might see the dye (reads.py).
-A conversation whose marks cannot be verified is an event, never a guess.
+The rendering itself says which message printed which characters (instrument.py, attribution.py); trained_spans.py finds what of them is
+trained.  A record's tokens and mask depend on that record, the tokenizer and the options alone.  A conversation whose mask cannot be
+proven is refused by name, never guessed.
 """
 
 import copy
@@ -18,14 +17,14 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.templates.builtin import CHATML, find_templates
-from penstock.templates.colours import Atom, aliased, atoms, is_plain, plain
-from penstock.templates.dye import Unverified
-from penstock.templates.ink import Ink, Render
+from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer
+from penstock.templates.chat.attribution import attribute
+from penstock.templates.chat.headers import Unproven
+from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.masks import Rendering, byte_spans, token_mask
 from penstock.templates.messages import Conversation, Message, train_flag
-from penstock.templates.moulds import Mould, learn_mould
 from penstock.templates.probes import probes
-from penstock.templates.render import Renderer, outcome
+from penstock.templates.render import Renderer
 from penstock.templates.roles import check_roles
 from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, check_template_kwargs, join
 from penstock.templates.sandbox import LimitExceeded
@@ -33,60 +32,39 @@ from penstock.templates.token_bytes import Encoded
 from penstock.templates.tokenizers import Tokenizer
 from penstock.templates.trial import open_untrusted
 from penstock.templates.unrendered import Unrendered
-from penstock.types import UNRENDERED, Record, Samples
+from penstock.types import PARTIAL, UNENDED, UNRENDERED, Record, Samples
 
 _log = logging.getLogger("penstock")
 
-_FIRST_ROWS = 16  # of every shard: rendered by both engines, dyed and plain
-_ODD_SPACE = "\x1c\x1d\x1e\x1f"  # white space to Python, not to minijinja
+_FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
-
-_MANY_MOULDS = 4096  # beyond these, orders of roles are too rare to be worth one
-_MANY_MISFITS = 50  # after so many no mould is tried: a second rendering for nothing
-
 _OPTIONS = (
     *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "on_unrendered"),
-    "special_in_text",
+    *("special_in_text", "template_engine"),
 )
-
-Shape = tuple[str | int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What conversations of one shape have in common."""
-
-    trained: list[bool]  # for each message
-    atoms: set[Atom]
-    mould: Mould | None = None
 
 
 class _NotPrinted(TemplateError):
     """A record has fields that the chat template does not print."""
 
 
-_REASONS = {Unverified: "mask_unverified", _NotPrinted: "unrendered"}
+_REASONS = {Unproven: "mask_unverified", _NotPrinted: "unrendered"}
 
 
 @dataclass(slots=True)
 class _Run:
-    """What one encoder has met so far.  Tokens depend on the records handed to it, and on nothing before them."""
+    """The records handed to one encoder.  Nothing here changes their tokens."""
 
     on_refused: str
     on_unrendered: str = "warn"
-    num_records: int = 0  # that it has rendered
-    seen: set[Atom] = field(default_factory=set)  # in conversations that were verified
-    odd: set[Atom] = field(default_factory=set)  # in one that minijinja rendered in another way
+    num_records: int = 0  # that were rendered
     dropped: dict[int, str] = field(default_factory=dict)
-    reference: bool = False  # whether minijinja was caught at it with nothing odd in sight
-    shapes: dict[Shape, "_Known"] = field(default_factory=dict)
-    misfits: int = 0  # conversations that were not in their mould, less those that were
-    for_tools: "_Run | None" = None  # of the template for conversations with tools
 
     def refused(self, number: int, error: TemplateError) -> None:
         stops = self.on_unrendered == "stop" if isinstance(error, _NotPrinted) else self.on_refused == "stop"
-        if stops or isinstance(error, LimitExceeded):
-            told = isinstance(error, LimitExceeded | _NotPrinted)  # the message says what to do
+        final = isinstance(error, LimitExceeded | EnginesDiffer)
+        if stops or final:
+            told = final or isinstance(error, _NotPrinted)  # the message says what to do
             hint = "" if told else "; fix the record, or set on_refused to 'skip' (skips are counted)"
             raise TemplateError(f"{error}{hint}", record=number) from error
         self.dropped[number] = next(
@@ -101,9 +79,10 @@ class ChatTemplate:
     verify: "first" rows of every shard, or "all".  on_refused: "stop", or "skip" and count.
     on_unrendered: records with fields that the chat template does not print: "warn" and count, "stop", or "skip" and count.
     special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
+    template_engine: "auto" renders with minijinja where it agrees with jinja2; "jinja2" always with that.
     """
 
-    version = 2  # raise when the same record gives other tokens
+    version = 3  # raise when the same record gives other tokens
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
     def __init__(
@@ -121,12 +100,14 @@ class ChatTemplate:
         on_nothing: str = "drop",
         on_unrendered: str = "warn",
         special_in_text: str = "token",
+        template_engine: str = "auto",
     ) -> None:
         check_choice("verify", verify, ("first", "all"))
         check_choice("on_refused", on_refused, ("stop", "skip"))
         check_choice("on_nothing", on_nothing, POLICIES)
         check_choice("on_unrendered", on_unrendered, ("warn", "stop", "skip"))
         check_choice("special_in_text", special_in_text, SPECIAL)
+        check_choice("template_engine", template_engine, ("auto", "jinja2"))
         if isinstance(train_on, str):
             check_choice("train_on", train_on, ("assistant", "last", "completion", "all"))
         else:
@@ -142,12 +123,14 @@ class ChatTemplate:
         self.on_nothing = on_nothing
         self.on_unrendered = on_unrendered
         self.special_in_text = special_in_text
+        self.template_engine = template_engine
         text, for_tools = find_templates(tokenizer, chat_template)
         self.renderer = self._open_renderer(text, today)
-        self.ink = Ink(self.renderer, self._context, tokenizer.special_added, reasoning=train_reasoning)
+        self._annotator = self._open_annotator()
+        self.ends = self._annotator.ends
+        self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
-        self._unrendered = Unrendered(self._text)
-        self._moulds: dict[Shape, Mould | None] = {}
+        self._unrendered = Unrendered(self._annotator.text)
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             options = {name: getattr(self, name) for name in _OPTIONS}
@@ -156,16 +139,34 @@ class ChatTemplate:
             _log.warning("%s", remark)
 
     def _open_renderer(self, text: str, today: str) -> Renderer:
+        given = {**self.tokenizer.special_tokens, **self.template_kwargs}
         contexts = [
-            self._context(probe.messages, probe, add_generation_prompt=prompt)
+            {
+                **given,
+                "messages": probe.messages,
+                "tools": probe.tools,
+                "documents": None,
+                "add_generation_prompt": prompt,
+            }
             for probe in probes()
             for prompt in (False, True)
         ]
-        if text != CHATML:
-            return open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
-        renderer = Renderer(text, today=today)
-        renderer.try_fast(contexts)
-        return renderer
+        if text == CHATML:
+            renderer = Renderer(text, today=today)
+            renderer.try_fast(contexts)
+        else:
+            renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
+        return renderer if self.template_engine == "auto" else Renderer(text, today=today)
+
+    def _open_annotator(self) -> Annotator:
+        return Annotator(
+            self.renderer,
+            self.tokenizer,
+            self.template_kwargs,
+            train_all=self.train_on == "all",
+            train_reasoning=self.train_reasoning,
+            verify_all=self.verify == "all",
+        )
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
@@ -175,14 +176,17 @@ class ChatTemplate:
         return made
 
     def how_turns_end(self) -> str | None:
-        """What is wrong with it, if anything."""
-        if self.train_on == "all":
+        """What is wrong with how turns end, if anything."""
+        if self.train_on == "all" or self.renderer.has_generation:
             return None
-        if not self.ink.turns.ends:
-            none = "no token was found that ends a turn in this chat template: a model would not learn to stop"
-            return None if self.renderer.has_generation else none
-        end = self.ink.turns.ends[0]
+        end = self.ends.usual
+        if not end:
+            if self.ends.stops:
+                return None  # the next turn's first token may end it; what does not end is counted
+            return "no token was found that ends a turn in this chat template: a model would not learn to stop"
         ids, _ = self.tokenizer.encode([end])
+        if any(end.endswith(token) for token in self.ends.added):
+            return None
         advice = "add it to the tokenizer, or pass the chat_template that goes with it"
         return f"the end of a turn, {end!r}, is {len(ids)} tokens here, not one; {advice}" if len(ids) > 1 else None
 
@@ -202,24 +206,26 @@ class ChatTemplate:
             "on_unrendered": self.on_unrendered,
             "special_in_text": self.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
+            "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
 
     def describe(self) -> str:
-        """How this template renders, how it finds what is trained, and what it does to earlier turns."""
-        turns, reason = self.ink.turns, self.ink.reads.reason
-        how = "generation tags" if self.renderer.has_generation else "mould, stitches or dye"
-        twice = f"every conversation is rendered twice, as the template might see the dye ({reason})" if reason else ""
-        forgets = (
-            "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
+        """How this template renders, and how it finds what is trained."""
+        header = self._annotator.main_header
+        how = "the template's generation tags" if self.renderer.has_generation else "what each message printed"
+        learned = (
+            ""
+            if self._annotator.learned
+            else "; the generation prompt depends on what messages say, so headers are found anew for each"
         )
         lines = (
             f"rendered by {self.renderer.engine} ({self.renderer.reason})",
-            f"trained characters found by {how}; header {turns.header!r}, "
-            f"end of turn {', '.join(map(repr, turns.ends)) or 'not found'}",
-            twice,
-            forgets if self.ink.forgets else "",
+            f"trained characters found by {how}; header {header!r}, end of turn {self.ends.usual or 'not found'!r}{learned}",
+            "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
+            if self._annotator.forgets()
+            else "",
             f"conversations with tools: {self._for_tools.describe()}" if self._for_tools is not None else "",
         )
         return "\n".join(filter(None, lines))
@@ -275,6 +281,9 @@ class ChatTemplate:
         for number, made in enumerate(batch):
             for name, characters in made.unrendered.items():
                 notes.setdefault(f"{UNRENDERED}{name}", {})[number] = characters
+            for name, turns in ((UNENDED, made.num_unended), (PARTIAL, made.num_partial)):
+                if turns:
+                    notes.setdefault(name, {})[number] = turns
         return Tokens(
             ids=encoded.ids,
             mask=token_mask(encoded, batch, self._special),
@@ -298,130 +307,40 @@ class ChatTemplate:
             batch[error.record] = Rendering("", [])
             return None
 
-    # One conversation → text and trained ranges
+    # One conversation → text and trained spans
 
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
         conversation = self.reader(record, number)
-        if self._for_tools is None or not conversation.tools:
-            return self._rendered(record, conversation, run)
-        run.for_tools = run.for_tools or _Run(self.on_refused)
-        made = self._for_tools._rendered(record, conversation, run.for_tools)
-        run.for_tools.num_records += 1
-        return made
+        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
+        return chosen._rendered(record, conversation, run)
 
     def _rendered(self, record: Record, conversation: Conversation, run: _Run) -> Rendering:
+        trained = self._trained(conversation)
         if self.turn_key in record:
-            conversation, trained = _only_turn(conversation, self._trained(conversation), record[self.turn_key])
-            known = _Known(trained, self._atoms(conversation))
-        elif (shape := _shape(conversation)) is None:
-            known = _Known(self._trained(conversation), self._atoms(conversation))
-        elif (met := run.shapes.get(shape)) is not None:
-            known = met
-        else:
-            known = run.shapes[shape] = self._known(conversation, shape)
+            conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
         if not conversation.messages:
             return Rendering("", [])
-        context = self._context(aliased(conversation.messages), conversation)
-        if not is_plain(known.atoms):
-            context = plain(context)
-        fresh = known.atoms - run.seen
-        check = self.verify == "all" or run.num_records < _FIRST_ROWS or bool(fresh)
-        render = self._render(context, run, known.atoms, fresh) if check else self._known_render(run, known.atoms)
-        made = self._moulded(known, context, render, run)
-        moulded = made is not None
-        if made is None:
-            made = self._trained_text(known.trained, context, render, check=check)
-        if not check and any(space in made.text for space in _ODD_SPACE):
-            made, moulded = (
-                self._trained_text(known.trained, context, self.renderer.render_reference, check=True),
-                False,
+        verify = self.verify == "all" or run.num_records < _FIRST_ROWS
+        found = self._annotator.annotate(conversation, trained, verify=verify)
+        made = self._with_special(found)
+        if (whole := found.whole) is not None:
+            made.unrendered, made.assistant_characters = self._unrendered.find(
+                conversation, made.text, lambda number: whole.text if (own := whole.printed_by(number)) is None else own
             )
-        run.seen |= fresh  # behind what may be refused: it would not be verified the next time
-        made = self._with_special(made, context, render)
-        if moulded:  # every word was found in its place
-            said = [len(m["content"]) for m in conversation.messages if m["role"] == "assistant"]
-            made.assistant_characters = sum(said)
-        else:
-            made.unrendered, made.assistant_characters = self._unrendered.find(conversation, made.text)
         return made
 
-    def _text(self, conversation: Conversation) -> str | None:
-        """A conversation as text; None where the template refuses it."""
-        context = plain(self._context(aliased(conversation.messages), conversation))
-        try:
-            return self.ink.plain(self.renderer.render, context)
-        except LimitExceeded:
-            raise
-        except TemplateError:
-            return None
-
-    def _known(self, conversation: Conversation, shape: Shape) -> _Known:
-        """Of a conversation that is nothing but words."""
-        trained = self._trained(conversation)
-        if shape not in self._moulds and len(self._moulds) < _MANY_MOULDS:
-            self._moulds[shape] = self._mould(conversation, trained)
-        return _Known(trained, self._atoms(conversation), self._moulds.get(shape))
-
-    def _mould(self, conversation: Conversation, trained: list[bool]) -> Mould | None:
-        if self.train_on == "all" or not self.train_reasoning or self.renderer.has_generation or not any(trained):
-            return None  # nothing to find, or tags or the end of a thought to look for
-
-        def rendering(messages: list[Message], trained: list[bool]) -> Rendering:
-            return self.ink.by_dye(self.renderer.render, self._context(messages), trained, check=True)
-
-        return learn_mould(rendering, [message["role"] for message in conversation.messages], trained)
-
-    def _moulded(self, known: _Known, context: dict[str, Any], render: Render, run: _Run) -> Rendering | None:
-        if known.mould is None or run.misfits > _MANY_MISFITS:
-            return None
-        text = render(context)
-        words = [message["content"] for message in context["messages"]]
-        spans = known.mould.spans(text, words)
-        run.misfits += -1 if spans is not None else 1
-        return None if spans is None else Rendering(text, spans)
-
-    def _atoms(self, conversation: Conversation) -> set[Atom]:
-        others = {"tools": conversation.tools, "documents": conversation.documents, "kwargs": conversation.kwargs}
-        return atoms(aliased(conversation.messages), others, self.ink.reads.keys)
-
-    def _known_render(self, run: _Run, found: set[Atom]) -> Render:
-        if run.reference or (run.odd and found & run.odd):
-            return self.renderer.render_reference
-        return self.renderer.render
-
-    def _render(self, context: dict[str, Any], run: _Run, found: set[Atom], fresh: set[Atom]) -> Render:
-        """With which engine: jinja2 where minijinja says something else, now and whenever the same things come up."""
-        render = self._known_render(run, found)
-        if self.renderer.is_fast and render == self.renderer.render:
-            expected, made = (outcome(engine, context) for engine in (self.renderer.render_reference, render))
-            if expected != made:
-                _log.info("minijinja renders a conversation in another way than jinja2, which renders its like now")
-                run.odd |= fresh
-                run.reference = run.reference or not fresh
-                return self.renderer.render_reference
-        return render
-
-    def _with_special(self, made: Rendering, context: dict[str, Any], render: Render) -> Rendering:
-        if self.special_in_text == "error" and (token := self.ink.special_in(context)) is not None:
+    def _with_special(self, found: Annotated) -> Rendering:
+        if self.special_in_text == "error" and (token := self._special_words.first_in(found.context)) is not None:
             raise TemplateError(
                 f"special token {token!r} stands in a message; choose special_in_text='token' to let it be one, "
                 f"or 'text' to encode its letters"
             )
-        if self.special_in_text == "text" and (words := self.ink.words(render, context, made.text)):
-            return replace(made, plain=words)
-        return made
-
-    def _trained_text(self, trained: list[bool], context: dict[str, Any], render: Render, *, check: bool) -> Rendering:
-        if self.train_on == "all":
-            text = self.ink.plain(render, context)
-            return Rendering(text, [(0, len(text))])
-        check = check or self.ink.reads.reason is not None
-        plainly = self.renderer.has_generation and self.train_reasoning
-        if plainly and all(
-            yes == (m.get("role") == "assistant") for m, yes in zip(context["messages"], trained, strict=True)
-        ):
-            return self.ink.by_tags(render, context, trained, check=check)
-        return self.ink.by_dye(render, context, trained, check=check)
+        if self.special_in_text == "text":
+            plain = self._special_words.places(
+                found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
+            )
+            return replace(found.made, plain=plain)
+        return found.made
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Which messages are trained; a message's own word counts most."""
@@ -443,21 +362,6 @@ class ChatTemplate:
                 chosen[place] = flag
         return chosen
 
-    def _context(
-        self, messages: list[Message], conversation: Conversation | None = None, **options: Any
-    ) -> dict[str, Any]:
-        given = conversation or Conversation(messages=[])
-        return {
-            **self.tokenizer.special_tokens,
-            **self.template_kwargs,
-            **given.kwargs,
-            "messages": messages,
-            "tools": given.tools,
-            "documents": given.documents,
-            "add_generation_prompt": False,
-            **options,
-        }
-
     def __repr__(self) -> str:
         return f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
 
@@ -477,17 +381,6 @@ def _not_printed(fields: dict[str, int]) -> str:
         f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
         f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
     )
-
-
-def _shape(conversation: Conversation) -> Shape | None:
-    """Who speaks, where nothing but words is said: all that decides who is trained and what is checked."""
-    if conversation.tools or conversation.documents or conversation.kwargs:
-        return None
-    messages = conversation.messages
-    roles = [
-        m["role"] for m in messages if len(m) == 2 and type(c := m.get("content")) is str and c and not c.isspace()
-    ]
-    return (conversation.prompt_length, *roles) if len(roles) == len(messages) else None
 
 
 def _flag(message: Message) -> bool | None:

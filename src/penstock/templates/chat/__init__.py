@@ -1,0 +1,1 @@
+"""Conversations through a chat template: rendering, loss masks, tokens."""
