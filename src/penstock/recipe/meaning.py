@@ -28,6 +28,7 @@ MEANING: dict[str, str] = {
     "today": "the date that a chat template is told",
     "verify": "conversations rendered a second time to verify masks: first of every shard, or all",
     "on_refused": "a conversation that its template refuses: stop or skip",
+    "template_engine": "what renders conversations: auto (minijinja where it agrees with jinja2) or jinja2",
     "on_unrendered": "a record with fields that the chat template does not print: warn (and count), stop or skip",
     "messages_key": "column with the messages",
     "role_key": "key of a message's role",
