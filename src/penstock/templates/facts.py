@@ -31,7 +31,7 @@ from penstock.fingerprint import Digest, fingerprint
 
 VERSION = 1  # raise when the form of the files changes
 _FOLDER = "facts"
-_MOST_KEPT = 64  # facts kept in this process
+_MOST_KEPT = 1024  # facts kept in this process
 
 _kept: OrderedDict[tuple[str, str], Any] = OrderedDict()  # (cache, name) → value as JSON text
 
