@@ -266,7 +266,8 @@ def _truth(name: str, conversation: str) -> Truth | None:
     for piece in re.split(f"({_OPEN}[0-9]+[|][^{_CLOSE}]*{_CLOSE})", marked):
         if piece.startswith(_OPEN):
             number, _, said = piece[1:-1].partition("|")
-            spans.setdefault(int(number), []).append((len(text), len(text) + len(said)))
+            if said:
+                spans.setdefault(int(number), []).append((len(text), len(text) + len(said)))
             piece = said
         text += piece.replace(_CLOSE, "")
     assert _OPEN not in text
@@ -276,7 +277,7 @@ def _truth(name: str, conversation: str) -> Truth | None:
 
 def without_space(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """White space at the end of a turn is the template's own, unless its generation tags say otherwise."""
-    return [(a, a + len(text[a:b].rstrip())) for a, b in spans]
+    return [(a, a + len(said)) for a, b in spans if (said := text[a:b].rstrip())]
 
 
 def token_mask(text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[bool]]:
