@@ -64,9 +64,9 @@ def lost(template: str, messages: list[dict[str, Any]], **more: Any) -> dict[str
     samples = opened.encode([record])
     assert not samples.dropped
     again = chat(template, **options).encode([{"messages": [Q, A, Q2, A2]}] * 20 + [record])
-    found = {name: rows[0] for name, rows in samples.notes.items()}
-    assert found == {name: rows[20] for name, rows in again.notes.items()}
-    assert all(name.startswith(UNRENDERED) for name in found)
+    found = {name: rows[0] for name, rows in samples.notes.items() if name.startswith(UNRENDERED)}
+    behind = {name: rows for name, rows in again.notes.items() if name.startswith(UNRENDERED)}
+    assert found == {name: rows[20] for name, rows in behind.items()}
     return {name.removeprefix(UNRENDERED): size for name, size in found.items()}
 
 
@@ -201,7 +201,7 @@ def test_plain_conversations_are_printed_whole_by_the_templates_of_trl(name: str
             1: len(Q["content"]),
         }
     else:
-        assert samples.notes == {}
+        assert not any(note.startswith(UNRENDERED) for note in samples.notes)
         assert name.startswith("llava_next") == bool(samples.dropped)  # refuses strings
 
 
