@@ -158,16 +158,15 @@ class _Steps:
 
     def __init__(self, loader: Loader, inputs: ModelInputs, *, before: int) -> None:
         self._loader, self._inputs, self._before = loader, inputs, before
-        self._first = steps_done(loader)
-
-    @property
-    def left(self) -> int | None:
-        """Batches from where the loader stood on; None where there is no end."""
-        return None if self._loader.epochs is None else len(self._loader) - self._first
+        self.left = (
+            loader.steps_left
+        )  # batches from here on, without those that skip= passes over; None where there is no end
 
     def __len__(self) -> int:
         """As the Trainer counts: batches behind its optimizer steps so far, and those that are left."""
-        return self._before + len(self._loader) - self._first
+        if self.left is None:
+            raise TypeError("an endless loader (epochs=None) has no length")
+        return self._before + self.left
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self._inputs, iter(self._loader))

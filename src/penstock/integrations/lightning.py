@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches, steps_done
+from penstock.integrations.evaluation import EvalBatches
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 
@@ -46,7 +46,7 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
     def train_dataloader(self) -> "_Run":
         if self.loader is None:
             raise PlanError("LoaderModule has no Loader to train on: pass it as the first argument")
-        ended = steps_done(self.loader) == len(self.loader)
+        ended = self.loader.finished
         passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
         if self.trainer.max_epochs != passes and not ended:
             raise PlanError(
@@ -95,7 +95,9 @@ class _Run:
         self._loader = loader
 
     def __len__(self) -> int:
-        return len(self._loader)
+        """Batches of the pass, without those that skip= passes over: Lightning must know which one is the last."""
+        loader, begun = self._loader, self._loader._anchors[-1]
+        return len(loader) - sum(begun.step <= step < begun.pass_step + len(loader) for step in loader._skip)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)
