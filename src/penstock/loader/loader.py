@@ -160,6 +160,8 @@ class Loader(Run):
         self.counters = self.plan.count(cursor.position.epoch, self._rows_per_step)
         dropped = self.counters.dropped_words()
         advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in dropped else ""
+        if not dropped and (empty := self.counters.samples_dropped["empty"]):
+            dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in self.stores)})"
         return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}look at loader.counters")
 
     def _hand_over(self, batch: Batch, step: Step) -> None:
