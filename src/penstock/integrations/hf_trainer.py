@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
-from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in, steps_done
+from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in, refuse_the_same, steps_done
 from penstock.integrations.model_inputs import ModelInputs
 from penstock.loader import Loader
 
@@ -49,6 +49,8 @@ class FromLoader(EvaluatesLoaders):
             raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
         given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
         evaluated = loaders_in(given.get("eval_dataset"))
+        for each in evaluated:
+            refuse_the_same(loader, each)
         other = given.get("eval_dataset") is not None and not evaluated
         check_datasets(given, other_eval=other)
         if given.get("args") is not None:  # before the Trainer itself acts on them
