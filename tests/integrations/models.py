@@ -52,6 +52,30 @@ def gpt2() -> Any:
     return _make("GPT2LMHeadModel", config)
 
 
+def opt() -> Any:
+    """Takes positions, and builds its mask without looking at them."""
+    from transformers import OPTConfig
+
+    config = OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    return _make("OPTForCausalLM", config)
+
+
+def mistral(sliding_window: int) -> Any:
+    from transformers import MistralConfig
+
+    return _make("MistralForCausalLM", MistralConfig(**SMALL, sliding_window=sliding_window))
+
+
 def bloom() -> Any:
     """With ALiBi: its forward takes no positions, and sees the whole row."""
     from transformers import BloomConfig

@@ -203,6 +203,23 @@ def evaluation(folder: Path) -> dict[str, Any]:
     return found
 
 
+def skipped(folder: Path) -> dict[str, Any]:
+    """Optimizer steps of three batches each, where the Loader passes over its last steps: all batches count."""
+    steps = len(open_loader(folder, epochs=1))
+    options: dict[str, Any] = {"epochs": 1, "skip": [1, steps - 1]}
+    trainer = hugging_face(folder, make_model(), options, max_steps=-1, gradient_accumulation_steps=3)
+    found: dict[str, Any] = {"expected": -(-(steps - 2) // 3), "trainer": trainer.state.global_step}
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    model, synced = accelerator.prepare(torch.nn.Linear(1, 1)), 0
+    for _ in attach(accelerator, open_loader(folder, **options)):
+        with accelerator.accumulate(model):
+            synced += accelerator.sync_gradients
+    found["accelerate"] = synced
+    more = {"accumulate_grad_batches": 3, "limit_train_batches": 1.0}
+    found["lightning"] = lightning(folder, open_loader(folder, **options), **more).trainer.global_step
+    return found
+
+
 def on_two_ranks(folder: Path) -> None:
     """Validation by Lightning and Accelerate, and what the Trainer counts."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -254,6 +271,7 @@ def main(folder: Path) -> None:
         for name in ("lightning", "accelerate", "hf")
     }
     whole = {"ranks": found, "isolation": isolation(folder), "counts": counts(folder), "evaluation": evaluation(folder)}
+    whole["skipped"] = skipped(folder)
     (folder / "found.json").write_text(json.dumps(whole))
 
 

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 from penstock.integrations.isolation import check_at_first_step, check_isolation, find_row  # noqa: E402
 from penstock.integrations.model_inputs import FOUR_POSITIONS, ModelInputs  # noqa: E402
 
-from .models import bloom, gpt2, llama, mixtral, qwen2, qwen2_5_vl  # noqa: E402
+from .models import bloom, gpt2, llama, mistral, mixtral, opt, qwen2, qwen2_5_vl  # noqa: E402
 
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 
@@ -75,6 +75,12 @@ REFUSED = {
     "a cache in the text model alone": (qwen2_5_vl, {"use_cache": None}, "leave use_cache= out of the Loader"),
     "a cache, half precision": (lambda: llama().half(), {"use_cache": None}, "leave use_cache= out"),
     "experts and a cache": (mixtral, {"use_cache": None}, "leave use_cache= out"),
+    "sdpa that does not look at positions": (opt, {}, "load it with a flash attention, or set packing='none'"),
+    "4d mask without the sliding window": (
+        lambda: mistral(4),
+        {"attention_mask": "4d"},
+        "Leave out attention_mask='4d' in the Loader",
+    ),
 }
 
 

@@ -193,6 +193,11 @@ said["not in the table"] = [
 said["gone"] = sorted(known - {field.name for field in fields(SFTConfig)})
 refused("lightning endless", lambda: LoaderModule(open_loader(folder, epochs=None)))
 refused("lightning epochs", lambda: lightning(max_epochs=3))
+one = open_loader(folder, epochs=1)
+refused("trains and evaluates", lambda: LoaderTrainer(
+    model=model, args=TrainingArguments(**hf_arguments(folder)), loader=one, eval_dataset={"same": one}
+))
+refused("lightning trains and evaluates", lambda: LoaderModule(one, val_dataloaders=[one]))
 stopped = lightning(max_epochs=1, max_steps=4)
 stopped.save_checkpoint(folder / "stopped.ckpt")  # Lightning takes that pass for a whole one, and would train nothing more
 refused("lightning stopped", lambda: lightning(folder / "stopped.ckpt", max_epochs=1))
@@ -229,6 +234,8 @@ EXPECTED = {
     "lightning endless": "set the Loader's epochs",
     "lightning epochs": "max_epochs=3; the Loader counts its 2 epochs itself, and Lightning makes one pass more: pass max_epochs=1",
     "lightning stopped": "pass max_epochs=2",
+    "trains and evaluates": "one Loader cannot train and evaluate",
+    "lightning trains and evaluates": "one Loader cannot train and evaluate",
     "foreign": "has no penstock.json: it was saved by a trainer without a Loader",
 }
 

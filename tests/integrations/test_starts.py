@@ -71,6 +71,11 @@ def test_samples_and_tokens_are_those_that_were_trained(found):
     assert counts["twice"][0] == counts["twice"][1]
 
 
+def test_the_last_batches_count_where_the_last_steps_are_skipped(found):
+    expected = found["skipped"].pop("expected")
+    assert found["skipped"] == dict.fromkeys(("trainer", "accelerate", "lightning"), expected)
+
+
 def test_counts_are_of_all_ranks(found, home):
     batches = [next_two(home, rank) for rank in range(2)]
     tokens = sum(int((batch["seq_idx"] >= 0).sum()) for mine in batches for batch in mine)

@@ -1,6 +1,7 @@
 """Ranks that are about to train different things find out before the first batch, and never wait without end."""
 
 import threading
+from itertools import count
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_a_rank_that_differs_is_named_with_what_differs(make, change, field):
     first, second = start(*make({}, change))
     assert f"rank 0 → rank 1: {field}" in first
     assert "rank 1 → rank 0" in second
+
+
+def test_a_loader_that_one_rank_makes_for_itself_is_not_waited_for(make, monkeypatch):
+    options = {"batch_size": 2, "rank": 0, "world_size": 2, "run_id": "run"}
+    monkeypatch.setattr("penstock.loader.loader._NUMBERS", count(7))
+    first = Loader(ps.open(RECORDS), **options)
+    Loader(ps.open(RECORDS), batch_size=2, rank=0, world_size=1)
+    Loader(ps.open(RECORDS), batch_size=2, rank=0, world_size=2)  # without a name nobody is met
+    assert (first._number, Loader(ps.open(RECORDS), **options)._number) == (7, 8)
 
 
 def test_a_rank_that_resumed_elsewhere_is_named(make):

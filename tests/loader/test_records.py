@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import BadRecord, PlanMismatch
+from penstock.errors import BadRecord, PlanError, PlanMismatch
 from penstock.sources import jsonl, parts
 from penstock.testing import check_resume
 
@@ -80,6 +80,15 @@ def test_bad_rows_are_quarantined_once(path, tmp_path):
         list(Loader(source, batch_size=4))
         assert source.bad_counts == REASONS
     assert [json.loads(line)["row"] for line in quarantine.read_text().splitlines()] == sorted(BAD)
+
+
+def test_a_source_of_bad_rows_alone_says_so(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text("no\n" * 5)
+    with pytest.raises(
+        PlanError, match=r"the run has no step: all 5 samples are empty \(5 rows → 0 records; 5 dropped: bad_json 5"
+    ):
+        list(Loader(open_source(path), batch_size=2))
 
 
 def test_more_bad_rows_than_allowed_stop_the_run_before_it_begins(path):

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches, steps_done
+from penstock.integrations.evaluation import EvalBatches
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 
@@ -52,13 +52,13 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Batch]:
         if self._to_check:
             self._check_isolation()
-        last: int | None = None
+        batches, loader = iter(self._batches), self._loader
+        left = loader._passes.steps_left(loader.start_of_next_loop())  # without steps that skip= passes over
         self.begin()
         try:
-            for batch in self._batches:
-                if last is None and self._loader.epochs is not None:  # known once this pass has begun
-                    last = len(self._loader) - steps_done(self._loader) + batch.step
-                self.end_of_dataloader = batch.step == last
+            for batch in batches:
+                left = None if left is None else left - 1
+                self.end_of_dataloader = left == 0
                 yield batch.to(self._accelerator.device)
         finally:
             self.end()

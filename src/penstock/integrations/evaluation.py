@@ -95,6 +95,14 @@ class EvalBatches:
         return iter(self._loader)
 
 
+def refuse_the_same(loader: Loader | None, evaluated: Loader) -> None:
+    """A Loader is at one place: an evaluation would move the training run."""
+    if evaluated is loader:
+        raise PlanError(
+            "one Loader cannot train and evaluate: an evaluation would move it to its start; make a second one"
+        )
+
+
 class EvalSteps(EvalBatches):
     """What the Trainer sees of an evaluation Loader."""
 

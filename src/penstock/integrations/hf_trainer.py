@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
-from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in, steps_done
+from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in, refuse_the_same, steps_done
 from penstock.integrations.model_inputs import ModelInputs
 from penstock.loader import Loader
 
@@ -49,6 +49,8 @@ class FromLoader(EvaluatesLoaders):
             raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
         given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
         evaluated = loaders_in(given.get("eval_dataset"))
+        for each in evaluated:
+            refuse_the_same(loader, each)
         other = given.get("eval_dataset") is not None and not evaluated
         check_datasets(given, other_eval=other)
         if given.get("args") is not None:  # before the Trainer itself acts on them
@@ -158,16 +160,15 @@ class _Steps:
 
     def __init__(self, loader: Loader, inputs: ModelInputs, *, before: int) -> None:
         self._loader, self._inputs, self._before = loader, inputs, before
-        self._first = steps_done(loader)
-
-    @property
-    def left(self) -> int | None:
-        """Batches from where the loader stood on; None where there is no end."""
-        return None if self._loader.epochs is None else len(self._loader) - self._first
+        self.left = (
+            loader.steps_left
+        )  # batches from here on, without those that skip= passes over; None where there is no end
 
     def __len__(self) -> int:
         """As the Trainer counts: batches behind its optimizer steps so far, and those that are left."""
-        return self._before + len(self._loader) - self._first
+        if self.left is None:
+            raise TypeError("an endless loader (epochs=None) has no length")
+        return self._before + self.left
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self._inputs, iter(self._loader))

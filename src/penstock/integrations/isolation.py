@@ -331,4 +331,8 @@ def _advice(model: Any, loader: Loader, passed: dict[str, Any], *, own_loop: boo
         return f"With a cache, transformers does not look at where positions restart: {how}"
     if "position_ids" not in inputs.taken:
         return f"Its forward names no position_ids: {unpacked}"
+    if mask is not None and mask.ndim == 4:  # which holds for all layers, also for those with a sliding window
+        return f"Leave out attention_mask='4d' in the Loader, or {unpacked}"
+    if _attention(model) == "sdpa":
+        return f"With sdpa this model does not look at where positions restart: load it with a flash attention, or {unpacked}"
     return f"Load the model with attn_implementation='sdpa' or a flash attention, or {unpacked}"

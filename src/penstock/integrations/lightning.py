@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches, steps_done
+from penstock.integrations.evaluation import EvalBatches, refuse_the_same
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 
@@ -41,12 +41,16 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         evaluated = {"val": val_dataloaders, "test": test_dataloaders, "predict": predict_dataloaders}
         for stage, given in evaluated.items():
             if given is not None:  # Lightning looks whether the method is there
-                setattr(self, f"{stage}_dataloader", partial(_same, _for_evaluation(given)))
+                setattr(
+                    self,
+                    f"{stage}_dataloader",
+                    partial(_same, _for_evaluation(given, loader if stage == "val" else None)),
+                )
 
     def train_dataloader(self) -> "_Run":
         if self.loader is None:
             raise PlanError("LoaderModule has no Loader to train on: pass it as the first argument")
-        ended = steps_done(self.loader) == len(self.loader)
+        ended = self.loader.finished
         passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
         if self.trainer.max_epochs != passes and not ended:
             raise PlanError(
@@ -74,17 +78,18 @@ def _same(found: Any) -> Any:
     return found
 
 
-def _for_evaluation(given: Any) -> Any:
+def _for_evaluation(given: Any, trained: Loader | None) -> Any:
     """The same collection, with every Loader in it made to begin at its first batch each time."""
     if isinstance(given, Loader):
+        refuse_the_same(trained, given)
         return EvalBatches(given)
     if isinstance(given, CombinedLoader):
-        given.flattened = [_for_evaluation(each) for each in given.flattened]
+        given.flattened = [_for_evaluation(each, trained) for each in given.flattened]
         return given
     if isinstance(given, dict):
-        return {name: _for_evaluation(each) for name, each in given.items()}
+        return {name: _for_evaluation(each, trained) for name, each in given.items()}
     if isinstance(given, list | tuple):
-        return type(given)(_for_evaluation(each) for each in given)
+        return type(given)(_for_evaluation(each, trained) for each in given)
     return given
 
 
@@ -95,7 +100,9 @@ class _Run:
         self._loader = loader
 
     def __len__(self) -> int:
-        return len(self._loader)
+        """Batches of the pass, without those that skip= passes over: Lightning must know which one is the last."""
+        loader, begun = self._loader, self._loader._anchors[-1]
+        return len(loader) - sum(begun.step <= step < begun.pass_step + len(loader) for step in loader._skip)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)

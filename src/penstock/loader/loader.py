@@ -38,7 +38,7 @@ _TOKENS_AT_ONCE = 1 << 20  # of the steps that are looked up together, and
 _MOST_STEPS = 32
 _COUNTED_AT_ONCE = 1 << 20  # samples of an epoch whose drops are counted ahead, which takes less than a second
 
-_NUMBERS = count()  # of the loaders of this process: ranks make theirs in one order
+_NUMBERS = count()  # of this process's loaders that meet those of other ranks: all ranks make these in one order
 
 _NOTHING_LEFT = (
     "nothing is left: the state that was loaded was taken at the end of a pass, at step %d; iterate again for the next pass, or give the "
@@ -96,7 +96,8 @@ class Loader(Run):
         settings, self.form = split_options(max_length, weights, options, _named())
         self._place = find_place(rank, world_size, replicas=replicas, mesh=mesh)
         self.world = self._place.world
-        self._run_id, self._number, self._loops = run_id, next(_NUMBERS), 0
+        meets = len(self._place.members) > 1 and (run_id is not None or self._place.told != "arguments")
+        self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if meets else 0, 0
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         epochs = None if epochs is None else whole_number("epochs", epochs, least=0)
         super().__init__(epochs=epochs, per_epoch=per_epoch, skip=frozenset(steps_to_skip(skip)))
@@ -159,6 +160,8 @@ class Loader(Run):
         self.counters = self.plan.count(cursor.position.epoch, self._rows_per_step)
         dropped = self.counters.dropped_words()
         advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in dropped else ""
+        if not dropped and (empty := self.counters.samples_dropped["empty"]):
+            dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in self.stores)})"
         return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}look at loader.counters")
 
     def _hand_over(self, batch: Batch, step: Step) -> None:
