@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.cache import Cache
@@ -138,3 +140,30 @@ def test_a_damaged_note_is_no_note(
     borders = source.cuts(num_bytes=8 << 20, num_rows=100)
     assert recall(stamp(source), borders, cache) is not None  # and there is a good one again
     assert recall(None, borders, cache) is None and recall(stamp(source), np.array([0, 500]), cache) is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
+def test_files_of_every_shape_have_a_stamp_so_a_prepared_data_set_is_found_without_reading_it(
+    name: str, tmp_path: Path, cache: Cache
+) -> None:
+    path = tmp_path / name
+    table = pa.Table.from_pylist(RECORDS[:3])
+    if name == "a.parquet":
+        pq.write_table(table, path)
+    elif name == "a.arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.write_text(
+            json.dumps(RECORDS[:3]) if name == "a.json" else "text\n" if name == "a.csv" else '{"text": 1}\n'
+        )
+    settle()
+    assert stamp(open_source(path, cache=cache)) is not None
+
+
+def test_how_a_text_is_cut_into_records_is_part_of_its_stamp(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    settle()
+    marks = [stamp(open_source(tmp_path / "a.txt", cache=cache, record=each)) for each in ("line", "paragraph", "file")]
+    assert None not in marks
+    assert len(set(marks)) == 3
