@@ -260,3 +260,6 @@ def test_options_of_the_source_can_be_given_to_every_command(here: Any, tokenize
     _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "--json")
     assert verdicts(out)["text length"]["answer"] == "warn"
     assert "set options: {record: paragraph} or {record: file}" in verdicts(out)["text length"]["why"]
+    assert "EOS" not in verdicts(out)["text length"]["why"], "the recipe says eos: false"
+    _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "-o", "eos=true", "--json")
+    assert "each ends with EOS" in verdicts(out)["text length"]["why"]
