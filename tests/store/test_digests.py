@@ -16,6 +16,7 @@ import pytest
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.sources import ListSource, concat, open_source
+from penstock.sources.fanout import FanOut
 from penstock.sources.jsonl import JsonlPart
 from penstock.store import Store, build
 from penstock.store.digests import recall, stamp
@@ -167,3 +168,13 @@ def test_how_a_text_is_cut_into_records_is_part_of_its_stamp(tmp_path: Path, cac
     marks = [stamp(open_source(tmp_path / "a.txt", cache=cache, record=each)) for each in ("line", "paragraph", "file")]
     assert None not in marks
     assert len(set(marks)) == 3
+
+
+def test_records_fanned_out_have_a_stamp_of_their_files_and_of_their_turns(write_jsonl: Write, cache: Cache) -> None:
+    path = write_jsonl(RECORDS[:5])
+    settle()
+    source = open_source(path, cache=cache)
+    twice, again, thrice = (FanOut(source, lambda _, n=n: n, key="turn") for n in (2, 2, 3))
+    assert stamp(twice) == stamp(again) is not None
+    assert len({stamp(source), stamp(twice), stamp(thrice)}) == 3
+    assert stamp(FanOut(ListSource(RECORDS[:5]), lambda _: 2, key="turn")) is None
