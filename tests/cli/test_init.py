@@ -78,6 +78,26 @@ def test_a_folder_without_training_files_is_not_trained_on_silently(
     assert code == 0 and "note: dev.jsonl looks like data for evaluation; it is trained on because you named it" in out
 
 
+def test_test_files_behind_a_glob_or_in_one_of_several_folders_are_not_trained_on_silently(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "set", train_jsonl=4, test_jsonl=4, latest_jsonl=1)
+    write(tmp_path / "more", train__a_jsonl=4, dev__a_jsonl=4)
+    for places, named in (
+        (["set/*.jsonl"], "set/test.jsonl looks"),
+        (["more/*/*.jsonl"], "more/dev/a.jsonl looks"),
+        (["set", "more/**"], "set/test.jsonl, more/dev/a.jsonl look"),
+    ):
+        code, out, err = here("init", *places, "--tokenizer", tokenizer_path, "--force")
+        assert code == 0, err
+        assert f"note: {named} like data for evaluation; " in out and "trained on: init keeps such files apart" in out
+    for place in ("more/dev", "set/test.jsonl"):
+        _, out, _ = here("init", place, "--tokenizer", tokenizer_path, "--force")
+        assert "looks like data for evaluation; it is trained on because you named it" in out
+    _, out, _ = here("init", "more/train", "set/latest.jsonl", "--tokenizer", tokenizer_path, "--force")
+    assert "data for evaluation" not in out
+
+
 def test_a_file_without_a_split_beside_test_files_is_the_training_data(
     here: Any, tokenizer_path: Path, tmp_path: Path
 ) -> None:
@@ -240,3 +260,6 @@ def test_options_of_the_source_can_be_given_to_every_command(here: Any, tokenize
     _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "--json")
     assert verdicts(out)["text length"]["answer"] == "warn"
     assert "set options: {record: paragraph} or {record: file}" in verdicts(out)["text length"]["why"]
+    assert "EOS" not in verdicts(out)["text length"]["why"], "the recipe says eos: false"
+    _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "-o", "eos=true", "--json")
+    assert "each ends with EOS" in verdicts(out)["text length"]["why"]

@@ -119,6 +119,9 @@ def test_commands_print_the_same_numbers(
     said = re.search(r"^dropped when packed \(.*?\), per epoch: (.*)$", printed.text["stats"], flags=re.MULTILINE)
     in_plan = re.search(r"^dropped\t(.*) \(overflow: ", printed.text["plan"], flags=re.MULTILINE)
     assert said is not None and in_plan is not None and said[1] == in_plan[1], "stats and plan say the same"
+    assert set(re.findall(r"of ([\d,]+) samples", said[1])) == {f"{len(samples):,}"}, (
+        "records that gave none are no samples"
+    )
     if too_long:
         what = "cut at max_length" if "truncate" in settings else "too long"
         assert f"{too_long:,} of " in said[1] and what in said[1]

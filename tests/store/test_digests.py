@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.sources import ListSource, concat, open_source
+from penstock.sources.fanout import FanOut
 from penstock.sources.jsonl import JsonlPart
 from penstock.store import Store, build
 from penstock.store.digests import recall, stamp
@@ -138,3 +141,40 @@ def test_a_damaged_note_is_no_note(
     borders = source.cuts(num_bytes=8 << 20, num_rows=100)
     assert recall(stamp(source), borders, cache) is not None  # and there is a good one again
     assert recall(None, borders, cache) is None and recall(stamp(source), np.array([0, 500]), cache) is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
+def test_files_of_every_shape_have_a_stamp_so_a_prepared_data_set_is_found_without_reading_it(
+    name: str, tmp_path: Path, cache: Cache
+) -> None:
+    path = tmp_path / name
+    table = pa.Table.from_pylist(RECORDS[:3])
+    if name == "a.parquet":
+        pq.write_table(table, path)
+    elif name == "a.arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.write_text(
+            json.dumps(RECORDS[:3]) if name == "a.json" else "text\n" if name == "a.csv" else '{"text": 1}\n'
+        )
+    settle()
+    assert stamp(open_source(path, cache=cache)) is not None
+
+
+def test_how_a_text_is_cut_into_records_is_part_of_its_stamp(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    settle()
+    marks = [stamp(open_source(tmp_path / "a.txt", cache=cache, record=each)) for each in ("line", "paragraph", "file")]
+    assert None not in marks
+    assert len(set(marks)) == 3
+
+
+def test_records_fanned_out_have_a_stamp_of_their_files_and_of_their_turns(write_jsonl: Write, cache: Cache) -> None:
+    path = write_jsonl(RECORDS[:5])
+    settle()
+    source = open_source(path, cache=cache)
+    twice, again, thrice = (FanOut(source, lambda _, n=n: n, key="turn") for n in (2, 2, 3))
+    assert stamp(twice) == stamp(again) is not None
+    assert len({stamp(source), stamp(twice), stamp(thrice)}) == 3
+    assert stamp(FanOut(ListSource(RECORDS[:5]), lambda _: 2, key="turn")) is None

@@ -67,7 +67,7 @@ def test_cuts_do_not_exceed_the_rows_asked_for() -> None:
 def test_errors_say_which_record() -> None:
     with pytest.raises(SourceError, match="talks:1: the record has the key 'turn'"):
         len(fanned([{"messages": [], "turn": 1}]))
-    with pytest.raises(BadRecord, match=r"talks:2:0: the turns function num_assistants raised KeyError"):
+    with pytest.raises(BadRecord, match=r"talks:2: the turns function num_assistants raised KeyError"):
         len(fanned([THINKING[0], {"text": "no messages"}]))
 
 

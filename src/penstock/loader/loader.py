@@ -179,8 +179,8 @@ class Loader(Run):
         is_whole = not any(isinstance(store, Store) and store.manifest is None for store in self.stores)
         if is_whole and sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AT_ONCE:
             counts = self.plan.blocks.count_dropped(step.epoch)
-            return f"{counts.dropped_words()} (of {counts.samples_in:,} samples in epoch {step.epoch})"
-        return f"{self.counters.dropped_words()} (of the first {self.counters.samples_in:,} samples)"
+            return f"{counts.dropped_words()} (of {counts.samples:,} samples in epoch {step.epoch})"
+        return f"{self.counters.dropped_words()} (of the first {self.counters.samples:,} samples)"
 
     def _agree(self) -> None:
         """All ranks are about to do the same, or this is where it ends."""

@@ -26,6 +26,11 @@ class Counters:
     rows_repeated: int = 0
 
     @property
+    def samples(self) -> int:
+        """Of `samples_in`, those that hold tokens: a record that gave no sample is counted as `empty`."""
+        return self.samples_in - self.samples_dropped["empty"]
+
+    @property
     def fill(self) -> float:
         """Share of the rows' capacity that holds tokens; 0.0 when there are no rows."""
         return self.tokens_out / self.tokens_capacity if self.tokens_capacity else 0.0

@@ -17,7 +17,7 @@ from penstock.recipe.build import data_set_name
 from penstock.recipe.keys import keys
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.records import CHARACTERS, RecordChoice, choose_record
-from penstock.recipe.splits import find_splits, split_of, written
+from penstock.recipe.splits import find_splits, held_out_files, split_of, written
 from penstock.report.look import Look, look, read, spread
 from penstock.report.max_length import LostShare, lost_share, sensible_length
 from penstock.report.numbers import Lengths, length_numbers
@@ -194,8 +194,8 @@ class _Chosen:
             )
         self.path: str | list[str] = written(self.splits.train) if self.splits else place
         self.name = data_set_name(self.path)
-        self._note_files(place)
         self.source = self._open(self.path)
+        self._note_files(place)
         if self.source.shape == "text" and "record" not in settings.get("options", {}):
             found = self._record(tokenizer)
             settings["options"] = {**settings.get("options", {}), "record": found.chosen}
@@ -226,11 +226,21 @@ class _Chosen:
                     f"not used, because the name says neither train nor eval: {_names(self.splits.others)}"
                 )
             return
-        named = [each for each in ([place] if isinstance(place, str) else place) if isinstance(each, str)]
-        held_out = [each for each in named if split_of(os.path.basename(each.rstrip("/"))) not in (None, "train")]  # noqa: PTH119
+        places = [place] if isinstance(place, str) else place
+        held_out = held_out_files(places, self.source.files)
         if held_out:
+            named = {os.path.basename(each.partition("@[")[0].rstrip("/")) for each in places}  # noqa: PTH119
+            firsts = {each.partition("/")[0] for each in held_out}
+            is_named = firsts <= named and None not in map(split_of, firsts)
+            one = len(held_out) == 1
+            why = (
+                f"because you named {'it' if one else 'them'}"
+                if is_named
+                else "init keeps such files apart where it is given one folder"
+            )
             self.notes.append(
-                f"note: {_names(held_out)} looks like data for evaluation; it is trained on because you named it"
+                f"note: {_few(held_out)} {'looks' if one else 'look'} like data for evaluation; "
+                f"{'it is' if one else 'they are'} trained on{' ' if is_named else ': '}{why}"
             )
 
     def eval_sets(self, template: str, options: dict[str, Any], tokenizer: Tokenizer | None) -> list[EvalDraft]:
@@ -323,7 +333,10 @@ def _characters(value: Any) -> int:
 
 
 def _names(files: Sequence[str]) -> str:
-    names = [os.path.basename(file.rstrip("/")) for file in files]  # noqa: PTH119
+    return _few([os.path.basename(file.rstrip("/")) for file in files])  # noqa: PTH119
+
+
+def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
 

@@ -60,6 +60,26 @@ def find_splits(place: str) -> Splits | None:
     return Splits(folder=folder, train=tuple(train), eval_sets=eval_sets, others=tuple(others))
 
 
+def held_out_files(places: Iterable[str], files: Iterable[str]) -> list[str]:
+    """Of files that are read, those whose name is one for evaluation: each as written below the place that was given."""
+    roots = sorted({_root(place) for place in places}, key=len, reverse=True)  # the nearest above a file is its own
+    found = []
+    for file in files:
+        root = next((root for root in roots if file.startswith(f"{root.rstrip('/')}/")), os.path.dirname(file))  # noqa: PTH120
+        below = file[len(root) :].lstrip("/")
+        if split_of(below) not in (None, "train"):
+            found.append(below)
+    return found
+
+
+def _root(place: str) -> str:
+    """The folder above what a place names; of a glob, above the last folder that is written out."""
+    plain = place.partition("@[")[0].rstrip("/")
+    fixed = re.split(r"[*?[]", plain, maxsplit=1)[0]
+    named = plain if fixed == plain else os.path.dirname(fixed)  # noqa: PTH120
+    return os.path.dirname(named if "://" in place else os.path.abspath(local(named or ".")))  # noqa: PTH100, PTH120
+
+
 def _files(folder: str) -> list[str]:
     """Data files in a folder, and in those below it where that is where splits, or all data, lie."""
     below = [path.name for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith(".")]

@@ -92,7 +92,7 @@ def _remarks_of_epoch(
     overlong, lost = counters.samples_dropped["overlong"], counters.tokens_dropped["overlong"]
     if overlong:
         text = (
-            f"{overlong:,} of {counters.samples_in:,} samples ({share(overlong, counters.samples_in)}) are longer than max_length "
+            f"{overlong:,} of {counters.samples:,} samples ({share(overlong, counters.samples)}) are longer than max_length "
             f"({epoch.max_length:,}) and are dropped"
         )
         said.append((_kind(lost, counters.tokens_in), f"{text}, with {share(lost, counters.tokens_in)} of the tokens."))

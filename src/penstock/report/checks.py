@@ -265,12 +265,13 @@ class _Asked:
         median = int(np.median(self._found.lengths))
         if median >= _SHORT_TEXT:
             return (self._say("text length", "ok", f"half of the checked texts have {median:,} tokens or more"),)
-        record = getattr(self._source, "record_is", None)
+        record = getattr(self._source, "record", None)
         advice = {
             "line": "if lines of a longer text became documents, set options: {record: paragraph} or {record: file}",
             "paragraph": "if paragraphs of a longer text became documents, set options: {record: file}",
         }.get(str(record), "join rows that belong to one text")
-        why = f"half of the checked texts have {median:,} tokens or fewer, and each ends with EOS; {advice}"
+        ends = ", and each ends with EOS" if self._template.identity()["suffix"] else ""
+        why = f"half of the checked texts have {median:,} tokens or fewer{ends}; {advice}"
         return (self._say("text length", "warn", why),)
 
     def duplicates(self) -> Verdict:

@@ -108,7 +108,7 @@ def _lost(counters: Counters) -> str:
     if counters.samples_split:
         rows.append(["split", "continued in another row", f"{counters.samples_split:,}", "0", "–"])
     if not rows:
-        return f"<p>None: all {counters.samples_in:,} samples, with {counters.tokens_in:,} tokens, are in rows.</p>"
+        return f"<p>None: all {counters.samples:,} samples, with {counters.tokens_in:,} tokens, are in rows.</p>"
     columns = ["reason", "", "#samples", "#tokens", "#share of the tokens"]
     return table(columns, rows, caption="Samples and tokens that are in no row")
 

@@ -11,6 +11,7 @@ from penstock.report.text import DIM, Piece, line, title
 from penstock.report.text import table as text_table
 
 _MOST_SOURCES = 8
+_LARGE = 0.1  # a difference that only few samples explain
 
 
 def pieces(found: EpochNumbers) -> list[Piece]:
@@ -37,7 +38,9 @@ def pieces(found: EpochNumbers) -> list[Piece]:
 
 def verdict(mixing: Mixing) -> str:
     if mixing.is_even:
-        most = f"the largest difference is {100 * mixing.largest_difference:.1f} percentage points"
+        points = f"{100 * mixing.largest_difference:.1f} percentage points"
+        is_large = mixing.largest_difference > _LARGE
+        most = f"with so few samples, as much as {points}" if is_large else f"the largest difference is {points}"
         return f"every tenth is like the whole epoch, within sampling error ({most})"
     return f"the tenths of the epoch differ by more than chance: {mixing.where}"
 

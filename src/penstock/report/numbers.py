@@ -195,13 +195,13 @@ def length_numbers(sizes: Ints) -> Lengths:
     if not sizes.size:
         empty = Histogram(edges=(0, 1), counts=(0,), tokens=(0,))
         return Lengths(count=0, total=0, min=0, mean=0.0, p50=0, p90=0, p99=0, max=0, histogram=empty)
-    p50, p90, p99 = (int(sizes[min(int(share * sizes.size), sizes.size - 1)]) for share in (0.5, 0.9, 0.99))
+    p90, p99 = (int(sizes[min(int(share * sizes.size), sizes.size - 1)]) for share in (0.9, 0.99))
     return Lengths(
         count=int(sizes.size),
         total=int(sizes.sum()),
         min=int(sizes[0]),
         mean=float(sizes.mean()),
-        p50=p50,
+        p50=int(np.median(sizes)),
         p90=p90,
         p99=p99,
         max=int(sizes[-1]),

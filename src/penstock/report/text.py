@@ -187,14 +187,12 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
 def no_step(found: "EpochNumbers") -> str:
     """Why an epoch has no step."""
     dropped = found.counters.samples_dropped
-    reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in dropped.items() if lost)
+    if found.counters.samples_in and not found.counters.samples:
+        return f"the run has no step: none of {count(found.counters.samples_in, 'record')} gave a sample"
+    reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in dropped.items() if lost and reason != "empty")
     advice = "; raise max_length" if dropped["overlong"] or dropped["nothing_to_train"] else ""
     advice += ", or choose overflow: split or truncate" if dropped["overlong"] else ""
-    why = (
-        f"of {count(found.counters.samples_in, 'sample')} none is left: {reasons}"
-        if reasons
-        else "there are no samples"
-    )
+    why = f"of {count(found.counters.samples, 'sample')} none is left: {reasons}" if reasons else "there are no samples"
     return f"the run has no step: {why}{advice}"
 
 
@@ -224,7 +222,7 @@ _REASONS = {
 
 def lost(counters: "Counters") -> str:
     """What a plan drops or cuts in an epoch: how many samples of how many, why, and how many tokens."""
-    whole = f"of {count(counters.samples_in, 'sample')}"
+    whole = f"of {count(counters.samples, 'sample')}"
     parts = []
     for reason, number in counters.samples_dropped.items():
         if number and reason != "empty":  # those the store reports

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.sources.chosen import failed, name_of
-from penstock.sources.view import View, at_most
+from penstock.sources.view import RowAccess, View, at_most
 from penstock.types import BadRow, Ints, Record, Where
 
 if TYPE_CHECKING:
@@ -77,6 +77,15 @@ class FanOut(View):
             counts = np.diff(np.clip(self.starts[first : last + 2], start, stop))
             content.update(f"{self._key} {turn} {counts.tolist()} {self._source.digest(first, last + 1)}".encode())
         return content.hexdigest()
+
+    def stamp(self) -> Any:
+        """That of the source, and how many turns each record has: the digests follow from both."""
+        inner = self._source.stamp() if isinstance(self._source, RowAccess) else None
+        if inner is None:
+            return None
+        turns = Digest()
+        turns.update(self.starts.tobytes())
+        return ["fan_out", inner, self._key, turns.hexdigest()]
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         """The source's cuts; a shard weighs as much more as its records have turns, as each is read once."""

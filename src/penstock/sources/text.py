@@ -67,25 +67,25 @@ class TextSource(RowsSource):
             raise SourceError(
                 "keep_blank has no use with record='paragraph': blank lines separate paragraphs; leave it out"
             )
-        self.record_is = record
+        self.record = record
         self.keep_blank = keep_blank
         super().__init__(paths, **rest)
 
     def rows(self, file: RangeFile, path: str) -> Part:
         begin = after_bom(file)
-        is_line = self.record_is == "line"
-        whole = self.record_is in ("file", "paragraph")
-        separator = b"\n" if is_line else b"" if whole else self.record_is.encode()
+        is_line = self.record == "line"
+        whole = self.record in ("file", "paragraph")
+        separator = b"\n" if is_line else b"" if whole else self.record.encode()
         if is_line and not self.keep_blank:
             index: Index = lines(file, self.cache)
-        elif self.record_is == "paragraph":
+        elif self.record == "paragraph":
             index = spans(
                 file, self.cache, kind="text paragraph", scan=lambda file: _paragraphs(lines(file, self.cache), file)
             )
         else:
             kind = f"text {separator!r} {self.keep_blank}"
             index = spans(file, self.cache, kind=kind, scan=lambda file: _scan(file, separator, self.keep_blank, begin))
-        return TextPart(file, index, max_row_bytes=self.max_row_bytes, separator=separator, record=self.record_is)
+        return TextPart(file, index, max_row_bytes=self.max_row_bytes, separator=separator, record=self.record)
 
 
 def _paragraphs(index: Lines, file: RangeFile) -> Iterator[Ints]:
