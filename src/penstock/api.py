@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.report.checks import Checked
     from penstock.store import Progress, Store
     from penstock.store.why import Why
+    from penstock.templates import Detection
 
 __all__ = ["Loader", "concat", "load", "open", "prepare"]
 
@@ -310,7 +311,7 @@ def _template(
 ) -> Template:
     """facts: where it is remembered what opening a tokenizer and a template told.  rows: how many are encoded, where not all are.
     shared: options that are given to several data sets; those that this one does not take are left out."""
-    from penstock.templates import detect, is_worth_fast, open_tokenizer, remembered_template
+    from penstock.templates import is_worth_fast, open_tokenizer, remembered_template
     from penstock.templates.registry import known_options, uses_chat
 
     if not isinstance(template, str):
@@ -320,7 +321,7 @@ def _template(
         with_engine = getattr(template, "with_engine", None)  # of ours; others name their own engine
         return template if with_engine is None else cast(Template, with_engine(fast=is_worth_fast(source)))
     if template == "auto":
-        detection = detect(_look(source, skip_bad=skip_bad), options)
+        detection = _detected(_look(source, skip_bad=skip_bad), options, shared)
         _log.info("%s: %s", source.name, detection)
         template, options = detection.chosen, {**detection.options, **options}
     opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=is_worth_fast(source, rows), cache=facts)
@@ -328,6 +329,19 @@ def _template(
     return remembered_template(
         template, opened, {k: v for k, v in options.items() if k in known or k not in shared}, facts
     )
+
+
+def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":
+    """The template that rows look like.  Options that several data sets share help to choose, but do not rule one out."""
+    from penstock.templates import detect
+
+    try:
+        return detect(rows, options)
+    except TemplateError:
+        own = {name: value for name, value in options.items() if name not in shared}
+        if own == options:
+            raise
+        return detect(rows, own)
 
 
 def _refuse_misplaced(options: dict[str, Any]) -> None:

@@ -196,6 +196,18 @@ def test_a_mixture_of_chat_and_plain_answers_is_a_warning(
             assert "but alpaca of the same mixture uses the chat template" in found[0]["why"]
 
 
+def test_an_option_of_the_whole_recipe_does_not_rule_out_a_detected_template(
+    here: Any, write_jsonl: Write, chat_tokenizer: Path, tmp_path: Path
+) -> None:
+    write_jsonl([question(row) for row in range(30)], "qa.jsonl")
+    turns = [{"role": "user", "content": "run"}, {"role": "assistant", "content": "far away"}]
+    write_jsonl([{"messages": turns}] * 30, "talk.jsonl")
+    lines = f"data: {{qa: qa.jsonl, talk: talk.jsonl}}\ntokenizer: {chat_tokenizer}\nmax_length: 64\nchat: true\n"
+    (tmp_path / "mix.yaml").write_text(lines)
+    code, out, err = here("check", "mix.yaml", "--json")
+    assert [each["source"] for each in json.loads(out)] == ["qa", "talk"], err
+
+
 def test_an_option_for_plain_text_is_refused_with_the_chat_template(write_jsonl: Write, chat_tokenizer: Path) -> None:
     path = write_jsonl([question(0)], "qa.jsonl")
     with pytest.raises(
