@@ -80,6 +80,10 @@ class Annotator:
         self._agreed: dict[int, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
         self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, tokenizer.stop_tokens)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Headers are learned again in another process."""
+        return {**self.__dict__, "_finders": {}}
+
     @property
     def main_header(self) -> str | None:
         return self._finder({}).main_header
