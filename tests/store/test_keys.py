@@ -90,6 +90,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"today": "2026-02-03"},
         {"verify": "all"},  # what was looked at in part does not stand for what is to be looked at as a whole
         {"on_refused": "skip"},
+        {"template_engine": "jinja2"},
         {"on_unrendered": "skip"},
         {"special_in_text": "text"},
     ],
@@ -230,7 +231,7 @@ def test_every_file_of_a_tokenizer_is_in_the_name(
 
     change("order of two merges", swap_merges)
     change("one setting of tokenizer json", one_byte)
-    change("one byte of the chat template", settings(chat_template=CHAT.replace("'\n' }}", "'\r' }}", 1)))
+    change("one byte of the chat template", settings(chat_template=CHAT.replace("+ '\n' }}{%- endfor", "+ '\r' }}{%- endfor")))
     change("the end of a text", settings(eos_token="<|im_end|>"))
     change("a begin of a text", settings(bos_token="<|im_start|>"))
     change("a template in a file", lambda folder: (folder / "chat_template.jinja").write_text(CHAT + "\n{{ '!' }}"))
