@@ -231,10 +231,13 @@ def test_every_file_of_a_tokenizer_is_in_the_name(
 
     change("order of two merges", swap_merges)
     change("one setting of tokenizer json", one_byte)
-    change("one byte of the chat template", settings(chat_template=CHAT.replace("+ '\n' }}{%- endfor", "+ '\r' }}{%- endfor")))
+    change(
+        "one byte of the chat template",
+        settings(chat_template=CHAT.replace("+ '\n' }}{%- endfor", "+ '\r' }}{%- endfor")),
+    )
     change("the end of a text", settings(eos_token="<|im_end|>"))
     change("a begin of a text", settings(bos_token="<|im_start|>"))
-    change("a template in a file", lambda folder: (folder / "chat_template.jinja").write_text(CHAT + "\n{{ '!' }}"))
+    change("a template in a file", lambda folder: (folder / "chat_template.jinja").write_text("{{ '!' }}" + CHAT))
     assert_all_differ(names)
 
 
