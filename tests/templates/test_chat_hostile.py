@@ -166,7 +166,7 @@ def test_an_answer_of_one_sign_is_trained_though_its_thought_is_left_out() -> No
 
 def test_text_that_cannot_be_encoded_is_an_event_too() -> None:
     rows = [{"messages": [Q, assistant(word)]} for word in ("a", "half \ud800 a pair", "b", "\udfff")]
-    with pytest.raises(TemplateError, match=r"half of a surrogate pair.*on_refused='skip'") as refused:
+    with pytest.raises(TemplateError, match=r"half of a surrogate pair.*on_refused to 'skip'") as refused:
         chat(TEMPLATES["qwen3"]).encode(rows)
     assert refused.value.record == 1
     samples = chat(TEMPLATES["qwen3"], on_refused="skip").encode(rows)
