@@ -204,7 +204,7 @@ def test_an_option_of_the_whole_recipe_does_not_rule_out_a_detected_template(
     write_jsonl([{"messages": turns}] * 30, "talk.jsonl")
     lines = f"data: {{qa: qa.jsonl, talk: talk.jsonl}}\ntokenizer: {chat_tokenizer}\nmax_length: 64\nchat: true\n"
     (tmp_path / "mix.yaml").write_text(lines)
-    code, out, err = here("check", "mix.yaml", "--json")
+    _, out, err = here("check", "mix.yaml", "--json")
     assert [each["source"] for each in json.loads(out)] == ["qa", "talk"], err
 
 

@@ -97,7 +97,7 @@ def test_an_answer_that_cannot_be_used_is_named(tokenizer: Tokenizer, asked: dic
 def test_nothing_to_train_stops_whoever_dropped_it(tokenizer: Tokenizer) -> None:
     template = FunctionTemplate(answer, tokenizer, version="1", on_nothing="stop")
     with pytest.raises(TemplateError, match="no token of this record is trained") as caught:
-        template.encode([{"as": "ids", "ids": [1], "mask": [1]}, {"as": "ids", "ids": [1], "mask": [0]}])
+        template.encode([{"as": "ids", "ids": [1, 2], "mask": [0, 1]}, {"as": "ids", "ids": [1], "mask": [0]}])
     assert caught.value.record == 1
 
 

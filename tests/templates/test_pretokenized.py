@@ -89,7 +89,7 @@ def test_a_tokenizer_is_only_needed_to_read_them(tokenizer_path: Path, write_jso
     assert PretokenizedTemplate(tokenizer, vocab_size=512).vocab_size == 512  # a model's embedding may be wider
     with pytest.raises(TemplateError, match="vocab_size is None, expected how many ids the vocabulary has"):
         PretokenizedTemplate()
-    store = ps.prepare(write_jsonl([{"input_ids": IDS}]), vocab_size=9)
+    store = ps.prepare(path := write_jsonl([{"input_ids": IDS}]), vocab_size=9, cache_dir=path.parent / "cache")
     assert store[0].input_ids.tolist() == IDS
     with pytest.raises(TemplateError, match="no tokenizer was given; pass tokenizer= to read them as text"):
         store.template.decode(store[0].input_ids)

@@ -20,7 +20,7 @@ from penstock.fingerprint import Digest, fingerprint
 if TYPE_CHECKING:
     import pyarrow as pa  # 30 ms that only those pay who open or write a shard
 
-FORMAT_VERSION = 3  # raise when the same samples give other bytes; announced under "On-disk format"
+FORMAT_VERSION = 4  # raise when the same samples give other bytes; announced under "On-disk format"
 FIRST_FEW = 5  # places kept per reason
 METADATA = b"penstock"
 
