@@ -30,7 +30,7 @@ _PACKAGES = {"penstock": _FOLDER.parent, "penstock.templates": _FOLDER, "penstoc
 def open_untrusted(text: str, *, today: str, contexts: list[dict[str, Any]], cache: Cache | None) -> Renderer:
     """Return a renderer of a template that passed its trial; raise a TemplateError where it does not."""
     if len(text) > MOST_BYTES:  # so that no hash or pipe has to take it
-        raise LimitExceeded(f"the chat template has {len(text):_} characters, expected at most {MOST_BYTES:_} bytes")
+        raise LimitExceeded(f"the chat template has {len(text):,} characters, expected at most {MOST_BYTES:,} bytes")
     try:
         json.dumps([text, contexts], allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
