@@ -10,7 +10,7 @@ TORCH       ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2
 SEED        ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0))
 
-SOURCES := $(shell find src -name '*.py' -o -name '*.css' -o -name '*.js')
+SOURCES := $(shell find src -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.j2')
 PIP     := -m pip install -q --disable-pip-version-check
 TIDY    := src tests examples benchmarks
 

@@ -27,7 +27,8 @@ import numpy as np
 import penstock as ps
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.loader.metrics import Metrics
+from penstock.loader.batch import Metrics
+from penstock.loader.prefetch import one_by_one
 from penstock.sources import open_source
 from penstock.store import Store, build
 from penstock.types import Samples
@@ -256,11 +257,11 @@ def state_cost(folder: Path) -> dict[str, float]:
     clock = time.perf_counter
     spent = {"making": 0.0, "adding": 0.0, "counting": 0.0}
     steps, begun = 0, clock()
-    for batch, step in loader._batches(loader._cursor, passed=0, every=1):
+    for batch, step in one_by_one(loader._chunks(loader._cursor)):
         made = clock()
         others.add(batch.rows, batch.trained)
         added = clock()
-        loader._hand_over(batch, step)
+        loader._deliver(batch, step)
         handed = clock()
         spent["making"] += made - begun
         spent["adding"] += added - made

@@ -15,7 +15,7 @@ import pyarrow as pa
 from stand import Page, Verdict, table, take_turns
 from trl.data_utils import pack_dataset
 
-from penstock.plan.pack import UNBOUNDED, best_fit
+from penstock.plan.packing import UNBOUNDED, best_fit
 
 QUICK = "--quick" in sys.argv
 NUM_SAMPLES = 50_000 if QUICK else 200_000

@@ -19,9 +19,9 @@ import numpy as np
 from stand import Page, Timing, Verdict, table, take_turns
 
 from penstock.loader.state import make_state, read_state
-from penstock.plan.block import BlockSamples, Rows, count_block, pack_block
-from penstock.plan.pack import UNBOUNDED, best_fit
-from penstock.plan.permute import Permutation
+from penstock.plan.block import Block, Rows
+from penstock.plan.packing import UNBOUNDED, best_fit
+from penstock.plan.permutation import Permutation
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
 
@@ -37,9 +37,9 @@ PACKINGS = ("best_fit", "first_fit", "next_fit", "window_100", "concat", "none")
 REPEAT = 5
 
 
-def samples_of(lengths: np.ndarray) -> BlockSamples:
+def block_of(lengths: np.ndarray, settings: PlanSettings) -> Block:
     """A block of one source's samples with these lengths."""
-    return BlockSamples(np.zeros(lengths.size, np.int64), np.arange(lengths.size), lengths)
+    return Block(np.zeros(lengths.size, np.int64), np.arange(lengths.size), lengths, settings, ["made"])
 
 
 def lognormal_lengths(num_samples: int, seed: int = 0) -> np.ndarray:
@@ -86,7 +86,7 @@ def compare_packing() -> tuple[list[Verdict], list[str]]:
     settings = PlanSettings(max_length=MAX_LENGTH)
 
     def block(of: np.ndarray) -> tuple[Rows, Any]:
-        return pack_block(samples_of(of), settings, names=["made"], epoch=0, number=0)
+        return block_of(of, settings).pack(epoch=0, number=0)
 
     def trl(**map_kwargs: Any) -> Any:
         return pack_dataset(dataset, seq_length=MAX_LENGTH, strategy="bfd", map_kwargs=map_kwargs)
@@ -290,9 +290,7 @@ def price_of_a_table() -> Verdict:
     """A step *number* instead of a saved position needs the rows of every block: measured on some, told for all."""
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK)
     lengths = [made_up_lengths(0, np.arange(i * BLOCK, (i + 1) * BLOCK)) for i in range(20)]
-    timings, _ = take_turns(
-        {"count": (1, lambda: [count_block(samples_of(of), settings, names=["made"]) for of in lengths])}, REPEAT
-    )
+    timings, _ = take_turns({"count": (1, lambda: [block_of(of, settings).num_rows() for of in lengths])}, REPEAT)
     seconds = timings["count"].seconds / len(lengths) * SEEK_SAMPLES / BLOCK
     return Verdict("4 plan.seek(step number) in 10⁹: rows of every block (extrapolated)", f"{seconds:.0f} s", "")
 
@@ -302,11 +300,10 @@ def price_of_a_table() -> Verdict:
 
 def every_packing() -> list[str]:
     lengths = lognormal_lengths(BLOCK)
-    samples = samples_of(lengths)
 
     def pack(name: str) -> Callable[[], Any]:
         settings = PlanSettings(max_length=MAX_LENGTH, packing=name)
-        return lambda: pack_block(samples, settings, names=["made"], epoch=0, number=0)
+        return lambda: block_of(lengths, settings).pack(epoch=0, number=0)
 
     timings, results = take_turns({name: (BLOCK, pack(name)) for name in PACKINGS}, REPEAT)
     rows = [[name, t.spread(), f"{t.per_sample:.3f}", f"{results[name][1].fill:.4%}"] for name, t in timings.items()]

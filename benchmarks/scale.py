@@ -146,7 +146,7 @@ class Work:
     def pack(self) -> float:
         lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.0, self.num), 1, 4096).astype(np.int64)
         if self.side == "penstock":
-            from penstock.plan.pack import UNBOUNDED, best_fit
+            from penstock.plan.packing import UNBOUNDED, best_fit
 
             return timed(lambda: best_fit(lengths, 4096, UNBOUNDED))
         import datasets

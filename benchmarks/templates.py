@@ -192,8 +192,8 @@ def main() -> None:
         chat_template = open_template("messages", ours, {"chat_template": theirs.chat_template})
         text_set, chat_set = datasets.Dataset.from_list(texts), datasets.Dataset.from_list(chats)
         plain = [record["text"] for record in texts]
-        # A further field in each message: no layout is tried, the way that tool calls and thoughts go.
-        named = [{"messages": [{**message, "name": "somebody"} for message in chat["messages"]]} for chat in chats]
+        # A further number in each message: no layout is tried, the way that thoughts and content in parts go.
+        named = [{"messages": [{**message, "score": 0.5} for message in chat["messages"]]} for chat in chats]
         found = interleaved(
             {
                 "raw": lambda: raw.encode_batch_flat(plain),

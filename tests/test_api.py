@@ -62,7 +62,7 @@ def test_what_makes_no_sense_is_refused(tokenizer_path: Path) -> None:
         ps.prepare(RECORDS)
     with pytest.raises(TemplateError, match="has no option train_on"):
         ps.prepare(RECORDS, tokenizer=tokenizer_path, train_on="assistant")
-    with pytest.raises(TemplateError, match="a Template was given, so eos, tokenizer has no use"):
+    with pytest.raises(TemplateError, match="a Template was given, so eos, tokenizer has no effect"):
         ps.prepare(RECORDS, tokenizer=tokenizer_path, template=TextTemplate(open_tokenizer(tokenizer_path)), eos=True)
     with pytest.raises(TemplateError, match=r"no template fits 1 rows with the keys messages \(list\)"):
         ps.prepare([{"messages": []}], tokenizer=tokenizer_path)

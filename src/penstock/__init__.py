@@ -1,23 +1,32 @@
-"""Penstock: the pipe between a pile of raw records and a trainer."""
+"""Penstock turns raw records into training batches."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Loader, concat, load, open, prepare
+    from penstock.api import concat, open, prepare
+    from penstock.loader import Loader
     from penstock.recipe import Recipe
+    from penstock.recipe.run import load
 
 __version__ = "0.1.0"
+_ROOMS = {
+    "Loader": "penstock.loader",
+    "Recipe": "penstock.recipe",
+    "concat": "penstock.api",
+    "load": "penstock.recipe.run",
+    "open": "penstock.api",
+    "prepare": "penstock.api",
+}
 __all__ = ["Loader", "Recipe", "concat", "load", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name is imported when it is first asked for, with the rooms that it needs and no others."""
-    if name not in __all__:
+    """Import a public name at its first use, with only the packages that it needs."""
+    if name not in _ROOMS:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
 
-    room = import_module("penstock.recipe" if name == "Recipe" else "penstock.api")
-    return globals().setdefault(name, getattr(room, name))
+    return globals().setdefault(name, getattr(import_module(_ROOMS[name]), name))
 
 
 def __dir__() -> list[str]:

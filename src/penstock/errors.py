@@ -1,23 +1,23 @@
-"""What can go wrong, as one small tree.  Every message says what failed, where, found against expected, and what to do.
+"""The tree of errors.  Every message says what failed, where, what was found and expected, and what to do.
 
     PenstockError
     ├── SourceError          a place or a record cannot be read
     │   ├── BadRecord        one row, by file and line
     │   └── SourceChanged    the file is no longer the one that was opened
     ├── TemplateError        a record cannot be made into a sample
-    ├── StoreError           the cache cannot be written, or what is in it is not whole
+    ├── StoreError           the cache cannot be written, or a file in it is damaged or missing
     ├── PlanError            settings that contradict each other or the data
     │   ├── Overlong         a sample longer than `max_length` under overflow="error"
     │   ├── UnevenTail       the last step is not full under tail="error"
     │   └── PlanMismatch     a saved state belongs to another plan
     └── RecipeError          a key or value of a recipe that is not known
 
-All are `ValueError`s too, so that code which guards against bad input in general keeps working.
+All are `ValueError`s too, so that code that guards against bad input in general keeps working.
 """
 
 
 class PenstockError(ValueError):
-    """The root: catch it to catch everything that is the data's or the settings' fault."""
+    """The root of all errors that the data, the settings or the cache cause."""
 
 
 class SourceError(PenstockError):
@@ -41,7 +41,7 @@ class TemplateError(PenstockError):
 
 
 class StoreError(PenstockError):
-    """The cache cannot be written, or what is in it is not whole."""
+    """The cache cannot be written, or a file in it is damaged or missing."""
 
 
 class PlanError(PenstockError):
@@ -49,11 +49,11 @@ class PlanError(PenstockError):
 
 
 class Overlong(PlanError):
-    """A sample is longer than `max_length` and the plan was told to stop there."""
+    """A sample is longer than `max_length`, and overflow is "error"."""
 
 
 class UnevenTail(PlanError):
-    """The rows of an epoch do not divide into full steps and the plan was told to stop there."""
+    """The rows of an epoch do not divide into full steps, and tail is "error"."""
 
 
 class PlanMismatch(PlanError):

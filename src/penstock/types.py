@@ -1,9 +1,10 @@
 """The nouns that cross a border between rooms: record, samples, span, world; and the protocols of exchangeable parts."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ SPAN = np.dtype([("source", "<i8"), ("sample", "<i8"), ("start", "<i8"), ("stop"
 Lengths = Callable[[int, Ints], Ints]
 
 # How the plan learns whether a piece is worth a row: (source number, sample ids, starts, stops) → whether tokens
-# start + 1 … stop - 1 of each sample hold a trained one.  Nothing predicts the first token of a piece, so it is no target.
+# start + 1 … stop - 1 of each sample hold a trained one.  Nothing predicts the first token of a piece, so it is not a target.
 # Asked only about pieces of samples that are cut: a store holds no sample without a target.
 Targets = Callable[[int, Ints, Ints, Ints], Bools]
 
@@ -54,7 +55,29 @@ class Where:
 
 UNRENDERED = "unrendered: "  # begins the name of a note: a field that the chat template does not print
 UNENDED = "turns without an end"  # a note: turns behind which no token is trained that ends them
-PARTIAL = "headers in part"  # a note: turns before which only a part of the generation prompt stands
+PARTIAL = "headers in part"  # a note: turns that begin with only a part of the generation prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a sample besides `input_ids` and `loss_mask`.  A template declares it; store and loader carry it.
+
+    per: "token" has one value for each token and is cut and padded with the tokens; "sample" has one value; "list" has any
+    number of values, so a sample that has one is never cut.
+    """
+
+    name: str
+    dtype: str  # of numpy: float32, int64, uint8 …
+    per: Literal["token", "sample", "list"]
+    fill: float = 0  # the value of padding, where `per` is "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of one column for some samples, flat.  offsets: (num_records + 1,) where the column is per list, else None."""
+
+    values: npt.NDArray[Any]
+    offsets: npt.NDArray[np.signedinteger[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +90,9 @@ class Samples:
     dropped: dict[int, str] = field(default_factory=dict)  # record number in this batch → reason
     notes: dict[str, dict[int, int]] = field(default_factory=dict)  # what was noticed → record number → characters
     assistant_characters: int = 0  # in the records, rendered or not
+    columns: dict[str, Values] = field(
+        default_factory=dict
+    )  # as the template declares them; a dropped record has no values per token
 
     def num_targets(self) -> Ints:
         """Targets of each sample: its trained tokens, without its first token, which nothing predicts."""
@@ -86,7 +112,7 @@ def join_notes(parts: Iterable[tuple[int, Mapping[str, Mapping[int, int]]]]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """Stands in the place of a record that cannot be read, so that row numbers never shift."""
+    """Takes the place of a record that cannot be read, so that row numbers never shift."""
 
     reason: str  # short, for counting: bad_json, not_an_object …
     message: str  # long, for people, with the row's place once its source has added it
@@ -116,7 +142,7 @@ class Source(Protocol):
 
     def where(self, row: int) -> Where: ...
     def digest(self, start: int, stop: int) -> str:
-        """A hash of what rows start..stop say, whatever their file is called."""
+        """Return a hash of the content of rows start..stop, independent of their file's name."""
         ...
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
@@ -125,7 +151,7 @@ class Source(Protocol):
 
 
 class Template(Protocol):
-    """Record → tokens and loss mask.  Does not cut, pad or shift: those depend on the model."""
+    """Turns a record into tokens and a loss mask.  Does not truncate, pad or shift: these depend on the model."""
 
     vocab_size: int
 
@@ -135,6 +161,11 @@ class Template(Protocol):
 
     def encode(self, records: Iterable[Record]) -> Samples: ...
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str: ...
+
+
+def columns_of(template: Template) -> tuple[Column, ...]:
+    """The columns that a template declares as `columns`, besides input_ids and loss_mask; most declare none."""
+    return tuple(getattr(template, "columns", ()))
 
 
 def encoder_of(template: Template) -> Callable[[Iterable[Record]], Samples]:
@@ -153,16 +184,48 @@ def encoder_of(template: Template) -> Callable[[Iterable[Record]], Samples]:
 Task = TypeVar("Task")
 
 
+OnNote = Callable[[Task, Any], object]
+PAUSE = 0.05  # seconds until an engine asks again for a task, after None
+
+
 class Engine(Protocol):
-    """Runs tasks and yields results as they finish.  Knows nothing else."""
+    """Runs tasks and yields results as they finish.  Knows nothing of records, tokens or files."""
 
     def run(
         self,
         work: Callable[[Task], Any],
         tasks: Iterable[Task | None],
         *,
-        told: Callable[[Task, Any], object] | None = None,
+        on_note: OnNote[Task] | None = None,
     ) -> Iterator[Any]:
-        """Tasks are asked for when somebody is free; None means nothing just now.  Work that is a generator yields notes on its
-        way, which `told` hears, and returns the result.  An error may ask the work to `describe(task, last note)`."""
+        """Take a task from `tasks` whenever there is room for one; None means that there is none now, ask again later.
+
+        `work` may be a generator: it yields notes, which go to `on_note`, and returns the result.  It may have a method
+        `describe(task, last_note)` for error messages.  An error of a task stops the rest and is raised here.
+        """
         ...
+
+
+def run_task(work: Callable[[Task], Any], task: Task, on_note: OnNote[Task] | None = None) -> Any:
+    """Do one task in this thread."""
+    made = work(task)
+    if not isinstance(made, Generator):
+        return made
+    while True:
+        try:
+            note = next(made)
+        except StopIteration as end:
+            return end.value
+        if on_note is not None:
+            on_note(task, note)
+
+
+def run_inline(
+    work: Callable[[Task], Any], tasks: Iterable[Task | None], on_note: OnNote[Task] | None = None
+) -> Iterator[Any]:
+    """Do all tasks in this thread, one after another."""
+    for task in tasks:
+        if task is None:
+            time.sleep(PAUSE)
+        else:
+            yield run_task(work, task, on_note)

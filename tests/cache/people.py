@@ -17,8 +17,8 @@ with_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace 
 BECOME = """
 import contextlib, encodings.idna, os, sys, traceback
 import numpy, pyarrow
-import penstock.api, penstock.cli.cache, penstock.engines, penstock.loader, penstock.recipe, penstock.report.progress
-import penstock.store.listing, penstock.store.seen, penstock.store.verify, penstock.store.why, penstock.templates
+import penstock.api, penstock.cli.stores, penstock.engines, penstock.loader, penstock.recipe, penstock.report.progress
+import penstock.store.inventory, penstock.store.verify, penstock.store.miss, penstock.templates
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 """
 

@@ -37,7 +37,7 @@ def test_equal_content_is_no_news_and_other_content_is_refused(cache: Cache) -> 
     cache.publish("a", lambda file: file.write(b"one"))
     assert cache.path("a").stat().st_ino == before
     for other in (b"two", b"longer"):
-        with pytest.raises(StoreError, match=r"cache/a: already there with other content.*refresh=True"):
+        with pytest.raises(StoreError, match=r"cache/a: exists with other content.*refresh=True"):
             cache.publish("a", lambda file, other=other: file.write(other))
     assert cache.read("a") == b"one"
     cache.publish("a", lambda file: file.write(b"two"), replace=True)
@@ -75,7 +75,7 @@ def test_what_is_not_there_is_named(cache: Cache) -> None:
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", "a//b", ".", "a\0b", "a\\..\\b"])
 def test_no_name_leads_out_of_the_cache(cache: Cache, name: str) -> None:
-    with pytest.raises(StoreError, match="is no name in a cache"):
+    with pytest.raises(StoreError, match="is not a name in a cache"):
         cache.path(name)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import Cache, Owner, parse_size
-from penstock.cache.leases import temporary_name
 from penstock.errors import StoreError
 from tests.cache.people import NOBODY, as_root, run
 
@@ -201,8 +200,8 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(cache: Cache, act
     assert left == {mine, theirs, *foreign}
 
 
-def test_a_temporary_name_is_never_used_twice() -> None:
-    assert len({temporary_name() for _ in range(100)}) == 100
+def test_a_temporary_name_is_never_used_twice(cache: Cache) -> None:
+    assert len({cache.place.temporary_name() for _ in range(100)}) == 100
 
 
 def test_a_discarded_file_can_come_back(cache: Cache) -> None:
@@ -237,14 +236,14 @@ def test_settings_travel_with_a_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     cache = Cache(tmp_path)
     assert (cache.max_bytes, cache.verify) == (1500, True)
     copy = pickle.loads(pickle.dumps(Cache(tmp_path, max_bytes=7, verify=False, allow_shared=True)))
-    assert (copy.max_bytes, copy.verify, copy._folder.allow_shared) == (7, False, True)
+    assert (copy.max_bytes, copy.verify, copy.place.allow_shared) == (7, False, True)
 
 
 def test_sizes_are_read_as_people_write_them() -> None:
     found = [parse_size(text) for text in ("0", "4096", "200G", "1.5 TiB", "3kB", "2 mib", "7b")]
     assert found == [0, 4096, 200 * 10**9, 3 << 39, 3000, 2 << 20, 7]
     for text in ("", "G", "-1", "1e3", "10X", "ten"):
-        with pytest.raises(StoreError, match="is no size, expected a number of bytes such as"):
+        with pytest.raises(StoreError, match="is not a size, expected a number of bytes such as"):
             parse_size(text)
 
 

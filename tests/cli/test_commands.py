@@ -40,6 +40,7 @@ def test_prepare_says_what_it_made_and_where(command: Penstock, write_jsonl: Wri
     line = r"[0-9a-f]{8}  data: 300 records → 300 samples, [\d,]+ tokens \([\d,]+ in the loss mask\)\n"
     assert re.fullmatch(line, first.stdout) and second.stdout == first.stdout
     assert "detected template: text" in first.stderr and "/cache\n" in first.stderr
+    assert "300 records" not in first.stderr, "the answer is not a note too"
     refreshed = command(*arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text")
     assert refreshed.returncode == 0 and "renamed: 300 records" in refreshed.stdout
     assert refreshed.stdout[:8] != first.stdout[:8]
@@ -96,7 +97,7 @@ def test_why_names_what_differs(
 ) -> None:
     path = write_jsonl(RECORDS)
     hit = command("cache", "why", path, "--tokenizer", tokenizer_path)
-    assert hit.stdout == f"{str(prepared['store'])[:8]} is there and whole: this is a hit\n", hit.stderr
+    assert hit.stdout == f"{str(prepared['store'])[:8]} is complete in the cache: this is a hit\n", hit.stderr
     other = command("cache", "why", path, "--tokenizer", tokenizer_path, "-o", "eos=false")
     assert other.returncode == 0 and "data: the same" in other.stdout and "template, suffix: [0] → []" in other.stdout
     longer = command("cache", "why", write_jsonl([*RECORDS, {"text": "more"}]), "--tokenizer", tokenizer_path)
@@ -147,9 +148,9 @@ def test_help_is_plain_and_names_the_exit_codes(command: Penstock) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["prepare", "missing.jsonl", "--tokenizer", "x"], "missing.jsonl: nothing there, expected a file"),
+        (["prepare", "missing.jsonl", "--tokenizer", "x"], "missing.jsonl: nothing found, expected a file"),
         (["verify", "abcdef"], "'abcdef': no such store in "),
-        (["cache", "prune", "--max-bytes", "lots"], "'lots' is no size"),
+        (["cache", "prune", "--max-bytes", "lots"], "'lots' is not a size"),
     ],
 )
 def test_what_the_data_or_settings_are_at_fault_for_ends_with_3_in_one_line(
@@ -189,7 +190,7 @@ def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     out, err = process.communicate()
     assert process.returncode == 130 and out == "" and "Traceback" not in err, err
-    said = r"penstock: interrupted; (\d+) of (\d+) shards are finished and kept: run the same again to go on"
+    said = r"penstock: interrupted; (\d+) of (\d+) shards are finished and kept: run the same again to continue"
     last = re.fullmatch(said, err.splitlines()[-1])
     assert last is not None and int(last[1]) < int(last[2]) > 10, err
     before = {path: path.stat().st_ino for path in kept}
@@ -209,7 +210,7 @@ def test_an_interrupt_before_any_work_ends_with_130(tmp_path: Path, tokenizer_pa
     _, err = process.communicate()
     os.close(writer)
     assert process.returncode == 130
-    assert err == "penstock: interrupted; what is finished is kept: run the same command again to go on\n"
+    assert err == "penstock: interrupted; what is finished is kept: run the same command again to continue\n"
 
 
 def test_a_reader_that_has_had_enough_is_no_fault(

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from penstock.report.escape import escape
+from penstock.words import escape
 
 STEERING = {
     "escape": "\x1b[31mred",

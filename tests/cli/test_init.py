@@ -1,6 +1,7 @@
 """`penstock init` chooses files, records, lengths and templates as a user would expect, and says what it chose."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,10 @@ def test_a_folder_without_training_files_is_not_trained_on_silently(
 ) -> None:
     write(tmp_path / "held", dev_jsonl=4, test_jsonl=4)
     code, _, err = here("init", "held", "--tokenizer", tokenizer_path)
-    assert code == 3 and "every file is named as one to evaluate on (dev: dev.jsonl; test: test.jsonl)" in err
+    assert code == 3 and "every file has the name of an evaluation set (dev: dev.jsonl; test: test.jsonl)" in err
     assert f"name the files: penstock init {tmp_path}/held/dev.jsonl" in err and not Path("recipe.yaml").exists()
     code, out, _ = here("init", "held/dev.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 0 and "note: dev.jsonl looks like data for evaluation; it is trained on because you named it" in out
+    assert code == 0 and "note: named like data for evaluation, but trained on: dev.jsonl (because you named it)" in out
 
 
 def test_test_files_behind_a_glob_or_in_one_of_several_folders_are_not_trained_on_silently(
@@ -84,16 +85,16 @@ def test_test_files_behind_a_glob_or_in_one_of_several_folders_are_not_trained_o
     write(tmp_path / "set", train_jsonl=4, test_jsonl=4, latest_jsonl=1)
     write(tmp_path / "more", train__a_jsonl=4, dev__a_jsonl=4)
     for places, named in (
-        (["set/*.jsonl"], "set/test.jsonl looks"),
-        (["more/*/*.jsonl"], "more/dev/a.jsonl looks"),
-        (["set", "more/**"], "set/test.jsonl, more/dev/a.jsonl look"),
+        (["set/*.jsonl"], "set/test.jsonl"),
+        (["more/*/*.jsonl"], "more/dev/a.jsonl"),
+        (["set", "more/**"], "more/dev/a.jsonl"),
     ):
         code, out, err = here("init", *places, "--tokenizer", tokenizer_path, "--force")
         assert code == 0, err
-        assert f"note: {named} like data for evaluation; " in out and "trained on: init keeps such files apart" in out
+        assert f"note: named like data for evaluation, but trained on: {named} (init keeps such files apart" in out
     for place in ("more/dev", "set/test.jsonl"):
         _, out, _ = here("init", place, "--tokenizer", tokenizer_path, "--force")
-        assert "looks like data for evaluation; it is trained on because you named it" in out
+        assert "named like data for evaluation, but trained on: " in out and "(because you named it)" in out
     _, out, _ = here("init", "more/train", "set/latest.jsonl", "--tokenizer", tokenizer_path, "--force")
     assert "data for evaluation" not in out
 
@@ -143,8 +144,23 @@ def test_text_is_packed_without_loss(here: Any, write_jsonl: Write, tokenizer_pa
         code == 0 and "max_length 1,024, packing concat: texts are joined and cut into rows, nothing is lost" in out
     ), err
     assert ps.Recipe.read("recipe.yaml").settings["packing"] == "concat"
-    code, out, _ = here("plan", "recipe.yaml", "-o", "num_proc=1")
-    assert "5 of 5 samples split over several rows, nothing lost" in out
+
+
+def test_a_sample_that_is_split_over_several_rows_is_not_called_dropped(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    write_jsonl([text(5000, row) for row in range(5)], "prose.jsonl")
+    for packing in ("concat", "best_fit"):
+        options = ["--option", f"packing={packing}", "--option", "overflow=split", "--option", "max_length=1024"]
+        here("init", "prose.jsonl", "--tokenizer", tokenizer_path, *options, "--force")
+        _, out, _ = here("plan", "recipe.yaml", "-o", "num_proc=1")
+        assert re.search(r"dropped\s+none of 5 samples \(overflow: \w+\)", out)
+        assert re.search(r"split\s+5 of 5 samples, over several rows", out)
+        _, out, _ = here("stats", "recipe.yaml", "-o", "num_proc=1")
+        assert "per epoch: none of 5 samples" in out and "split when packed, per epoch: 5 of 5 samples" in out
+        here("report", "recipe.yaml", "--option", "num_proc=1")
+        page = Path("report.html").read_text()
+        assert "None: all 5 samples" in page and "Split, not dropped: 5 of 5 samples, over several rows." in page
 
 
 def test_questions_use_the_chat_template_where_there_is_one(
@@ -275,3 +291,40 @@ def test_options_of_the_source_can_be_given_to_every_command(here: Any, tokenize
     assert "EOS" not in verdicts(out)["text length"]["why"], "the recipe says eos: false"
     _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "-o", "eos=true", "--json")
     assert "each ends with EOS" in verdicts(out)["text length"]["why"]
+
+
+def test_several_folders_are_looked_through_as_one_folder_is(here: Any, tokenizer_path: Path) -> None:
+    for name in ("one/a/1", "one/b/2", "two/c/3", "set/train/4", "set/test/5", "more/train/6", "more/dev/7", "test/8"):
+        path = Path(f"{name}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"text": "a lazy dog"}\n' * 3)
+    Path("empty/inside").mkdir(parents=True)
+
+    def init(*places: str) -> tuple[Any, dict[str, Any]]:
+        code, out, err = here("init", *places, "--tokenizer", tokenizer_path, "--force", "--json")
+        assert code == 0, err
+        files = {Path(file).name for file in json.loads(out)["files"]}
+        sets = {each["name"]: {Path(file).name for file in each["files"]} for each in json.loads(out)["eval_sets"]}
+        assert here("check", "recipe.yaml")[0] == 0
+        return files, sets
+
+    assert init("one") == ({"1.jsonl", "2.jsonl"}, {}) and "data: one/**" in Path("recipe.yaml").read_text()
+    assert init("one", "two") == ({"1.jsonl", "2.jsonl", "3.jsonl"}, {})
+    assert init("set", "more") == ({"4.jsonl", "6.jsonl"}, {"test": {"5.jsonl"}, "dev": {"7.jsonl"}})
+    assert init("one/a/1.jsonl", "two", "set") == ({"1.jsonl", "3.jsonl", "4.jsonl"}, {"test": {"5.jsonl"}})
+    assert init("test", "two") == ({"8.jsonl", "3.jsonl"}, {})
+    code, _, err = here("init", "one", "empty", "--tokenizer", tokenizer_path, "--force")
+    assert code == 3 and "empty" in err and "nothing found" in err
+
+
+def test_init_takes_a_key_of_another_tool_and_writes_each_key_once(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    write_jsonl([question(row) for row in range(9)], "qa.jsonl")
+    common = ("init", "qa.jsonl", "--tokenizer", tokenizer_path, "--force")
+    code, _, err = here(*common, "--option", "cutoff_len=64")
+    assert code == 0, err
+    assert ps.Recipe.read("recipe.yaml").settings["max_length"] == 64
+    code, _, err = here(*common, "--template", "query_response", "--option", "template=alpaca")
+    assert code == 0, err
+    assert ps.Recipe.read("recipe.yaml").settings["template"] == "query_response"

@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def test_five_minutes_from_data_to_batches(
     assert len(list(loader)) == len(loader) > 1
     again = command("init", "chat.jsonl", "--tokenizer", tokenizer_path)
     assert again.returncode == 3
-    assert again.stderr == "penstock: recipe.yaml: is there already; choose another name, or --force to replace it\n"
+    assert again.stderr == "penstock: recipe.yaml: exists already; choose another name, or pass --force to replace it\n"
     assert command("init", "chat.jsonl", "--tokenizer", tokenizer_path, "--force").returncode == 0
     for name in ("check", "prepare", "stats", "plan"):
         result = command(name, "recipe.yaml")
@@ -103,9 +104,9 @@ def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
     assert here("check", "ids.yaml")[0] == 0
     write_jsonl([], "empty.jsonl")
     code, _, err = here("init", "empty.jsonl", "-o", "none.yaml")
-    assert code == 3 and f"{Path('empty.jsonl').resolve()}: no rows, so there is nothing to look at" in err
+    assert code == 3 and f"{Path('empty.jsonl').resolve()}: no rows to sample; give data that has some" in err
     code, _, err = here("init", "ids.jsonl", "-o", "no/such/folder/x.yaml")
-    assert code == 3 and "its folder is not there; make it first" in err
+    assert code == 3 and "its folder does not exist; create it first" in err
 
 
 def test_init_says_which_rows_give_no_sample(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
@@ -216,13 +217,13 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Pat
     state = tmp_path / "state.json"
     state.write_text(json.dumps({"step": 2, "data": {"loader": loader.state_dict()}}))
     code, out, _ = here("plan", recipe, "--world-size", "4", "--compare", state)
-    assert code == 0 and re.search(r"state.json: fits: goes on at step 2 in epoch 0, [\d,]+ steps left", out)
+    assert code == 0 and re.search(r"state.json: fits: continues at step 2 in epoch 0, [\d,]+ steps left", out)
     code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3")
     assert code == 1 and "cannot resume: the state belongs to plan" in out and "seed 0 → 3" in out
     code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3", "--json")
     assert code == 1 and json.loads(out)["state"]["fits"] is False
     (tmp_path / "other.json").write_text("[1]")
-    for name, reason in (("other.json", "no saved state in it"), ("none.json", "No such file")):
+    for name, reason in (("other.json", "contains no saved state"), ("none.json", "No such file")):
         code, _, err = here("plan", recipe, "--compare", name)
         assert code == 3 and reason in err
 
@@ -273,8 +274,32 @@ def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
     shares = {share["name"]: share for share in json.loads(here("plan", path, "--json")[1])["shares"]}
     assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (27, 0) and shares["talk"]["unused_share"] == 0.225
     assert shares["talk"]["samples"] == shares["prose"]["samples"] == 90
+    assert shares["prose"]["times"] == shares["prose"]["times_in_run"] == 1.0 and "repeated" not in out
     code, out, _ = here("plan", path, "-o", "stop=all")
     assert code == 0 and "not used" not in out
+
+
+def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_each_sample_is_used(
+    here: Any, recipe: Path, tmp_path: Path
+) -> None:
+    path = recipe.with_name("mix.yaml")
+    text = recipe.read_text().replace("template: messages}", "template: messages, weight: 0.3}")
+    path.write_text(text.replace("prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.7}", 1))
+    options = ["--option", "stop=all", "--option", "epochs=3"]
+    found = json.loads(here("plan", path, *options, "--json")[1])
+    shares = {share["name"]: share for share in found["shares"]}
+    used: Counter[str] = Counter()
+    loader = ps.load(path, stop="all", epochs=3, output="numpy", cache_dir=tmp_path / "cache")
+    for batch in loader:
+        used.update(loader.plan.sources[span["source"]].name for span in batch.rows.spans)
+    assert shares["talk"]["times"] == 1.0 and found["stop"] == "all"
+    assert shares["prose"]["times"] == -(-shares["talk"]["samples"] * 7 // 3) / 90 > 2
+    assert {name: share["times_in_run"] for name, share in shares.items()} == {"talk": 3.0, "prose": used["prose"] / 90}
+    per_epoch, in_run = shares["prose"]["times"], used["prose"] / 90
+    said = f"repeated: each sample of prose is used {per_epoch:.2f} times per epoch and {in_run:.2f} times in the run"
+    assert said in here("plan", path, *options)[1]
+    assert here("report", path, *options, "--output", tmp_path / "r.html")[0] == 0
+    assert said in (tmp_path / "r.html").read_text()
 
 
 def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, tmp_path: Path) -> None:
@@ -304,7 +329,7 @@ def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, t
     after = [segment["where"] for segment in json.loads(out)["rows"][0]["segments"]]
     assert after == [str(where) for where, _, _ in ranks[1].explain(0)[1]]
     code, _, err = here("trace", recipe, "--step", "9999")
-    assert code == 3 and "step 9999 is not there: the run has " in err
+    assert code == 3 and "step 9999 does not exist: the run has " in err
 
 
 def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokenizer_path: Path) -> None:
@@ -338,9 +363,9 @@ def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokeni
     code, _, err = here("show", recipe, "--row", "1", "--random")
     assert code == 2 and "give one of --row, --step and --random" in err
     code, _, err = here("show", recipe, "--source", "nobody")
-    assert code == 2 and "there is no data set 'nobody', expected one of talk, prose" in err
+    assert code == 2 and "unknown data set 'nobody', expected one of talk, prose" in err
     code, _, err = here("show", recipe, "--row", "120")
-    assert code == 3 and "record 120 of 'talk': it has 120 records, counted from 0" in err
+    assert code == 3 and "record 120 does not exist: 'talk' has 120 records, counted from 0" in err
 
 
 def test_check_finds_what_would_cost_money(here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
@@ -518,7 +543,7 @@ def test_help_is_quick_and_brings_nothing_along() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_get_completions(shell: str) -> None:
-    environment = {**os.environ, "_PENSTOCK_COMPLETE": f"source_{shell}"}
+    environment = {**os.environ, "_PENSTOCK_COMPLETE": f"{shell}_source"}
     result = subprocess.run(
         [sys.executable, "-c", "import sys; sys.argv[0] = 'penstock'; from penstock.cli.main import app; app()"],
         capture_output=True, text=True, env=environment,

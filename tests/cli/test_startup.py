@@ -14,7 +14,7 @@ import pytest
 from penstock.cache import Cache
 from penstock.sources import ListSource
 from penstock.templates import is_worth_fast, open_tokenizer
-from penstock.templates.tokenizer_engines import FAST_BYTES
+from penstock.templates.tokenizer.engines import FAST_BYTES
 
 ENGINES = {"tokenizers", "fastokens", "minijinja"}
 CHAT = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + eos_token }}{% endfor %}"
@@ -146,7 +146,7 @@ def test_show_of_a_row_reads_that_row_and_prepares_nothing(command: Any, recipe:
     assert "not prepared; run penstock prepare" in found["outcome"]
     assert not published(tmp_path / "cache") & {"shards", "stores", "digests"}
     assert command("show", recipe, "--row", "7").returncode == 3
-    assert "it has 30 rows" in command("show", recipe, "--row", "30").stderr
+    assert "has 30 rows" in command("show", recipe, "--row", "30").stderr
     assert command("show", recipe, "--random", "-o", "on_bad=skip", "-o", "on_refused=skip").returncode in (0, 3)
     assert not published(tmp_path / "cache") & {"shards", "stores", "digests"}
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.report.record_text import record_text
+from penstock.cli.request import parse_options
+from penstock.report.record import record_text
 
 from .test_recipe_commands import on_a_terminal
 
@@ -145,7 +146,7 @@ def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:
     stages = [
         "counting tokens",
         "packing an epoch",
-        "reading rows and samples",
+        "reading samples",
         "comparing other max_length",
         "drawing the page",
     ]
@@ -167,7 +168,9 @@ def test_cache_false_beside_a_cache_dir_is_accepted(write_jsonl: Write, tokenize
 
 def test_an_argument_of_open_given_to_prepare_is_named(write_jsonl: Write, tokenizer_path: Path) -> None:
     path = write_jsonl([{"text": "the fox"}], "t.jsonl")
-    with pytest.raises(ValueError, match=r"split= belongs to open: prepare\(penstock\.open\(…, split='train'\), …\)"):
+    with pytest.raises(
+        ValueError, match=r"split= is an option of open: prepare\(penstock\.open\(…, split='train'\), …\)"
+    ):
         ps.prepare(path, tokenizer=tokenizer_path, split="train")
 
 
@@ -177,3 +180,9 @@ def test_a_loader_that_is_taken_for_a_data_set_says_what_to_use(recipe: Path, tm
         TypeError, match=r"LoaderTrainer\(loader=loader\).*LoaderSFTTrainer\(loader=loader\).*loader\.as_dataset\(\)"
     ):
         loader[0]
+
+
+def test_a_list_on_the_command_line_needs_no_quotes() -> None:
+    words = ["json_columns=[tools, messages]", "a=[x]", 'b=["y", 1]', "c=[INST] {{ x }}", "d=[]"]
+    lists = {"json_columns": ["tools", "messages"], "a": ["x"], "b": ["y", 1], "c": "[INST] {{ x }}", "d": []}
+    assert parse_options(tuple(words)) == lists

@@ -123,7 +123,7 @@ class Ends(Wrapped):
         ),
         (Skips, r"cut after step \d+ of 1 ranks, resumed on 1: row \d+ is "),
         (PerRank, r"resumed on 2: a state that was just loaded is saved as another one"),
-        (NoJson, r"the state is no plain JSON: Object of type set is not JSON serializable"),
+        (NoJson, r"the state is not plain JSON: Object of type set is not JSON serializable"),
         (Ends, r"rank 1 of 2 has no more steps, and others have"),
     ],
 )
@@ -233,7 +233,7 @@ class Changes(Letters):
         (Hides, "record 1 has 0 tokens and is not among the dropped"),
         (Untrained, "record 0 has nothing to train on and is not dropped"),
         (Narrow, "id 120, expected ids below 100"),
-        (Objects, r"identity\(\) is no plain JSON"),
+        (Objects, r"identity\(\) is not plain JSON"),
         (Changes, "record 0 is left as it was"),
     ],
 )
@@ -264,12 +264,12 @@ def test_penstocks_own_engines_keep_the_contract(engine: LocalEngine) -> None:
 class Plain:
     """The simplest engine there is, with a mistake where a subclass makes one."""
 
-    def run(self, work: Any, tasks: Any, *, told: Any = None) -> Iterator[Any]:
+    def run(self, work: Any, tasks: Any, *, on_note: Any = None) -> Iterator[Any]:
         for task in tasks:
             if task is not None:
-                yield self.do(work, task, told)
+                yield self.do(work, task, on_note)
 
-    def do(self, work: Any, task: Any, told: Any) -> Any:
+    def do(self, work: Any, task: Any, on_note: Any) -> Any:
         result = work(task)
         if not hasattr(result, "send"):
             return result
@@ -278,27 +278,27 @@ class Plain:
                 note = next(result)
             except StopIteration as end:
                 return end.value
-            if told is not None:
-                told(task, note)
+            if on_note is not None:
+                on_note(task, note)
 
 
 class Swallows(Plain):
-    def do(self, work: Any, task: Any, told: Any) -> Any:
+    def do(self, work: Any, task: Any, on_note: Any) -> Any:
         try:
-            return super().do(work, task, told)
+            return super().do(work, task, on_note)
         except ValueError:
             return None
 
 
 class Twice(Plain):
-    def run(self, work: Any, tasks: Any, *, told: Any = None) -> Iterator[Any]:
+    def run(self, work: Any, tasks: Any, *, on_note: Any = None) -> Iterator[Any]:
         for task in tasks:
-            yield self.do(work, task, told)
-            yield self.do(work, task, told)
+            yield self.do(work, task, on_note)
+            yield self.do(work, task, on_note)
 
 
 class Deaf(Plain):
-    def do(self, work: Any, task: Any, told: Any) -> Any:
+    def do(self, work: Any, task: Any, on_note: Any) -> Any:
         return super().do(work, task, None)
 
 

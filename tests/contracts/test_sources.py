@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.fingerprint import digest
 from penstock.sources import SHAPES, BadRows, ListSource, RowAccess, open_source
-from penstock.sources.canonical import record_bytes
+from penstock.sources.parse import record_bytes
 from penstock.testing import check_source
 
 Records = list[dict[str, Any]]

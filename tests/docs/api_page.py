@@ -4,13 +4,14 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import MISSING
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any, get_origin
 
 import penstock
 from penstock import testing
 from penstock.loader.batch import Batch
-from penstock.loader.form import _CHOICES, BatchForm
-from penstock.plan.settings import OVERFLOWS, TAILS, PlanSettings
+from penstock.loader.layout import BatchForm, LoaderSettings
+from penstock.plan.settings import PlanSettings
 from penstock.store import Store
 from tests.docs.pages import ROOT
 
@@ -42,7 +43,6 @@ MEMBERS = {
     ],
 }
 SAID = {"__len__": "Rows of the source.", "__getitem__": "Sample i: `input_ids`, `loss_mask`, `text`, `where`."}
-CHOICES = {"overflow": OVERFLOWS, "tail": TAILS, **_CHOICES}
 
 
 def page() -> str:
@@ -51,6 +51,7 @@ def page() -> str:
         value = getattr(penstock, name)
         parts += [f"## ps.{name}\n", *(_class(name, value) if inspect.isclass(value) else [_function(name, value)])]
         if name == "Loader":
+            parts += ["### Parameters\n", *_settings(LoaderSettings)]
             parts += ["### Settings of the order\n", *_settings(PlanSettings), PLAN]
             parts += ["### Settings of a batch's form\n", *_settings(BatchForm), FORM]
     parts += ["## Batch\n", "What a loader hands over.\n", *_class("Batch", Batch)]
@@ -71,7 +72,7 @@ def _class(name: str, cls: type[Any]) -> list[str]:
         value = inspect.getattr_static(cls, member)
         if member.startswith("_") and member not in ("__len__", "__iter__", "__getitem__"):
             continue
-        if isinstance(value, property):
+        if isinstance(value, property | cached_property):
             rows.append(f"| `{member}` | {_line(value)} |")
         elif callable(value) or isinstance(value, staticmethod | classmethod):
             said = _line(getattr(cls, member)) or SAID.get(member, "")
@@ -102,7 +103,16 @@ def _function(name: str, value: Callable[..., Any]) -> str:
     if len(shown) > 110:
         shown = f"{name}(\n    " + ",\n    ".join(_typed(value)) + ",\n)"
     text = _docstring(value.__init__ if inspect.isclass(value) else value)
-    return f"```text\n{shown}\n```\n\n{text}"
+    documented = [f"- `{name}`: {doc}\n" for name, doc in _documented(value).items()]
+    return f"```text\n{shown}\n```\n\n{text}{''.join(documented)}"
+
+
+def _documented(value: Callable[..., Any]) -> dict[str, str]:
+    """The documentation that parameters are annotated with."""
+    parameters = inspect.signature(value).parameters.items()
+    return {
+        name: each.annotation.__metadata__[0] for name, each in parameters if get_origin(each.annotation) is Annotated
+    }
 
 
 def _typed(value: Callable[..., Any]) -> list[str]:
@@ -114,19 +124,19 @@ def _typed(value: Callable[..., Any]) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
             made.append("*")
             keyword_only = True
+        if get_origin(parameter.annotation) is Annotated:
+            parameter = parameter.replace(annotation=parameter.annotation.__origin__)
         made.append(re.sub(r"\b(?:penstock\.\w+(?:\.\w+)*|collections\.abc|typing|os)\.(?=\w)", "", str(parameter)))
     return made
 
 
 def _settings(settings: type[Any]) -> list[str]:
     parts = [_docstring(settings), "| name | default | what |", "|---|---|---|"]
-    source = inspect.getsource(settings)
     for name, field in settings.__dataclass_fields__.items():
         if name == "weights":
             continue  # given with the stores
-        note = re.search(rf"^    {name}: .*?#\s*(.*)$", source, flags=re.MULTILINE)
-        what = note[1] if note else ", ".join(f"`{choice!r}`" for choice in CHOICES.get(name, ()))
-        parts.append(f"| `{name}` | {'required' if field.default is MISSING else f'`{field.default!r}`'} | {what} |")
+        default = "required" if field.default is MISSING else f"`{field.default!r}`"
+        parts.append(f"| `{name}` | {default} | {field.metadata['doc']} |")
     return [*parts, ""]
 
 

@@ -4,7 +4,7 @@ import re
 
 from penstock.cache import Cache
 
-from . import api_page, promises
+from . import api_page, mask_picture, promises
 
 
 def test_the_api_page_says_what_the_code_says() -> None:
@@ -13,6 +13,13 @@ def test_the_api_page_says_what_the_code_says() -> None:
 
 def test_the_promises_count_what_the_tests_do() -> None:
     assert promises.PAGE.read_text(encoding="utf-8") == promises.page(), "run: python -m tests.docs.promises"
+
+
+def test_the_picture_of_a_mask_is_what_the_code_makes() -> None:
+    assert mask_picture.PAGE.read_text(encoding="utf-8") == mask_picture.page(), (
+        "run: python -m tests.docs.mask_picture"
+    )
+    assert mask_picture.picture() in mask_picture.page()
 
 
 def test_every_count_is_more_than_none_and_is_used() -> None:

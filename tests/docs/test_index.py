@@ -25,7 +25,7 @@ def test_every_room_has_a_concept_page_that_says_its_question_and_its_cost() -> 
 def test_the_readme_is_one_sentence_one_picture_an_example_numbers_and_promises() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == [
-        "From nothing to training in five minutes",
+        "Quick start",
         "How fast",
         "Promises",
     ]

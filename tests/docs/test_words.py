@@ -6,16 +6,16 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
-import typer.main
 import yaml
 
 import penstock as ps
-from penstock.cli.main import commands as cli
+from penstock.cli.main import cli
 from penstock.errors import PenstockError
 from penstock.plan.settings import PlanSettings
+from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import keys
-from penstock.recipe.names import CALLED, OUR_NAMES
 
 from .pages import PAGES, ROOT, blocks, code, name, prose, tables
 
@@ -24,7 +24,6 @@ COMING_FROM = GUIDES / "coming-from.md"
 TROUBLE = ROOT / "docs" / "troubleshooting.md"
 
 TOP = {"data", "eval", "weight", "path", "name"}  # keys of a recipe that are no keyword of a function
-COMMAND = typer.main.get_command(cli)
 
 
 def spoken(page: Path) -> Iterator[str]:
@@ -38,16 +37,17 @@ def spoken(page: Path) -> Iterator[str]:
 
 def unknown(line: str) -> str | None:
     """The first word of a command line that the command does not know."""
-    here = COMMAND
+    here: click.Command = cli
     for word in shlex.split(line, comments=True)[1:]:
-        if not word.startswith("-") and word in getattr(here, "commands", {}):
-            here = here.commands[word]
-        elif getattr(here, "commands", None) and not word.startswith("-") and not re.search(r"[|…]", word):
+        found = here.get_command(click.Context(here), word) if isinstance(here, click.Group) else None
+        if found is not None:
+            here = found
+        elif isinstance(here, click.Group) and not word.startswith("-") and not re.search(r"[|…]", word):
             return word
         elif word.startswith("--") and word not in {
             option for each in here.params for option in (*each.opts, *each.secondary_opts)
         }:
-            return word if word not in ("--help", "--install-completion", "--show-completion") else None
+            return word if word != "--help" else None
     return None
 
 
@@ -123,8 +123,8 @@ def their_options(theirs: str) -> list[tuple[str, object]]:
 
 
 def is_taken(name: str, value: object) -> bool:
-    turn = OUR_NAMES[name][1] if name in OUR_NAMES and isinstance(value, bool) else CALLED.get(name)
-    return turn is not None and (value is None or isinstance(turn(value), dict))
+    alias = ALIASES.get("sample_packing" if name == "packing" and isinstance(value, bool) else name)
+    return alias is not None and (value is None or isinstance(alias.translate(value), dict))
 
 
 @pytest.mark.parametrize("row", rows_of_others(), ids=lambda row: f"{row[0]}: {row[1][:40]}")
@@ -146,18 +146,7 @@ def test_marked_names_become_what_the_page_says() -> None:
         first = next((name for name, _ in their_options(theirs)), "")
         if not mark or first in ("num_workers", "packing"):  # these two are explained in words
             continue
-        samples = [
-            True,
-            False,
-            "random",
-            "exact",
-            "first_exhausted",
-            "last_assistant_message",
-            "best_fit",
-            "x",
-            "x_iterable",
-        ]
-        made = {key for value in samples if isinstance(turned := CALLED[first](value), dict) for key in turned}
+        made = set(ALIASES[first].keys)
         said = {key for key, _ in settings(ours)} | ({"data"} if "data:" in ours else set())
         if not made & said and "the same" not in ours:
             wrongly.append((tool, first, made, said))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.cores import cgroup_cores, num_cores
+from penstock.engines.local import cgroup_cores, num_cores
 
 
 def machine(root: Path, groups: str, **files: str) -> Path:

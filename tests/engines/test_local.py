@@ -1,13 +1,16 @@
 """Is every task done once, wherever it runs, and is a dead worker an error instead of a wait?"""
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +135,7 @@ def test_a_task_may_come_of_a_result(num_proc: int) -> None:
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_notes_are_heard_on_the_way(num_proc: int) -> None:
     heard: list[tuple[int, int]] = []
-    results = LocalEngine(num_proc).run(Notes(), [1, 2, 3], told=lambda task, note: heard.append((task, note)))
+    results = LocalEngine(num_proc).run(Notes(), [1, 2, 3], on_note=lambda task, note: heard.append((task, note)))
     assert sorted(results) == [-3, -2, -1]
     assert sorted(heard) == [(task, 10 * task + step) for task in (1, 2, 3) for step in range(3)]
 
@@ -147,7 +150,16 @@ def test_an_error_in_a_task_is_raised_as_it_is(num_proc: int, start_method: str)
         assert "in fail_at_three" in caught.value.__notes__[0]  # where it was raised, over there
 
 
-def test_what_cannot_be_sent_back_is_told_in_words() -> None:
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_after_an_error_there_are_no_more_results(num_proc: int) -> None:
+    results = LocalEngine(num_proc).run(fail_at_three, range(10))
+    with pytest.raises(TemplateError, match="row 3 is bad"):
+        list(results)
+    assert list(results) == []
+
+
+def test_what_cannot_be_sent_back_is_an_error_with_its_text() -> None:
     with pytest.raises(StoreError, match=r"a task failed with Unpicklable: alone\n(.|\n)*in fail_oddly"):
         list(LocalEngine(2).run(fail_oddly, [0, 1]))
     with pytest.raises(StoreError, match=r"a result cannot be sent from its worker process: .*lambda"):
@@ -216,6 +228,27 @@ def test_threads_of_the_parent_do_not_matter() -> None:
     assert sorted(value for value, _ in found) == list(range(0, 40, 2)) and no_children()
 
 
+def pids_of_tasks(answers: Any) -> None:
+    answers.put((os.getpid(), {pid for _, pid in LocalEngine(2, inline=False).run(double, range(4))}))
+
+
+@pytest.mark.timeout(60)
+def test_a_daemonic_process_which_may_have_no_children_does_the_tasks_itself() -> None:
+    answers = get_context("fork").SimpleQueue()
+    child = get_context("fork").Process(
+        target=pids_of_tasks, args=(answers,), daemon=True
+    )  # as torch starts its workers
+    child.start()
+    pid, pids = answers.get()
+    child.join()
+    assert pids == {pid}
+
+
+def test_results_that_are_never_closed_do_not_keep_a_script_from_ending(tmp_path: Path) -> None:
+    script = "import os\nfrom penstock.engines import LocalEngine\nresults = LocalEngine(2).run(abs, range(100))\nnext(results)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
 def test_what_cannot_be_sent_is_said_clearly() -> None:
     with pytest.raises(StoreError, match=r"the work cannot be sent to a worker process: .*lambda.*num_proc=1"):
         list(LocalEngine(2, start_method="spawn").run(lambda task: task, [1, 2]))
@@ -232,9 +265,9 @@ def test_settings_are_checked() -> None:
 
 
 def no_children() -> bool:
-    """Whether every child of this process is gone and waited for."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return True
-    return False
+    """Whether every child of this process is gone and waited for; multiprocessing keeps one helper of its own."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since the folder was listed
+            found.update(int(pid) for pid in (thread / "children").read_text().split())
+    return found <= {resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]

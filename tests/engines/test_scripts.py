@@ -134,7 +134,7 @@ def test_what_a_script_defines_itself_cannot_be_spawned(tmp_path: Path) -> None:
     out, err = start(tmp_path, text).communicate(timeout=60)
     assert out == f"{list(range(10))}\n"
     assert "StoreError: the work cannot be sent to a worker process: AttributeError" in err
-    assert "put them into a module of their own" in err
+    assert "move the functions and classes that it needs into a module" in err
 
 
 @pytest.mark.parametrize("threads", ["", "4"])

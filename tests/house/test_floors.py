@@ -57,8 +57,9 @@ def test_every_import_goes_down_a_floor() -> None:
     ("file", "line"),
     [
         ("errors.py", "import penstock.fingerprint"),
-        ("fingerprint.py", "from penstock.plan import seeds"),
-        ("plan/seeds.py", "import penstock.cache"),
+        ("api.py", "import penstock.recipe"),
+        ("fingerprint.py", "from penstock.plan import permutation"),
+        ("plan/permutation.py", "import penstock.cache"),
         ("store/__init__.py", "import penstock.sources"),
     ],
 )
@@ -99,7 +100,7 @@ def test_torch_is_imported_by_the_loader_by_one_shape_and_in_integrations() -> N
         if any(name.partition(".")[0] == "torch" for name in imported(file.read_text()))
     }
     assert {user for user in users if not user.startswith("integrations/")} <= {
-        "loader/torch.py",
+        "loader/layout.py",
         "loader/workers.py",  # processes of its DataLoader
         "sources/pt_chunks.py",
     }

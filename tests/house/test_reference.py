@@ -1,4 +1,4 @@
-"""Are the reference pages what the code says?  As a script it writes them; as a test it fails when they are stale."""
+"""The reference pages match the code.  As a script this module writes them; as a test it fails when they are stale."""
 
 import json
 import os
@@ -7,26 +7,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.cli import cache, main
+from penstock.cli import main
+from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import REQUIRED, Key, keys, template_options
-from penstock.recipe.meaning import MEANING
-from penstock.recipe.names import CALLED, ours
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 REMARK = "<!-- Written by `python -m tests.house.test_reference`; a test fails when it is stale. -->"
 
 ROOMS = {
-    "open": ("Reading a data set", "Said of one data set, or at the top for all of them."),
+    "open": ("Reading a data set", "In one data set, or at the top for all of them."),
     "template": (
         "Making samples",
-        "Said of one data set, or at the top for all that have such an option. Of `chat` and `messages` are those of every template "
-        "of conversations: messages, sharegpt, alpaca, and two sides with `chat: true`.",
+        "In one data set, or at the top for all that have such an option. Options of `chat` and `messages` belong to every template "
+        "of conversations: messages, sharegpt, alpaca, and two-sided rows with `chat: true`.",
     ),
-    "prepare": ("Preparing", "Said once, at the top. None of them changes a token."),
-    "loader": ("Rows, order and batches", "Said at the top; an eval set may have words of its own."),
+    "prepare": ("Preparing", "At the top only. None of them changes a token."),
+    "loader": ("Rows, order and batches", "At the top; an eval set may have its own values."),
     "process": (
-        "Of the process",
-        "Passed to `penstock.load`, never written in a file: it is not the same for every rank.",
+        "Options of the process",
+        "Passed to `penstock.load`, never written in a file, because they differ between ranks.",
     ),
 }
 
@@ -37,17 +36,19 @@ def cli_page() -> str:
         REMARK, "# The command", "",
         "`penstock` and `python -m penstock` are the same. Commands about data take a recipe, or data with `--tokenizer`. All "
         "print plain text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.", "",
+        "Completion of commands and options: run `eval \"$(_PENSTOCK_COMPLETE=bash_source penstock)\"` in bash (`zsh_source` "
+        "in zsh, `fish_source` in fish).", "",
         "| it ends with | when |", "|---|---|", *(f"| {code} | {when} |" for code, when in ends), "",
     ]  # fmt: skip
-    names = [[str(command.name)] for command in main.commands.registered_commands]
-    names += [["cache"], *(["cache", str(command.name)] for command in cache.commands.registered_commands)]
+    names = [[name] for name in main.cli.commands]
+    names += [["cache", name] for name in main.of_cache.commands]
     for name in [[], *names]:
         parts += [f"## `{' '.join(['penstock', *name])}`", "", "```text", help_of(name), "```", ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def help_of(name: list[str]) -> str:
-    code = "import sys; from penstock.cli.main import commands; commands(sys.argv[1:], prog_name='penstock')"
+    code = "import sys; from penstock.cli.main import cli; cli(sys.argv[1:], prog_name='penstock')"
     result = subprocess.run(
         [sys.executable, "-c", code, *name, "--help"],
         env={**os.environ, "COLUMNS": "100", "TERM": "dumb"}, capture_output=True, text=True, check=True,
@@ -82,7 +83,9 @@ def recipe_page() -> str:
         "| theirs | ours |",
         "|---|---|",
     ]
-    parts += [f"| `{name}` | {', '.join(f'`{key}`' for key in ours(name))} |" for name in sorted(CALLED)]
+    parts += [
+        f"| `{name}` | {', '.join(f'`{key}`' for key in alias.keys)} |" for name, alias in sorted(ALIASES.items())
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -93,7 +96,7 @@ def row(key: Key, *, of_templates: bool) -> str:
     if of_templates and options and key.default is REQUIRED:
         default = ", ".join(f"{shown(each.default)} ({name})" for name, each in options.items())
     of = f" (of {', '.join(options)})" if of_templates and options else ""
-    return f"| `{key.name}` | {takes} | {default} | {MEANING[key.name]}{of} |"
+    return f"| `{key.name}` | {takes} | {default} | {key.doc}{of} |"
 
 
 def shown(default: Any) -> str:
@@ -105,8 +108,16 @@ def shown(default: Any) -> str:
 PAGES = {"cli.md": cli_page, "recipe.md": recipe_page}
 
 
-def test_every_key_has_a_meaning() -> None:
-    assert MEANING.keys() == keys().keys()
+def test_every_key_is_documented() -> None:
+    assert [key.name for key in keys().values() if not key.doc] == []
+
+
+def test_the_options_of_commands_are_documented_by_the_keys() -> None:
+    """No command retypes what a key means: its help is that of the key."""
+    page = " ".join(cli_page().split())
+    for name in ("tokenizer", "template", "train_on", "num_proc", "engine", "max_length", "batch_size", "cache_dir"):
+        doc = keys()[name].doc
+        assert f"--{name.replace('_', '-')}" in page and f"{doc[0].upper()}{doc[1:]}." in page, name
 
 
 def test_reference_pages_are_fresh() -> None:
@@ -116,7 +127,7 @@ def test_reference_pages_are_fresh() -> None:
 
 def test_every_key_is_on_its_page() -> None:
     page = recipe_page()
-    assert [name for name in (*keys(), *CALLED) if f"`{name}`" not in page] == []
+    assert [name for name in (*keys(), *ALIASES) if f"`{name}`" not in page] == []
 
 
 if __name__ == "__main__":

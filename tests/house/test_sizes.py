@@ -1,14 +1,36 @@
-"""How big is the house?  As a script it prints lines per room; as a test it stops a file from becoming an attic."""
+"""Limits on the size of the package.  As a script it prints lines per room; as a test it fails above a limit.
 
+A limit only goes down, except for a new room, which is added by name.  The aim is 17,000 lines in 110 files.
+"""
+
+import ast
 import sys
 from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
-FILE_AIM = 400  # printed when passed
-FILE_LIMIT = 600  # refused when passed
-PACKAGE_AIM = 10_000  # only printed
+AIM_LINES, AIM_FILES = 17_000, 110
+MOST_FILES = 148
+LIMITS = {  # lines of each room; "" is the files beside the rooms
+    "": 688,
+    "cache": 520,
+    "cli": 937,
+    "engines": 393,
+    "integrations": 1_039,
+    "loader": 2_150,
+    "places": 758,
+    "plan": 1_651,
+    "recipe": 1_521,
+    "report": 2_387,
+    "sources": 5_473,
+    "store": 2_354,
+    "templates": 6_632,
+    "testing": 473,
+}
+
+FILE_LINES, FUNCTION_LINES = 400, 50
+LONG_FUNCTIONS = {"plan/packing.py:_move_groups": 54}  # longer today
 
 
 def line_counts(package: Path) -> dict[str, int]:
@@ -19,33 +41,54 @@ def line_counts(package: Path) -> dict[str, int]:
     }
 
 
-def report(counts: dict[str, int]) -> str:
-    rooms: Counter[str] = Counter()
+def function_lines(package: Path) -> dict[str, int]:
+    """Lines of every function, as path:name; of two with one name, those of the longer."""
+    found: Counter[str] = Counter()
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                name = f"{file.relative_to(package).as_posix()}:{node.name}"
+                found[name] = max(found[name], node.end_lineno - node.lineno + 1)
+    return dict(found)
+
+
+def rooms(counts: dict[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
     for file, lines in counts.items():
-        rooms[file.partition("/")[0]] += lines
-    table = [f"{lines:7,}  {room}" for room, lines in rooms.items()]
-    long = [f"over the aim of {FILE_AIM} lines: {file} ({lines})" for file, lines in counts.items() if lines > FILE_AIM]
-    return "\n".join([*table, f"{rooms.total():7,}  in all (aim: at most {PACKAGE_AIM:,})", *long])
+        found[file.rpartition("/")[0].partition("/")[0]] += lines
+    return found
 
 
-def too_long(counts: dict[str, int]) -> list[str]:
-    return [file for file, lines in counts.items() if lines > FILE_LIMIT]
+def too_large(found: dict[str, int], limits: dict[str, int], default: int) -> list[str]:
+    return [f"{name}: {lines:,} lines" for name, lines in found.items() if lines > limits.get(name, default)]
 
 
-def test_no_file_is_an_attic() -> None:
+def report(counts: dict[str, int]) -> str:
+    found = rooms(counts)
+    table = [f"{lines:7,}  {room or 'beside the rooms'}" for room, lines in sorted(found.items())]
+    total = f"{found.total():7,}  in {len(counts)} files (aim: {AIM_LINES:,} in {AIM_FILES})"
+    return "\n".join([*table, total])
+
+
+def test_no_room_grows() -> None:
     counts = line_counts(PACKAGE)
     assert counts
-    assert too_long(counts) == [], report(counts)
+    assert too_large(rooms(counts), LIMITS, 0) == [], report(counts)
+    assert len(counts) <= MOST_FILES
 
 
-def test_an_attic_is_noticed(tmp_path: Path) -> None:
+def test_no_file_and_no_function_is_too_long() -> None:
+    assert too_large(line_counts(PACKAGE), {}, FILE_LINES) == []
+    assert too_large(function_lines(PACKAGE), LONG_FUNCTIONS, FUNCTION_LINES) == []
+
+
+def test_a_long_file_a_long_function_and_a_new_room_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "attic.py").write_text("x = 1\n" * (FILE_LIMIT + 1))
-    (tmp_path / "room" / "full.py").write_text("x = 1\n" * (FILE_AIM + 1))
+    (tmp_path / "room" / "long.py").write_text("def f():\n" + "    x = 1\n" * FILE_LINES)
     counts = line_counts(tmp_path)
-    assert too_long(counts) == ["room/attic.py"]
-    assert "1,002  room" in report(counts)
-    assert "room/full.py (401)" in report(counts)
+    assert too_large(counts, {}, FILE_LINES) == ["room/long.py: 401 lines"]
+    assert too_large(function_lines(tmp_path), LONG_FUNCTIONS, FUNCTION_LINES) == ["room/long.py:f: 401 lines"]
+    assert too_large(rooms(counts), LIMITS, 0) == ["room: 401 lines"]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import PreTrainedTokenizerFast, TrainingArguments
 from trl import SFTConfig
 
@@ -157,19 +158,46 @@ class Module(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
+def quiet_trainer(**options: Any) -> Trainer:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return Trainer(accelerator="cpu", **{**quiet, **options})
+
+
 def lightning(
     folder: Path, loader: ps.Loader, evaluated: Any = None, *, use_cache: bool = False, check: bool = True, **more: Any
 ) -> Module:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(max_epochs=1, accelerator="cpu", **{**quiet, "limit_train_batches": 6, **more})
+    trainer = quiet_trainer(max_epochs=1, **{"limit_train_batches": 6, **more})
     module = Module(use_cache)
     trainer.fit(module, datamodule=LoaderModule(loader, val_dataloaders=evaluated, isolation_check=check))
     return module
+
+
+def without_loader_module(folder: Path) -> dict[str, Any]:
+    """Loaders that are given to Lightning as they are."""
+
+    def fit(trained: ps.Loader, evaluated: Any, ckpt_path: Any = None, **more: Any) -> Module:
+        module = Module(use_cache=False)
+        quiet_trainer(**more).fit(module, trained, evaluated, ckpt_path=ckpt_path)
+        return module
+
+    once = {"max_epochs": 1, "limit_train_batches": 6, "val_check_interval": 2}
+    found: dict[str, Any] = {"validated": fit(open_loader(folder), evaluated(folder), **once).seen}
+    found["limited"] = fit(open_loader(folder), [evaluated(folder)], limit_val_batches=2, **once).seen
+    module, loader = Module(use_cache=False), evaluated(folder)
+    for limit in (3, None):
+        quiet_trainer(limit_val_batches=limit).validate(module, loader, verbose=False)
+    found["alone"] = module.seen
+    same = evaluated(folder)
+    found["same"] = [
+        refused(lambda n=number: fit(same, same, max_epochs=1, num_sanity_val_steps=n)) for number in (0, 2)
+    ]
+    callback = ModelCheckpoint(folder / "ends", filename="end")
+    callbacks = {"enable_checkpointing": True, "callbacks": [callback]}
+    fit(evaluated(folder), None, max_epochs=1, **callbacks)
+    found["end of an epoch"] = refused(
+        lambda: fit(evaluated(folder), None, folder / "ends" / "end.ckpt", max_epochs=2, **callbacks)
+    )
+    return found
 
 
 def accelerate(folder: Path, *, use_cache: bool, **options: Any) -> None:
@@ -192,6 +220,7 @@ def evaluation(folder: Path) -> dict[str, Any]:
     found["limited"] = limited.seen
     two = {"one": evaluated(folder), "two": open_loader(folder, epochs=1, seed=9, workers=1)}
     found["two"] = lightning(folder, open_loader(folder), two, val_check_interval=3).seen
+    found["without a LoaderModule"] = without_loader_module(folder)
     found["endless"] = refused(lambda: LoaderModule(None, open_loader(folder, epochs=None)))
     accelerator = Accelerator(cpu=True)
     batches = attach(accelerator, evaluated(folder), evaluation=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.loader.guards import EvalBatches
+
 from .runs import open_loader
 
 ROOT = Path(__file__).parents[2]
@@ -61,3 +63,14 @@ def test_every_sample_is_evaluated_once(folder):
     assert len(mine) == len(theirs) == steps and theirs[-1] == [] and mine[-1]  # nothing left for the second rank
     together = Counter(tuple(row) for row in mine + theirs if row)
     assert set(together.values()) == {1} and together.total() == 2 * steps - 1  # not dealt out a second time
+
+
+def test_an_evaluation_begins_at_the_first_batch_of_its_pass_also_after_a_state_was_loaded(folder):
+    pytest.importorskip("torch")
+    whole = [batch["input_ids"].tolist() for batch in open_loader(folder, epochs=1)]
+    loader = open_loader(folder, epochs=1)
+    next(iter(loader))
+    resumed = open_loader(folder, epochs=1)
+    resumed.load_state_dict(loader.state_dict())
+    for _ in range(2):
+        assert [batch["input_ids"].tolist() for batch in EvalBatches(resumed)] == whole

@@ -133,7 +133,7 @@ def test_without_positions_samples_do_see_each_other(store, model):
 
 
 def test_a_model_that_keeps_a_cache_needs_the_mask(store, model):
-    """With use_cache=True, as models default to outside of trainers, transformers does not look at where positions restart."""
+    """With use_cache=True, as models default to outside of trainers, transformers ignores where positions restart."""
     batch = next(iter(ps.Loader(store, batch_size=1, max_length=64, output="torch", attention_mask="4d")))
     apart = run(model, batch, "position_ids").logits
     masked = run(model, batch, "position_ids", "attention_mask", use_cache=True).logits

@@ -19,16 +19,16 @@ TRAINING = [
         {"per_device_train_batch_size": 4},
         "per_device_train_batch_size=4, which would have no effect: batch_size= of the Loader (2)",
     ),
-    ({"num_train_epochs": 5}, "num_train_epochs=5, which would have no effect: epochs= of the Loader (2) counts"),
+    ({"num_train_epochs": 5}, "num_train_epochs=5, which would have no effect: epochs= of the Loader (2) decides"),
     ({"auto_find_batch_size": True}, "cannot change the Loader's batch_size (2)"),
-    ({"ignore_data_skip": True}, "goes on where its state was taken"),
+    ({"ignore_data_skip": True}, "continues at its saved state"),
     ({"data_seed": 7}, "seed= of the Loader (3)"),
     ({"dataloader_drop_last": True}, "set tail='drop' there"),
     ({"dataloader_num_workers": 2}, "workers= of the Loader (0)"),
     ({"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4}, "workers= of the Loader"),
     ({"dataloader_persistent_workers": True}, "live as long as the run"),
     ({"dataloader_multiprocessing_context": "spawn"}, "starts its own workers"),
-    ({"dataloader_in_order": False}, "that of its plan"),
+    ({"dataloader_in_order": False}, "keeps the order of its plan"),
     ({"train_sampling_strategy": "group_by_length"}, "shuffle= and packing= of the Loader"),
     ({"train_sampling_strategy": "sequential"}, "shuffle= and packing= of the Loader"),
     ({"length_column_name": "size"}, "knows the lengths"),
@@ -38,7 +38,7 @@ TRAINING = [
 SFT = [
     (
         {"max_length": 32},
-        "SFTConfig has max_length=32, which would have no effect: max_length= of the Loader (64) counts",
+        "SFTConfig has max_length=32, which would have no effect: max_length= of the Loader (64) decides",
     ),
     ({"truncation_mode": "keep_end"}, "overflow= of the Loader"),
     ({"packing": True}, "SFTConfig has packing=True, which would have no effect: packing= of the Loader ('best_fit')"),
@@ -225,10 +225,10 @@ said["llama"] = sorted(ModelInputs(model)(batch))
 """
 
 EXPECTED = {
-    "numpy": "leave output='torch' in the Loader",
-    "shifted": "leave labels='unshifted'",
+    "numpy": "set output='torch' in the Loader",
+    "shifted": "set labels='unshifted'",
     "per_epoch": "leave out per_epoch",
-    "num_train_epochs": "num_train_epochs=5, which would have no effect: epochs= of the Loader (2) counts",
+    "num_train_epochs": "num_train_epochs=5, which would have no effect: epochs= of the Loader (2) decides",
     "max_steps": "max_steps is 999, the Loader has 15 steps; give it more epochs",
     "endless": "needs max_steps",
     "lightning endless": "set the Loader's epochs",
@@ -241,7 +241,7 @@ EXPECTED = {
 
 
 ARGUMENTS = {
-    "eval batch size": "batch_size= of the evaluation Loader counts",
+    "eval batch size": "batch_size= of the evaluation Loader decides",
     "train_dataset of LoaderTrainer": "leave out train_dataset",
     "train_dataset of LoaderSFTTrainer": "leave out train_dataset",
     "data_collator of LoaderTrainer": "leave out data_collator (the Loader takes collate=)",

@@ -49,7 +49,7 @@ def test_trainers_refuse_models_that_mix_packed_samples_up(found):
 
 def test_a_vision_language_model_on_text_needs_use_cache_in_the_batch(found):
     assert found["isolation"]["vision"] == ""
-    assert "With a cache, transformers does not look" in found["isolation"]["vision with a cache"]
+    assert "With a cache, transformers ignores where positions restart" in found["isolation"]["vision with a cache"]
 
 
 def test_loops_of_lightning_and_accelerate_are_checked_at_the_first_step(found):
@@ -97,7 +97,18 @@ def test_lightning_validates_on_every_batch_each_time(found):
     assert found["evaluation"]["limited"] == [whole[:2]] * 4
     both = [[number, ids] for number in range(2) for _, ids in whole]
     assert found["evaluation"]["two"][1:] == [both] * 2
-    assert "an evaluation has an end: the Loader has epochs=None" in found["evaluation"]["endless"]
+    assert "an evaluation must have an end: the Loader has epochs=None" in found["evaluation"]["endless"]
+
+
+def test_lightning_validates_on_every_batch_each_time_without_a_loader_module(found):
+    whole = [[0, ids] for ids in found["evaluation"]["whole"]]
+    said = found["evaluation"]["without a LoaderModule"]
+    assert said["validated"] == [whole[:2], whole, whole, whole]
+    assert said["limited"] == [whole[:2]] * 4
+    assert said["alone"] == [whole[:3], whole]
+    for refusal in said["same"]:
+        assert "one Loader cannot train and evaluate" in refusal
+    assert "saved at the end of an epoch" in said["end of an epoch"] and "LoaderModule" in said["end of an epoch"]
 
 
 def test_accelerate_evaluates_on_every_batch_each_time(found):

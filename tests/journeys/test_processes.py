@@ -3,7 +3,6 @@
 That no worker outlives a parent killed -9, and that nothing stays in /dev/shm, is looked at after every kill in ranks.py.
 """
 
-import contextlib
 import gc
 import json
 import os
@@ -22,6 +21,7 @@ from penstock.engines import LocalEngine
 from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import TextTemplate, open_tokenizer
+from tests.processes import children
 
 from .job import open_loader
 from .test_kill_and_resume import folder, trained
@@ -31,14 +31,6 @@ pytest.importorskip("torch")
 __all__ = ["folder"]  # a fixture
 ROOT = Path(__file__).parents[2]
 NUM_SHARDS = 10_000 if os.environ.get("PENSTOCK_SOAK") else 2_000  # more than are kept mapped
-
-
-def children() -> set[int]:
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since the folder was listed
-            found.update(int(pid) for pid in (task / "children").read_text().split())
-    return found
 
 
 def test_sigterm_to_all_processes_leaves_a_state_that_can_be_saved(folder):

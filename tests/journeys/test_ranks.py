@@ -34,7 +34,7 @@ def test_killed_again_and_again_with_other_ranks_they_train_one_epoch(folder):
 
 def test_ranks_that_disagree_fail_in_seconds_and_name_the_field(folder):
     drive("disagree", folder)
-    for run, field in enumerate(["settings seed 7 → 8", "step 0 → 2"]):
+    for run, field in enumerate(["seed 7 → 8", "step 0 → 2"]):
         said = [(folder / f"said-{run}-{rank}").read_text() for rank in range(3)]
         assert field in said[0] and "rank 0 → rank 1" in said[0]
         assert all("ranks disagree on what to train" in text for text in said)  # none of them waited in vain

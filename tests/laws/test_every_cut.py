@@ -21,7 +21,9 @@ def a_world(tail: str) -> World:
 
 
 def remaining(plan, position: Position, num_rows: int) -> list:
-    return [row for step in plan.walk(start=position, num_rows=num_rows) for row in as_list(step.rows)[: step.num_real]]
+    return [
+        row for step in plan.steps(start=position, num_rows=num_rows) for row in as_list(step.rows)[: step.num_real]
+    ]
 
 
 @pytest.mark.parametrize("before", SIZES)
@@ -48,14 +50,14 @@ def test_every_cut_to_every_world_size(before):
 def test_every_cut_to_the_end_of_the_epoch(after, tail):
     world = replace(a_world(tail), epochs=1)
     plan = world.plan()
-    steps = list(plan.walk(num_rows=24, epochs=1))
+    steps = list(plan.steps(num_rows=24, epochs=1))
     whole = [row for step in steps for row in as_list(step.rows)[: step.num_real - step.num_repeated]]
     done = 0
     for step in steps[:100]:
         done += step.num_real - step.num_repeated
         rest = [
             row
-            for later in plan.walk(start=step.after, num_rows=after * BATCH, epochs=1)
+            for later in plan.steps(start=step.after, num_rows=after * BATCH, epochs=1)
             for row in as_list(later.rows)[: later.num_real - later.num_repeated]
         ]
         assert rest == whole[done:]

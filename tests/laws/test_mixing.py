@@ -46,7 +46,7 @@ def make(sizes: list[np.ndarray], settings: PlanSettings) -> Plan:
 
 def delivered_in_tenths(plan: Plan, epoch: int) -> list[np.ndarray]:
     """The spans that each tenth of an epoch's rows holds, counted from the steps that a trainer would take."""
-    steps = list(plan.walk(start=Position(epoch=epoch), num_rows=64, epochs=epoch + 1))
+    steps = list(plan.steps(start=Position(epoch=epoch), num_rows=64, epochs=epoch + 1))
     rows = Rows.join([step.rows.slice(0, step.num_real) for step in steps])
     borders = [rows.num_rows * tenth // 10 for tenth in range(11)]
     return [rows.slice(low, high).spans for low, high in pairwise(borders)]

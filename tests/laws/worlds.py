@@ -180,7 +180,7 @@ def straight(world: World, num_rows: int) -> list:
     """All rows of an uncut run, epoch by epoch, without padding and repeats; tails are not dropped."""
     whole = replace(world, settings=replace(world.settings, tail="pad"))
     epochs = [[] for _ in range(world.epochs)]
-    for step in whole.plan().walk(num_rows=num_rows, epochs=world.epochs):
+    for step in whole.plan().steps(num_rows=num_rows, epochs=world.epochs):
         epochs[step.epoch] += as_list(step.rows)[: step.num_real]
     return epochs
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.loader.buffers import Buffers
+from penstock.loader.collate import Buffers
 
 
 @pytest.fixture(scope="module")

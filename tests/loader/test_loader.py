@@ -136,7 +136,7 @@ def test_explain_names_the_lines_without_running(make_store):
         break
     where, start, stop = rows[0][0]
     assert start == 0 and stop > 0 and store.source[where.line - 1]["text"]
-    with pytest.raises(PlanError, match="step 10000 is not there: the run has"):
+    with pytest.raises(PlanError, match="step 10000 does not exist: the run has"):
         loader.explain(10_000)
 
 
@@ -146,7 +146,7 @@ def test_a_foreign_or_damaged_state_is_refused(make_store):
     loader = Loader(store, batch_size=2, max_length=64)
     with pytest.raises(PlanMismatch, match="max_length 64 → 128"):
         Loader(store, batch_size=2, max_length=128).load_state_dict(state)
-    with pytest.raises(PlanMismatch, match="source 'data' has other content"):
+    with pytest.raises(PlanMismatch, match="content of source 'data' "):
         Loader(make_store(100, seed=9), batch_size=2, max_length=64).load_state_dict(state)
     with pytest.raises(PlanMismatch, match="version 1, this release reads version 2"):
         loader.load_state_dict({**state, "version": 1})
@@ -183,7 +183,7 @@ def test_options_that_cannot_be_are_refused(make_store):
         ({"epochs": True}, "epochs is True"),
         ({"prefetch": -3}, "prefetch is -3"),
         ({"pakcing": "none"}, "no option 'pakcing'; did you mean 'packing'"),
-        ({"weights": [1]}, "weights go with their stores"),
+        ({"weights": [1]}, "pass each weight with its store"),
     ]:
         with pytest.raises(PlanError, match=message):
             Loader(store, **{"batch_size": 2, "max_length": 64, **options})
@@ -224,7 +224,7 @@ def test_an_error_while_reading_ahead_reaches_the_consumer(make_store):
     for shard in store.cache.root.rglob("*.arrow"):
         shard.unlink()
     store._shards.clear()
-    with pytest.raises(ps.errors.StoreError, match="no such shard"):
+    with pytest.raises(ps.errors.StoreError, match=r"No such file.*prepare the store again"):
         list(iterator)
 
 
@@ -260,12 +260,26 @@ def test_an_older_iteration_does_not_go_on_beside_a_newer_one(make_store):
     state = loader.state_dict()
     newer = iter(loader)
     assert next(newer).step == 1
-    with pytest.raises(PlanError, match="this iteration is over"):
+    with pytest.raises(PlanError, match="this iteration has ended"):
         next(older)
     loader.load_state_dict(state)
-    with pytest.raises(PlanError, match="this iteration is over"):
+    with pytest.raises(PlanError, match="this iteration has ended"):
         next(newer)
     assert next(iter(loader)).step == 1
+
+
+def test_samples_that_are_dropped_behind_the_last_step_are_counted_and_said(
+    write_jsonl, tokenizer_path, tmp_path, caplog
+):
+    """The blocks at the end of an epoch hold nothing but samples that are too long: no step begins in them."""
+    texts = [{"text": "the dog" if row < 32 else "the dog " * 50} for row in range(64)]
+    store = ps.prepare(write_jsonl(texts), tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache")
+    loader = Loader(store, batch_size=2, max_length=16, shuffle=False, block=16, epochs=2, output="numpy")
+    assert len(list(loader)) == len(loader)
+    assert loader.counters == loader.plan.count(0, 2) + loader.plan.count(1, 2)
+    assert loader.counters.samples_dropped["overlong"] == 64 and "32 samples dropped: overlong" in caplog.text
+    list(loader)  # the next pass counts on
+    assert loader.counters.samples_in == 4 * 64
 
 
 def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
@@ -279,6 +293,14 @@ def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
     assert "samples dropped: overlong" in caplog.text and "epoch 0 ends at step" in caplog.text
     with pytest.raises(PlanError, match="the run has no step"):
         list(Loader(store, batch_size=2, max_length=1, overflow="drop"))
+
+
+def test_the_warning_names_a_dropped_tail_if_nothing_else_is_dropped(make_store, caplog):
+    store, options = make_store(100), {"max_length": 64, "tail": "drop", "packing": "none"}
+    rows = len(Loader(store, batch_size=1, **options))
+    loader = Loader(store, batch_size=rows - 1, **options)
+    assert len(list(loader)) == 1 and loader.counters.samples_dropped["tail"] == 1
+    assert "1 samples dropped: tail (of " in caplog.text
 
 
 def test_asking_for_the_length_while_iterating_changes_nothing(make_store):

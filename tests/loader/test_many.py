@@ -9,7 +9,7 @@ from penstock.loader.collate import Collator
 from penstock.loader.prefetch import growing, one_by_one
 
 from .arrays import Loader
-from .test_forms import store
+from .test_layout import store
 
 __all__ = ["store"]  # a fixture
 
@@ -22,7 +22,7 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_steps_made_at_once_are_those_made_one_by_one(store, form):
     loader = Loader(store, batch_size=3, max_length=48, **form)
-    steps = [step.rows for step in loader.plan.walk(num_rows=3, epochs=1)]
+    steps = [step.rows for step in loader.plan.steps(num_rows=3, epochs=1)]
     alone, together = (Collator(loader.stores, loader.plan.settings, loader.form) for _ in "ab")
     expected = []
     for rows in steps:

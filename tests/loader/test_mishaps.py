@@ -52,9 +52,9 @@ def test_a_loop_after_the_state_of_a_finished_pass_was_loaded_says_that_nothing_
     loader = Loader(store, **OPTIONS)
     steps = len(list(loader))
     loader.load_state_dict(loader.state_dict())
-    assert "nothing is left" not in caplog.text
+    assert "no batch is left" not in caplog.text
     assert list(loader) == []
-    assert f"taken at the end of a pass, at step {steps}; iterate again for the next pass" in caplog.text
+    assert f"saved at the end of a pass, at step {steps}; iterate again for the next pass" in caplog.text
     loader.seek(steps)
     assert len(list(loader)) == steps
 
@@ -76,7 +76,7 @@ def test_memory_is_pinned_only_on_the_way_to_a_device(store):
     if torch.accelerator.is_available():
         assert next(iter(loader))["input_ids"].is_pinned()
     else:
-        with pytest.raises(PlanError, match="torch finds none here; leave it out"):
+        with pytest.raises(PlanError, match="torch finds none; leave it out"):
             next(iter(loader))
 
 

@@ -1,7 +1,9 @@
 """A loader that has finished starts its next pass when it is iterated over again, and its state is exact in every pass."""
 
 import json
+import os
 import random
+import time
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -15,7 +17,7 @@ from penstock.testing import check_resume
 from .arrays import Loader
 
 torch = pytest.importorskip("torch")
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 OPTIONS = {"batch_size": 2, "max_length": 48}
@@ -229,6 +231,57 @@ def test_a_dataloader_of_ones_own_gets_the_next_pass_each_time(store, workers, p
     assert [contents(own) for _ in range(2)] == loops[:2]
     next(iter(own))  # broken off
     assert contents(own) == loops[3]
+
+
+class InTurn(IterableDataset):
+    """Steps whose worker `late[loop]` begins after the other one; or, where `never`, is still waiting when the loop is left."""
+
+    def __init__(self, steps, folder, *, late, never=()):
+        self.steps, self.folder, self.late, self.never = steps, folder, late, never
+        self.loop = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __iter__(self):
+        loop, worker = int(self.loop), get_worker_info().id
+        if worker == self.late[loop]:
+            awaited = f"left {loop}" if loop in self.never else f"{loop} begun by {1 - worker}"
+            deadline = time.monotonic() + 120
+            while not (self.folder / awaited).exists():
+                assert time.monotonic() < deadline, awaited
+                time.sleep(0.01)
+            if loop in self.never:
+                os._exit(0)
+        made = iter(self.steps)
+        (self.folder / f"{loop} begun by {worker}").touch()
+        return made
+
+
+def loops_in_turn(store, folder, *, taken, persistent, **order):
+    """What a DataLoader of two workers hands over in each loop; `taken`: batches, None for all."""
+    data = InTurn(Loader(store, **OPTIONS).as_dataset(), folder, **order)
+    own = DataLoader(
+        data, batch_size=None, collate_fn=lambda x: x, num_workers=2, prefetch_factor=1, persistent_workers=persistent
+    )
+    for loop, batches in enumerate(taken):
+        data.loop.fill_(loop)
+        turns = iter(own)
+        yield contents(islice(turns, batches))
+        (folder / f"left {loop}").touch()
+        del turns
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("late", [(1, 1, 1), (0, 0, 0), (1, 0, 1), (0, 1, 0)])
+def test_a_worker_that_starts_late_joins_the_pass_that_the_other_has_begun(store, tmp_path, late, persistent):
+    loader = Loader(store, **OPTIONS)
+    expected = [contents(loader) for _ in range(3)]
+    assert list(loops_in_turn(store, tmp_path, taken=(None,) * 3, late=late, persistent=persistent)) == expected
+
+
+def test_a_worker_that_never_started_in_a_loop_that_was_left_is_in_the_right_pass_in_the_next(store, tmp_path):
+    loader = Loader(store, **OPTIONS)
+    first, second, third = (contents(loader) for _ in range(3))
+    found = list(loops_in_turn(store, tmp_path, taken=(1, None, None), late=(1, 0, 1), never=(0,), persistent=False))
+    assert found == [first[:1], second, third]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it

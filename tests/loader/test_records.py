@@ -1,6 +1,8 @@
 """Plain records: bad rows are left out and counted, nothing is digested twice, and many rows are read together."""
 
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -9,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import BadRecord, PlanError, PlanMismatch
-from penstock.sources import jsonl, parts
+from penstock.sources import file_source, jsonl
 from penstock.testing import check_resume
 
 from .arrays import Loader
@@ -73,13 +75,51 @@ def test_a_run_over_bad_rows_resumes_exactly_on_other_ranks(path):
     check_resume(make, cuts=6)
 
 
-def test_bad_rows_are_quarantined_once(path, tmp_path):
+def test_a_bad_row_is_in_the_quarantine_once_however_often_and_in_however_many_processes_it_is_met(path, tmp_path):
     quarantine = tmp_path / "bad.jsonl"
-    for _ in range(2):  # the second time they are remembered
-        source = open_source(path, "quarantine", quarantine=quarantine)
+
+    def quarantined() -> list[int]:
+        return sorted(json.loads(line)["row"] for line in quarantine.read_text().splitlines())
+
+    def again():
+        return open_source(path, "quarantine", quarantine=quarantine)
+
+    for number in range(3):  # the second time they are remembered; the third time the file is gone
+        source = again()
         list(Loader(source, batch_size=4))
-        assert source.bad_counts == REASONS
-    assert [json.loads(line)["row"] for line in quarantine.read_text().splitlines()] == sorted(BAD)
+        assert source.bad_counts == REASONS and quarantined() == sorted(BAD)
+        if number == 1:
+            quarantine.unlink()
+    assert len(list(again().records(0, 60))) == 60 and quarantined() == sorted(BAD)
+    script = "import sys, penstock as ps; list(ps.open(sys.argv[1], on_bad='quarantine', quarantine=sys.argv[2], cache_dir=sys.argv[3]))"
+    job = [sys.executable, "-c", script, path, quarantine, tmp_path / "cache"]
+    quarantine.unlink()
+    jobs = [subprocess.Popen(job) for _ in range(4)]
+    assert [each.wait() for each in jobs] == [0] * 4 and quarantined() == sorted(BAD)
+    whole = quarantine.read_bytes()
+    quarantine.write_bytes(whole[:-5])  # as a writer that was killed leaves it
+    list(again().records(0, 60))
+    *entries, last = quarantine.read_bytes().splitlines()
+    assert [*entries[:3], last] == whole.splitlines() and entries[3] == whole[:-5].splitlines()[-1]
+
+
+def test_max_bad_and_the_quarantine_are_about_all_rows_of_a_store_that_was_prepared_before(tmp_path, tokenizer_path):
+    path, quarantine, cache_dir = tmp_path / "p.jsonl", tmp_path / "bad.jsonl", tmp_path / "cache"
+    lines = ["{bad" if n % 3 == 0 else '{"text": ""}' if n % 3 == 1 else '{"text": "a fox"}' for n in range(60)]
+    path.write_text("\n".join(lines))
+
+    def prepare(**options):
+        source = ps.open(path, cache_dir=cache_dir, **options)
+        ps.prepare(source, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+        return source.bad_counts
+
+    prepare(on_bad="skip")
+    for _ in range(2):
+        assert prepare(on_bad="quarantine", quarantine=quarantine) == {"bad_json": 20}
+        assert [json.loads(line)["row"] for line in quarantine.read_text().splitlines()] == list(range(0, 60, 3))
+    assert prepare(on_bad="skip", max_bad=20) == {"bad_json": 20}
+    with pytest.raises(BadRecord, match="this is bad row number 20 and max_bad is 19"):
+        prepare(on_bad="skip", max_bad=19)
 
 
 def test_a_source_of_bad_rows_alone_says_so(tmp_path):
@@ -109,7 +149,7 @@ def test_the_default_stops_at_a_bad_row_when_it_is_reached(path):
 def test_a_state_of_a_run_that_stopped_does_not_fit_one_that_leaves_rows_out(path):
     """Other rows have other places in the order: going on would lose some and repeat others."""
     state = Loader(open_source(path, "stop"), batch_size=2).state_dict()
-    with pytest.raises(PlanMismatch, match="has other content"):
+    with pytest.raises(PlanMismatch, match="content of source 'data' "):
         Loader(open_source(path), batch_size=2).load_state_dict(state)
 
 
@@ -124,8 +164,8 @@ def test_a_function_that_fails_is_no_bad_row(path):
 def test_a_loader_of_unchanged_files_reads_them_once(path, monkeypatch):
     first = Loader(open_source(path), batch_size=4)
     digested, read = [], []
-    digest, records = parts.FilesSource.digest, jsonl.JsonlPart.records
-    monkeypatch.setattr(parts.FilesSource, "digest", lambda *a: digested.append(a) or digest(*a))
+    digest, records = file_source.FilesSource.digest, jsonl.JsonlPart.records
+    monkeypatch.setattr(file_source.FilesSource, "digest", lambda *a: digested.append(a) or digest(*a))
     monkeypatch.setattr(jsonl.JsonlPart, "records", lambda *a: read.append(a) or records(*a))
     again = Loader(open_source(path), batch_size=4)
     assert again.plan.fingerprint == first.plan.fingerprint and not digested and not read

@@ -43,13 +43,26 @@ def make(source, **options) -> ps.Loader:
 def sealed(state: dict) -> dict:
     """With a check that fits, as somebody who knows how it is made would write it."""
     content = {key: value for key, value in state.items() if key != "check"}
-    return {**content, "check": fingerprint(content)[:16]}
+    digests = [fingerprint([name, content[name]])[:4] for name in sorted(content)]
+    return {**content, "check": "".join([*digests, fingerprint(content)[:16]])}
 
 
 def middle(source, **options) -> dict:
     loader = make(source, **options)
     loader.seek(5)
     return loader.state_dict()
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "plan", "settings", "check"])
+def test_a_changed_state_is_refused_by_the_field_that_was_changed_and_its_value(source, name):
+    state = middle(source)
+    changed = {"plan": "0" * 32, "settings": {**state["settings"], "seed": 9}, "check": state["check"][:-1] + "x"}
+    value = changed.get(name, state[name] + 1 if name in NUMBERS else None)
+    found = f"the state is damaged: {name} is {str(repr(value))[:40]}"
+    with pytest.raises(PlanMismatch) as raised:
+        make(source).load_state_dict({**state, name: value})
+    assert str(raised.value).startswith(found) and "expected " in str(raised.value)
+    assert name != "settings" or "seed 9 → 0" in str(raised.value)
 
 
 WRONG = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.report import walk
+from penstock.report import trace
 from penstock.store import Store
 from penstock.testing import check_resume
 
@@ -109,10 +109,10 @@ def test_a_store_knows_which_pieces_hold_a_target(store: Store) -> None:
 
 def test_a_record_that_is_cut_before_its_answer_is_shown_as_dropped(store: Store) -> None:
     row = next(row for row in range(120) if not any(mask_of(row)[1:256]))
-    assert walk.record(loader(store, overflow="truncate"), row).outcome.startswith(
+    assert trace.record(loader(store, overflow="truncate"), row).outcome.startswith(
         "dropped as nothing_to_train: cut at"
     )
-    found = walk.record(loader(store, overflow="split"), row)
+    found = trace.record(loader(store, overflow="split"), row)
     assert 0 < sum(at.stop - at.start for at in found.landings) < len(mask_of(row))
 
 
@@ -155,3 +155,8 @@ def test_the_warning_states_what_the_whole_epoch_drops(store: Store, caplog: pyt
     overlong = sum(len(mask_of(row)) > 256 for row in range(120))
     assert f"{overlong} samples dropped: overlong (of 120 samples in epoch 0)" in caplog.text
     assert made.counters.samples_in < 120  # the loader has not come so far yet
+
+
+def test_a_run_without_targets_says_to_raise_max_length(store: Store) -> None:
+    with pytest.raises(ps.errors.PlanError, match=r"\d+ samples dropped: nothing_to_train; raise max_length; "):
+        list(loader(store, max_length=16, overflow="truncate", packing="none"))

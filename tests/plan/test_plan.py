@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.errors import PlanError
+from penstock.errors import Overlong, PlanError
 from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.ranks import rank_of, rank_rows, row_of
 from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.types import World
 
 
 def make(*lengths, names=None, shard=50, **settings) -> Plan:
@@ -30,7 +32,7 @@ def test_an_endless_wrap_over_tiny_epochs_pads_nothing():
     plan = make([10], tail="wrap")  # an epoch is one row
     assert plan.step(Position(), 32, epochs=None).num_real == 32
     steps = []
-    for step in plan.walk(num_rows=32, epochs=None):
+    for step in plan.steps(num_rows=32, epochs=None):
         steps.append(step)
         if len(steps) == 3:
             break
@@ -39,7 +41,7 @@ def test_an_endless_wrap_over_tiny_epochs_pads_nothing():
 
 def test_a_weight_below_one_sample_per_epoch_is_given_in_the_long_run():
     plan = make(np.full(100, 10), np.full(100, 10), weights=("0.004", "0.996"), packing="none")
-    seen = Counter(int(span["source"]) for step in plan.walk(num_rows=10, epochs=100) for span in step.rows.spans)
+    seen = Counter(int(span["source"]) for step in plan.steps(num_rows=10, epochs=100) for span in step.rows.spans)
     assert abs(seen[0] - 40) <= 1 and seen.total() == pytest.approx(10_040, abs=2)
 
 
@@ -74,7 +76,7 @@ def test_names_and_seeds_that_print_differently_order_alike():
     lengths = np.arange(1, 60)
     plain, dressed = make(lengths, names=["a"]), make(lengths, names=[Name("a")], seed=np.int64(0))
     assert plain.fingerprint == dressed.fingerprint
-    pairs = zip(plain.walk(num_rows=4), dressed.walk(num_rows=4), strict=True)
+    pairs = zip(plain.steps(num_rows=4), dressed.steps(num_rows=4), strict=True)
     assert all(np.array_equal(a.rows.spans, b.rows.spans) for a, b in pairs)
 
 
@@ -96,7 +98,7 @@ def test_lengths_of_any_integer_type_give_one_order():
         orders = set()
         for dtype in (np.int64, np.int32, np.uint16, np.uint8):
             plan = make(values.astype(dtype), values.astype(dtype), **recipe)
-            orders.add(b"".join(step.rows.spans.tobytes() for step in plan.walk(num_rows=8)))
+            orders.add(b"".join(step.rows.spans.tobytes() for step in plan.steps(num_rows=8)))
         assert len(orders) == 1
 
 
@@ -117,7 +119,7 @@ def test_seek_from_a_position_goes_on_from_there():
     for tail in ("pad", "drop", "repeat", "wrap"):
         plan = make(values, tail=tail, block=200)
         start = plan.seek(3, 10, epochs=3)
-        steps = list(plan.walk(start=start, num_rows=7, epochs=3))
+        steps = list(plan.steps(start=start, num_rows=7, epochs=3))
         for k in (1, 5, len(steps) // 2, len(steps)):
             assert plan.seek(k, 7, epochs=3, start=start) == steps[k - 1].after
         assert plan.num_steps(7, epochs=3, start=start) == len(steps)
@@ -138,3 +140,24 @@ def test_shards_of_a_block_are_those_its_samples_lie_in():
 
 def test_settings_are_values():
     assert replace(PlanSettings(max_length=8), seed=3) == PlanSettings(max_length=8, seed=3)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_rank_of_and_row_of_are_inverse_and_say_what_ranks_get(world_size):
+    step = make(np.arange(1, 600) % 60 + 1).step(Position(), 24)
+    for row in range(24):
+        rank, inside = rank_of(row, world_size)
+        assert row_of(rank, inside, world_size) == row
+        mine = rank_rows(step.rows, World(rank=rank, size=world_size))
+        assert mine[inside].tolist() == step.rows[row].tolist()
+
+
+def test_an_overlong_sample_of_a_mixture_stops_the_run_where_it_comes_and_not_before():
+    lengths = np.full(400, 10)
+    lengths[399] = 100
+    options = {"overflow": "error", "shuffle": False, "block": 50, "packing": "none", "weights": ("1", "1")}
+    plan, delivered = make(lengths, np.full(400, 10), **options), 0
+    with pytest.raises(Overlong, match="sample 399 of source 'source 0' has 100 tokens"):
+        for step in plan.steps(num_rows=10):
+            delivered += step.num_real
+    assert delivered >= 700

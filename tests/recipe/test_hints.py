@@ -7,9 +7,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import RecipeError
-from penstock.recipe.hints import INSTEAD
+from penstock.recipe.aliases import ALIASES, HINTS
 from penstock.recipe.keys import keys
-from penstock.recipe.names import CALLED
 from tests.docs.test_words import is_taken, rows_of_others, their_options
 
 
@@ -43,9 +42,9 @@ OTHERS = sorted(
     {
         (name, ours)
         for tool, theirs, ours, mark in rows_of_others()
-        if tool != "datasets"  # functions of Python, which nobody writes into a recipe
+        if tool != "datasets"  # functions of Python, not keys of a file
         for name, value in their_options(theirs)
-        if not mark and "_" in name and name not in keys() and name not in CALLED and not is_taken(name, value)
+        if not mark and "_" in name and name not in keys() and name not in ALIASES and not is_taken(name, value)
     }
 )
 
@@ -62,10 +61,10 @@ def test_every_key_of_another_tool_on_the_page_names_ours(name: str, ours: str) 
 
 
 def test_no_hint_is_about_a_key_that_is_taken() -> None:
-    assert not set(INSTEAD) & set(keys()) and not set(INSTEAD) & set(CALLED)
+    assert not set(HINTS) & set(keys()) and not set(HINTS) & set(ALIASES)
 
 
-@pytest.mark.parametrize("said", sorted(set(INSTEAD.values())))
+@pytest.mark.parametrize("said", sorted(set(HINTS.values())))
 def test_a_hint_names_keys_that_are_there(said: str) -> None:
     known = {*keys(), "data", "eval", "path", "weight", "template", "chat", "held_out", "trains", "there"}
     assert set(re.findall(r"write ([a-z_]+):", said)) <= known

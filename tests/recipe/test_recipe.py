@@ -13,11 +13,11 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError, RecipeError, SourceError, TemplateError
-from penstock.loader.form import BatchForm
+from penstock.loader.layout import BatchForm
 from penstock.plan.settings import PlanSettings
 from penstock.recipe import Recipe
+from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import keys
-from penstock.recipe.names import CALLED, ours
 
 Write = Callable[..., Path]
 
@@ -147,7 +147,7 @@ def test_eval_sets_are_one_pass_in_the_order_of_the_file(write: Any) -> None:
     short = ps.load(path, part="short", rank=0, world_size=1)
     assert short.batch_size == 1 and short.plan.settings.max_length == 16 and short.plan.settings.packing == "none"
     assert len(list(short)) == 60
-    with pytest.raises(RecipeError, match=r"there is no part 'eval', expected one of train, held_out, short"):
+    with pytest.raises(RecipeError, match=r"unknown part 'eval', expected one of train, held_out, short"):
         ps.load(path, part="eval")
     one = Recipe.of("a.jsonl", eval="b.jsonl")
     assert one.part("eval") == one.part("b") == one.eval_sets
@@ -218,7 +218,7 @@ def test_a_recipe_is_written_back(write: Any, tmp_path: Path) -> None:
         again = Recipe.read(write(recipe.to_yaml(folder), "again.yaml"))
         assert again == recipe, recipe.to_yaml(folder)
     assert "path: chat.jsonl" in recipe.to_yaml(tmp_path)
-    with pytest.raises(RecipeError, match="holds what a file cannot"):
+    with pytest.raises(RecipeError, match="holds a value that YAML cannot"):
         Recipe.of("a.jsonl", collate=len).to_yaml()
 
 
@@ -285,6 +285,11 @@ def test_names_of_other_tools_come_with_a_notice(
     assert notice.startswith(f"{path}:2: {line.partition(':')[0]} is ") and notice in caplog.text
 
 
+def test_a_foreign_key_that_asks_for_the_default_is_said_to_be_not_needed(write: Any) -> None:
+    recipe = Recipe.read(write("data: text.jsonl\ndataset_type: vision\n"))
+    assert recipe.notices[0].endswith("dataset_type is not needed: what it asks for is the default")
+
+
 def test_streaming_gives_way_to_what_is_written_beside_it(write: Any) -> None:
     lines = ["dataset_type: qwen3_vl_iterable", "window: 4", "streaming: true"]
     recipe = Recipe.read(write("\n".join(["data: text.jsonl", *lines])))
@@ -343,10 +348,9 @@ def test_a_folder_of_media_in_a_list_is_not_used_and_that_is_said(write: Any) ->
 
 
 def test_every_foreign_name_leads_to_a_key() -> None:
-    for name in CALLED:
+    for name, alias in ALIASES.items():
         assert name not in keys(), f"{name} is our own"
-        targets = ours(name)
-        assert targets and set(targets) <= {*keys(), "data", "eval", "path", "weight", "options"}, name
+        assert alias.keys and set(alias.keys) <= {*keys(), "data", "eval", "path", "weight", "options"}, name
 
 
 # Mistakes
@@ -358,17 +362,17 @@ MISTAKES = [
     ("data: text.jsonl\nzzz: 3", r":2: unknown key 'zzz'; `penstock init` writes a recipe with the usual keys"),
     ("data: text.jsonl\nseed: 1\nseed: 2", r":3: seed is given twice, in line 2 too; keep one"),
     ("data: text.jsonl\nmax_length: 1\nseq_len: 2", r":3: max_length is given twice: as seq_len, and in line 2; keep one"),
-    ("data: text.jsonl\nshuffle: no", r":2: no is false to some readers of YAML and a word to others; write false, or 'no' in quotes"),
-    ("data: text.jsonl\nrun_id: on", r":2: on is true to some readers"),
+    ("data: text.jsonl\nshuffle: no", r":2: no is false to some YAML readers and text to others; write false, or 'no' in quotes"),
+    ("data: text.jsonl\nrun_id: on", r":2: on is true to some YAML readers"),
     ("data: text.jsonl\nmax_length: 1e5", r":2: max_length is 100000.0 \(a number\), expected a whole number; write 100000"),
     ("data: text.jsonl\nmax_length: '4,096'", r":2: max_length is '4,096' \(text\), expected a whole number; write 4096"),
-    ("data: text.jsonl\nmax_length: 010", r":2: 010 counts in eights to some readers of YAML; write 10, or '010' in quotes"),
+    ("data: text.jsonl\nmax_length: 010", r":2: 010 is octal to some YAML readers; write 10, or '010' in quotes"),
     ("data: text.jsonl\nbatch_size: true", r":2: batch_size is True \(true or false\), expected a whole number"),
     ("data: text.jsonl\nbatch_size:", r":2: batch_size is None \(null\), expected a whole number"),
     ("data: text.jsonl\nrun_id: 17", r":2: run_id is 17 \(a whole number\), expected text; put it in quotes: '17'"),
     ("data: text.jsonl\nskip: 17", r":2: skip is 17 \(a whole number\), expected a list"),
-    ("data: text.jsonl\nwindow: .inf", r":2: .inf is no number to work with, expected a finite one"),
-    ("data: text.jsonl\nwindow: 1e999", r":2: 1e999 is too large a number, expected a finite one"),
+    ("data: text.jsonl\nwindow: .inf", r":2: .inf is not a finite number"),
+    ("data: text.jsonl\nwindow: 1e999", r":2: 1e999 is not a finite number"),
     (f"data: text.jsonl\nwindow: {'9' * 6000}", r":2: a whole number of 6,000 digits, expected at most 100"),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\] \(a list\), expected text"),
     ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose best_fit"),
@@ -376,7 +380,7 @@ MISTAKES = [
     ("data: text.jsonl\nmax_length: 0", r":2: max_length is 0, expected a whole number ≥ 1"),
     ("data: text.jsonl\npad_side: up", r":2: pad_side is 'up', expected one of right, left"),
     ("data: text.jsonl\neval: {a: {path: b, tail: cut}}", r":2: tail is 'cut', expected one of pad"),
-    ("data: text.jsonl\nmix_by: rows", r": mix_by and stop say how weights are meant, and no weights were given"),
+    ("data: text.jsonl\nmix_by: rows", r": mix_by and stop need weights, and no weights were given"),
     ("data: text.jsonl\nrank: 0", r":2: rank differs between the processes that read this recipe; pass it: load\(…, rank=…\)"),
     ("data: text.jsonl\nweight: 2", r":2: weight belongs inside a data set; write data:"),
     ("data: {a: {path: x, max_length: 3}}", r":1: max_length applies to the whole recipe; write it at the top"),
@@ -395,7 +399,7 @@ MISTAKES = [
     ("data: {}", r":1: data has no data sets"),
     ("seed: 3", r": no data; expected 'data: chat.jsonl', or data sets by name"),
     ("data: x\neval: {train: y}", r":2: an eval set cannot be called train; choose another name"),
-    ("data: x\neval: {b: {path: y, weight: 1}}", r":2: eval sets are loaded one by one, so a weight has no use; leave it out"),
+    ("data: x\neval: {b: {path: y, weight: 1}}", r":2: eval sets are loaded one by one and take no weight; leave it out"),
     ("data: ${NO_SUCH}", r":1: the environment variable NO_SUCH is not set; set it, or give a default: \$\{NO_SUCH:-…\}"),
     ("data: ${EMPTY_VARIABLE}", r":1: the environment variable EMPTY_VARIABLE is empty; set it"),
     ("data: ${a b}", r":1: \$\{a b\} names no variable, expected \$\{NAME\} or \$\{NAME:-default\}"),
@@ -403,16 +407,24 @@ MISTAKES = [
     ("data: text.jsonl\ntemplate: text\ntrain_on: last", r":3: none of the templates here \(text\) has an option train_on; leave it out"),
     ("data: text.jsonl\npacking_strategy: balanced", r":2: packing_strategy: balanced is not known, expected one of best_fit"),
     ("data: text.jsonl\nfilter_overlong: false", r":2: filter_overlong: false is not known; write overflow: truncate, split or error"),
-    ("data: text.jsonl\ndisable_cache: 3", r":2: disable_cache: 3, expected true or false"),
+    ("data: text.jsonl\ndisable_cache: 3", r":2: disable_cache: 3 is not known, expected one of true, false; or write cache: instead"),
+    ("data: text.jsonl\nstreaming: [a, b]", r":2: streaming: \['a', 'b'\] is not known, expected one of true, false; or write"),
     ("data: [x\nseed: 1", r":2: not YAML: "),
     ("data: {a: {path: ${HOME}}}", r":1: not YAML: .*; inside \{ \} or \[ \], put what holds \$\{…\} in quotes"),
     ("- a\n- b", r":1: found a list, expected keys such as 'data: chat.jsonl'"),
     ("", r":1: found nothing, expected keys"),
     ("data: !!python/object:os.system x", r":1: the tag tag:yaml.org,2002:python/object:os.system is not known, expected plain values"),
     ("? [a, b]\n: c", r":1: a list or mapping as a key, expected a word"),
-    ("data: &a [*a]", r":1: aliases inside an anchor, or very many; write the value out"),
-    ("data: " + "[" * 30 + "]" * 30, r":1: nested more than 20 deep, expected a flat recipe"),
+    ("data: &a [*a]", r":1: nested more than 20 deep, expected a flat list or mapping"),
+    ("a: &a [1, 2, 3, 4, 5, 6, 7, 8]\nb: &b [" + "*a, " * 99 + "]\nc: &c [" + "*b, " * 99 + "]\ndata: [" + "*c, " * 99 + "]",
+     r":4: more than 100,000 values; write out what the aliases repeat"),
+    ("data: " + "[" * 30 + "]" * 30, r":1: nested more than 20 deep, expected a flat list or mapping"),
     ("<<: 3\ndata: x", r":1: << takes one mapping"),
+    ("data: &a {<<: *a}", r":1: nested more than 20 deep, expected a flat list or mapping"),
+    ("a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}, <<: *a{n - 1}}}\n" for n in range(1, 20)),
+     r"more than 100,000 values; write out what the aliases repeat"),
+    ("a: &a [" + "1, " * 999 + "]\nb: &b {" + "".join(f"k{n}: *a, " for n in range(110)) + "}\n<<: *b",
+     r":3: more than 100,000 values; write out what the aliases repeat"),
 ]  # fmt: skip
 
 
@@ -429,10 +441,10 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none.yaml: cannot be read: No such file"):
         Recipe.read(tmp_path / "none.yaml")
     (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 20) + b"\n")
-    with pytest.raises(RecipeError, match=r"1,048,577 bytes, expected a recipe of at most 1,048,576; is this data\?"):
+    with pytest.raises(RecipeError, match=r"1,048,577 bytes, expected at most 1,048,576; is this data\?"):
         Recipe.read(tmp_path / "big.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"data: \xff\n")
-    with pytest.raises(RecipeError, match=r"byte 6 is no UTF-8"):
+    with pytest.raises(RecipeError, match=r"byte 6 is not UTF-8"):
         Recipe.read(tmp_path / "binary.yaml")
 
 

@@ -117,6 +117,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_values_know_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("a: 1\n\nb:\n  c: [1,\n      2]\n")
-    found = read_document(path)
-    assert found.value["b"].line == 3 and found.value["b"].value["c"].line == 4
-    assert [item.line for item in found.value["b"].value["c"].value] == [4, 5]
+    value, lines = read_document(path)
+    assert value == {"a": 1, "b": {"c": [1, 2]}}
+    assert lines["b",] == 3 and lines["b", "c"] == 4
+    assert [lines["b", "c", place] for place in (0, 1)] == [4, 5]

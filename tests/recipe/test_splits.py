@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.files import find
-from penstock.recipe.splits import find_splits, split_of, written
+from penstock.places.files import find
+from penstock.recipe.splits import find_splits, short_places, split_of
 
 
 @pytest.mark.parametrize(
@@ -42,35 +42,35 @@ def make(folder: Path, *names: str) -> Path:
 
 
 def test_the_folder_itself_says_nothing(tmp_path: Path) -> None:
-    """Whoever names a folder called test means what is in it."""
-    assert find_splits(str(make(tmp_path / "test", "a.jsonl", "b.jsonl"))) is None
+    """A folder called test that is given by name is data to train on."""
+    assert find_splits([str(make(tmp_path / "test", "a.jsonl", "b.jsonl"))]) is None
 
 
 def test_a_hub_layout_is_found_below_its_readme(tmp_path: Path) -> None:
     folder = make(tmp_path / "set", "README.md", "data/train-0.jsonl", "data/train-1.jsonl", "data/test-0.jsonl")
-    found = find_splits(str(folder))
+    found = find_splits([str(folder)])
     assert found is not None and [Path(file).name for file in found.train] == ["train-0.jsonl", "train-1.jsonl"]
     assert list(found.eval_sets) == ["test"] and not found.others
 
 
-def test_a_place_that_is_no_folder_has_no_splits(tmp_path: Path) -> None:
+def test_a_file_or_a_glob_has_no_splits(tmp_path: Path) -> None:
     make(tmp_path, "train.jsonl", "test.jsonl")
-    assert find_splits(str(tmp_path / "test.jsonl")) is None and find_splits(f"{tmp_path}/*.jsonl") is None
+    assert find_splits([str(tmp_path / "test.jsonl")]) is None and find_splits([f"{tmp_path}/*.jsonl"]) is None
 
 
 def test_many_files_are_written_as_a_glob_that_means_exactly_them(tmp_path: Path) -> None:
     train = [f"train-{number:02}.jsonl" for number in range(12)]
     make(tmp_path, *train, "test-00.jsonl")
-    found = find_splits(str(tmp_path))
-    assert found is not None and written(found.train) == f"{tmp_path}/train-*.jsonl"
-    assert find(str(written(found.train))) == list(found.train)
-    assert written(found.eval_sets["test"]) == f"{tmp_path}/test-00.jsonl"
+    found = find_splits([str(tmp_path)])
+    assert found is not None and short_places(found.train) == [f"{tmp_path}/train-*.jsonl"]
+    assert find(short_places(found.train)[0]) == found.train
+    assert short_places(found.eval_sets["test"]) == [f"{tmp_path}/test-00.jsonl"]
     make(tmp_path, "train-notes.jsonl.bak")
     few = found.train[:2]
-    assert written(few) == list(few)
+    assert short_places(few) == few
 
 
 def test_a_folder_of_one_split_is_written_as_the_folder(tmp_path: Path) -> None:
     make(tmp_path, "train/a.jsonl", "train/b.jsonl", "dev/a.jsonl")
-    found = find_splits(str(tmp_path))
-    assert found is not None and written(found.train) == f"{tmp_path}/train"
+    found = find_splits([str(tmp_path)])
+    assert found is not None and short_places(found.train) == [f"{tmp_path}/train"]

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import words
 from penstock.cli.main import run
 from penstock.errors import PenstockError
-from penstock.report import html, markup, numbers, survey, walk
+from penstock.report import html, numbers, samples, trace
 from tests.report import hostile
 
 Write = Callable[..., Path]
@@ -80,7 +82,7 @@ def check_page(text: str) -> Page:
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
-    steering = [char for char in text if char != "\n" and char != "\t" and markup.escape(char) != char]
+    steering = [char for char in text if char != "\n" and char != "\t" and words.escape(char) != char]
     assert steering == [], "every character that steers is spelled out"
     assert len(text.encode()) < html.MOST_BYTES
     return page
@@ -108,6 +110,12 @@ def loader(stores: Any, **options: Any) -> ps.Loader:
     return ps.Loader(stores, **given)
 
 
+def epoch_sample(loader: ps.Loader, choices: list[samples.Choice], num_rows: int) -> samples.EpochSample:
+    found = samples.EpochSample(loader, choices, num_rows)
+    numbers.epoch(loader, visit=found.add)
+    return found
+
+
 def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
     made = loader(stores)
     text = html.page(made, title="two sources", recipe="data: first.jsonl # <b>\n")
@@ -125,6 +133,20 @@ def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
     assert html.page(loader(stores, seed=1)) != html.page(loader(stores))
 
 
+def test_an_epoch_is_packed_once_for_the_page(stores: dict[str, Any]) -> None:
+    """Other lengths and packings are packed by plans of their own."""
+    made = loader(stores)
+    pack, packed = made.plan.blocks.pack, []
+
+    def counted(epoch: int, number: int) -> Any:
+        packed.append((epoch, number))
+        return pack(epoch, number)
+
+    made.plan.blocks.pack = counted  # type: ignore[method-assign]
+    html.page(made)
+    assert packed == [(0, 0), (0, 1)], "the only block, and that there is no other"
+
+
 def test_every_row_is_counted_and_those_drawn_are_the_loaders(
     stores: dict[str, Any], write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
 ) -> None:
@@ -137,10 +159,10 @@ def test_every_row_is_counted_and_those_drawn_are_the_loaders(
     chat = ps.prepare(path, tokenizer=tokenizer_path, template="messages", cache_dir=tmp_path / "cache", num_proc=1)
     mixed = {"first": stores["first"], "chat": chat}
     made = loader(mixed, align=8)
-    found = survey.survey(made, survey.chosen(made, num_samples=12), num_rows=9)
+    found = epoch_sample(made, samples.choose_samples(made, 12), num_rows=9)
     rows = made.plan.num_rows(0)
     assert sum(found.fills) == rows
-    assert [each.number for each in found.rows] == sorted({round(place * (rows - 1) / 8) for place in range(9)})
+    assert [each.number for each in found.rows] == [place * rows // 9 for place in range(9)]
     batches = [list(loader(mixed, align=8, rank=rank)) for rank in range(2)]
     for each in found.rows:
         labels = batches[each.row.rank][each.row.step]["labels"][each.row.row]
@@ -148,49 +170,50 @@ def test_every_row_is_counted_and_those_drawn_are_the_loaders(
         for start, stop in each.trained:
             drawn[start:stop] = True
         assert drawn.tolist() == (np.asarray(labels) >= 0).tolist()
-        assert each.row == walk.step(made, each.row.step).rows[each.number % 4]
+        assert each.row == trace.step(made, each.row.step).rows[each.number % 4]
 
 
 def test_rows_are_found_also_far_into_an_epoch(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
     path = write_jsonl({"text": f"{row}"} for row in range(20_000))
     store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
     made = loader(store, packing="none", max_length=16)
-    found = survey.survey(made, survey.chosen(made, num_samples=6), num_rows=5)
-    assert [each.number for each in found.rows] == [0, 5_000, 10_000, 14_999, 19_999] and sum(found.fills) == 20_000
+    found = epoch_sample(made, samples.choose_samples(made, 6), num_rows=5)
+    assert [each.number for each in found.rows] == [0, 4_000, 8_000, 12_000, 16_000] and sum(found.fills) == 20_000
     for each in found.rows:
-        assert each.row == walk.step(made, each.row.step).rows[each.number % 4]
-    for each in found.samples:
-        (landing,) = each.landings
-        row = walk.step(made, landing.step, rank=landing.rank).rows[landing.row]
-        assert [(part.sample, part.place) for part in row.segments] == [(each.sample, landing.place)]
+        assert each.row == trace.step(made, each.row.step).rows[each.number % 4]
+    for each in found.samples():
+        (landing,) = each.record.landings
+        row = trace.step(made, landing.step, rank=landing.rank).rows[landing.row]
+        assert [(part.sample, part.place) for part in row.segments] == [(each.record.sample, landing.place)]
 
 
-def test_samples_are_chosen_by_name_and_seed_and_land_where_a_walk_finds_them(stores: dict[str, Any]) -> None:
+def test_samples_are_chosen_by_name_and_seed_and_land_where_a_trace_finds_them(stores: dict[str, Any]) -> None:
     made = loader(stores, overflow="split", max_length=64)
-    picks = survey.chosen(made, num_samples=10)
-    assert picks == survey.chosen(loader(stores, overflow="split", max_length=32), num_samples=10)
-    assert picks != survey.chosen(loader(stores, seed=5), num_samples=10)
+    picks = samples.choose_samples(made, 10)
+    assert picks == samples.choose_samples(loader(stores, overflow="split", max_length=32), 10)
+    assert picks != samples.choose_samples(loader(stores, seed=5), 10)
     assert {pick.why for pick in picks} == {"longest", "shortest", "random", "dropped: nothing_to_train"}
-    for each in survey.survey(made, picks, num_rows=1).samples:
-        there = walk.record(made, each.sample, source=each.source)
-        assert (each.where, each.landings, each.trained) == (there.where, there.landings, there.trained)
-        assert (*each.head, *each.tail) == there.tokens
-        assert not there.tokens or each.outcome == there.outcome
+    for each in epoch_sample(made, picks, num_rows=1).samples():
+        there = trace.record(made, each.choice.sample, source=each.choice.source)
+        assert each.record == replace(there, outcome=each.record.outcome) and each.num_tokens == len(there.tokens)
+        assert not there.tokens or each.record.outcome == there.outcome
 
 
 def test_a_long_sample_is_drawn_by_its_ends(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
     path = write_jsonl([{"text": hostile.LONG}, {"text": "short"}])
     store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
     made = loader(store)
-    (pick,) = [pick for pick in survey.chosen(made, num_samples=0) if pick.why == "longest"]
-    found = survey.shown(made, pick, None)
-    assert found.num_tokens == len(store[0]) > 100_000 and found.raw_length > 1_000_000
-    assert (len(found.head), len(found.tail), len(found.raw)) == (survey.HEAD, survey.TAIL, survey.MOST_RAW)
-    assert [token.id for token in found.head + found.tail] == [*store[0].input_ids[:700], *store[0].input_ids[-100:]]
-    assert "".join(token.text for token in found.head) == hostile.LONG[: sum(len(token.text) for token in found.head)]
-    assert found.tail[-1].text == "<|endoftext|>" and found.tail[-1].id in found.special
+    (pick,) = [pick for pick in samples.choose_samples(made, 0) if pick.why == "longest"]
+    found = samples.shown_sample(made, pick, None)
+    assert found.num_tokens == len(store[0]) > 100_000 and len(found.record.raw) > 1_000_000
+    head, tail = found.record.tokens[: samples.HEAD], found.record.tokens[samples.HEAD :]
+    assert (len(head), len(tail)) == (samples.HEAD, samples.TAIL) and found.left_out == found.num_tokens - 800
+    assert [token.id for token in head + tail] == [*store[0].input_ids[:700], *store[0].input_ids[-100:]]
+    assert "".join(token.text for token in head) == hostile.LONG[: sum(len(token.text) for token in head)]
+    assert tail[-1].text == "<|endoftext|>" and tail[-1].id in found.special
     text = html.page(made)
     check_page(text)
+    assert f"… {len(found.record.raw) - 6_000:,} more characters" in text
     assert "tokens are not shown" in text and len(text) < 150_000
 
 
@@ -297,7 +320,7 @@ def test_samples_without_a_tokenizer_show_their_ids(write_jsonl: Write, tmp_path
     ],
 )
 def test_a_share_is_never_rounded_to_all_or_nothing(part: int, whole: int, expected: str) -> None:
-    assert markup.share(part, whole).replace("\u00a0", " ") == expected
+    assert html.share(part, whole).replace("\u00a0", " ") == expected
 
 
 @pytest.mark.parametrize(
@@ -305,7 +328,7 @@ def test_a_share_is_never_rounded_to_all_or_nothing(part: int, whole: int, expec
     [(0, "0"), (7, "7"), (999, "999"), (1_000, "1 k"), (1_234_567, "1.23 M"), (2.5, "2.5"), (999_999, "1,000 k")],
 )
 def test_a_short_number(number: float, expected: str) -> None:
-    assert markup.short(number) == expected
+    assert words.short_number(number) == expected
 
 
 def test_only_a_report_is_replaced(stores: dict[str, Any], tmp_path: Path) -> None:
@@ -316,12 +339,12 @@ def test_only_a_report_is_replaced(stores: dict[str, Any], tmp_path: Path) -> No
     other = tmp_path / "notes.txt"
     other.write_text("mine")
     with pytest.raises(
-        PenstockError, match=r"notes\.txt: this file is not a report and is not replaced; choose another name"
+        PenstockError, match=r"notes\.txt: exists and is not a report, so it is not replaced; choose another name"
     ):
         html.write(made, other)
-    with pytest.raises(PenstockError, match="this file is not a report"):
+    with pytest.raises(PenstockError, match="exists and is not a report"):
         html.write(made, tmp_path)
-    with pytest.raises(PenstockError, match=r"there is no folder .*nowhere; create it"):
+    with pytest.raises(PenstockError, match=r"the folder .*nowhere does not exist; create it"):
         html.write(made, tmp_path / "nowhere" / "page.html")
     assert other.read_text() == "mine"
 
@@ -353,4 +376,4 @@ def test_the_command_writes_the_page(
         and "max_length and packing compared" in (tmp_path / "report.html").read_text()
     )
     assert run(["report", "fox.yaml", "-o", "prose.jsonl"]) == 3
-    assert "this file is not a report" in capsys.readouterr().err
+    assert "exists and is not a report" in capsys.readouterr().err

@@ -11,9 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
-from penstock.report import numbers, walk
+from penstock.report import numbers, trace
 from penstock.report import text as layout
-from penstock.report.max_length import lost_share, sensible_length
+from penstock.report.sampling import lost_share, sensible_length
 
 Write = Callable[..., Path]
 
@@ -176,6 +176,14 @@ def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:
     assert refused[0].problem and "max_length is 16" in refused[0].problem
 
 
+@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+def test_known_counters_save_a_packing_and_change_nothing(stores: dict[str, Any], tail: str) -> None:
+    made = loader(stores, tail=tail, batch_size=7)
+    known = numbers.epoch(made).counters
+    assert numbers.fits(made, known=known) == numbers.fits(made)
+    assert known == made.plan.count(0, 7)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"world_size": 3}, {"packing": "none"}, {"overflow": "split", "max_length": 16}]
 )
@@ -184,7 +192,7 @@ def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: di
     ranks = [list(loader(stores, pad_id=399, **{**options, "rank": rank})) for rank in range(made.world.size)]
     for source, name, row in ((0, "first", 17), (1, "second", 41), (0, "first", -1)):
         sample = stores[name][row]
-        found = walk.record(made, row, source=source)
+        found = trace.record(made, row, source=source)
         assert found.where.endswith(f"{name}.jsonl:{sample.row + 1}") and found.sample == sample.row
         assert [token.id for token in found.tokens] == sample.input_ids.tolist()
         if not len(sample):
@@ -203,8 +211,8 @@ def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: di
 
 def test_what_is_overlong_is_said_to_be(stores: dict[str, Any]) -> None:
     longest = int(np.argmax(stores["second"].lengths))
-    assert walk.record(loader(stores, max_length=16), longest, source=1).outcome.startswith("dropped as too long: ")
-    cut = walk.record(loader(stores, max_length=16, overflow="truncate"), longest, source=1)
+    assert trace.record(loader(stores, max_length=16), longest, source=1).outcome.startswith("dropped as too long: ")
+    cut = trace.record(loader(stores, max_length=16, overflow="truncate"), longest, source=1)
     assert cut.outcome.startswith("cut: 16 of ") and cut.landings[0].stop == 16
 
 
@@ -212,7 +220,7 @@ def test_a_row_is_drawn_as_its_batch_is_filled(stores: dict[str, Any]) -> None:
     made = loader(stores, align=8)
     batch = list(made)[3]
     for place in range(2):
-        found = walk.row(loader(stores, align=8), 3, place)
+        found = trace.row(loader(stores, align=8), 3, place)
         ids = [token.id if token.id >= 0 else 0 for token in found.tokens]
         assert ids == batch["input_ids"][place].tolist()
         labels = batch["labels"][place]
@@ -222,10 +230,10 @@ def test_a_row_is_drawn_as_its_batch_is_filled(stores: dict[str, Any]) -> None:
 
 def test_a_step_is_its_ranks(stores: dict[str, Any]) -> None:
     made = loader(stores, world_size=3)
-    whole = walk.step(made, 2)
+    whole = trace.step(made, 2)
     assert len(whole.rows) == 6 and whole.num_real == 6
     for rank in range(3):
-        mine = walk.step(made, 2, rank=rank)
+        mine = trace.step(made, 2, rank=rank)
         assert mine.rows == tuple(row for row in whole.rows if row.rank == rank)
         batch = list(loader(stores, world_size=3, rank=rank))[2]
         assert [[segment.where for segment in row.segments] for row in mine.rows] == [
@@ -239,28 +247,30 @@ def test_values_are_plain_json(stores: dict[str, Any]) -> None:
         numbers.sources(made),
         numbers.epoch(made),
         numbers.fits(made),
-        walk.record(made, 3),
-        walk.step(made, 0),
+        trace.record(made, 3),
+        trace.step(made, 0),
     ):
         assert json.loads(json.dumps(numbers.plain(value))) == numbers.plain(value)
 
 
 def test_what_is_not_there_is_refused(stores: dict[str, Any], write_jsonl: Write) -> None:
     made = loader(stores)
-    with pytest.raises(PlanError, match=r"record 120 of 'first': it has 120 records, counted from 0"):
-        walk.record(made, 120)
-    with pytest.raises(PlanError, match=r"step 9999 is not there: the run has \d+ steps"):
-        walk.step(made, 9999)
-    with pytest.raises(PlanError, match=r"rank 1: there are 1, counted from 0"):
-        walk.step(made, 0, rank=1)
-    with pytest.raises(PlanError, match=r"row 2 of step 0: it has 2, counted from 0"):
-        walk.row(made, 0, 2)
+    with pytest.raises(PlanError, match=r"record 120 does not exist: 'first' has 120 records, counted from 0"):
+        trace.record(made, 120)
+    with pytest.raises(PlanError, match=r"step 9999 does not exist: the run has \d+ steps"):
+        trace.step(made, 9999)
+    with pytest.raises(
+        PlanError, match=r"rank 1 does not exist: the loader has world size 1; ranks are counted from 0"
+    ):
+        trace.step(made, 0, rank=1)
+    with pytest.raises(PlanError, match=r"row 2 does not exist: step 0 has 2 rows, counted from 0"):
+        trace.row(made, 0, 2)
     state = json.loads(json.dumps((next(iter(made)), made.state_dict())[1]))
     resumed = loader(stores)
     resumed.load_state_dict(state)
-    with pytest.raises(PlanError, match=r"step 0 lies before step 1"):
-        walk.step(resumed, 0)
-    assert walk.step(resumed, 4).rows == walk.step(loader(stores), 4).rows
+    with pytest.raises(PlanError, match=r"step 0 is before step 1"):
+        trace.step(resumed, 0)
+    assert trace.step(resumed, 4).rows == trace.step(loader(stores), 4).rows
     records = ps.Loader(ps.open([{"a": 1}]), batch_size=1, rank=0, world_size=1)
     with pytest.raises(PlanError, match="plain records, which have no tokens"):
         numbers.sources(records)

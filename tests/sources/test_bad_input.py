@@ -95,7 +95,7 @@ COMPRESSED, COLUMNS, PLACES = "Compressed files", "Columns", "Files and folders"
 DEEP = b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 TABLE = pa.table({"n": [1, 2]})
 WHOLE = b"".join(GOOD)
-CUT = "not a whole"
+CUT = "not a complete"
 
 JSONL_CASES = [
     line("broken JSON", b'{"n": 1,, }', "bad_json"),
@@ -145,16 +145,16 @@ JSON_CASES = [
     document("broken element", b'[{"n": 1}, {"n" 3}, {"n": 2}]', [A, "bad_json", B]),
     document("element that is no object", b'[{"n": 1}, null, {"n": 2}]', [A, "not_an_object", B]),
     document("comma behind the last element", b'[{"n": 1},]', [A, "bad_json"]),
-    document("cut off anywhere", b'[{"n": 1}, {"n": 2}', [], refused="the file ends inside what begins here"),
+    document("cut off anywhere", b'[{"n": 1}, {"n": 2}', [], refused="the file ends inside the value that begins here"),
     document("a quote that is never closed", b'[{"n": 1}, {"n: 2}]', [], refused="the file ends inside"),
-    document("something behind the end", b'[{"n": 1}] x', [], refused="something follows the end"),
+    document("something behind the end", b'[{"n": 1}] x', [], refused="more text follows the end"),
     document(
         "several arrays in an object", b'{"a": [{}], "b": [{}]}', [], "`field=` chooses", "the object holds 2 arrays"
     ),
     document("one record per line", WHOLE, [A, B]),
     document("an object without an array of objects", b'{"a": 1}', [], refused="the document is one object"),
     document("UTF-16", '[{"n": 1}]'.encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
-    document("empty file", b"", [], refused="nothing but white space"),
+    document("empty file", b"", [], refused="holds only white space"),
     document("nested 100,000 deep", b"[" + DEEP + b"]", ["bad_json"]),
 ]
 
@@ -243,7 +243,7 @@ COMPRESSED_CASES = [
         ".gz",
         gzip.compress(bytes(65 << 20)),
         "up to 64 MiB are always let through",
-        "grow beyond",
+        "expand to more than",
     ),
 ]
 
@@ -346,15 +346,15 @@ def test_places_with_nothing_to_read(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (
         ("a.xyz", "unknown shape '.xyz', expected one of .jsonl"),
-        ("empty", "nothing there, expected a file"),
-        ("*.jsonl", "nothing there, expected at least one file to match"),
-        ("gone.jsonl", "nothing there, expected a file; check the path"),
+        ("empty", "nothing found, expected a file"),
+        ("*.jsonl", "nothing found, expected at least one file to match"),
+        ("gone.jsonl", "nothing found, expected a file; check the path"),
     ):
         with pytest.raises(SourceError) as caught:
             open_source(tmp_path / name, cache=cache)
         assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
     (tmp_path / "two.jsonl").write_bytes(WHOLE)
-    with pytest.raises(SourceError, match=r"two\.jsonl@\[100:50\] chooses none of 2 rows"):
+    with pytest.raises(SourceError, match=r"two\.jsonl@\[100:50\] selects none of 2 rows"):
         open_source(f"{tmp_path}/two.jsonl@[100:50]", cache=cache)
 
 
@@ -401,7 +401,7 @@ except SourceError as error:
     print(error)
 """
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-        expected = f"{folder}/closed: Permission denied; check the folder and its permissions\n"
+        expected = f"{folder}/closed: Permission denied; check the path and its permissions\n"
         assert result.stdout == expected, result.stderr
 
 

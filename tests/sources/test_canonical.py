@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.sources.canonical import record_bytes
+from penstock.sources.parse import record_bytes
 
 VALUES: list[Any] = [
     *(None, float("nan"), float("inf"), -float("inf"), "null", "NaN", 0, 0.0, -0.0, False, True, 1, 1.0, "1"),

@@ -102,8 +102,8 @@ def refuse(path: Path, content: bytes, cache: Cache) -> str:
     path.write_bytes(content)
     with pytest.raises(SourceError) as caught:
         open_source(path, cache=cache)
-    assert str(caught.value).startswith(f"{path}: not a whole {path.suffix} stream, after ")
-    assert "fetch or make the file again" in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: not a complete {path.suffix} stream, after ")
+    assert "download or make the file again" in str(caught.value)
     return str(caught.value)
 
 
@@ -207,7 +207,7 @@ def test_a_bomb_stops_at_the_limit(tmp_path: Path, cache: Cache, monkeypatch: py
     size = path.stat().st_size
     assert size * 200 < 8 << 20
     limit = max(1 << 16, size * 100)
-    message = f"{path}: {size:_} bytes grow beyond {limit:_}; if this is not a bomb, raise max_expansion (now 100)"
+    message = f"{path}: {size:_} bytes expand to more than {limit:_}; if it is not a decompression bomb, raise max_expansion (now 100)"
     with pytest.raises(SourceError) as caught:
         open_source(path, cache=cache)
     assert str(caught.value) == message

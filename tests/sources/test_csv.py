@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import penstock.sources.spans as spans
+import penstock.sources.index as index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
@@ -52,7 +52,7 @@ def ends_inside_quotes(content: str, delimiter: str) -> bool:
 def test_records_are_those_of_the_csv_module(
     new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch, content: str, delimiter: str, block: int, bom: bool
 ) -> None:
-    monkeypatch.setattr(spans, "_BLOCK", block)
+    monkeypatch.setattr(index, "_READ", block)
     expected = cells(content, delimiter)
     width = len(expected[0]) if expected else 1
     folder = new_folder()
@@ -86,7 +86,7 @@ CELL = st.text(st.characters(codec="utf-8") | st.sampled_from('",\r\n'), max_siz
 def test_what_the_csv_module_writes_comes_back(
     new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch, rows: list[Any], block: int, end: str
 ) -> None:
-    monkeypatch.setattr(spans, "_BLOCK", block)
+    monkeypatch.setattr(index, "_READ", block)
     folder = new_folder()
     paths = [folder / "1.tsv", folder / "2.tsv"]
     for path, part in zip(paths, (rows[:3], rows[3:]), strict=True):
@@ -172,7 +172,7 @@ def test_quotes_can_be_turned_off(tmp_path: Path, cache: Cache) -> None:
         ("a,b\n", {"delimiter": ";;"}, "delimiter is ';;', expected one ASCII character"),
         ("a,b\n", {"delimiter": '"'}, "expected one ASCII character"),
         ('\n"a,b\n1,2\n', {}, r"a\.csv:2: no header: a quote is opened and never closed; fix"),
-        ("a,b\n", {"max_row_bytes": 3}, r"a\.csv:1: the header takes 4 bytes"),
+        ("a,b\n", {"max_row_bytes": 3}, r"a\.csv:1: the header has 4 bytes"),
         ("a,b\n", {"max_row_bytes": 0}, "max_row_bytes is 0, expected a number ≥ 1"),
     ],
 )
@@ -189,10 +189,20 @@ def test_files_with_other_columns_are_refused_and_another_order_is_not(tmp_path:
     write(tmp_path, "", "3.csv")
     assert list(open_source(tmp_path, cache=cache)) == [{"a": "1", "b": "2"}, {"b": "3", "a": "4"}]
     path = write(tmp_path, "\na,c\n5,6\n", "4.csv")
-    with pytest.raises(SourceError, match=rf"{path}:2: other columns than in .*1\.csv: 'b', 'c' stand in one of them"):
+    with pytest.raises(SourceError, match=rf"{path}:2: other columns than in .*1\.csv: only one of them has 'b', 'c'"):
         open_source(tmp_path, cache=cache)
 
 
 def test_an_empty_table_has_no_rows(tmp_path: Path, cache: Cache) -> None:
     for content in ("", "\n\r\n", "a,b", "a,b\n\n"):
         assert list(open_source(write(tmp_path, content), cache=cache)) == []
+
+
+def test_a_limit_of_the_csv_module_that_the_user_lowered_is_no_error(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "a.csv").write_text('a,b\n"' + "x" * 2000 + '",1\n"y",2\n')
+    before = csv.field_size_limit(1000)
+    try:
+        source = open_source(tmp_path / "a.csv", cache=cache)
+        assert [len(source[0]["a"]), *(len(record["a"]) for record in source)] == [2000, 2000, 1]
+    finally:
+        csv.field_size_limit(before)

@@ -18,8 +18,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import open_source
 from penstock.sources.bad import BadRows
-from penstock.sources.hf_dir import HfFolderSource, is_hf_folder
-from penstock.sources.hf_objects import hf_iterable, is_hf_dataset, is_hf_iterable, open_hf, pick_split
+from penstock.sources.hf import HfDatasetSource, HfFolderSource, hf_iterable, is_hf_folder, is_hf_iterable, pick_split
 from penstock.testing import check_source
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when datasets is imported
@@ -79,7 +78,7 @@ def test_a_folder_is_read_without_datasets(dataset: Any, tmp_path: Path) -> None
     """In a process that has never imported it, with the same values and the same digest: its types are then unknown to Arrow."""
     dataset.save_to_disk(tmp_path / "d")
     script = (
-        "import json, sys\nfrom penstock.cache import Cache\nfrom penstock.sources.hf_dir import HfFolderSource\n"
+        "import json, sys\nfrom penstock.cache import Cache\nfrom penstock.sources.hf import HfFolderSource\n"
         "source = HfFolderSource([sys.argv[1]], cache=Cache.temporary())\n"
         "print(json.dumps([list(source), source.digest(0, 25), sorted(sys.modules)]))"
     )
@@ -146,7 +145,7 @@ def test_a_cache_of_several_files_is_read_in_order_and_only_whole(tmp_path: Path
     source = HfFolderSource([str(names[0].parent)], cache=cache)
     assert list(source) == list(loaded) == [{"n": row} for row in rows]
     names[1].unlink()
-    with pytest.raises(SourceError, match="split 'train' has 2 files of which the names speak of 3"):
+    with pytest.raises(SourceError, match="split 'train' has 2 files whose names say 3"):
         HfFolderSource([str(names[0].parent)], cache=cache)
 
 
@@ -174,7 +173,7 @@ def test_a_folder_with_an_indices_mapping_keeps_its_order(dataset: Any, tmp_path
     shuffled = saved.select(rows, indices_cache_file_name=str(folder / "indices.arrow"))
     state = json.loads((folder / "state.json").read_text()) | {key: [{"filename": "indices.arrow"}]}
     (folder / "state.json").write_text(json.dumps(state))
-    source = HfFolderSource([str(folder)], cache=cache)
+    source = open_source(folder, cache=cache)
     assert list(shuffled) == [ROWS[row] for row in rows]
     check_source(source, expected=list(shuffled), max_pickle=3000)
     homes = [(source.where(row).file, source.where(row).line) for row in range(31)]
@@ -182,7 +181,7 @@ def test_a_folder_with_an_indices_mapping_keeps_its_order(dataset: Any, tmp_path
     saved.select([0]).save_to_disk(tmp_path / "short")
     shutil.copy(tmp_path / "short" / "data-00000-of-00001.arrow", folder / "data-00001-of-00002.arrow")
     with pytest.raises(SourceError, match=r"indices\.arrow: names the row 24, but the data has 14 rows"):
-        HfFolderSource([str(folder)], cache=cache)
+        open_source(folder, cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +192,9 @@ def test_a_folder_with_an_indices_mapping_keeps_its_order(dataset: Any, tmp_path
         ({"_data_files": [{"filename": "link.arrow"}]}, "a link that leads out of its folder"),
         ({"_data_files": [{"filename": "gone.arrow"}]}, r"gone\.arrow: missing, but .*state\.json names it"),
         ({"_data_files": [{"filename": 3}]}, "names the file 3, expected one inside"),
-        ({"_data_files": ["x"]}, "no lists of objects"),
+        ({"_data_files": ["x"]}, "not lists of objects"),
         ({"_data_files": []}, "names no data files"),
-        ({}, "no lists of objects"),
+        ({}, "not lists of objects"),
     ],
 )
 def test_a_description_that_leads_elsewhere_is_refused(
@@ -215,7 +214,7 @@ def test_a_description_that_is_no_json_is_refused(dataset: Any, tmp_path: Path, 
         (tmp_path / "d" / "state.json").write_text(text)
         with pytest.raises(SourceError, match=rf"state\.json: {reason}"):
             HfFolderSource([str(tmp_path / "d")], cache=cache)
-    with pytest.raises(SourceError, match="no folder of datasets"):
+    with pytest.raises(SourceError, match="not a folder of datasets"):
         HfFolderSource([str(tmp_path)], cache=cache)
     with pytest.raises(SourceError, match="2 folders of datasets, expected one"):
         HfFolderSource([str(tmp_path)] * 2, cache=cache)
@@ -225,7 +224,9 @@ def test_a_cut_file_in_a_folder_is_named(dataset: Any, tmp_path: Path, cache: Ca
     dataset.save_to_disk(tmp_path / "d")
     path = tmp_path / "d" / "data-00000-of-00001.arrow"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(SourceError, match=r"data-00000-of-00001\.arrow: not a whole Arrow file or stream"):
+    with pytest.raises(
+        SourceError, match=r"data-00000-of-00001\.arrow: cannot be read as a whole Arrow file or stream"
+    ):
         HfFolderSource([str(tmp_path / "d")], cache=cache)
 
 
@@ -233,15 +234,14 @@ def test_a_dataset_object_is_read_through_its_own_rows(dataset: Any, tmp_path: P
     dataset.save_to_disk(tmp_path / "d")
     stored = datasets.load_from_disk(tmp_path / "d")
     for given in (dataset, stored, dataset.with_format("torch"), stored.with_format("numpy")):
-        assert is_hf_dataset(given) and not is_hf_iterable(given)
-        check_source(open_hf(given, name="d"), expected=ROWS)
-    assert not is_hf_dataset(ROWS) and not is_hf_dataset("datasets")
+        assert not is_hf_iterable(given)
+        check_source(HfDatasetSource(given, name="d"), expected=ROWS)
     changed = stored.filter(lambda row: row["id"] % 2, load_from_cache_file=False).shuffle(seed=1).select(range(9))
     changed = changed.rename_column("text", "prompt").remove_columns(["grid"])
-    check_source(open_hf(changed), expected=list(changed))
+    check_source(HfDatasetSource(changed), expected=list(changed))
     chosen = stored.with_format("numpy", columns=["id", "label"])
-    assert list(open_hf(chosen)) == [{"id": row["id"], "label": row["label"]} for row in ROWS]
-    source = open_hf(stored)
+    assert list(HfDatasetSource(chosen)) == [{"id": row["id"], "label": row["label"]} for row in ROWS]
+    source = HfDatasetSource(stored)
     assert source.digest(3, 20) == HfFolderSource([str(tmp_path / "d")], cache=cache).digest(3, 20)
     assert source.files and source.where(3).line == 4
 
@@ -251,23 +251,23 @@ def test_a_stored_dataset_pickles_as_its_files(tmp_path: Path) -> None:
     rows.save_to_disk(tmp_path / "d")
     # keep_in_memory=False, as datasets may hold small ones in memory
     stored = datasets.load_from_disk(tmp_path / "d", keep_in_memory=False)
-    frozen = pickle.dumps(open_hf(stored, name="d"))
+    frozen = pickle.dumps(HfDatasetSource(stored, name="d"))
     assert len(frozen) < 20_000
     assert pickle.loads(frozen)[9_999] == {"text": "x" * 100}
 
 
 def test_a_transform_is_applied(dataset: Any) -> None:
     shown = dataset.with_transform(lambda rows: {"twice": [2 * number for number in rows["id"]]})
-    assert list(open_hf(shown)) == [{"twice": 2 * number} for number in range(25)]
-    assert open_hf(shown)[7] == {"twice": 14}
+    assert list(HfDatasetSource(shown)) == [{"twice": 2 * number} for number in range(25)]
+    assert HfDatasetSource(shown)[7] == {"twice": 14}
 
 
 def test_a_bad_cell_of_an_object_follows_the_policy() -> None:
     stamps = pa.table({"t": pa.array([0, 1, 2000], type=pa.timestamp("ns"))})
     given = datasets.Dataset(stamps)
     with pytest.raises(BadRecord, match=r"d:2: column 't' cannot be read: .*record 1"):
-        list(open_hf(given, name="d"))
-    source = open_hf(given, name="d", bad=BadRows("skip"))
+        list(HfDatasetSource(given, name="d"))
+    source = HfDatasetSource(given, name="d", bad=BadRows("skip"))
     assert len(list(source)) == 2 and source.bad_counts == {"bad_value": 1}
     with pytest.raises(BadRecord, match="record 1"):
         source[1]
@@ -275,9 +275,9 @@ def test_a_bad_cell_of_an_object_follows_the_policy() -> None:
 
 def test_splits_of_an_object(dataset: Any) -> None:
     both = datasets.DatasetDict({"train": dataset, "test": dataset.select([0])})
-    assert is_hf_dataset(both) and len(pick_split(both, "test")) == 1
+    assert len(pick_split(both, "test")) == 1
     for split, reason in ((None, "none was chosen"), ("val", "'val' is none of them")):
-        with pytest.raises(SourceError, match=f"a DatasetDict with the splits train, test, and {reason}"):
+        with pytest.raises(SourceError, match=f"a DatasetDict: it holds the splits train, test and {reason}"):
             pick_split(both, split)
     assert pick_split(datasets.DatasetDict({"train": dataset}), None) is dataset
     assert pick_split(dataset, None) is dataset
@@ -287,14 +287,14 @@ def test_splits_of_an_object(dataset: Any) -> None:
 
 def test_an_iterable_dataset_gives_plain_records_again_and_again(dataset: Any) -> None:
     streamed = dataset.to_iterable_dataset(num_shards=3)
-    assert is_hf_dataset(streamed) and is_hf_iterable(streamed)
+    assert is_hf_iterable(streamed)
     records = hf_iterable(streamed.with_format("numpy"))
     assert list(records()) == list(records()) == ROWS
     assert type(next(iter(records()))["id"]) is int
     unknown = datasets.IterableDataset.from_generator(numbers, gen_kwargs={"shards": [[1, 2], [3]]})
     assert list(hf_iterable(unknown)()) == [{"n": 1}, {"n": 2}, {"n": 3}]
     with pytest.raises(SourceError, match="has no rows by number"):
-        open_hf(streamed)
+        HfDatasetSource(streamed)
 
 
 def test_images_stay_the_bytes_they_are(tmp_path: Path, cache: Cache) -> None:
@@ -307,7 +307,7 @@ def test_images_stay_the_bytes_they_are(tmp_path: Path, cache: Cache) -> None:
     )
     info = datasets.DatasetInfo(features=features)
     given = datasets.Dataset(pa.Table.from_pylist(rows, schema=schema), info=info)
-    assert list(open_hf(given)) == rows
+    assert list(HfDatasetSource(given)) == rows
     assert list(hf_iterable(given.to_iterable_dataset())()) == rows
     given.select_columns(["id", "image"]).save_to_disk(tmp_path / "d")
     assert HfFolderSource([str(tmp_path / "d")], cache=cache)[0] == {"id": 1, "image": rows[0]["image"]}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import penstock.sources.spans as spans
+import penstock.sources.index as index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
-from penstock.sources.json import JsonSource
+from penstock.sources.jsonl import JsonSource
 from penstock.types import BadRow
 
 NewFolder = Callable[[], Path]
@@ -48,7 +48,7 @@ def test_lazy_equals_eager(
     wrap: str,
     bom: bool,
 ) -> None:
-    monkeypatch.setattr(spans, "_BLOCK", block)
+    monkeypatch.setattr(index, "_READ", block)
     options: dict[str, Any] = {}
     document: Any = records
     if wrap == "object":
@@ -123,7 +123,7 @@ def test_a_bad_element_is_one_bad_row(tmp_path: Path, cache: Cache, element: str
     assert isinstance(bad, BadRow) and bad.reason == reason
     if element:
         assert bad.message.startswith(f"{path}:3: ")
-        assert "NaN" not in element or "at character 6 (NaN and Infinity are no JSON" in bad.message
+        assert "NaN" not in element or "at character 6 (NaN and Infinity are not JSON" in bad.message
 
 
 def test_a_comma_behind_the_last_element_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
@@ -136,23 +136,23 @@ def test_a_comma_behind_the_last_element_is_a_bad_row(tmp_path: Path, cache: Cac
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, r"a\.json:1: there is nothing but white space, expected an array of objects"),
+        ("", {}, r"a\.json:1: the file holds only white space, expected an array of objects"),
         (" \n 3", {}, r"a\.json:2: the document begins with b'3', expected an array"),
-        ('[{"a": 1}', {}, r"a\.json:1: the file ends inside what begins here: it is cut off"),
-        ('[{"a": 1}, {"a', {}, "the file ends inside what begins here"),
-        ('[{"a": 1}]\n]', {}, r"a\.json:2: something follows the end of the document"),
-        ('[{"a": 1}] [2]', {}, "something follows the end of the document"),
+        ('[{"a": 1}', {}, r"a\.json:1: the file ends inside the value that begins here: it is cut off"),
+        ('[{"a": 1}, {"a', {}, "the file ends inside the value that begins here"),
+        ('[{"a": 1}]\n]', {}, r"a\.json:2: more text follows the end of the document"),
+        ('[{"a": 1}] [2]', {}, "more text follows the end of the document"),
         ('[{"a": 1}}', {}, r"a\.json:1: } closes what \[ opened in line 1"),
         ('{"a": [{}], "b": 1]', {}, r"a\.json:1: \] closes what { opened in line 1"),
         ('{"a": [{}], "b": [{}, 1]}', {}, r"the object holds 2 arrays \('a', 'b'\); choose one with field="),
         ('{"a": 1, "b": {"c": [{}]}}', {}, "the document is one object, expected an array of objects in it"),
         ('{"a": ["x"]}', {}, "the document is one object"),
-        ('{"a": [{}]}', {"field": "b"}, "no array lies under the key 'b'; choose another field"),
-        ('[{"a": 1}]', {"field": "b"}, "the document is an array, so field='b' has no use"),
-        ('{"a": [{}]', {}, "the file ends inside what begins here"),
-        ('{"a": [{}]} x', {}, "something follows the end of the document"),
+        ('{"a": [{}]}', {"field": "b"}, "no array has the key 'b'; choose another field"),
+        ('[{"a": 1}]', {"field": "b"}, "the document is an array, so field='b' cannot be used"),
+        ('{"a": [{}]', {}, "the file ends inside the value that begins here"),
+        ('{"a": [{}]} x', {}, "more text follows the end of the document"),
         ("{[{}]}", {}, "the array has no key before it; the document is damaged"),
-        ('{\n"a": 1\n}\n{\n"a": 2\n}\n', {}, "something follows the end of the document.*pass shape='jsonl'"),
+        ('{\n"a": 1\n}\n{\n"a": 2\n}\n', {}, "more text follows the end of the document.*pass shape='jsonl'"),
     ],
 )
 def test_documents_that_cannot_be_opened_say_why(
@@ -165,7 +165,7 @@ def test_documents_that_cannot_be_opened_say_why(
 
 @pytest.mark.parametrize("block", [5, 1 << 20])
 def test_a_document_cut_anywhere_is_refused(new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(spans, "_BLOCK", block)
+    monkeypatch.setattr(index, "_READ", block)
     for text in ('[{"a": "x]"},\n {"b": [1, {"c": "\\""}]} ]', '{"n": 1, "rows": [{"a": "x}"}, {"b": {}}]}'):
         folder = new_folder()
         for cut in range(len(text)):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock.sources.offsets as offsets
-import penstock.sources.sidecar as sidecar
+import penstock.sources.index as index
+import penstock.sources.text as line_index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
 from penstock.sources import JsonlSource, open_source
@@ -73,7 +73,7 @@ LINE = st.one_of(
     block=st.sampled_from([1, 2, 3, 7, 64, 1 << 20]),
 )
 def test_lazy_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Any, bom: bool, block: int) -> None:
-    monkeypatch.setattr(offsets, "_BLOCK", block)  # the scan must not care where its blocks end
+    monkeypatch.setattr(index, "_READ", block)  # the scan must not care where its blocks end
     folder = tmp_path / os.urandom(8).hex()
     folder.mkdir()
     paths, expected, homes = [], [], []
@@ -158,17 +158,17 @@ def test_long_integers_survive_in_any_company(tmp_path: Path, cache: Cache) -> N
 
 
 def test_the_second_open_does_not_scan(write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "SMALL", 0)  # such files are scanned every time
+    monkeypatch.setattr(index, "SMALL", 0)  # such files are scanned every time
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
-    monkeypatch.setattr(offsets, "_scan", lambda *_: pytest.fail("scanned again"))
+    monkeypatch.setattr(line_index, "_scan_lines", lambda *_: pytest.fail("scanned again"))
     same(open_source(path, cache=cache), RECORDS)
 
 
 def test_a_file_rewritten_within_one_tick_is_scanned_again(
     write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar, "SMALL", 0)
+    monkeypatch.setattr(index, "SMALL", 0)
     path = write_jsonl([{"a": 1}, {"b": 23}])
     before = path.stat()
     open_source(path, cache=cache)
@@ -182,10 +182,10 @@ def test_a_file_rewritten_within_one_tick_is_scanned_again(
 def test_a_damaged_sidecar_is_made_again(
     write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch, damage: bytes
 ) -> None:
-    monkeypatch.setattr(sidecar, "SMALL", 0)
+    monkeypatch.setattr(index, "SMALL", 0)
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
-    (published,) = (cache.root / "offsets").rglob("*.i64")
+    (published,) = (cache.root / "offsets").rglob("*.rows")
     published.unlink()
     published.write_bytes(damage)
     same(open_source(path, cache=cache), RECORDS)

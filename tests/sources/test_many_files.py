@@ -11,7 +11,7 @@ import pytest
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged
 from penstock.sources import BadRows, open_source
-from penstock.sources.sidecar import settled
+from penstock.sources.index import settled
 
 LINES = [
     b'{"row": 1}\n',
@@ -39,7 +39,7 @@ def small_files(folder: Path, count: int = 150) -> list[bytes]:
 
 def wait(folder: Path) -> None:
     """Until the clock has moved on since the last write, so that counts may be kept."""
-    from penstock.files import identify
+    from penstock.places.files import identify
 
     while not all(settled(identify(str(path))) for path in folder.iterdir()):
         time.sleep(0.01)

@@ -90,11 +90,11 @@ def test_a_split_is_asked_for_beside_the_name(here: Path, split: str, expected: 
 def test_what_has_no_splits_is_train(here: Path) -> None:
     assert rows("chat.jsonl", split="train[:2]") == [0, 1]
     with pytest.raises(
-        SourceError, match=r"chat\.jsonl: no file is called after the split 'test'; there are chat\.jsonl"
+        SourceError, match=r"chat\.jsonl: no file name contains the split 'test'; there are chat\.jsonl"
     ):
         rows("chat.jsonl", split="test")
     with pytest.raises(
-        SourceError, match=r"folder: no file is called after the split 'dev'; there are test-0.*, train-0"
+        SourceError, match=r"folder: no file name contains the split 'dev'; there are test-0.*, train-0"
     ):
         rows("folder:dev")
 
@@ -112,15 +112,15 @@ def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("chat.jsonl@[1:x]", r"what stands behind @ is no slice, expected @\[a:b\]"),
-        ("chat.jsonl@[5]", "no slice"),
-        ("chat.jsonl@[]", "no slice"),
-        ("chat.jsonl@[0:5:0]", "a step of 0 leads nowhere"),
+        ("chat.jsonl@[1:x]", r"not a slice behind @, expected @\[a:b\]"),
+        ("chat.jsonl@[5]", "not a slice"),
+        ("chat.jsonl@[]", "not a slice"),
+        ("chat.jsonl@[0:5:0]", "a step of 0, expected another"),
         ("chat.jsonl[:101%]", "more than 100 %"),
         ("chat.jsonl[5:10%]", "percent and row numbers in one slice"),
         ("chat.jsonl@[:50%:2]", "no step with percent"),
-        ("gone.jsonl@[0:5]", r"gone\.jsonl: nothing there"),
-        ("gone.jsonl[0:5]", r"gone\.jsonl\[0:5\]: nothing there"),
+        ("gone.jsonl@[0:5]", r"gone\.jsonl: nothing found"),
+        ("gone.jsonl[0:5]", r"gone\.jsonl\[0:5\]: nothing found"),
     ],
 )
 def test_a_slice_that_is_none_is_named(here: Path, place: str, message: str) -> None:
@@ -173,7 +173,7 @@ def test_hundred_pieces_hold_every_row_once() -> None:
 
 
 def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
-    with pytest.raises(SourceError, match=r"chat\.jsonl@\[-1%:\] chooses none of 40 rows"):
+    with pytest.raises(SourceError, match=r"chat\.jsonl@\[-1%:\] selects none of 40 rows"):
         rows("chat.jsonl[-1%:]")
     assert rows("chat.jsonl[:-1%]") == list(range(40))
     assert read_split("a.b[:1]+c") == (Split("a.b", Cut(None, 1)), Split("c"))
@@ -182,11 +182,11 @@ def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("@[100:50]", r"chat\.jsonl@\[100:50\] chooses none of 10 rows"),
-        ("@[10:]", r"chat\.jsonl@\[10:\] chooses none of 10 rows"),
-        ("@[5:2:2]", r"chat\.jsonl@\[5:2:2\] chooses none of 10 rows"),
-        ("[:1%]", r"chat\.jsonl@\[:1%\] chooses none of 10 rows"),
-        ("@[:5]@[5:]", r"chat\.jsonl@\[5:\] chooses none of 5 rows"),
+        ("@[100:50]", r"chat\.jsonl@\[100:50\] selects none of 10 rows"),
+        ("@[10:]", r"chat\.jsonl@\[10:\] selects none of 10 rows"),
+        ("@[5:2:2]", r"chat\.jsonl@\[5:2:2\] selects none of 10 rows"),
+        ("[:1%]", r"chat\.jsonl@\[:1%\] selects none of 10 rows"),
+        ("@[:5]@[5:]", r"chat\.jsonl@\[5:\] selects none of 5 rows"),
     ],
 )
 def test_a_name_that_chooses_no_rows_is_an_error_with_the_selection(
@@ -200,7 +200,7 @@ def test_a_name_that_chooses_no_rows_is_an_error_with_the_selection(
 def test_a_split_that_chooses_no_rows_is_an_error_with_the_selection(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n" * 10)
     (tmp_path / "test.jsonl").write_text("{}\n" * 10)
-    with pytest.raises(SourceError, match=r"the split train\[20:30\] chooses none of 10 rows"):
+    with pytest.raises(SourceError, match=r"the split train\[20:30\] selects none of 10 rows"):
         open_source(tmp_path, cache=cache, split="train[20:30]+test")
 
 
@@ -209,5 +209,5 @@ def test_preparing_a_view_that_leaves_no_rows_is_an_error_with_the_view(tmp_path
     source = ps.open(tmp_path / "a.jsonl", cache_dir=tmp_path / "cache")
     for view, said in ((source.filter(lambda record: False), r"filter\(.*lambda.*\)"), (source[5:5], r"\[5:5\]")):
         assert len(view) == 0  # a question, which may be asked
-        with pytest.raises(SourceError, match=said + r" leaves none of 10 rows"):
+        with pytest.raises(SourceError, match=said + r" keeps none of 10 rows"):
             ps.prepare(view, cache_dir=tmp_path / "cache")

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.api import check_recipe, parts, read_recipe
 from penstock.cache import Cache
 from penstock.errors import SourceError
+from penstock.recipe import Recipe
+from penstock.recipe.run import check_recipe, open_recipe
 from penstock.sources import concat, open_source
 
 CALLS: list[dict[str, Any]] = [
@@ -206,10 +207,9 @@ def test_what_a_recipe_says_of_nulls_reaches_the_source(
     (tmp_path / "recipe.yaml").write_text(
         f"data: {place}\ntemplate: messages\ntokenizer: {tokenizer_path}\nmax_length: 64\nchat_template: '{TEMPLATE}'\n{said}\n"
     )
-    recipe = read_recipe(tmp_path / "recipe.yaml")
-    (data,) = recipe.part("train")
-    source, _, _ = parts(recipe, data)
-    assert ("origin_city" in source[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]) is keeps
+    recipe = Recipe.read(tmp_path / "recipe.yaml")
+    (opened,) = open_recipe(recipe)
+    assert ("origin_city" in opened.source[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]) is keeps
 
 
 def test_check_says_how_many_null_members_were_removed(tmp_path: Path, tokenizer_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_check_says_how_many_null_members_were_removed(tmp_path: Path, tokenizer
     text = f"data: tools.parquet\ntemplate: messages\ntokenizer: {tokenizer_path}\nmax_length: 64\nchat_template: '{TEMPLATE}'\n"
     (tmp_path / "recipe.yaml").write_text(text)
     (tmp_path / "keep.yaml").write_text(text + "nulls: keep\n")
-    (checked,) = check_recipe(read_recipe(tmp_path / "recipe.yaml"))
+    (checked,) = check_recipe(Recipe.read(tmp_path / "recipe.yaml"))
     (verdict,) = [verdict for verdict in checked.verdicts if verdict.question == "nulls"]
     assert "null members that Arrow's schema added in 9 of 9 rows (" in verdict.why
-    (kept,) = check_recipe(read_recipe(tmp_path / "keep.yaml"))
+    (kept,) = check_recipe(Recipe.read(tmp_path / "keep.yaml"))
     assert "nulls" not in [verdict.question for verdict in kept.verdicts]
 
 

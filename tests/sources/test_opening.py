@@ -48,7 +48,10 @@ def test_what_lies_beside_data_is_left_out_and_said(
     fill(tmp_path / "d", "a.jsonl", "README.md", "LICENSE", "dataset_infos.json", "config.yaml", "a.bin")
     with caplog.at_level(logging.INFO, "penstock"):
         assert names_of(open_source(tmp_path / "d", cache=cache)) == ["a.jsonl"]
-    assert "5 files are no data and are left out: LICENSE, README.md, a.bin and 2 more" in caplog.text
+    assert (
+        "5 files are not data and are left out: LICENSE, README.md, a.bin, config.yaml, dataset_infos.json"
+        in caplog.text
+    )
     alone = fill(tmp_path / "e", "README.md", text="to read\n")
     assert list(open_source(alone, cache=cache)) == [{"text": "to read"}]
 
@@ -66,7 +69,7 @@ def test_several_shapes_are_counted(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_nothing_to_open_is_an_error(tmp_path: Path, cache: Cache) -> None:
-    with pytest.raises(SourceError, match="nothing there, expected a file in this folder"):
+    with pytest.raises(SourceError, match="nothing found, expected a file in this folder"):
         open_source(fill(tmp_path / "d", ".hidden.jsonl"), cache=cache)
     with pytest.raises(
         SourceError, match=r"a\.xyz: unknown shape '\.xyz', expected one of .*\.jsonl.*; or say .* shape="
@@ -74,7 +77,7 @@ def test_nothing_to_open_is_an_error(tmp_path: Path, cache: Cache) -> None:
         open_source(fill(tmp_path / "e", "a.xyz", "b.xyz"), cache=cache)
     with pytest.raises(SourceError, match="unknown shape ''"):
         open_source(fill(tmp_path / "f", "noname") / "noname", cache=cache)
-    with pytest.raises(SourceError, match=r"gone: nothing there"):
+    with pytest.raises(SourceError, match=r"gone: nothing found"):
         open_source(tmp_path / "gone", cache=cache, shape="jsonl")
 
 
@@ -100,9 +103,7 @@ def test_an_option_nobody_knows_is_an_error(tmp_path: Path, cache: Cache) -> Non
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_every_shape_declares_its_options(shape: str, cache: Cache, tmp_path: Path) -> None:
-    from penstock.sources.opening import _opener
-
-    opener = _opener(SHAPES[shape])
+    opener = SHAPES[shape].load()
     assert isinstance(getattr(opener, "OPTIONS", ()), tuple)
     suffix = SHAPES[shape].suffixes[0] if SHAPES[shape].suffixes else ""
     place = fill(tmp_path, f"a{suffix}") / f"a{suffix}" if suffix else tmp_path
@@ -117,7 +118,7 @@ def test_what_cannot_be_opened_is_named(place: Any, cache: Cache) -> None:
 
 
 def test_what_is_no_file_has_neither_shape_nor_split(cache: Cache) -> None:
-    with pytest.raises(SourceError, match="shape='jsonl' speaks of files, but a list was given"):
+    with pytest.raises(SourceError, match="shape='jsonl' is for files, but a list was given"):
         open_source([{}], cache=cache, shape="jsonl")
     with pytest.raises(SourceError, match="split='train', but a list has no splits"):
         open_source([{}], cache=cache, split="train")

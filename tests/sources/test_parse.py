@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.files import buffer
-from penstock.sources.offsets import newlines
+from penstock.places.local import buffer
 from penstock.sources.parse import has_long_digits, parse, parse_lines
+from penstock.sources.text import newlines
 from penstock.types import BadRow
 
 NUMBER = b"9007199254740993"  # what parse_lines puts between lines
@@ -103,7 +103,7 @@ def test_a_row_that_is_too_large_for_the_memory_is_no_bad_row_to_be_skipped(tmp_
         lines
         == [
             f"{path}:2: there is not enough memory to parse the row (record 1, counted from 0; byte 3); "
-            "run again with a smaller num_proc, or where there is more memory"
+            "run again with a smaller num_proc, or with more memory"
         ]
         * 2
     )

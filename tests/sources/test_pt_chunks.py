@@ -291,3 +291,15 @@ def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
     assert "needs torch, which is not installed; pip install 'penstock[torch]'" in result.stdout
+
+
+def test_a_folder_of_chunks_is_opened_without_pyarrow(tmp_path: Path) -> None:
+    """It takes longer to import than a chunk takes to open."""
+    folder = write_tuples(tmp_path / "d", 0, 5)
+    script = (
+        "import sys\nfrom penstock.cache import Cache\nfrom penstock.sources import open_source\n"
+        "source = open_source(sys.argv[1], cache=Cache.temporary())\n"
+        "print(len(source), 'pyarrow' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["5", "False"]

@@ -21,8 +21,10 @@ import pytest
 
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
-from penstock.sources import concat, open_source, opening
+from penstock.sources import concat, open_source
+from penstock.sources import open as opening
 from penstock.sources.bad import BadRows
+from penstock.sources.views import FanOut
 
 LONG_AGO = 10**18  # 2001, in nanoseconds and whole seconds
 ROWS = [{"row": row, "text": "x" * (50 + row % 40)} for row in range(2000)]
@@ -64,7 +66,7 @@ def test_a_folder_reached_by_a_link_alone_is_not_left_out(tmp_path: Path, cache:
 def test_a_link_that_leads_nowhere_is_no_gap_in_a_folder(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "d" / "a.jsonl", {"row": 0})
     (tmp_path / "d" / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    with pytest.raises(SourceError, match=r"d/b\.jsonl: nothing there"):
+    with pytest.raises(SourceError, match=r"d/b\.jsonl: nothing found"):
         open_source(tmp_path / "d", cache=cache)
 
 
@@ -92,7 +94,7 @@ def test_what_can_be_no_path_is_an_error_of_ours(cache: Cache, place: str) -> No
 
 
 def test_a_folder_that_is_not_there_is_no_file_of_unknown_shape(tmp_path: Path, cache: Cache) -> None:
-    with pytest.raises(SourceError, match="nowhere: nothing there, expected a file; check the path"):
+    with pytest.raises(SourceError, match="nowhere: nothing found, expected a file; check the path"):
         open_source(tmp_path / "nowhere", cache=cache)
 
 
@@ -105,7 +107,7 @@ def test_a_folder_that_may_not_be_read_is_an_error_of_ours(cache: Cache) -> None
         try:
             if me == 0:
                 os.seteuid(65534)  # root may read everything
-            with pytest.raises(SourceError, match="d: Permission denied; check the folder"):
+            with pytest.raises(SourceError, match="d: Permission denied; check the path"):
                 open_source(Path(root) / "d", cache=cache)
         finally:
             os.seteuid(me)
@@ -247,7 +249,7 @@ def test_an_index_that_was_cut_off_is_made_again(tmp_path: Path, cache: Cache) -
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
     time.sleep(0.05)
     open_source(path, cache=cache)
-    (index,) = cache.root.rglob("*.i64")
+    (index,) = cache.root.rglob("*.rows")
     size = index.stat().st_size
     os.truncate(index, size // 16 * 8)
     assert len(open_source(path, cache=cache)) == len(ROWS)
@@ -333,6 +335,17 @@ def test_times_in_views_and_runs_are_pythons_own(tmp_path: Path, cache: Cache) -
     assert second["runs"] == third["runs"]
 
 
+def test_times_in_other_columns_do_not_touch_runs_of_text(tmp_path: Path, cache: Cache) -> None:
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", "b"]))
+    times = pa.array([1000, 2000, None], pa.timestamp("ns"))
+    batch = pa.record_batch([runs, times], ["runs", "times"])
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out, pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    records = list(open_source(tmp_path / "a.arrow", cache=cache))
+    assert [record["runs"] for record in records] == ["a", "a", "b"]
+    assert [record["times"] and record["times"].microsecond for record in records] == [1, 2, None]
+
+
 # Streams and lists
 
 
@@ -350,16 +363,16 @@ def test_a_function_that_wants_its_start_is_told_it(cache: Cache) -> None:
     [
         ("datasets:\n- ? [a, b]\n  : c\n", 2, "a list or mapping as a key"),
         ("? [a]\n: 1\n", 1, "a list or mapping as a key"),
-        ("- path: a.jsonl\n  options: {1: 2}\n", 2, "1 is no option"),
-        ("- path: a.jsonl\n  options: {name: x}\n", 2, "'name' is no option"),
+        ("- path: a.jsonl\n  options: {1: 2}\n", 1, "unknown option '1'"),
+        ("- path: a.jsonl\n  options: {name: x}\n", 2, "'name' is not an option"),
         ("- path: a.jsonl\n  options: {max_row_bytes: '10'}\n", 1, "max_row_bytes is '10', expected a number"),
         (
             "- path: a.jsonl\n- path: a.jsonl\n  options: {uniqe_keys: true}\n",
             2,
             "unknown option 'uniqe_keys'; did you",
         ),
-        ("- path: a.jsonl\n- b.jsonl\n", 2, ".*b.jsonl: nothing there"),
-        ("- path: s3://bucket/a.jsonl\n", 1, "s3://bucket/a.jsonl: remote places"),
+        ("- path: a.jsonl\n- b.jsonl\n", 2, ".*b.jsonl: nothing found"),
+        ("- path: s3://bucket/a.jsonl\n", 1, "s3://bucket/a.jsonl: remote paths"),
     ],
 )
 def test_a_fault_in_a_list_has_its_line(tmp_path: Path, cache: Cache, text: str, line: int, reason: str) -> None:
@@ -372,14 +385,16 @@ def test_a_fault_in_a_list_has_its_line(tmp_path: Path, cache: Cache, text: str,
 # Processes
 
 
-def test_a_fork_in_the_middle_of_a_filter_does_not_hang(tmp_path: Path, cache: Cache) -> None:
+@pytest.mark.parametrize("kind", ["filter", "fan_out"])
+def test_a_fork_while_a_view_finds_its_rows_does_not_hang(tmp_path: Path, cache: Cache, kind: str) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def passes(record: dict[str, int]) -> bool:
         begun.set()
         return go_on.wait(20)
 
-    chosen = open_source(fill(tmp_path / "a.jsonl", {"row": 0}), cache=cache).filter(passes)
+    source = open_source(fill(tmp_path / "a.jsonl", {"row": 0}), cache=cache)
+    chosen = source.filter(passes) if kind == "filter" else FanOut(source, passes, key="turn")
     thread = threading.Thread(target=lambda: len(chosen))
     thread.start()
     begun.wait(20)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock.sources.rows as rows_module
+import penstock.sources.text as lines
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
 from penstock.sources import BadRows, RowAccess, open_source
@@ -105,7 +105,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size
 def test_slices_of_several_files_are_slices_of_the_list(
     new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch, parts: list[Records], suffix: str, chosen: slice, block: int
 ) -> None:
-    monkeypatch.setattr(rows_module, "_BLOCK", block)  # rows are read as many as fit, but at least one
+    monkeypatch.setattr(lines, "_BLOCK", block)  # rows are read as many as fit, but at least one
     folder = new_folder()
     write(folder, suffix, parts)
     source = open_source(folder, cache=Cache(folder / "cache"))
@@ -126,7 +126,7 @@ def test_a_row_beyond_the_limit_is_bad_and_its_neighbours_are_not(tmp_path: Path
     assert [(entry["row"], entry["raw"]) for entry in entries] == [(1, ""), (3, "")]  # its place alone
     with pytest.raises(
         BadRecord,
-        match=r"the row takes 5[_0-9]+ bytes, expected at most max_row_bytes=100 \(record 1, counted from 0; byte \d+\)",
+        match=r"the row has 5[_0-9]+ bytes, expected at most max_row_bytes=100 \(record 1, counted from 0; byte \d+\)",
     ):
         limited[1]
     free = open_source(tmp_path, cache=cache)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock.sources.offsets as offsets
-import penstock.sources.sidecar as sidecar
+import penstock.sources.index as index
+import penstock.sources.text as lines
 from penstock.cache import Cache
 from penstock.errors import SourceChanged
-from penstock.files import RangeFile, identify
+from penstock.places.files import identify, open_file
+from penstock.places.place import File
 from penstock.sources import JsonlSource
 
 ROWS = [{"row": row, "fill": "x" * (row % 90)} for row in range(2000)]  # wider than all probes together
@@ -28,19 +29,19 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scanned = 0  # bytes looked at for newlines
         self.digested = 0  # bytes looked at only to know that they are the same
-        take, extend = offsets._Scan.take, sidecar.extend
+        take, extend = lines.LineScan.take, index.extend
 
         def counting_take(scan: Any, block: Any, position: int) -> Any:
             self.scanned += len(block)
             return take(scan, block, position)
 
-        def counting_extend(content: Any, file: RangeFile, stop: int) -> None:
+        def counting_extend(content: Any, file: File, stop: int) -> None:
             self.digested += stop
             extend(content, file, stop)
 
-        monkeypatch.setattr(offsets._Scan, "take", counting_take)
-        monkeypatch.setattr(sidecar, "extend", counting_extend)
-        monkeypatch.setattr(offsets, "extend", counting_extend)
+        monkeypatch.setattr(lines.LineScan, "take", counting_take)
+        monkeypatch.setattr(index, "extend", counting_extend)
+        monkeypatch.setattr(lines, "extend", counting_extend)
 
     def of(self, action: Callable[[], Any]) -> tuple[int, int]:
         """(bytes scanned, bytes digested) by an action."""
@@ -56,7 +57,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 @pytest.fixture(autouse=True)
 def no_file_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "SMALL", -1)
+    monkeypatch.setattr(index, "SMALL", -1)
 
 
 @pytest.fixture
@@ -181,10 +182,10 @@ def test_an_index_that_grew_is_the_index_of_the_whole(tmp_path: Path, pieces: li
     for number, piece in enumerate(pieces):
         content += piece
         path.write_bytes(content)
-        grown = offsets.lines(RangeFile(identify(str(path))), Cache(folder / "cache"))
-        fresh = offsets.lines(RangeFile(identify(str(path))), Cache(folder / f"cache-{number}"))
-        assert grown.starts.tolist() == fresh.starts.tolist() and grown.blanks.tolist() == fresh.blanks.tolist()
-    sizes = [[file.read_bytes() for file in (folder / name).rglob("*.i64")] for name in ("cache", f"cache-{number}")]
+        grown = lines.index_lines(open_file(identify(str(path))), Cache(folder / "cache"))
+        fresh = lines.index_lines(open_file(identify(str(path))), Cache(folder / f"cache-{number}"))
+        assert grown.starts.tolist() == fresh.starts.tolist() and grown.lines.tolist() == fresh.lines.tolist()
+    sizes = [[file.read_bytes() for file in (folder / name).rglob("*.rows")] for name in ("cache", f"cache-{number}")]
     assert set(sizes[1]) <= set(sizes[0])  # byte for byte, the digest in it too
 
 
@@ -199,22 +200,22 @@ def test_a_damaged_note_is_made_again(path: Path, cache: Cache, work: Work) -> N
 def test_a_file_that_grows_during_the_scan_has_no_index(
     path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = offsets._Scan.take
+    take = lines.LineScan.take
 
     def growing(scan: Any, block: Any, position: int) -> Any:
         with path.open("a") as file:
             file.write("{}\n")
         return take(scan, block, position)
 
-    monkeypatch.setattr(offsets._Scan, "take", growing)
+    monkeypatch.setattr(lines.LineScan, "take", growing)
     with pytest.raises(SourceChanged, match="changed while open"):
         read(path, cache)
-    assert list((cache.root / "offsets").rglob("*.i64")) == []
+    assert list((cache.root / "offsets").rglob("*.rows")) == []
 
 
 def test_the_index_stays_on_disk(path: Path, cache: Cache) -> None:
-    found = offsets.lines(RangeFile(identify(str(path))), cache)
-    for words in (found.starts, found.blanks):
+    found = lines.index_lines(open_file(identify(str(path))), cache)
+    for words in (found.starts, found.lines):
         base: Any = words
         while getattr(base, "base", None) is not None:
             base = base.base
@@ -226,7 +227,7 @@ def test_a_small_file_leaves_nothing_behind(
     path: Path, cache: Cache, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = path.stat().st_size
-    monkeypatch.setattr(sidecar, "SMALL", size)
+    monkeypatch.setattr(index, "SMALL", size)
     for _ in range(2):
         assert work.of(lambda: read(path, cache)) == (size, 0)
     assert read(path, cache) == ROWS and not cache.root.exists()

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-import penstock.sources.spool as spool
+import penstock.sources.memory as memory
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, StoreError
 from penstock.sources import open_source
-from penstock.sources.spool import SpooledSource
+from penstock.sources.memory import SpooledSource
 from penstock.testing import check_source
 
 RECORDS: list[dict[str, Any]] = [{"row": row, "text": "ü\u2028" * (row % 5), "big": 10**30 + row} for row in range(50)]
@@ -46,7 +46,7 @@ class Stream:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "_FLUSH_ROWS", 7)
+    monkeypatch.setattr(memory, "_FLUSH_ROWS", 7)
 
 
 def kept(stream: Any, cache: Cache, version: str = "1") -> Any:
@@ -211,7 +211,7 @@ def test_an_iterator_is_begun_once_and_stays_in_its_process(cache: Cache) -> Non
         len(source)
     with pytest.raises(SourceError, match="an iterator can be read only once"):
         len(source)
-    with pytest.raises(SourceError, match="an iterator cannot go to another process; read it to the end first"):
+    with pytest.raises(SourceError, match="an iterator cannot be sent to another process; read it to the end first"):
         pickle.dumps(open_source(iter(RECORDS), cache=cache))
     whole = open_source(iter(RECORDS), cache=cache)
     assert len(whole) == 50 and list(pickle.loads(pickle.dumps(whole))) == RECORDS
@@ -276,11 +276,11 @@ def test_a_kill_loses_what_was_not_yet_written(cache: Cache) -> None:
 
 
 def test_a_slow_stream_is_written_in_time(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "_FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr(memory, "_FLUSH_SECONDS", -1.0)
     kept(Stream(RECORDS), cache)[2]
     assert len(chunks(cache)) == 3
-    monkeypatch.setattr(spool, "_FLUSH_SECONDS", 1e9)
-    monkeypatch.setattr(spool, "_FLUSH_BYTES", 50)
+    monkeypatch.setattr(memory, "_FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr(memory, "_FLUSH_BYTES", 50)
     kept(Stream(RECORDS), cache, version="2")[6]
     assert len(chunks(cache)) > 5
 
@@ -288,7 +288,7 @@ def test_a_slow_stream_is_written_in_time(cache: Cache, monkeypatch: pytest.Monk
 def test_two_writers_with_other_borders_do_not_mix(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     one = kept(Stream(RECORDS), cache)
     one[20]
-    monkeypatch.setattr(spool, "_FLUSH_ROWS", 10)
+    monkeypatch.setattr(memory, "_FLUSH_ROWS", 10)
     empty = Cache(cache.root.parent / "other")
     two = SpooledSource(Stream(RECORDS), cache=empty, name="stream", version="1")
     two[29]
@@ -317,7 +317,7 @@ def test_a_damaged_spool_is_noticed(cache: Cache, damage: str) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"cannot write .*file"):
+    with pytest.raises(StoreError, match=r"file: a file, expected a folder"):
         len(kept(Stream(RECORDS), Cache(tmp_path / "file")))
 
 
@@ -326,7 +326,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_cut_anywhere_and_opened_again_it_is_the_same(
     new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, num_rows: int, steps: list[int], flush: int
 ) -> None:
-    monkeypatch.setattr(spool, "_FLUSH_ROWS", flush)
+    monkeypatch.setattr(memory, "_FLUSH_ROWS", flush)
     cache, records = Cache(new_folder()), RECORDS[:num_rows]
     for step in steps:
         source = kept(Stream(records), cache)

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.sources import RowAccess, open_source
-from penstock.sources.sums import BLOCK, Summed, damaged, from_file, to_file
-from penstock.sources.verify import verify_files
+from penstock.sources.index import BLOCK, fault, load, publish, verify_files
 
 ROWS = [{"row": row, "text": "x" * (row % 50)} for row in range(12_000)]
 TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -82,10 +82,10 @@ def test_unpacked_text_that_was_cut_at_a_line_is_unpacked_again(
 ) -> None:
     make = write(tmp_path, "compressed")
     make(Cache(tmp_path / "cache"))
-    (text,) = [path for path in kept(Cache(tmp_path / "cache"), "spools") if path.suffix == ".text"]
+    (text,) = [path for path in kept(Cache(tmp_path / "cache"), "spools") if path.suffix == ".unpacked"]
     text.write_bytes(b"".join(text.read_bytes().splitlines(keepends=True)[:6_000]))
     assert list(make(Cache(tmp_path / "cache"))) == ROWS
-    assert "it is unpacked again" in caplog.text
+    assert "Penstock makes it again" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "below"), KEPT)
@@ -107,26 +107,27 @@ def test_verify_all_reads_indexes_and_spools_and_names_the_damaged_file(tmp_path
 
 
 def test_a_large_file_is_checked_in_some_blocks_at_open_and_in_all_of_them_by_verify(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as out:
-        summed = Summed(out)
+    def write(out: IO[bytes]) -> str:
         for number in range(256):
-            summed.write(bytes([number]) * (BLOCK // 2))
-        sums = summed.sums()
-    data = bytearray(path.read_bytes())
-    size = len(data)
+            out.write(bytes([number]) * (BLOCK // 2))
+        return "value"
 
-    def read(start: int, stop: int) -> bytes:
-        return bytes(data[start:stop])
-
-    assert size == 128 * BLOCK and damaged(read, size, sums) is None and damaged(read, size, sums, full=True) is None
-    last = size // BLOCK - 1
-    found = {}
+    cache = Cache(tmp_path / "cache")
+    publish(cache, "spools/large.unpacked", write)
+    found = load(cache, "spools/large.unpacked")
+    assert found is not None and len(found.payload) == 128 * BLOCK and found.value == "value"
+    data = bytearray(cache.path("spools/large.unpacked").read_bytes())
+    assert fault(bytes(data)) is None and fault(bytes(data), full=True) is None
+    last = 127
+    noticed = {}
     for block in (0, 1, 2, last):
         data[block * BLOCK + 5] ^= 1
-        assert f"bytes {block * BLOCK}.." in str(damaged(read, size, sums, full=True))
-        found[block] = damaged(read, size, sums) is not None
+        assert f"bytes {block * BLOCK}.." in str(fault(bytes(data), full=True))
+        noticed[block] = fault(bytes(data)) is not None
         data[block * BLOCK + 5] ^= 1
-    assert found[0] and found[last] and not (found[1] and found[2])
-    assert damaged(read, size - 1, sums) is not None
-    assert from_file(to_file(size, sums), size) == sums and from_file(to_file(size, sums), size - 1) is None
+    assert noticed[0] and noticed[last] and not (noticed[1] and noticed[2])
+    assert fault(bytes(data[:-1])) is not None and fault(bytes(data[1:])) is not None and fault(b"") is not None
+    for place in range(128 * BLOCK, len(data), 7):  # digests, value and footer
+        data[place] ^= 1
+        assert fault(bytes(data)) is not None
+        data[place] ^= 1

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import penstock.sources.offsets as offsets
-import penstock.sources.spans as spans
+import penstock.sources.index as index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
@@ -50,8 +49,7 @@ def test_lazy_equals_eager(
     block: int,
     bom: bool,
 ) -> None:
-    monkeypatch.setattr(spans, "_BLOCK", block)
-    monkeypatch.setattr(offsets, "_BLOCK", block)
+    monkeypatch.setattr(index, "_READ", block)
     content = "".join(parts)
     path = new_folder() / "a.txt"
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + content.encode())

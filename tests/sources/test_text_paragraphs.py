@@ -68,5 +68,5 @@ def test_a_file_without_paragraphs_has_no_records(tmp_path: Path) -> None:
 
 def test_blank_records_and_paragraphs_exclude_each_other(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "t.txt").write_text("a\n")
-    with pytest.raises(SourceError, match="keep_blank has no use with record='paragraph'"):
+    with pytest.raises(SourceError, match="keep_blank cannot be used with record='paragraph'"):
         ps.open(tmp_path / "t.txt", record="paragraph", keep_blank=True, cache_dir=cache.root)

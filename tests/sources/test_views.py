@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, ListSource, RowAccess, open_source
-from penstock.sources.chosen import Selection
+from penstock.sources.views import Selection
 from penstock.testing import check_source
 
 Write = Callable[..., Path]
@@ -126,7 +126,7 @@ def test_a_function_that_raises_names_the_record(write_jsonl: Write, cache: Cach
         assert "raised ZeroDivisionError: " in str(caught.value) and isinstance(
             caught.value.__cause__, ZeroDivisionError
         )
-    with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*gave a NoneType, expected a dict; to leave records out"):
+    with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*returned a NoneType, expected a dict; to leave records out"):
         source.map(lambda record: None)[0]
     with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*a object has no form as bytes"):
         source.map(lambda record: {"a": object()}).digest(0, 1)

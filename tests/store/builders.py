@@ -281,6 +281,7 @@ def verified(cache: CacheFolder) -> list[str]:
 STRACE = shutil.which("strace")
 MUTATING = (
     *("write", "pwrite64", "writev", "openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "link", "linkat"),
+    *("symlink", "symlinkat"),
     *("unlink", "unlinkat", "fsync", "fdatasync", "ftruncate", "fchmod", "utimensat"),
 )
 _CALL = re.compile(r"^(?:\[pid\s+)?(\d+)\]?\s+([a-z0-9_]+)\((.*)$")

@@ -23,7 +23,10 @@ from penstock.engines import LocalEngine
 from penstock.errors import PlanError, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
+from penstock.store.claims import Claim, claim_shard
+from penstock.store.shards import shard_key
 from penstock.templates import TextTemplate, open_tokenizer
+from tests.processes import children
 
 Write = Callable[..., Path]
 
@@ -101,7 +104,7 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     cache = Cache(tmp_path / "cache")
     store = small(ListSource(RECORDS), template, cache, background=True)
     assert "which are made while they are used" in store.describe() and "tokens not counted yet" in repr(store)
-    with pytest.raises(StoreError, match=r"not whole yet.*store\.wait\(\)"):
+    with pytest.raises(StoreError, match=r"not complete yet.*store\.wait\(\)"):
         store.counts
     assert store[250].text.startswith("the quick")  # of the first shards, which need no gate
     last = store.num_shards - 1
@@ -131,6 +134,22 @@ def test_copies_in_other_processes_make_what_they_need(tmp_path: Path, tokenizer
     store.wait()
 
 
+@pytest.mark.timeout(60)
+def test_a_shard_that_another_process_gave_up_is_made_by_its_reader_while_all_workers_are_busy(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    gate, cache = tmp_path / "gate", Cache(tmp_path / "cache")
+    template, source = Gate(open_tokenizer(tokenizer_path), gate), ListSource(RECORDS)
+    with claim_shard(shard_key(source.digest(100, 200), template.identity()), cache) as claim:  # type: ignore[union-attr]
+        assert isinstance(claim, Claim)
+        store = small(source, template, cache, background=True)
+        while len(list(tmp_path.glob("waiting-*"))) < 2:
+            time.sleep(0.01)
+    assert store[150].text.startswith("the quick") and not gate.exists()
+    gate.touch()
+    assert store.wait().counts.rows == 1200
+
+
 def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
     path = write_jsonl([*RECORDS[:1190], {"text": None}, *RECORDS[1191:]])
     cache = Cache(tmp_path / "cache")
@@ -145,15 +164,15 @@ def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Writ
 def test_letting_go_stops_the_work_and_leaves_nothing_half(tmp_path: Path, tokenizer_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     template = Gate(open_tokenizer(tokenizer_path), tmp_path / "gate")
+    before = children()  # another test's, such as the resource tracker of multiprocessing
     store = small(ListSource(RECORDS), template, cache, background=True)
-    assert store[0].text.startswith("the quick")
+    assert store[0].text.startswith("the quick") and children() > before
     store.close()
     with pytest.raises(StoreError, match="closed before all of its shards were made"):
         store.wait()
     del store
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock-prepare"]
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() == before
     assert not list(cache.root.rglob(".*.tmp"))
     (tmp_path / "gate").touch()
     assert small(ListSource(RECORDS), template, cache, background=False).counts.rows == 1200
@@ -220,3 +239,39 @@ def test_a_script_that_ends_early_ends_cleanly(tmp_path: Path, tokenizer_path: P
     assert result.stdout == "the quick\n" and result.returncode == (3 if cache else 1)
     assert ("RuntimeError: mine" in result.stderr) != cache and "Exception ignored" not in result.stderr
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_store_that_this_process_makes_itself_stops_within_a_shard_when_it_is_closed(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    """As in a daemonic process: there is no other process to end."""
+
+    class Slow(TextTemplate):
+        num_encoded = 0
+
+        def encode(self, records: Any) -> Any:
+            Slow.num_encoded += 1
+            time.sleep(0.1)
+            return super().encode(records)
+
+    cache = Cache(tmp_path / "cache")
+    template = Slow(open_tokenizer(tokenizer_path))
+    store = build(ListSource(RECORDS), template, engine=LocalEngine(1), cache=cache, background=True, shard_rows=1200)
+    while not Slow.num_encoded:
+        time.sleep(0.01)
+    store.close()
+    assert Slow.num_encoded < 5 and not [each for each in threading.enumerate() if each.name == "penstock-prepare"]
+
+
+def test_an_engine_that_loses_tasks_while_rows_are_digested_is_named(tmp_path: Path, template: TextTemplate) -> None:
+    class Loses:
+        def run(self, work: Any, tasks: Any, *, on_note: Any = None) -> Iterator[Any]:
+            return islice(LocalEngine(1).run(work, tasks, on_note=on_note), 3)
+
+        def __repr__(self) -> str:
+            return "Loses()"
+
+    with pytest.raises(StoreError, match=r"Loses\(\) ended after 3 of 12 shards, without an error"):
+        build(
+            ListSource(RECORDS), template, engine=Loses(), cache=Cache(tmp_path / "c"), background=True, shard_rows=100
+        )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ import pytest
 from penstock.cache import Cache, Owner
 from penstock.engines import LocalEngine
 from penstock.sources import ListSource
-from penstock.store import agenda, build, claims
-from penstock.store.claims import Claim, Held, look, sweep, take
-from penstock.store.make import MakeShard, ShardTask, run_here
-from penstock.store.schema import shard_key, shard_name
+from penstock.store import build, claims
+from penstock.store.claims import Claim, Held, claim_shard, sweep_claims
+from penstock.store.inventory import list_stores, prune
+from penstock.store.shards import shard_key, shard_name
+from penstock.store.verify import verify
+from penstock.store.work import MakeShard, ShardTask
 from penstock.templates import TextTemplate, open_tokenizer
+from penstock.types import run_inline
 
 FORK = multiprocessing.get_context("fork")
 RECORDS = [{"text": "the quick brown fox " * (row % 7), "row": row} for row in range(1200)]
 KEY = "0123456789abcdef" * 2
+build_module = sys.modules["penstock.store.build"]  # the package has a function of the same name
 
 
 class Logged(TextTemplate):
@@ -52,36 +57,43 @@ def prepare(template: Any, cache: Cache, *, num_proc: int = 1) -> str:
 
 
 def hold_forever(key: str, cache: Cache, ready: Any) -> None:
-    assert isinstance(take(key, cache), Claim)
+    assert isinstance(claim_shard(key, cache), Claim)
     ready.set()
     signal.pause()
 
 
-def other_place(key: str, cache: Cache, number: int = 0) -> Path:
-    """A claim that a process on another machine has made."""
-    path = cache.path(f"claims/{key}.{number}")
+def other_place(key: str, cache: Cache, beat: int = 0) -> Path:
+    """A claim that a process on another machine has made, and the beat that it shows."""
+    path = cache.path(f"claims/{key}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{Owner('f' * 12, 4711, 1)} elsewhere\n")
+    path.unlink(missing_ok=True)
+    path.write_text(f"{Owner('f' * 12, 4711, 1)} {beat} 0 elsewhere")
     return path
 
 
+def listed(cache: Cache) -> dict[str, str]:
+    """All claims: whose they are, by key."""
+    folder = cache.path("claims")
+    return {path.name: path.read_text() for path in folder.iterdir()} if folder.is_dir() else {}
+
+
 def test_a_claim_is_one_process_s_until_it_is_released(cache: Cache) -> None:
-    with take(KEY, cache) as claim:  # type: ignore[union-attr]
+    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
-        held = take(KEY, cache)
+        held = claim_shard(KEY, cache)
         assert isinstance(held, Held) and held.owner == Owner.me() and not held.is_dead
-        assert f"process {os.getpid()} on " in str(held) and look(cache) == {KEY: held}
-        assert isinstance(take(KEY[::-1], cache), Claim)
-    assert KEY not in look(cache) and isinstance(take(KEY, cache), Claim)
+        assert f"process {os.getpid()} on " in str(held) and listed(cache) == {KEY: held.text}
+        assert isinstance(claim_shard(KEY[::-1], cache), Claim)
+    assert KEY not in listed(cache) and isinstance(claim_shard(KEY, cache), Claim)
 
 
 def test_marks_change_what_others_see(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_BEAT_SECONDS", -1.0)
-    claim = take(KEY, cache)
+    claim = claim_shard(KEY, cache)
     assert isinstance(claim, Claim)
     seen = set()
     for _ in range(3):
-        seen.add(look(cache)[KEY].value)
+        seen.add(listed(cache)[KEY])
         claim.beat()
     assert len(seen) == 3
 
@@ -92,56 +104,80 @@ def test_the_claim_of_a_dead_process_is_taken_over_at_once(cache: Cache) -> None
     process = FORK.Process(target=hold_forever, args=(KEY, cache, ready))
     process.start()
     ready.wait()
-    assert isinstance(take(KEY, cache), Held)
+    assert isinstance(claim_shard(KEY, cache), Held)
     process.kill()
     process.join()
-    with take(KEY, cache) as claim:  # type: ignore[union-attr]
+    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
-        held = take(KEY, cache)
+        held = claim_shard(KEY, cache)
         assert isinstance(held, Held) and held.owner == Owner.me()
     assert list(cache.path("claims").iterdir()) == []  # the dead one's is gone, too
 
 
 def test_claims_of_the_dead_are_swept(cache: Cache) -> None:
-    dead = cache.path(f"claims/{KEY}.0")
+    dead = cache.path(f"claims/{KEY}")
     dead.parent.mkdir(parents=True)
     me = Owner.me()
-    dead.write_text(f"{Owner(me.place, me.pid, me.start + 1)} here\n")
+    dead.write_text(f"{Owner(me.place, me.pid, me.start + 1)} 0 0 here")
     living, strange = other_place(KEY[::-1], cache), cache.path("claims/something")
     strange.touch()
-    sweep(cache)
+    sweep_claims(cache)
     assert not dead.exists() and living.exists() and strange.exists()
 
 
 def test_of_another_machine_only_silence_tells(cache: Cache) -> None:
-    path = other_place(KEY, cache)
-    held = take(KEY, cache)
+    other_place(KEY, cache)
+    held = claim_shard(KEY, cache)
     assert isinstance(held, Held) and not held.is_dead
-    with path.open("a") as file:
-        file.write(".")
-    assert isinstance(take(KEY, cache, stale=held.value), Held)  # it has shown a sign of life since
-    now = look(cache)[KEY].value
-    assert now != held.value and isinstance(take(KEY, cache, stale=now), Claim)
-    assert isinstance(take(KEY, cache, stale=now), Held)  # only one can take it over
+    other_place(KEY, cache, beat=1)
+    now = claim_shard(KEY, cache, stale=held)
+    assert isinstance(now, Held) and now != held  # it has shown a sign of life since
+    assert isinstance(claim_shard(KEY, cache, stale=now), Claim)
+    assert isinstance(claim_shard(KEY, cache, stale=now), Held)  # only one can take it over
 
 
-def test_an_empty_claim_is_somebody_s(cache: Cache) -> None:
+def test_a_claim_that_was_taken_over_is_not_released_by_its_first_owner(cache: Cache) -> None:
+    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+        assert isinstance(claim, Claim)
+        path = other_place(KEY, cache)
+    assert path.exists()
+
+
+def test_a_claim_without_an_owner_is_waited_for_too(cache: Cache) -> None:
     path = other_place(KEY, cache)
-    path.write_bytes(b"")
-    held = take(KEY, cache)
+    path.unlink()
+    path.write_text("nonsense")
+    held = claim_shard(KEY, cache)
     assert isinstance(held, Held) and held.owner is None and str(held) == "an unknown process"
-    assert isinstance(take(KEY, cache, stale=held.value), Claim)
+    assert isinstance(claim_shard(KEY, cache, stale=held), Claim)
+
+
+def test_a_folder_in_the_place_of_a_claim_stops_nothing(cache: Cache) -> None:
+    cache.path(f"claims/{KEY}").mkdir(parents=True)
+    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+        assert isinstance(claim, Claim)
 
 
 def test_where_no_claim_can_be_made_work_goes_on(cache: Cache) -> None:
     cache.root.mkdir()
     cache.path("claims").write_text("in the way")
-    with take(KEY, cache) as claim:  # type: ignore[union-attr]
+    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
         claim.beat()
-        assert isinstance(take(KEY, cache), Claim)
-    assert look(cache) == {}
-    sweep(cache)
+        assert isinstance(claim_shard(KEY, cache), Claim)
+    assert listed(cache) == {}
+    sweep_claims(cache)
+
+
+def test_a_claim_that_was_left_behind_disturbs_no_command(cache: Cache, template: Logged) -> None:
+    prepare(template, cache)
+    other_place(KEY, cache)
+    other_place(f"{KEY}.0123456789abcdef", cache)  # of a process that was killed while it renewed its claim
+    cache.tidy()
+    (info,) = list_stores(cache).stores
+    assert verify(info.store, cache).is_whole and prune(cache, max_bytes=0).num_held <= 1
+    assert prepare(template, cache) == info.store
+    assert set(listed(cache)) == {KEY, f"{KEY}.0123456789abcdef"}
 
 
 @pytest.mark.timeout(120)
@@ -168,7 +204,7 @@ def test_a_killed_builder_s_shards_are_made_by_the_others(cache: Cache, template
     stuck = Logged(template.tokenizer, tmp_path / "stuck", pause=1000)
     victim = FORK.Process(target=prepare, args=(stuck, cache))
     victim.start()
-    while not (cache.root / "claims").exists() or not look(cache):
+    while not (cache.root / "claims").exists() or not listed(cache):
         time.sleep(0.01)
     killer = FORK.Process(target=lambda: (time.sleep(0.3), victim.kill()))
     killer.start()
@@ -182,8 +218,8 @@ def test_a_killed_builder_s_shards_are_made_by_the_others(cache: Cache, template
 def test_a_silent_machine_s_shard_is_made_here_after_a_while(
     cache: Cache, template: Logged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claims, "STALE_SECONDS", 2.0)
-    monkeypatch.setattr(agenda, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(build_module, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(build_module, "_LOG_SECONDS", 0.0)
     caplog.set_level("INFO", logger="penstock")
     source = ListSource(RECORDS)
     key = shard_key(source.digest(100, 200), template.identity())
@@ -198,15 +234,18 @@ def test_a_silent_machine_s_shard_is_made_here_after_a_while(
 def test_a_busy_machine_is_waited_for_but_not_forever(
     cache: Cache, template: Logged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(agenda, "_PATIENCE", 0.5)
+    monkeypatch.setattr(build_module, "_MAX_WAIT", 0.5)
     source = ListSource(RECORDS)
     key = shard_key(source.digest(100, 200), template.identity())
-    path = other_place(key, cache)
+    other_place(key, cache)
 
     def beat() -> None:
-        while path.exists():
-            with path.open("a") as file:
-                file.write(".")
+        for number in count():
+            path = other_place(f"{key}.next", cache, number)
+            if "elsewhere" not in listed(cache).get(key, ""):  # taken over
+                path.unlink()
+                return
+            path.replace(cache.path(f"claims/{key}"))
             time.sleep(0.05)
 
     owner = FORK.Process(target=beat, daemon=True)
@@ -223,13 +262,13 @@ def test_what_another_machine_finishes_is_taken_from_it(cache: Cache, template: 
     source = ListSource(RECORDS)
     elsewhere = Cache(tmp_path / "elsewhere")
     task = ShardTask(shard=1, start=100, stop=200)
-    (made,) = run_here(MakeShard(source, TextTemplate(template.tokenizer), elsewhere), [task])
-    data = elsewhere.read(shard_name(made.key))
-    other_place(made.key, cache)
+    (made,) = run_inline(MakeShard(source, TextTemplate(template.tokenizer), elsewhere), [task])
+    name, data = shard_name(made.entry.key), elsewhere.read(shard_name(made.entry.key))
+    other_place(made.entry.key, cache)
 
     def publish() -> None:
         time.sleep(0.5)
-        cache.publish(shard_name(made.key), lambda file: file.write(data))
+        cache.publish(name, lambda file: file.write(data))
 
     other = FORK.Process(target=publish)
     other.start()
@@ -250,10 +289,9 @@ def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
         "import resource, signal, sys\n"
         "from penstock.cache import Cache\nfrom penstock.store import claims\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        "with claims.take('a' * 32, Cache(sys.argv[1])) as claim:\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # a link needs none\n"
+        "with claims.claim_shard('a' * 32, Cache(sys.argv[1])) as claim:\n"
         "    assert isinstance(claim, claims.Claim)\n"
-        "    assert claims.look(Cache(sys.argv[1])) == {}\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,11 +4,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,10 +15,11 @@ import pytest
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.sources import ListSource, concat, open_source
-from penstock.sources.fanout import FanOut
+from penstock.sources.hf import HfFolderSource
 from penstock.sources.jsonl import JsonlPart
+from penstock.sources.views import FanOut
 from penstock.store import Store, build
-from penstock.store.digests import recall, stamp
+from penstock.store.digests import RowRanges, stamp
 from penstock.templates import TextTemplate, open_tokenizer
 
 Write = Callable[..., Path]
@@ -113,12 +113,13 @@ def test_stamps_of_views(write_jsonl: Write, cache: Cache) -> None:
     stamps = [
         stamp(source)
         for source in (one, two, one[:100], one[100:], one[::2], concat([one, two]), concat([two, one]),
+                       one.select([3, 1]), one.select([1, 3]), two.select([1, 3]), one.filter(lambda r: r["row"] > 9),
                        open_source(paths[0], cache=cache, max_row_bytes=99))
     ]  # fmt: skip
     assert None not in stamps and len(set(stamps)) == len(stamps)
     assert stamp(open_source(paths[0], cache=cache)) == stamps[0]
     for source in (
-        ListSource(RECORDS), one.map(dict), one.filter(bool), concat([one, ListSource(RECORDS)]), ListSource([])[:0],
+        ListSource(RECORDS), one.map(dict), ListSource(RECORDS).filter(bool), concat([one, ListSource(RECORDS)]), ListSource([])[:0],
     ):  # fmt: skip
         assert stamp(source) is None
 
@@ -138,9 +139,9 @@ def test_a_damaged_note_is_no_note(
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
     source = open_source(path, cache=cache)
-    borders = source.cuts(num_bytes=8 << 20, num_rows=100)
-    assert recall(stamp(source), borders, cache) is not None  # and there is a good one again
-    assert recall(None, borders, cache) is None and recall(stamp(source), np.array([0, 500]), cache) is None
+    assert RowRanges(source, cache, num_rows=100).recall() is not None  # and there is a good one again
+    assert RowRanges(ListSource(RECORDS), cache, num_rows=100).recall() is None
+    assert RowRanges(source, cache, num_rows=500).recall() is None and RowRanges(source, None).recall() is None
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
@@ -178,3 +179,32 @@ def test_records_fanned_out_have_a_stamp_of_their_files_and_of_their_turns(write
     assert stamp(twice) == stamp(again) is not None
     assert len({stamp(source), stamp(twice), stamp(thrice)}) == 3
     assert stamp(FanOut(ListSource(RECORDS[:5]), lambda _: 2, key="turn")) is None
+
+
+def test_a_folder_of_datasets_with_an_indices_file_is_found_prepared_without_reading_it(
+    tmp_path: Path, cache: Cache, template: TextTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for name, table in (("data.arrow", pa.Table.from_pylist(RECORDS)), ("indices.arrow", _indices(range(499, 9, -3)))):
+        with pa.ipc.new_stream(folder / name, table.schema) as writer:
+            writer.write_table(table)
+    files = {"_data_files": [{"filename": "data.arrow"}], "_indices_files": [{"filename": "indices.arrow"}]}
+    (folder / "state.json").write_text(json.dumps(files))
+    (folder / "dataset_info.json").write_text("{}")
+    settle()
+    mark = stamp(open_source(folder, cache=cache))
+    first = small(folder, template, cache)
+    assert mark is not None and stamp(open_source(folder, cache=cache)) == mark
+    digested: list[Any] = []
+    monkeypatch.setattr(HfFolderSource, "digest", lambda *range_: digested.append(range_))
+    assert small(folder, template, cache).fingerprint == first.fingerprint and not digested
+    monkeypatch.undo()
+    with pa.ipc.new_stream(folder / "indices.arrow", _indices([]).schema) as writer:
+        writer.write_table(_indices(range(0, 490, 3)))
+    assert stamp(open_source(folder, cache=cache)) != mark
+    assert small(folder, template, cache).fingerprint != first.fingerprint
+
+
+def _indices(rows: Iterable[int]) -> pa.Table:
+    return pa.table({"indices": pa.array(rows, pa.uint64())})

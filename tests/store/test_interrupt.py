@@ -62,7 +62,7 @@ def test_ctrl_c_says_how_to_go_on(
     _, err = script.communicate(timeout=60)
     assert script.returncode == -signal.SIGINT
     assert err.rstrip().endswith(
-        "KeyboardInterrupt: 3 of 6 shards are finished and kept: run the same again to go on"
+        "KeyboardInterrupt: 3 of 6 shards are finished and kept: run the same again to continue"
     ), err
     cache = tmp_path / "cache"
     kept = {path: path.stat().st_ino for path in cache.rglob("*.arrow")}

@@ -248,16 +248,17 @@ def test_versions_are_in_the_name(
     text, chat = RECORDS["text"], RECORDS["messages"]
     names = {"text": name_of(text, template="text"), "chat": name_of(chat, template="messages")}
     with monkeypatch.context() as world:
-        world.setattr("penstock.templates.tokenizers.version", lambda package: "99.0")
+        world.setattr("penstock.templates.tokenizer.tokenizer.package_version", lambda package: "99.0")
+        world.setattr("penstock.templates.registry.package_version", lambda package: "99.0")
         names["engine of text"] = name_of(text, template="text", tokenizer=copy)
         names["engine of chat"] = name_of(chat, template="messages", tokenizer=copy)
     with monkeypatch.context() as world:
-        world.setattr("penstock.templates.render.version", lambda package: "99.0")
-        world.setattr("penstock.templates.remembered.package_version", lambda package: "99.0")
+        world.setattr("penstock.templates.tokenizer.facts.package_version", lambda package: "99.0")
+        world.setattr("penstock.templates.registry.package_version", lambda package: "99.0")
         names["renderer"] = name_of(chat, template="messages")
     with monkeypatch.context() as world:
         world.setattr(TextTemplate, "version", 99)
-        world.setattr("penstock.templates.facts.code_digest", lambda: "the code with another version")
+        world.setattr("penstock.templates.tokenizer.facts.code_digest", lambda: "the code with another version")
         names["template"] = name_of(text, template="text")
     with monkeypatch.context() as world:
         for module in [module for name, module in sys.modules.items() if name.startswith("penstock.store.")]:
@@ -346,7 +347,7 @@ def test_where_things_lie_is_not_in_the_name(
         path, tokenizer=vocabulary, template="text", cache=False, progress="none"
     ).fingerprint
     with monkeypatch.context() as world:
-        world.setattr("socket.gethostname", lambda: "elsewhere")
+        world.setattr("platform.node", lambda: "elsewhere")
         names["another host"] = named(cache="of another host")
     before = os.umask(0o077)
     try:
@@ -405,6 +406,6 @@ def test_order_of_template_arguments_is_not_in_the_name(name_of: Callable[..., s
 
 
 def test_a_refused_option_makes_no_store(name_of: Callable[..., str], tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match="has no option keys; did you mean key"):
+    with pytest.raises(PenstockError, match="has no option keys; did you mean 'key'"):
         name_of(RECORDS["text"], template="text", keys="more")
     assert not (tmp_path / "cache" / "stores").exists()

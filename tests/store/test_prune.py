@@ -10,12 +10,10 @@ import pytest
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
-from penstock.sources.spool import SpooledSource
+from penstock.sources.memory import SpooledSource
 from penstock.store import Store
-from penstock.store.listing import find_store, list_stores, remove
+from penstock.store.inventory import find_store, list_stores, load_origin, prune, remove, save_origin, survey
 from penstock.store.manifest import lengths_name, manifest_name
-from penstock.store.prune import prune, survey
-from penstock.store.seen import recall, remember
 from penstock.store.verify import verify
 
 from .shelves import SOAK, make, records
@@ -91,7 +89,7 @@ def test_an_open_store_stays_until_it_is_let_go(cache: Cache) -> None:
     last_used(name, 100, cache)
     pruned = prune(cache, max_bytes=0, older_than=DAY)
     assert pruned.stores == [] and pruned.num_held == 1 and verify(name, cache).is_whole
-    with pytest.raises(StoreError, match="in use by another process, so it stays"):
+    with pytest.raises(StoreError, match="not removed, because another process uses it"):
         remove(name, cache)
     (info,) = list_stores(cache).stores
     assert info.is_held
@@ -223,7 +221,7 @@ def test_a_stream_that_is_being_read_keeps_its_chunks(cache: Cache) -> None:
 
 def test_what_killed_processes_left_goes_too(cache: Cache, three: list[str]) -> None:
     (cache.root / "trash").mkdir(exist_ok=True)
-    script = "from penstock.cache.leases import temporary_name\nprint(temporary_name())"
+    script = "from penstock.cache import Cache\nprint(Cache('unused').place.temporary_name())"
     name = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     for folder in ("trash", "shards", "stores"):
         (cache.root / folder / name).write_bytes(b"half")
@@ -259,10 +257,10 @@ def test_a_list_says_what_is_there_and_what_is_missing(cache: Cache, three: list
 
 def test_stores_are_found_by_a_piece_of_their_name(cache: Cache) -> None:
     wiki, other = make(records(50), cache, name="wiki"), make(records(60), cache, name="wiki")
-    remember(wiki)
+    save_origin(wiki)
     assert find_store(wiki.fingerprint[:6], cache) == find_store("wiki", cache) == wiki.fingerprint
-    remember(other)
-    with pytest.raises(StoreError, match=r"'wiki' means 2 stores: .*give more of the fingerprint"):
+    save_origin(other)
+    with pytest.raises(StoreError, match=r"'wiki' matches 2 stores: .*give more digits of the fingerprint"):
         find_store("wiki", cache)
     for wanted in ("", "zzz", wiki.fingerprint[:3], "../x"):
         with pytest.raises(StoreError, match=r"no such store in .*which has 2; `penstock cache ls`"):
@@ -272,14 +270,14 @@ def test_stores_are_found_by_a_piece_of_their_name(cache: Cache) -> None:
 def test_what_was_seen_is_a_note_and_no_more(cache: Cache) -> None:
     store = make(records(50), cache, name="wiki")
     before = cache.path(manifest_name(store.fingerprint)).read_bytes()
-    assert recall(store.fingerprint, cache) is None
-    remember(store)
-    seen = recall(store.fingerprint, cache)
+    assert load_origin(store.fingerprint, cache) is None
+    save_origin(store)
+    seen = load_origin(store.fingerprint, cache)
     assert seen is not None and (seen.name, seen.places) == ("wiki", ("wiki",)) and abs(seen.time - cache.now()) < 3600
     assert cache.path(manifest_name(store.fingerprint)).read_bytes() == before and verify(store).is_whole
     for damage in ("", "[]", '{"name": 1}', "[" * 99999):
         cache.path(f"seen/{store.fingerprint}.json").write_text(damage)
-        assert recall(store.fingerprint, cache) is None
+        assert load_origin(store.fingerprint, cache) is None
 
 
 def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(cache: Cache) -> None:

@@ -10,14 +10,14 @@ import pytest
 
 import penstock
 from penstock.cache import Cache
-from penstock.store.listing import list_stores
+from penstock.store.inventory import list_stores
 from penstock.store.verify import verify_all
 from tests.cache.people import BECOME, NOBODY, as_root, run, with_strace
 
 RECORDS = [{"text": f"the quick brown fox {row} " * (row % 9)} for row in range(2000)]  # beyond what needs no index
 OPEN = """
 store = penstock.api.prepare({path!r}, tokenizer={tokenizer!r}, cache_dir={root!r}, num_proc=1)
-loader = penstock.api.Loader(store, batch_size=2, max_length=64, output="numpy")
+loader = penstock.Loader(store, batch_size=2, max_length=64, output="numpy")
 print(len(store), store[17].text[:9], sum(1 for _ in loader) == len(loader))
 """
 

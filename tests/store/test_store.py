@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from penstock.engines import LocalEngine
 from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
-from penstock.store.make import Made, MakeShard, ShardTask, run_here
-from penstock.store.schema import FORMAT_VERSION
-from penstock.store.writer import write_shard
+from penstock.store.shards import FORMAT_VERSION, Schema, check_samples
+from penstock.store.work import Made, MakeShard, ShardTask
 from penstock.templates import TextTemplate, open_tokenizer
-from penstock.types import Record, Samples
+from penstock.types import Record, Samples, run_inline
+from penstock.words import short_number
 
 Write = Callable[..., Path]
 
@@ -95,7 +96,8 @@ def test_counts_name_what_was_dropped_and_where(write_jsonl: Write, cache: Cache
         f"72 dropped: nothing_to_train 72 (first {path}:1)"
     )
     assert (
-        repr(store) == f"Store('data', 500 samples, {store.counts.tokens / 1000:.1f} k tokens, {store.fingerprint[:8]})"
+        repr(store)
+        == f"Store('data', 500 samples, {short_number(store.counts.tokens)} tokens, {store.fingerprint[:8]})"
     )
 
 
@@ -284,7 +286,7 @@ def test_a_damaged_shard_is_noticed_and_made_again(cache: Cache, template: TextT
         path.write_bytes(damaged[damage])
     fresh = pickle.loads(pickle.dumps(store))
     shard = [key[:2] + "/" + key for key in store._keys].index(f"{path.parent.name}/{path.stem}")
-    with pytest.raises(StoreError, match=r"no such shard|damaged|cannot be read"):
+    with pytest.raises(StoreError, match=r"No such file|damaged|cannot be read"):
         fresh.tokens(shard)
     again, tasks = small(ListSource(RECORDS), template, cache, refresh=damage.startswith("zero"))
     assert tasks and contents(cache) == before
@@ -300,8 +302,8 @@ def test_a_manifest_promises_only_what_it_names(cache: Cache, template: TextTemp
         ("{", "damaged"),
         ("{}", "damaged"),
         (json.dumps({**value, "format": 99}), f"format 99, expected {FORMAT_VERSION}"),
-        (json.dumps({**value, "shards": value["shards"][1:]}), "names other shards"),
-        (json.dumps({**value, "shards": [{**value["shards"][0], "key": "../../etc"}]}), "is no shard key"),
+        (json.dumps({**value, "shards": value["shards"][1:]}), "lists other shards"),
+        (json.dumps({**value, "shards": [{**value["shards"][0], "key": "../../etc"}]}), "is not a shard key"),
     ):
         path.write_text(text)
         with pytest.raises(StoreError, match=reason):
@@ -328,7 +330,7 @@ def test_a_source_that_changes_under_the_work_is_refused(
     task = ShardTask(shard=0, start=0, stop=50, digest=source.digest(0, 50))
     records[3]["text"] = "changed"
     with pytest.raises(SourceChanged, match=r"list:1: rows 0\.\.50 changed while they were tokenized"):
-        list(run_here(MakeShard(source, template, cache), [task]))
+        list(run_inline(MakeShard(source, template, cache), [task]))
     assert not cache.root.joinpath("shards").exists()
 
 
@@ -337,21 +339,31 @@ def test_a_source_that_changes_under_the_work_is_refused(
     [
         ({"input_ids": np.array([1, 400], dtype=np.uint32)}, "id 400, expected ids below its vocab_size 400"),
         ({"loss_mask": np.ones(1, dtype=bool)}, "2 ids and a loss mask of 1"),
-        ({"offsets": np.array([0, 1])}, "offsets that do not rise from 0"),
+        ({"offsets": np.array([0, 1])}, "1 samples for 2 records"),
         ({"offsets": np.array([0, 3, 2])}, "offsets that do not rise from 0"),
         ({"offsets": np.array([0, 2, 2])}, "record 1 no tokens and no reason"),
         ({"dropped": {0: "why"}}, "record 0 no tokens and no reason, or tokens and a reason"),
     ],
 )
-def test_a_template_is_held_to_its_word(cache: Cache, change: dict[str, Any], reason: str) -> None:
+def test_a_template_is_held_to_its_word(change: dict[str, Any], reason: str) -> None:
     samples = {
         "input_ids": np.array([1, 2], dtype=np.uint32),
         "loss_mask": np.ones(2, dtype=bool),
         "offsets": np.array([0, 1, 2]),
     }
+    check_samples(Samples(**samples), 2, Schema(400))
     with pytest.raises(StoreError, match=reason):
-        cache.publish("a", lambda file: write_shard(file, Samples(**{**samples, **change}), vocab_size=400))
-    assert cache.size("a") is None
+        check_samples(Samples(**{**samples, **change}), 2, Schema(400))
+
+
+def test_samples_that_do_not_fit_together_are_not_published(cache: Cache) -> None:
+    class Wrong(EveryThird):
+        def encode(self, records: Any) -> Samples:
+            return replace(super().encode(records), loss_mask=np.ones(1, dtype=bool))
+
+    with pytest.raises(StoreError, match="4 ids and a loss mask of 1"):
+        small(ListSource([{"ids": [1, 2, 3, 4]}]), Wrong(), cache)
+    assert not (cache.root / "shards").exists()
 
 
 def test_a_store_pickles_small(write_jsonl: Write, cache: Cache, template: TextTemplate) -> None:
@@ -360,3 +372,12 @@ def test_a_store_pickles_small(write_jsonl: Write, cache: Cache, template: TextT
     copy = pickle.loads(pickle.dumps(store))
     assert len(pickle.dumps(store)) < 5000
     assert copy[17].text == store[17].text and copy.lengths.sum() == store.counts.tokens
+
+
+def test_a_mapped_shard_keeps_no_file_open(cache: Cache) -> None:
+    """Or a store of a thousand shards would end at the limit of open files."""
+    store, _ = small(ListSource([{"ids": [1, 2, 3, row]} for row in range(500)]), EveryThird(), cache)
+    shards = [store.tokens(shard) for shard in range(store.num_shards)]
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
+    targets = [str(link.readlink()) for link in links if link.is_symlink()]
+    assert len(shards) >= 5 and targets and not [target for target in targets if target.endswith(".arrow")]

@@ -32,5 +32,5 @@ def test_nothing_is_copied(cache: Cache, tokenizer_path: Path) -> None:
     source = ListSource([{"text": f"the fox {row}"} for row in range(100)])
     store = build(source, template, engine=LocalEngine(1), cache=cache)
     chunk = store.to_hf().data.column("input_ids").chunk(0)
-    ids = np.frombuffer(chunk.values.buffers()[1], store.id_dtype)
+    ids = np.frombuffer(chunk.values.buffers()[1], store.schema.id_dtype)
     assert np.shares_memory(ids, store.tokens(0).input_ids)

@@ -14,7 +14,9 @@ from transformers.utils import chat_template_utils
 
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.chat.template import ChatTemplate
-from penstock.templates.tokenizers import Tokenizer
+from penstock.templates.tokenizer.tokenizer import Tokenizer
+
+from .families import CONTROL, FAMILIES
 
 TODAY = "2024-07-26"
 
@@ -44,7 +46,8 @@ TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
 
 @cache
 def control_tokens() -> list[str]:
-    return sorted({token for text in TEMPLATES.values() for token in _CONTROL.findall(text)})
+    texts = (*TEMPLATES.values(), *FAMILIES.values())
+    return sorted({*CONTROL, *(token for text in texts for token in _CONTROL.findall(text))})
 
 
 @cache
@@ -205,11 +208,17 @@ def rendered(template: str, shape: str, length: int | None = None, prompt: bool 
 
 
 def expected_text(template: str, messages: Messages, tools: Any = None, **options: Any) -> str | None:
-    """What transformers renders; None where it refuses."""
+    """What transformers renders; None where it refuses.
+
+    It leaves out a content of null, and then DeepSeek's templates do not print the calls beside it: these get the null.
+    """
+    source, tokenizer = TEMPLATES.get(template, template), transformers_tokenizer()
     try:
-        text = transformers_tokenizer().apply_chat_template(
-            messages, tools=tools, chat_template=TEMPLATES.get(template, template), tokenize=False, **options
-        )
+        if re.search(r"message\['content'\] is none", source):
+            given = {**tokenizer.special_tokens_map, "add_generation_prompt": False, **options}
+            texts, _ = chat_template_utils.render_jinja_template([messages], chat_template=source, tools=tools, **given)
+            return str(texts[0])
+        text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=source, tokenize=False, **options)
     except Exception:  # whatever a template raises, it refuses
         return None
     assert isinstance(text, str)

@@ -32,6 +32,7 @@ from .conversations import (
     transformers_tokenizer,
     user,
 )
+from .families import FAMILIES
 
 # What a message says, without anything around it.
 BODY = (
@@ -137,6 +138,10 @@ STRUCTURES = {
     + PROMPT,
     "loop in a loop": "{% for m in messages %}<|im_start|>{{ m.role }}\n«m»{% for other in messages %}{% if other is sameas m %}"
     "{{ m.content }}{% endif %}{% endfor %}<|im_end|>»\n{% endfor %}" + PROMPT,
+    "with": "{% for m in messages %}{% with role = m.role %}<|im_start|>{{ role }}\n{% endwith %}«m»"
+    + BODY
+    + "<|im_end|>»\n{% endfor %}[all]"
+    + PROMPT,
     "labels": "{% for m in messages %}" + TURN + "{% endfor %}",  # a header that no generation prompt tells of
     "looks back": "{% for m in messages %}{% if not loop.first %}{% set before = messages[loop.index0 - 1] %}{% endif %}"
     + TURN
@@ -177,6 +182,7 @@ STRUCTURES = {
     "{% set ns.after = false %}{% elif m.role == 'tool' %}<|output|>«m»{{ m.content }}<|/output|>»{% set ns.after = true %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and not ns.after %}<|assistant|>{% endif %}",
 }  # fmt: skip
+STRUCTURES.update(FAMILIES)
 # In these, marks stand in captures or in one branch of a condition, where generation tags cannot stand.
 UNTAGGED = frozenset(
     (
@@ -246,6 +252,11 @@ def twin(name: str) -> Any:
     return _compile_jinja_template(_replaced(name, "{{ '" + _OPEN + "' ~ \\1.n ~ '|' }}", _CLOSE))
 
 
+@cache
+def special_tokens() -> dict[str, str]:
+    return {name: str(token) for name, token in transformers_tokenizer().special_tokens_map.items()}
+
+
 Truth = tuple[str, dict[int, list[tuple[int, int]]]]
 
 
@@ -257,9 +268,11 @@ def truth(name: str, messages: Messages, tools: Any) -> Truth | None:
 @lru_cache(maxsize=1 << 16)
 def _truth(name: str, conversation: str) -> Truth | None:
     messages, tools = json.loads(conversation)
-    numbered = [{**message, "n": number} for number, message in enumerate(messages)]
+    # as transformers gives them to a template
+    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    numbered = [{**message, "n": number} for number, message in enumerate(given)]
     try:
-        marked = twin(name).render(messages=numbered, tools=tools, add_generation_prompt=False, bos_token="<|bos|>")
+        marked = twin(name).render(messages=numbered, tools=tools, add_generation_prompt=False, **special_tokens())
     except (jinja2.TemplateError, TypeError, KeyError, ValueError):
         return None
     text, spans = "", dict[int, list[tuple[int, int]]]()

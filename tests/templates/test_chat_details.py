@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
+from penstock.templates import Reader
+from penstock.templates.chat.template import ChatTemplate
 
-from .conversations import Q2, TOOL, A, Q, assistant, chat, expected_text, user
+from .conversations import Q2, TOOL, A, Q, assistant, call, chat, expected_text, user
 from .structures import ALL_SHAPES, source, truth
 from .test_chat_odd import turns
 
@@ -120,3 +122,23 @@ def test_the_date_and_tools_in_a_prologue_do_not_move_the_mask() -> None:
         shift = len(made.text) - len(known[0])
         assert made.text.startswith("26 July 2024") and made.text[shift:] == known[0]
         assert made.spans == [(a + shift, b + shift) for number in (1, 3, 5) for a, b in known[1][number]]
+
+
+_CALLS_PRINTED = "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
+_NULL_TEMPLATES = {
+    "prints null as a word": "{{ m.content }}" + _CALLS_PRINTED,
+    "prints calls beside null": "{% if m.content is none %}" + _CALLS_PRINTED + "{% else %}{{ m.content }}{% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", _NULL_TEMPLATES)
+def test_a_content_of_null_is_left_out_unless_the_template_prints_calls_only_beside_it(name: str) -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + _NULL_TEMPLATES[name] + "<|im_end|>\n{% endfor %}"
+    text += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    called = assistant(None, tool_calls=[call("add", {"a": 1})])
+    record = {"messages": [Q, called, Q2, A], "tools": [TOOL]}
+    assert rows(text, [record]) == [["[add]" + END, A["content"] + END]]
+    reader = Reader(shape="messages", nulls="keep")
+    kept = ChatTemplate(chat(text).tokenizer, reader=reader, chat_template=text).rendering(record).text
+    assert ("None[add]" in kept) == (name == "prints null as a word")
+    assert record["messages"][1]["content"] is None  # the record is not changed

@@ -9,8 +9,8 @@ import pytest
 import penstock
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.sources import ListSource
-from penstock.sources.fanout import FanOut
-from penstock.templates.masks import runs
+from penstock.sources.views import FanOut
+from penstock.templates.samples import runs
 from penstock.testing import check_source
 
 from .conversations import Q2, TEMPLATES, A, Q, assistant, chat, system, transformers_tokenizer, user

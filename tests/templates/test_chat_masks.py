@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.templates.masks import covered, runs
+from penstock.templates.samples import covered, runs
 from penstock.types import Samples
 
 from .conversations import SHAPES, TEMPLATES, chat, record, rendered, transformers_tokenizer
@@ -183,6 +183,8 @@ def test_masks_are_those_of_generation_tags(name: str) -> None:
         if rendered(name, shape) is None:
             assert samples.dropped[number] in ("template_refused", "mask_unverified"), shape
             continue
+        if name.startswith("deepseek") and shape == "content_none":
+            continue  # transformers leaves out the null, beside which alone this template prints calls
         theirs = transformers_tokenizer().apply_chat_template(
             messages, tools=tools, chat_template=TEMPLATES[name], return_dict=True, return_assistant_tokens_mask=True
         )

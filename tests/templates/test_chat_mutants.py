@@ -1,6 +1,8 @@
 """Every rule of how masks are found has a mutant: without the rule, a conversation with a known truth comes out otherwise."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -45,12 +47,16 @@ def equal_messages_are_one(patch: Patch) -> None:
 def loops_stay_open(patch: Patch) -> None:
     close = instrument._Writer._close
 
-    def quiet(self: instrument._Writer, word: str) -> None:
-        close(self, word)
-        if word == "endfor" and self._out[-1].startswith(instrument.MARK):
-            self._out.pop()
+    def quiet(self: instrument._Writer) -> None:
+        written = len(self._out)
+        close(self)
+        del self._out[written:]
 
     patch.setattr(instrument._Writer, "_close", quiet)
+
+
+def with_is_not_a_block(patch: Patch) -> None:
+    patch.setattr(instrument, "_SCOPES", ("if",))
 
 
 def set_counts_in_message_loops(patch: Patch) -> None:
@@ -95,16 +101,40 @@ def ends_at_one_token(patch: Patch) -> None:
     """The first token behind the words, not all that close the turn."""
     ended = trained_spans.SpanFinder._ended
 
-    def cut(self: Any, whole: Any, *args: Any) -> list[tuple[int, int]]:
-        spans = ended(self, whole, *args)
+    def cut(self: Any, chat: Any, *args: Any) -> list[tuple[int, int]]:
+        spans, text = ended(self, chat, *args), chat.whole.text
         token = "<|im_end|>"
-        return [(a, min(b, place + len(token)) if (place := whole.text.find(token, a)) >= 0 else b) for a, b in spans]
+        return [(a, min(b, place + len(token)) if (place := text.find(token, a)) >= 0 else b) for a, b in spans]
 
     patch.setattr(trained_spans.SpanFinder, "_ended", cut)
 
 
 def nothing(module: Any, name: str, value: Any) -> Callable[[Patch], None]:
     return lambda patch: patch.setattr(module, name, lambda *args, **options: value)
+
+
+def every_turn_takes_the_next_token(patch: Patch) -> None:
+    end = trained_spans.SpanFinder._end
+
+    def taken(self: Any, chat: Any, *args: Any) -> int | None:
+        return end(self, replace(chat, messages=[{**m, "role": "assistant"} for m in chat.messages]), *args)
+
+    patch.setattr(trained_spans.SpanFinder, "_end", taken)
+
+
+def words_outside_loops_are_believed(patch: Patch) -> None:
+    def outside(self: Any, chat: Any, number: int) -> list[tuple[int, int]]:
+        unowned = [run for run in chat.whole.runs if run[2] < 0]
+        return [trained_spans._only_place(chat.whole.text, chat.messages[number], unowned)]
+
+    patch.setattr(trained_spans.SpanFinder, "_outside", outside)
+
+
+def only_the_prompt_tells(patch: Patch) -> None:
+    def unproven(*args: Any) -> tuple[int, bool]:
+        raise headers.Unproven("no header")
+
+    patch.setattr(headers, "_behind_main", unproven)
 
 
 def without_text_around(patch: Patch) -> None:
@@ -130,23 +160,19 @@ def tags_of_all(patch: Patch) -> None:
 
 
 def no_comparison_with_the_layout(patch: Patch) -> None:
-    def filled(self: layout.Layout, text: str, words: list[str]) -> list[tuple[int, int]]:
-        found, place = [], 0
-        turns = {turn[0]: turn for turn in self.turns}
-        for number, (piece, word) in enumerate(zip(self.pieces, words, strict=False)):
-            place += len(piece)
-            if number in turns:
-                found.append((place - turns[number][1], place + len(word) + turns[number][2]))
-            place += len(word)
-        return found
+    def starts(self: layout.Layout, text: str, strings: list[str]) -> list[int]:
+        parts = self.parts.copy()
+        parts[1::2] = [strings[number] for number in self.order]
+        return [0, *accumulate(map(len, parts))]
 
-    patch.setattr(layout.Layout, "_filled", filled)
+    patch.setattr(layout.Layout, "_starts", starts)
 
 
 # rule → (mutant, structure, shape, selection, verdict with the rule)
 MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
     "messages are told apart by identity": (equal_messages_are_one, "plain", "same calls", "assistant", EXACT),
     "a loop's end leaves its level": (loops_stay_open, "loop in a loop", "multi", "assistant", EXACT),
+    "an end closes its own block": (with_is_not_a_block, "with", "single", "assistant", EXACT),
     "set is ignored in loops over messages": (set_counts_in_message_loops, "looks back", "multi", "assistant", EXACT),
     "the header is what a prompt prints": (no_prompt, "thinking header", "single", "assistant", EXACT),
     "a label is a header": (no_label, "labels", "single", "assistant", EXACT),
@@ -166,6 +192,14 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
     "tokens between messages have one owner": (
         nothing(trained_spans.SpanFinder, "_check_runs", None), "header of the user", "single", "users", REFUSED,
     ),
+    "a label behind a message may be the next one's": (
+        nothing(trained_spans.SpanFinder, "_check_runs", None), "chatglm 2", "single", "users", REFUSED,
+    ),
+    "the end of an empty answer is its own": (every_turn_takes_the_next_token, "llama 2", "empty", "users", EXACT),
+    "words outside loops are proven by made-up ones": (
+        words_outside_loops_are_believed, "vicuna", "names of template words", "all but system", EXACT,
+    ),
+    "without a prompt the usual header counts": (only_the_prompt_tells, "granite 3", "system and assistant", "assistant", EXACT),
     "a message without a run is proven absent": (any_empty_message_is_left_out, "last outside", "empty_last", "assistant", REFUSED),
     "tags count in a message's own runs": (tags_of_all, "tags plain", "multi", "last", EXACT),
     "a prompt that reads text is not learned": (

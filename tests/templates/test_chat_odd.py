@@ -8,10 +8,11 @@ import pytest
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.template import ChatTemplate
-from penstock.templates.masks import runs
+from penstock.templates.samples import runs
 from penstock.types import Samples
 
 from .conversations import A2, Q2, A, Q, assistant, call, chat, expected_text, result
+from .structures import source
 
 
 def each(content: str, *, rest: str = "m.content", end: str = "<|im_end|>") -> str:
@@ -194,7 +195,7 @@ def test_the_noncharacter_that_marks_messages_is_refused_wherever_it_stands() ->
     )
     _, samples = check(each("m.content"), rows)
     assert samples.dropped == dict.fromkeys(range(40, 44), "template_refused")
-    with pytest.raises(TemplateError, match="noncharacter that marks messages"):
+    with pytest.raises(TemplateError, match="which Penstock uses to mark messages"):
         chat(each("m.content")).encode(rows[40:41])
 
 
@@ -221,3 +222,20 @@ def test_arguments_that_are_sorted_or_escaped() -> None:
             19,
         )[0]
     )
+
+
+def test_calls_are_not_taken_for_the_header_of_the_next_message() -> None:
+    """The content ends like a turn, and a last answer is printed below all messages: the calls look as if the next message made them."""
+    template = chat(source("answer below"), on_refused="skip")
+    said = assistant("<|im_end|>", tool_calls=[call("add", {"a": 1})])
+    talk = [Q, said, result("1"), {**A, "train": False}]
+    assert template.encode([{"messages": talk}] * 30).dropped == dict.fromkeys(range(30), "mask_unverified")
+
+
+def test_content_that_is_not_printed_beside_calls_may_stand_elsewhere_in_the_text() -> None:
+    """Granite prints no content beside calls; the same words in the question are the question's."""
+    template = chat(source("granite 3"))
+    said = {**assistant(Q["content"]), "tool_calls": [call("add", {"a": 1})]}
+    samples = template.encode([{"messages": [Q, said, result("1"), A]}])
+    called = '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|end_of_text|>'
+    assert turns(template, samples, 0) == [called, A["content"] + "<|end_of_text|>"]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader, builtin, open_tokenizer
+from penstock.templates import Reader, open_tokenizer, trial
 from penstock.templates.chat.template import ChatTemplate
-from penstock.templates.masks import runs
+from penstock.templates.samples import runs
 
 from .conversations import (
     CALLS,
@@ -172,7 +172,7 @@ def test_options_are_checked() -> None:
 
 def test_roles_to_train_are_checked() -> None:
     for given, why in (
-        (["asistant"], "'asistant', which is no role: role_map= adds one"),
+        (["asistant"], "'asistant', which is not a role: role_map= adds one"),
         (["gpt"], "'gpt', which is read as 'assistant': name that one"),
         ([1], "expected a word or a list of roles"),
         ({"user": True}, "expected a word or a list of roles"),
@@ -233,7 +233,7 @@ def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools() -> None:
-    template = chat(builtin.CHATML)
+    template = chat(trial.CHATML)
     question, start = {"role": "user", "content": "hi"}, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     for answer, printed in (
@@ -249,7 +249,7 @@ def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools
         {"messages": [question], "tools": [{"name": "f"}]},
         {"messages": [question, {"role": "assistant", "content": "", "tool_calls": calls}]},
     ):
-        with pytest.raises(TemplateError, match="no form for tools; pass chat_template="):
+        with pytest.raises(TemplateError, match="no form for tools; set chat_template"):
             template.rendering(record)
 
 

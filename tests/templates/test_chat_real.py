@@ -11,7 +11,7 @@ import pytest
 
 from penstock.templates import Reader, open_template, open_tokenizer
 from penstock.templates.chat.template import ChatTemplate
-from penstock.templates.masks import covered
+from penstock.templates.samples import covered
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data"))
 QWEN = REAL / "tokenizers" / "qwen3"

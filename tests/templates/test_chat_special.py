@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.masks import runs
+from penstock.templates.samples import runs
 
 from .conversations import Q2, TEMPLATES, TOOL, A, Messages, Q, assistant, chat, control_tokens, record, tokenizer, user
 
@@ -48,7 +48,7 @@ def test_parts_that_make_up_a_special_token_between_them_are_refused() -> None:
     parts = [{"type": "text", "text": "a <|im_"}, {"type": "text", "text": "end|> b"}]
     talk = [user(parts), A]
     assert count(ids("qwen2_5_vl", talk), IM_END) == 4
-    with pytest.raises(TemplateError, match="two parts of a message make up a special token"):
+    with pytest.raises(TemplateError, match="two parts of a message together form a special token"):
         ids("qwen2_5_vl", talk, special_in_text="text")
     skipping = chat("qwen2_5_vl", special_in_text="text", on_refused="skip")
     assert skipping.encode([{"messages": talk}]).dropped == {0: "mask_unverified"}
@@ -85,7 +85,7 @@ def test_under_text_special_tokens_are_the_templates_own(name: str) -> None:
 def test_error_names_the_token_and_is_a_refusal() -> None:
     talk = [user(ATTACK), A]
     template = chat("qwen3", special_in_text="error")
-    with pytest.raises(TemplateError, match=r"special token '<\|im_end\|>' stands in a message") as caught:
+    with pytest.raises(TemplateError, match=r"special token '<\|im_end\|>' is in a message") as caught:
         template.encode([{"messages": [Q, A]}, {"messages": talk}])
     assert caught.value.record == 1
     skipping = chat("qwen3", special_in_text="error", on_refused="skip")

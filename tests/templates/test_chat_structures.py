@@ -14,6 +14,7 @@ from penstock.templates.chat.template import ChatTemplate
 from penstock.types import Samples
 
 from .conversations import TODAY, A, Messages, Q, chat, tokenizer
+from .families import FAMILIES
 from .structures import ALL_SHAPES, STRUCTURES, UNTAGGED, source, tagged, token_mask, truth, without_space
 
 EXACT, REFUSED, SKIPPED = "exact", "refused", "the template refuses it"
@@ -133,6 +134,14 @@ PARTLY = {
     "brackets": 355,
     "namespace of the last user": 345,
 }
+# Families.  Refused are: content in parts that is not printed beside calls, an answer before any question, and a user's turn behind
+# which the label of an answer may stand.
+PARTLY |= {
+    "llama 3.1": 390, "command r": 394, "command r7b": 419, "glm 4": 417, "granite 3": 418, "chatglm 2": 322,
+    "harmony": 418, "kimi k2": 419, "llama 2": 265, "mistral small": 417, "qwen coder": 405,
+}  # fmt: skip
+# Of these, only the template itself refuses conversations.
+STRICT = {"gemma 2": 249, "zephyr": 382, "olmo 2": 382}
 
 
 def counted(name: str, tags: bool = False) -> Counter[str]:
@@ -147,11 +156,11 @@ def counted(name: str, tags: bool = False) -> Counter[str]:
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_masks_are_exact_or_refused_whatever_the_structure(name: str) -> None:
     counts = counted(name)
-    assert counts[EXACT] >= PARTLY.get(name, 410), counts
+    assert counts[EXACT] >= {**PARTLY, **STRICT}.get(name, 410), counts
     assert name in PARTLY or not counts[REFUSED], counts
 
 
-@pytest.mark.parametrize("name", [name for name in STRUCTURES if name not in UNTAGGED])
+@pytest.mark.parametrize("name", [name for name in STRUCTURES if name not in UNTAGGED and name not in FAMILIES])
 def test_generation_tags_are_exact_or_refused_whatever_the_structure(name: str) -> None:
     counts = counted(name, tags=True)
     assert counts[EXACT] >= PARTLY.get(name, 360), counts

@@ -203,7 +203,11 @@ def test_a_wrong_name_or_option_is_told_the_right_one(tokenizer_path: Path) -> N
         ("mesages", {}, "template 'mesages' is not known; did you mean 'messages'?"),
         ("x", {}, "template 'x' is not known; expected 'auto' or one of text, messages, chat"),
         ("text", {"train_on": "all"}, "template 'text' has no option train_on; it has key, bos, eos"),
-        ("messages", {"mesages_key": "x"}, "template 'messages' has no option mesages_key; did you mean messages_key?"),
+        (
+            "messages",
+            {"mesages_key": "x"},
+            "template 'messages' has no option mesages_key; did you mean 'messages_key'?",
+        ),
         ("alpaca", {"messages_key": "x"}, "template 'alpaca' has no option messages_key"),
         (
             "prompt_completion",

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.cache import Cache
-from penstock.templates import facts
+from penstock.templates.tokenizer import facts
 
 
 class Counted:
@@ -110,7 +111,7 @@ def test_two_processes_that_write_one_fact_leave_it_whole(cache: Cache) -> None:
     code = (
         "import sys\n"
         "from penstock.cache import Cache\n"
-        "from penstock.templates import facts\n"
+        "from penstock.templates.tokenizer import facts\n"
         "for number in range(40):\n"
         "    facts._kept.clear()\n"
         "    value = facts.recall('test', about=number % 5, compute=lambda: ['x' * 5000, number % 5], cache=Cache(sys.argv[1]))\n"
@@ -119,3 +120,20 @@ def test_two_processes_that_write_one_fact_leave_it_whole(cache: Cache) -> None:
     running = [subprocess.Popen([sys.executable, "-c", code, str(cache.root)]) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert len(cache.entries("facts")) == 5
+
+
+def test_versions_of_packages_are_those_that_importlib_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("penstock", "tokenizers", "fastokens", "jinja2", "minijinja"):
+        assert facts.package_version(name) == metadata.version(name)
+    (tmp_path / "elsewhere-1.2.3.dist-info").mkdir()
+    (tmp_path / "elsewhere-1.2.3.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.2.3\n"
+    )
+    (tmp_path / "older.egg-info").mkdir()
+    (tmp_path / "older.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: older\nVersion: 0.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    facts._installed.cache_clear()
+    assert (facts.package_version("elsewhere"), facts.package_version("older")) == ("1.2.3", "0.9")
+    with pytest.raises(metadata.PackageNotFoundError):
+        facts.package_version("nowhere")
+    facts._installed.cache_clear()

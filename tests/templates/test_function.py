@@ -70,6 +70,18 @@ def test_answers_of_all_kinds_stay_in_the_order_of_their_records(tokenizer: Toke
     assert copied.encode(RECORDS).input_ids.tolist() == template.encode(RECORDS).input_ids.tolist()
 
 
+def test_what_a_chat_template_does_not_print_of_its_conversations_is_noted(tokenizer: Tokenizer) -> None:
+    def with_thought(record: dict[str, Any]) -> Any:
+        given = answer(record)
+        if isinstance(given, Conversation):
+            given.messages[-1]["reasoning_content"] = "think"
+        return given
+
+    samples = FunctionTemplate(with_thought, tokenizer, version="1", chat=CHAT).encode([*RECORDS[:3], *RECORDS[6:]])
+    assert samples.notes == {"unrendered: assistant.reasoning_content": {2: 5, 3: 5}}
+    assert samples.assistant_characters == len("hellobyethinkthink")
+
+
 def test_it_is_prepared_like_any_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
     template = FunctionTemplate(answer, tokenizer, version="1", eos=True)
     store = ps.prepare([{"as": "segments", "text": " fox"}] * 3, template=template, cache_dir=tmp_path, num_proc=2)
@@ -79,11 +91,14 @@ def test_it_is_prepared_like_any_template(tokenizer: Tokenizer, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"as": None}, "test_function.answer gave NoneType 'None', expected a dict with input_ids, a list of"),
-        ({"as": {"tokens": []}}, "test_function.answer gave dict"),
-        ({"as": "ids", "ids": [10**6], "mask": [1]}, "cannot be used: key 'input_ids' holds 1000000 at place 0"),
-        ({"as": [{"text": 1}]}, "cannot be used: its list, segment 0 is"),
-        ({"as": "conversation", "text": "a"}, "gave a Conversation; pass chat={}, or its options"),
+        ({"as": None}, "test_function.answer returned NoneType 'None', expected a dict with input_ids, a list of"),
+        ({"as": {"tokens": []}}, "test_function.answer returned dict"),
+        (
+            {"as": "ids", "ids": [10**6], "mask": [1]},
+            "returned an unusable value: key 'input_ids' holds 1000000 at place 0",
+        ),
+        ({"as": [{"text": 1}]}, "returned an unusable value: its list, segment 0 is"),
+        ({"as": "conversation", "text": "a"}, "returned a Conversation; pass chat={} or options"),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_named(tokenizer: Tokenizer, asked: dict[str, Any], reason: str) -> None:
@@ -116,5 +131,5 @@ def test_name_and_version_are_in_the_identity(tokenizer: Tokenizer) -> None:
     for version in ("", 1, None):
         with pytest.raises(TemplateError, match="expected text such as '1'"):
             FunctionTemplate(answer, tokenizer, version=version)  # type: ignore[arg-type]
-    with pytest.raises(TemplateError, match="the function is str"):
+    with pytest.raises(TemplateError, match="function is a str"):
         FunctionTemplate("answer", tokenizer, version="1")  # type: ignore[arg-type]

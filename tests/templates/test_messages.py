@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import TemplateError
-from penstock.templates.messages import Conversation, Reader, train_flag
+from penstock.templates.conversation import Conversation, Reader
+from penstock.templates.fields import train_flag
 
 TURNS = [("system", "be brief"), ("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
 MESSAGES = [{"role": role, "content": content} for role, content in TURNS]

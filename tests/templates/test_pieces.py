@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from penstock.errors import TemplateError
 from penstock.templates import PromptCompletionTemplate, SegmentsTemplate, Tokenizer, open_tokenizer
-from penstock.templates.pieces import trained_tokens
+from penstock.templates.text import trained_tokens
 from penstock.types import Samples, Template
 
 END = "<|endoftext|>"

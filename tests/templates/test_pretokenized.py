@@ -67,7 +67,7 @@ def test_nothing_to_train_is_counted() -> None:
         ({"input_ids": [1, 9]}, "holds 9 at place 1"),
         ({"input_ids": IDS, "labels": [5]}, "key 'labels' has 1 labels for 4 ids, expected one each"),
         ({"input_ids": IDS, "labels": [5, 6, 8, 8]}, "differs from the ids at 1 places, first at 2: label 8, id 7; expected"),
-        ({"input_ids": IDS, "labels": [6, 7, 8, -100]}, "they look shifted by one already, but shifting is the loader's"),
+        ({"input_ids": IDS, "labels": [6, 7, 8, -100]}, "they look shifted by one already, but the loader shifts labels"),
         ({"input_ids": IDS, "loss_mask": [1]}, "key 'loss_mask' has the shape (1,) for 4 ids, expected one value each"),
         ({"input_ids": IDS, "loss_mask": [0, 1, 2, 0]}, "key 'loss_mask' holds 2, expected 0 and 1, or true and false"),
         ({"input_ids": IDS, "loss_mask": [0.5] * 4}, "key 'loss_mask' is a list of float64"),
@@ -87,7 +87,7 @@ def test_a_tokenizer_is_only_needed_to_read_them(tokenizer_path: Path, write_jso
     assert with_one.vocab_size == tokenizer.vocab_size
     assert with_one.decode(tokenizer.encode(["the fox"])[0]) == "the fox"
     assert PretokenizedTemplate(tokenizer, vocab_size=512).vocab_size == 512  # a model's embedding may be wider
-    with pytest.raises(TemplateError, match="vocab_size is None, expected how many ids the vocabulary has"):
+    with pytest.raises(TemplateError, match="vocab_size is None, expected the size of the vocabulary"):
         PretokenizedTemplate()
     store = ps.prepare(path := write_jsonl([{"input_ids": IDS}]), vocab_size=9, cache_dir=path.parent / "cache")
     assert store[0].input_ids.tolist() == IDS

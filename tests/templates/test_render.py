@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.attribution import attribute
+from penstock.templates.chat.instrument import attribute
 from penstock.templates.render import Renderer
 
 from .conversations import TEMPLATES, A, Q, chat

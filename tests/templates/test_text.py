@@ -12,8 +12,8 @@ from tokenizers import processors
 
 from penstock.errors import TemplateError
 from penstock.templates import TextTemplate, open_tokenizer
-from penstock.templates.ends import Ends
-from penstock.templates.samples import Tokens
+from penstock.templates.text import Ends
+from penstock.types import Samples
 
 
 def texts(template: TextTemplate, values: list[str], key: str = "text") -> list[str]:
@@ -64,7 +64,7 @@ def test_ends_equal_the_plain_loop(lengths: list[int], prefix: list[int], suffix
     total = sum(lengths)
     ids = np.array([numbers.randrange(3) for _ in range(total)], np.uint32)
     mask = np.array([numbers.randrange(2) for _ in range(total)], np.bool_)
-    bare = Tokens(ids=ids, mask=mask, lengths=np.array(lengths, np.int64))
+    bare = Samples(input_ids=ids, loss_mask=mask, offsets=np.cumsum([0, *lengths]))
     whole = Ends(tuple(prefix), tuple(suffix)).around(bare, train_prefix=False)
     expected, expected_mask, expected_lengths, start = [], [], [], 0
     for length in lengths:
@@ -75,9 +75,9 @@ def test_ends_equal_the_plain_loop(lengths: list[int], prefix: list[int], suffix
         expected += [*before, *own, *after]
         expected_mask += [*[False] * len(before), *own_mask, *[own_mask[-1]] * len(after)] if own else []
         expected_lengths.append(len(before) + len(own) + len(after))
-    assert whole.ids.tolist() == expected
-    assert whole.mask.tolist() == expected_mask
-    assert whole.lengths.tolist() == expected_lengths
+    assert whole.input_ids.tolist() == expected and whole.input_ids.dtype == np.uint32
+    assert whole.loss_mask.tolist() == expected_mask and whole.loss_mask.dtype == np.bool_
+    assert np.diff(whole.offsets).tolist() == expected_lengths
 
 
 def test_a_text_that_has_its_ends_gets_no_second_ones(tokenizer_path: Path) -> None:

@@ -11,8 +11,10 @@ from tokenizers import models, pre_tokenizers, processors
 
 from penstock.cache import Cache
 from penstock.errors import TemplateError
-from penstock.templates import facts, open_tokenizer, tokenizers
-from penstock.templates.tokenizer_probe import PROBE
+from penstock.templates import open_tokenizer
+from penstock.templates.tokenizer import facts
+from penstock.templates.tokenizer import tokenizer as tokenizers
+from penstock.templates.tokenizer.engines import PROBE
 
 TEXTS = ["the quick brown fox", "", "Grüße 🙂 你好", "  two  spaces\n\nand lines  ", "x" * 5000, "<|endoftext|> inside"]
 
@@ -108,7 +110,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer_path: Path) -> 
     with pytest.raises(TemplateError, match=r"not/a/place: no tokenizer there, expected a tokenizer\.json"):
         open_tokenizer("not/a/place")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(TemplateError, match=r"tokenizer\.json: not a tokenizer\.json that can be read"):
+    with pytest.raises(TemplateError, match=r"tokenizer\.json: cannot read this tokenizer\.json"):
         open_tokenizer(tmp_path)
     shutil.copy(tokenizer_path / "tokenizer.json", tmp_path)
     with pytest.raises(TemplateError, match="token '<nope>' is not in the vocabulary"):
@@ -140,6 +142,6 @@ def test_a_tokenizer_that_changes_before_its_engine_opens_is_refused(
 
 
 def as_in_a_fresh_process() -> None:
-    tokenizers._open_file.cache_clear()
-    tokenizers._engines_of_file.cache_clear()
+    tokenizers._open.cache_clear()
+    tokenizers._engines.cache_clear()
     facts._kept.clear()

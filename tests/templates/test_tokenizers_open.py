@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Reference
+from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import TemplateError
-from penstock.templates import facts, tokenizers
-from penstock.templates.tokenizers import open_tokenizer
+from penstock.templates.tokenizer import facts
+from penstock.templates.tokenizer import tokenizer as tokenizers
+from penstock.templates.tokenizer.tokenizer import open_tokenizer
 
 
 @pytest.fixture
@@ -218,8 +220,8 @@ def test_a_real_object_of_transformers_says_what_its_folder_says(folder: Path) -
 
 
 def as_in_a_fresh_process() -> None:
-    tokenizers._open_file.cache_clear()
-    tokenizers._engines_of_file.cache_clear()
+    tokenizers._open.cache_clear()
+    tokenizers._engines.cache_clear()
     facts._kept.clear()
 
 
@@ -290,7 +292,7 @@ def run(code: str, *arguments: str, **environment: str) -> str:
 
 ASK = """
 from penstock.errors import TemplateError
-from penstock.templates.tokenizers import open_tokenizer
+from penstock.templates.tokenizer.tokenizer import open_tokenizer
 try:
     open_tokenizer("org/absent")
 except TemplateError as error:
@@ -315,7 +317,7 @@ def test_without_huggingface_hub_the_extra_is_named(hub: Path) -> None:
 COUNT = """
 import os, sys
 before = dict(os.environ)
-from penstock.templates.tokenizers import open_tokenizer
+from penstock.templates.tokenizer.tokenizer import open_tokenizer
 threads = len(os.listdir("/proc/self/task"))
 for path in sys.argv[1:]:
     tokenizer = open_tokenizer(path)
@@ -331,3 +333,12 @@ def test_no_engine_starts_threads_unless_the_user_says_so(tokenizer_path: Path, 
     places = (str(tokenizer_path), str(folder))
     assert run(COUNT, *places) == "0 True\n"
     assert run(COUNT, *places, FASTOKENS_BPE_THREADS="2") == "1 True\n"
+
+
+@pytest.mark.parametrize("ids", [{"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 5, "c": 9}])
+def test_the_largest_id_is_found_with_and_without_gaps_between_ids(ids: dict[str, int], tmp_path: Path) -> None:
+    made = Reference(models.WordLevel(ids, unk_token="a"))
+    made.add_special_tokens(["<s>", "a"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.vocab_size == max(made.get_vocab().values()) + 1

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import multiprocessing.spawn
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_blocks_that_are_closed_do_not_count_as_nested() -> None:
 def test_a_verdict_is_remembered_in_the_cache_and_a_refusal_is_not(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.templates import facts
+    from penstock.templates.tokenizer import facts
 
     asked: list[str] = []
 
@@ -138,7 +139,7 @@ def test_a_python_that_cannot_be_started_is_an_error_that_says_what_to_do(tmp_pa
     try:
         for executable, why in ((str(tmp_path / "none"), "No such file"), (str(broken), "exit code 7: no Python here")):
             multiprocessing.set_executable(executable)
-            with pytest.raises(TemplateError, match=rf"none can be started.*{why}.*set_executable"):
+            with pytest.raises(TemplateError, match=rf"cannot start one.*{why}.*set_executable"):
                 try_template("{{ messages }}", DAY, CONTEXTS)
     finally:
         multiprocessing.set_executable(before)
@@ -168,3 +169,52 @@ def test_opening_a_hostile_template_costs_this_process_no_memory(opened: dict[st
         with pytest.raises(LimitExceeded):
             chat(RUNS.get(name) or VALUES[name])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
+
+
+def test_a_child_that_was_started_early_takes_the_first_trial_and_a_new_one_the_next() -> None:
+    with trial.trial_expected():
+        trial.start_early()
+        (child,) = trial._early.get() or []
+        with pytest.raises(LimitExceeded):
+            try_template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", DAY, CONTEXTS)
+        assert child._process.returncode is not None, "it was asked"
+        assert try_template("{{ messages }}", DAY, CONTEXTS)["engine"]
+
+
+def test_a_child_without_a_trial_is_stopped_and_none_is_started_where_no_trial_is_expected() -> None:
+    trial.start_early()
+    assert trial._early.get() is None
+    with trial.trial_expected():
+        trial.start_early()
+        trial.start_early()
+        (child,) = trial._early.get() or []
+    assert child._process.returncode == -signal.SIGKILL
+
+
+def test_an_early_child_that_cannot_be_started_is_an_error_of_the_trial_only(tmp_path: Path) -> None:
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(tmp_path / "none"))
+    try:
+        with trial.trial_expected():
+            trial.start_early()
+            with pytest.raises(TemplateError, match="cannot start one"):
+                try_template("{{ messages }}", DAY, CONTEXTS)
+    finally:
+        multiprocessing.set_executable(before)
+
+
+def test_a_child_that_ends_before_it_reads_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it did not read must not be written again when the pipe is closed: that was a BrokenPipeError."""
+    ends = tmp_path / "python"
+    ends.write_text("#!/bin/sh\nexit 3\n")
+    ends.chmod(0o755)
+    monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: str(ends))
+    start = subprocess.Popen
+
+    def start_and_wait(*args: Any, **kwargs: Any) -> Any:
+        process = start(*args, **kwargs)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_wait)
+    assert trial.Child().ask({"text": "x"}) == ("", "", 3)

@@ -114,6 +114,14 @@ def test_calls_that_are_printed_as_json_are_not_counted(name: str) -> None:
     assert lost(name, messages, tools=[TOOL, WEATHER]) == expected
 
 
+def test_names_of_calls_that_are_not_printed_are_counted_even_if_a_result_repeats_them() -> None:
+    nameless = PLAIN.replace("c.function", "c.function.arguments")
+    assert nameless != PLAIN
+    assert lost(nameless, [Q, assistant("", tool_calls=[call("add", {"a": 1})]), result("add"), A]) == {
+        "assistant.tool_calls": 3
+    }
+
+
 def test_a_second_call_that_is_not_printed_is_counted() -> None:
     first = PLAIN.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
     one, two = assistant("I ask.", tool_calls=CALLS[:1]), assistant("I ask.", tool_calls=CALLS)
@@ -137,6 +145,12 @@ def test_messages_parts_and_tools_that_are_left_out_are_counted() -> None:
         == {}
     )
     assert lost(LATE, [picture, A]) == {"user.content": 13, "user.content[image]": 0}
+
+
+def test_parts_without_words_are_nothing_to_print() -> None:
+    blank = [{"type": "text", "text": words} for words in ("", "  \n")]
+    assert lost(TEXT_PARTS, [user(blank), A]) == {}
+    assert lost(TEXT_PARTS, [user([*blank, {"type": "text", "text": "So?"}]), A]) == {}
 
 
 def test_words_that_a_template_rewrites_count_as_printed() -> None:
@@ -203,6 +217,11 @@ def test_plain_conversations_are_printed_whole_by_the_templates_of_trl(name: str
     else:
         assert not any(note.startswith(UNRENDERED) for note in samples.notes)
         assert name.startswith("llava_next") == bool(samples.dropped)  # refuses strings
+
+
+def test_a_refusal_counts_no_characters_of_tools_that_are_not_printed() -> None:
+    with pytest.raises(TemplateError, match=r"the chat template does not print tools; choose"):
+        chat(PLAIN, on_unrendered="stop").encode([{"messages": [Q, A], "tools": [TOOL]}])
 
 
 def test_on_unrendered_stops_or_skips_by_name() -> None:

@@ -1,7 +1,6 @@
-"""Where derived files live: a folder whose files are whole, never change, and are named by what they are made of."""
+"""A folder of derived files: each is complete, never changes, and is named by what it was made of."""
 
-from penstock.cache.cache import Cache, Discarded, Entry
-from penstock.cache.owner import Owner
-from penstock.cache.settings import default_root, parse_size
+from penstock.cache.cache import Cache, Discarded, Entry, default_root, parse_size
+from penstock.cache.locks import Owner
 
 __all__ = ["Cache", "Discarded", "Entry", "Owner", "default_root", "parse_size"]

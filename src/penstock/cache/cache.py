@@ -1,49 +1,71 @@
-"""Where do derived files live, and when is one whole?  A file under its final name is whole and never changes.
+"""Publish and read derived files.  A file under its final name is complete and never changes.
 
-Names say what a file is made of, so two writers of one name write the same bytes and nobody needs a lock.
+Names say what a file is made of, so two writers of one name write the same bytes, and correctness needs no lock.
+
+Environment, read when a Cache is made; arguments come first:
+PENSTOCK_CACHE               the folder
+PENSTOCK_CACHE_MAX           how many bytes it may hold, such as 200G; the least recently used files go first
+PENSTOCK_ALLOW_SHARED_CACHE  1: use a folder that others own or can write to
+PENSTOCK_VERIFY              1: check the digest of a shard whenever it is opened
 """
 
 import contextlib
-import mmap
+import errno
 import os
+import re
 import shutil
-import stat
-import tempfile
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TypeVar
 
-from penstock.cache import leases
-from penstock.cache.faults import again, again_if_stale, refuse
-from penstock.cache.folder import Folder, lookup, lstat, read_whole, write_new
-from penstock.cache.naming import give_name
-from penstock.cache.owner import Owner
-from penstock.cache.settings import default_root, flag_from_environment, size_from_environment
+from penstock.cache import locks
 from penstock.errors import StoreError
+from penstock.places.folder import Folder
+from penstock.places.place import FileId
 
-TRASH = "trash"
+_Data = TypeVar("_Data")
+
+_TRASH = "trash"
 _TEMPORARY = "penstock-"
 
-_LOOKS, _LOOK_SECONDS = 20, 0.05
+_TRIES, _TRY_SECONDS = 20, 0.05
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORECASE)
+_YES, _NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
+
+_ELSEWHERE = "choose another folder with cache_dir= or PENSTOCK_CACHE"
+_ADVICE = {
+    errno.ENOSPC: f"free some space there (`penstock cache prune`), or {_ELSEWHERE}",
+    errno.EDQUOT: f"your quota there is used up: free some space (`penstock cache prune`), or {_ELSEWHERE}",
+    errno.EIO: "the disk reports a fault: check it before anything else is written there",
+    errno.EMFILE: "this process has too many files open: raise the limit (`ulimit -n`)",
+    errno.ENFILE: "this machine has too many files open: close some programs",
+    errno.ESTALE: "the network file system lost it: run again",
+    errno.EROFS: f"nothing can be written there: {_ELSEWHERE}",
+    errno.EACCES: f"check the permissions there, or {_ELSEWHERE}",
+    errno.EPERM: f"check the permissions there, or {_ELSEWHERE}",
+    errno.ENOENT: "prepare the store again, only what is missing is made",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A published file, as a look at it tells."""
+class Entry(NamedTuple):
+    """A published file."""
 
     name: str
     num_bytes: int
-    used: float  # seconds, by the clock of the file system: when it was made or last taken up
+    used: float  # when it was made or last used: seconds, by the clock of the file system
 
 
 class Cache:
     """One folder of published files.  A name is a relative path such as `shards/9c/9c1e….arrow`.
 
-    max_bytes: what it may hold; kept when a store is finished.  verify: check what is read against its digest.
-    allow_shared: use the folder although others own it or can write to it.  Each is else taken from the environment.
+    max_bytes: what it may hold, enforced when a store is finished.  verify: check what is read against its digest.
+    allow_shared: use the folder although others own it or can write to it.  None: as the environment says.
     """
 
     def __init__(
@@ -55,218 +77,148 @@ class Cache:
         verify: bool | None = None,
     ) -> None:
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
-        self.max_bytes = size_from_environment("PENSTOCK_CACHE_MAX") if max_bytes is None else max_bytes
-        self.verify = flag_from_environment("PENSTOCK_VERIFY") if verify is None else verify
+        given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
+        self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
+        self.verify = _environment_flag("PENSTOCK_VERIFY") if verify is None else verify
         if allow_shared is None:
-            allow_shared = flag_from_environment("PENSTOCK_ALLOW_SHARED_CACHE")
-        self._folder = Folder(self.root, allow_shared)
-        self._swept: set[str] = set()  # folders in which leftovers were looked for
+            allow_shared = _environment_flag("PENSTOCK_ALLOW_SHARED_CACHE")
+        self.place = Folder(self.root, allow_shared=allow_shared, owner=locks.Owner.me)
+        self._swept: set[str] = set()  # folders in which this process has looked for leftovers
 
     @classmethod
     def temporary(cls) -> "Cache":
-        """A cache that is gone when the last user of this object is; one whose process was killed goes with the next."""
+        """Create a cache that is removed with its last reference; if its process was killed, the next such call removes it."""
+        import tempfile  # only here: it imports random and hashlib
+
         _sweep_temporary(Path(tempfile.gettempdir()))
-        cache = cls(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{Owner.me()}-"))
+        cache = cls(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{locks.Owner.me()}-"))
         weakref.finalize(cache, _remove, cache.root, os.getpid())
         return cache
 
     def path(self, name: str) -> Path:
-        """Where a name lies; a name never leads out of the cache."""
-        return self.root.joinpath(*_parts(name))
+        """The path of a name, which is always inside the cache."""
+        return Path(self.place.absolute(name))
 
     def size(self, name: str, *, hold: bool = True) -> int | None:
-        """Bytes of a published file, or None where there is none.
-
-        One that is there is held: whoever asks is about to use it.
-        """
-        *folders, last = _parts(name)
-        path = self.path(name)
-
-        def ask() -> int | None:
-            with self._folder.within(folders) as fd:
-                status = lookup(fd, last, path)
-                return None if status is None else status.st_size
-
-        try:
-            size = again_if_stale(ask)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            refuse(error, path, "look up")
-        if size is not None and hold:
-            self.hold(name)
-        return size
-
-    def names(self, folder: str) -> list[str]:
-        """Published files of a folder, sorted.  On a network this is truthful where asking for one name is not."""
-        try:
-            with self._folder.within(_parts(folder)) as fd:
-                return sorted(f"{folder}/{name}" for name in os.listdir(fd) if not name.startswith("."))  # noqa: PTH208
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            refuse(error, self.path(folder), "list")
-
-    @contextlib.contextmanager
-    def folder(self, name: str, *, make: bool = False) -> Iterator[int]:
-        """A folder of the cache, open, for files that are not published but come and go."""
-        with self._folder.within(_parts(name), make=make) as fd:
-            yield fd
-
-    def entries(self, below: str = "") -> list[Entry]:
-        """Every published file of the cache, or below one of its folders; nothing is taken up by looking."""
-        found: list[Entry] = []
-        try:
-            with self._folder.within(_parts(below) if below else ()) as fd:
-                for folder, folders, files, inner in os.fwalk(".", dir_fd=fd):
-                    folders[:] = [name for name in folders if not name.startswith(".")]
-                    for file in files:
-                        with contextlib.suppress(FileNotFoundError):
-                            status = lstat(inner, file)
-                            if stat.S_ISREG(status.st_mode) and not file.startswith("."):
-                                name = os.path.normpath(f"{below or '.'}/{folder}/{file}")
-                                found.append(Entry(name, status.st_size, status.st_mtime))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            refuse(error, self.root, "list")
-        return sorted(found, key=lambda entry: entry.name)
-
-    @contextlib.contextmanager
-    def opened(self, name: str, *, size: int | None = None) -> Iterator[int]:
-        """A published file as an open descriptor; StoreError where it has not `size` bytes."""
-        *folders, last = _parts(name)
-        path = self.path(name)
-        with contextlib.ExitStack() as stack:
-
-            def enter() -> int:
-                fd = stack.enter_context(self._folder.within(folders))
-                return stack.enter_context(self._folder.reading(fd, last, path))
-
-            try:
-                file = self._patiently(name, enter)
-                found = os.fstat(file).st_size
-                if size is not None and found != size:
-                    raise StoreError(f"{path}: {found} bytes, expected {size}; remove the file, it will be made again")
-                yield file
-            except OSError as error:
-                refuse(error, path, "read")
-
-    def _patiently(self, name: str, enter: Callable[[], int]) -> int:
-        """A file that we hold may be away for a moment: whoever took it sees our lease next, and puts it back."""
-        for _ in range(_LOOKS if leases.my_lease(self._folder).holds(name) else 0):
-            with contextlib.suppress(FileNotFoundError):
-                return again_if_stale(enter)
-            time.sleep(_LOOK_SECONDS)
-        return again_if_stale(enter)
-
-    def read(self, name: str) -> bytes:
-        """A small published file, whole."""
-        with self.opened(name) as fd:
-            return read_whole(fd)
-
-    def map(self, name: str, *, size: int, hold: bool = True) -> memoryview:
-        """A published file of exactly `size` bytes, memory-mapped."""
-        with self.opened(name, size=size) as fd:
+        """Return the bytes of a published file, which is held from now on; None if there is none."""
+        with explained("look up", self.path(name)), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            size = self.place.stat(name).size
             if hold:
                 self.hold(name)
-            return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if size else b"")
+            return size
+        return None
+
+    def names(self, folder: str) -> list[str]:
+        """Return the published files of a folder, sorted.  On a network, a listing is fresh where a lookup may not be."""
+        with explained("list", self.path(folder)), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(f"{folder}/{name}" for name, _ in self.place.entries(folder) if name[0] != ".")
+        return []
+
+    def entries(self, below: str = "") -> list[Entry]:
+        """Return all published files of the cache, or below one of its folders, sorted; none is held."""
+        with explained("list", self.root), contextlib.suppress(FileNotFoundError):
+            files = [(self._name(file), file) for file in self.place.scan(below)]
+            return sorted(Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}")
+        return []
+
+    def read(self, name: str) -> bytes:
+        """Return all bytes of a small published file."""
+        return self.reading(name, self.place.read)
+
+    def map(self, name: str, *, size: int | None, hold: bool = True) -> memoryview:
+        """Memory-map a published file, which must have `size` bytes, if that is known."""
+        data = self.reading(name, self.place.map)
+        if size not in (None, len(data)):
+            expected = f"{len(data)} bytes, expected {size}"
+            raise StoreError(f"{self.path(name)}: {expected}; remove the file, it will be made again")
+        if hold:
+            self.hold(name)
+        return data
+
+    def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
+        """Return `read(name)`.  A file that we hold may be missing for a moment: `prune` moves it, finds our lease, and restores it."""
+        with explained("read", self.path(name)):
+            for _ in range(_TRIES if self._lease.holds(name) else 0):
+                with contextlib.suppress(FileNotFoundError):
+                    return read(name)
+                time.sleep(_TRY_SECONDS)
+            return read(name)
 
     def publish(
         self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False, hold: bool = True
     ) -> int:
-        """Write a file beside its place, make it durable, give it its name; its size.
+        """Write a file beside its place, sync it, give it its name; return its size.
 
-        A name that is taken keeps its file: equal bytes are no news, other bytes are an error unless `replace`.
+        A file that has the name already stays.  If its bytes differ, that is an error, unless `replace`.
         """
-        *folders, last = _parts(name)
         path = self.path(name)
-        temporary = leases.temporary_name()
-        try:
-            with self._folder.within(folders, make=True) as fd:
-                self._sweep("/".join(folders), fd)
-                try:
-                    size = write_new(fd, temporary, write)
-                    if hold:
-                        self.hold(name)  # before it can be seen, so that nobody removes it in between
-                    give_name(self._folder, fd, temporary, last, path, replace=replace)
-                finally:
-                    with contextlib.suppress(OSError):
-                        again(lambda: os.unlink(temporary, dir_fd=fd))
-        except OSError as error:
-            refuse(error, path, "write")
-        return size
+
+        def write_and_hold(file: IO[bytes]) -> None:
+            write(file)
+            if hold:
+                self.hold(name)  # before others can see and remove it
+
+        with explained("write", path):
+            self._sweep(name.rpartition("/")[0])
+            try:
+                return self.place.create(name, write_and_hold, replace=replace)
+            except FileExistsError as error:
+                raise StoreError(
+                    f"{path}: exists with other content than Penstock just made for this name; "
+                    f"the file is damaged or was edited: remove it, or pass refresh=True"
+                ) from error
 
     def hold(self, *names: str, holder: object = None) -> None:
-        """Tell others that these are in use, until `holder` is gone or this process; they are also used just now."""
-        for name in leases.my_lease(self._folder).hold(names, holder):
-            *folders, last = _parts(name)
-            with contextlib.suppress(OSError, StoreError), self._folder.within(folders) as fd:
-                os.utime(last, dir_fd=fd, follow_symlinks=False)
+        """Keep files from removal until `holder` is gone, or this process; also marks them as used now."""
+        for name in self._lease.hold(names, holder):
+            with contextlib.suppress(OSError, StoreError):
+                self.place.touch(name)
 
     def release(self, *names: str) -> None:
-        """This process needs these no longer, or an object holds them now."""
-        leases.my_lease(self._folder).release(names)
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether it is worth trying; nothing is written to find out."""
-        try:
-            with self._folder.within() as fd:
-                return leases.may_write(fd)
-        except (OSError, StoreError):
-            return False
+        """End a hold of this process; objects that hold the same names keep holding them."""
+        self._lease.release(names)
 
     def held(self) -> set[str]:
-        """Names that some living process holds."""
-        try:
-            return leases.held(self._folder)
-        except OSError as error:
-            refuse(error, self.root / leases.FOLDER, "read")
+        """Return the names that a living process holds."""
+        with explained("read", self.root / locks.LEASES):
+            return locks.held_names(self.place)
 
     def now(self) -> float:
-        """The time by the clock of the file system, which also says when files were used."""
-        try:
-            with self._folder.within(make=True) as fd:
-                return leases.clock(fd)
-        except OSError as error:
-            refuse(error, self.root, "write")
+        """Return the time by the clock of the file system, as in `Entry.used`."""
+        return locks.clock(self.place) or time.time()
 
     def discard(self, name: str) -> "Discarded":
-        """Take a file's name away; it is gone with `empty`, or comes back with `restore`."""
-        *folders, last = _parts(name)
-        aside = leases.temporary_name()  # so that it goes the way of all leftovers if this process is killed now
-        try:
-            with self._folder.within(folders) as fd, self._folder.within([TRASH], make=True) as trash:
-                again(lambda: os.rename(last, aside, src_dir_fd=fd, dst_dir_fd=trash))
-        except FileNotFoundError:
-            return Discarded(self, name, None)
-        except OSError as error:
-            refuse(error, self.path(name), "remove")
-        return Discarded(self, name, aside)
+        """Take a file's name away; `empty` removes it for good, `restore` brings it back."""
+        trashed = f"{_TRASH}/{self.place.temporary_name()}"  # so that it is swept if this process is killed now
+        with explained("remove", self.path(name)), contextlib.suppress(FileNotFoundError):
+            self.place.move(name, trashed)
+            return Discarded(self, name, trashed)
+        return Discarded(self, name, None)
 
     def tidy(self) -> int:
-        """Remove what killed processes left behind; how many files."""
-        count = 0
-        try:
-            with self._folder.within() as fd:
-                for _, _, _, inner in os.fwalk(".", dir_fd=fd):
-                    count += len(leases.sweep(inner, now=self.now))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            refuse(error, self.root, "tidy")
-        return count
+        """Remove what killed processes left behind; return the number of files."""
+        with explained("tidy", self.root), contextlib.suppress(FileNotFoundError):
+            return len(locks.remove_dead(self.place, map(self._name, self.place.scan(""))))
+        return 0
 
-    def _sweep(self, folder: str, fd: int) -> None:
-        """Leftovers of a folder go when this process first writes to it."""
+    def _sweep(self, folder: str) -> None:
+        """Remove leftovers of a folder when this process first writes to it."""
         if folder not in self._swept:
             self._swept.add(folder)
             with contextlib.suppress(OSError, StoreError):
-                leases.sweep(fd, now=lambda: leases.clock(fd))
+                names = [f"{folder}/{name}".lstrip("/") for name, _ in self.place.entries(folder)]
+                locks.remove_dead(self.place, names)
+
+    def _name(self, file: FileId) -> str:
+        return file.path[len(str(self.root)) + 1 :]
+
+    @property
+    def _lease(self) -> locks.Lease:
+        return locks.my_lease(self.place)
 
     def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[Any, ...]]:
-        return _again, (str(self.root), self.max_bytes, self._folder.allow_shared, self.verify)
+        settings = {"max_bytes": self.max_bytes, "allow_shared": self.place.allow_shared, "verify": self.verify}
+        return partial(Cache, **settings), (str(self.root),)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"Cache({str(self.root)!r})"
@@ -274,49 +226,68 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A file without a name.  Between losing it and being gone there is time to see whether somebody just took it up."""
+    """A file without a name.  Before it is removed for good, there is time to see whether a process began to use it."""
 
     cache: Cache
     name: str
-    aside: str | None  # its name in the trash; None where there was no such file
+    trashed: str | None  # its name in the trash; None if there was no such file
 
     def empty(self) -> None:
-        if self.aside is not None:
-            with contextlib.suppress(OSError, StoreError), self.cache._folder.within([TRASH]) as trash:
-                again(lambda: os.unlink(str(self.aside), dir_fd=trash))
+        if self.trashed is not None:
+            with contextlib.suppress(OSError, StoreError):
+                self.cache.place.remove(self.trashed)
 
     def restore(self) -> None:
-        """Back to its name, unless somebody has made it anew."""
-        *folders, last = _parts(self.name)
-        if self.aside is None:
-            return
-        try:
-            with self.cache._folder.within(folders) as fd, self.cache._folder.within([TRASH]) as trash:
-                if lookup(fd, last, self.cache.path(self.name)) is None:
-                    again(lambda: os.rename(str(self.aside), last, src_dir_fd=trash, dst_dir_fd=fd))
-        except OSError as error:
-            refuse(error, self.cache.path(self.name), "restore")
+        """Give the file its name again, unless a new one was published."""
+        if self.trashed is not None and self.cache.size(self.name, hold=False) is None:
+            with explained("restore", self.cache.path(self.name)):
+                self.cache.place.move(self.trashed, self.name)
         self.empty()
 
 
-def _again(root: str, max_bytes: int | None, allow_shared: bool, verify: bool) -> Cache:
-    return Cache(root, max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
+@contextlib.contextmanager
+def explained(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError: what was tried, where, why it failed, what to do."""
+    try:
+        yield
+    except OSError as error:
+        is_gone = error.errno == errno.ENOENT and doing == "write"  # the folder was removed, or is a dangling link
+        advice = _ADVICE.get(0 if is_gone else error.errno or 0, f"check the folder, or {_ELSEWHERE}")
+        raise StoreError(f"cannot {doing} {path}: {error.strerror or error}; {advice}") from error
 
 
-def _parts(name: str) -> list[str]:
-    parts = name.split("/")
-    if not all(parts) or any(part in (".", "..") or "\\" in part or "\0" in part for part in parts):
-        raise StoreError(f"{name!r} is no name in a cache; the file that holds it is damaged, remove it")
-    return parts
+def default_root() -> Path:
+    """PENSTOCK_CACHE, else the platform's folder for caches."""
+    if given := os.environ.get("PENSTOCK_CACHE"):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "penstock"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "4096", "200G", "1.5 TiB"."""
+    parts = _SIZE.fullmatch(text)
+    if parts is None:
+        raise StoreError(f"{text!r} is not a size, expected a number of bytes such as 4096, 200G or 1.5TiB")
+    power = "kmgt".index(parts[3].lower()) + 1 if parts[3] else 0
+    return int(float(parts[1]) * (1024 if parts[4] else 1000) ** power)
+
+
+def _environment_flag(variable: str) -> bool:
+    given = os.environ.get(variable, "").strip().lower()
+    if given not in _YES | _NO:
+        raise StoreError(f"{variable} is {given!r}, expected 1 or 0")
+    return given in _YES
 
 
 def _sweep_temporary(folder: Path) -> None:
-    """Remove temporary caches of our own whose processes are dead."""
+    """Remove temporary caches of this user whose processes are dead."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*-*"):
-            owner = Owner.parse(path.name.removeprefix(_TEMPORARY).rpartition("-")[0])
+            owner = locks.Owner.parse(path.name.removeprefix(_TEMPORARY).rpartition("-")[0])
             if owner is not None and owner.is_dead and path.lstat().st_uid == os.geteuid():
-                shutil.rmtree(path, ignore_errors=True)  # which follows no links
+                shutil.rmtree(path, ignore_errors=True)  # follows no links
 
 
 def _remove(root: Path, owner: int) -> None:

@@ -12,50 +12,42 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
+import click
 
 from penstock import __version__
-from penstock.cli import bench, cache, check, init, plan, prepare, report, screen, show, stats, trace, verify
+from penstock.cli import commands, screen, stores
 from penstock.errors import PenstockError
 
-OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, screen.INTERRUPTED
+OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, 130
+_COMPLETE = "_PENSTOCK_COMPLETE"  # set by a shell that asks for completions
+_KEPT = "what is finished is kept: run the same command again to continue"
 
-commands = typer.Typer(
-    name="penstock",
+
+class Group(click.Group):
+    """Commands in the order in which they are added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+cli = Group(
+    "penstock",
+    no_args_is_help=True,
+    context_settings={"show_default": True},
     help="Turn raw records into packed training batches.",
     epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 130 interrupted.",
-    rich_markup_mode=None,  # plain help, also in a pipe
-    pretty_exceptions_enable=False,  # they would print what data says, raw
-    no_args_is_help=True,
 )
-commands.command("init")(init.init)
-commands.command("check")(check.check)
-commands.command("prepare")(prepare.prepare)
-commands.command("show")(show.show)
-commands.command("stats")(stats.stats)
-commands.command("plan")(plan.plan)
-commands.command("trace")(trace.trace)
-commands.command("report")(report.report)
-commands.command("bench")(bench.bench)
-commands.command("verify")(verify.verify)
-commands.add_typer(cache.commands, name="cache")
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        screen.say(f"penstock {__version__}")
-        raise typer.Exit
-
-
-@commands.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+cli = click.version_option(__version__, message="penstock %(version)s", help="Print the version.")(cli)
+of_cache = Group("cache", no_args_is_help=True, help="List, remove and explain what is in the cache.")
+for each in (stores.ls, stores.rm, stores.prune, stores.why):
+    of_cache.add_command(each)
+for each in (
+    *(commands.init, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
+    *(commands.trace, commands.report, commands.bench, stores.verify, of_cache),
+):
+    cli.add_command(each)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -64,57 +56,49 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code.  No error leaves here as a traceback but our own."""
+    """Run a command and return its exit code.  Only an error of our own shows a traceback."""
+    code = OK
     try:
-        code = commands(arguments, standalone_mode=False)
+        if instruction := os.environ.get(_COMPLETE):
+            from click.shell_completion import shell_complete
+
+            return shell_complete(cli, {}, "penstock", _COMPLETE, instruction)
+        try:
+            with cli.make_context("penstock", list(sys.argv[1:] if arguments is None else arguments)) as context:
+                cli.invoke(context)
+        except click.exceptions.Exit as end:
+            code = end.exit_code
         sys.stdout.flush()
     except PenstockError as error:
         screen.complain(error)
-        return DATA
-    except KeyboardInterrupt:
+        code = DATA
+    except KeyboardInterrupt as stop:
+        screen.complain(f"interrupted; {str(stop) or _KEPT}")
         code = INTERRUPTED
-    except BrokenPipeError:
-        return _unread()
-    except SystemExit as end:  # typer's answer to the same, and to a shell that asks for completions
-        return _unread() if isinstance(end.__context__, BrokenPipeError) else int(end.code or OK)
+    except BrokenPipeError:  # the reader of the output closed the pipe: discard the rest, also when the process ends
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except click.ClickException as error:
+        _explain(error)
+        code = USAGE
     except Exception as error:
-        return _explain(error)
-    finally:
-        screen.listen_no_more()
-    if code == INTERRUPTED:
-        screen.complain("interrupted; what is finished is kept: run the same command again to go on")
-    return code if isinstance(code, int) else OK
+        import traceback
+
+        screen.text_block("".join(traceback.format_exception(error)))
+        screen.complain("this is an error of Penstock itself; please report it with the lines above")
+        code = FAULT
+    return code
 
 
-def _unread() -> int:
-    """Whoever read our output has had enough; what is left of it goes nowhere, also when the process ends."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return OK
-
-
-def _explain(error: Exception) -> int:
-    """An error of usage, which typer's own library tells apart by how it can be shown, or a fault of ours."""
-    shown = getattr(error, "format_message", None)
-    if callable(shown):
-        message = str(shown())
-        if "\n" in message:  # help, where no command was given
-            screen.text_block(message)
-        else:
-            screen.complain(f"{message} (see {_asked(error)} --help)")
-        return USAGE
-    import traceback
-
-    screen.text_block("".join(traceback.format_exception(error)))
-    screen.complain("this is an error of Penstock itself; please report it with the lines above")
-    return FAULT
-
-
-def _asked(error: Exception) -> str:
-    """The command that was not understood, however the program was called."""
+def _explain(error: click.ClickException) -> None:
+    """Say what is wrong with the command line."""
+    message = error.format_message()
+    if "\n" in message:  # help, because no command was given
+        screen.text_block(message)
+        return
     names: list[str] = []
     context = getattr(error, "ctx", None)
     while context is not None and context.parent is not None:
         names.insert(0, str(context.info_name))
         context = context.parent
-    return " ".join(["penstock", *names])
+    screen.complain(f"{message} (see {' '.join(['penstock', *names])} --help)")

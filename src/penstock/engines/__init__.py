@@ -1,6 +1,6 @@
-"""Run these tasks."""
+"""Run tasks.  An engine of your own has one method, `run`, as `penstock.types.Engine` describes it."""
 
-from penstock.engines.cores import num_cores
-from penstock.engines.local import LocalEngine
+from penstock.engines.local import LocalEngine, num_cores, open_engine
+from penstock.types import Engine, run_task
 
-__all__ = ["LocalEngine", "num_cores"]
+__all__ = ["Engine", "LocalEngine", "num_cores", "open_engine", "run_task"]

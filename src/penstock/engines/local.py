@@ -1,27 +1,24 @@
-"""Who runs the tasks?  Processes of this machine; whoever is free gets the next one, so nobody waits for the slowest.
+"""Run tasks in processes of this machine, by `multiprocessing`.  A free process takes the next task.
 
-The work is sent once per process (or inherited, where it forks); a task and its result are a few numbers.
+On Linux workers are forked: they start in milliseconds and share the loaded tokenizer.  Elsewhere they are spawned, and
+the work is sent to each of them once.  A task and its result are a few numbers.
 """
 
-import contextlib
+import os
 import sys
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
+from pathlib import Path
 from typing import Any
 
-from penstock.engines.cores import num_cores
-from penstock.engines.pool import Pool
-from penstock.engines.worker import do
 from penstock.errors import StoreError
-from penstock.types import Task
-
-_PAUSE = 0.05  # seconds until somebody who had no task for us is asked again
-
-_BEGUN, _NO_MORE = object(), object()
+from penstock.types import Engine, OnNote, Task, run_inline
+from penstock.words import did_you_mean
 
 START_METHODS = ("fork", "spawn")
+
+# Ranks that a launcher has put on this machine: torchrun and accelerate, Open MPI, MPICH, MVAPICH.
+_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 
 class LocalEngine:
@@ -30,7 +27,7 @@ class LocalEngine:
     def __init__(self, num_proc: int | None = None, *, start_method: str | None = None, inline: bool = True) -> None:
         if num_proc is not None and (not hasattr(num_proc, "__index__") or isinstance(num_proc, bool) or num_proc < 1):
             raise StoreError(f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)")
-        # fork starts in milliseconds and shares the loaded tokenizer; elsewhere it is unsafe or missing
+        # Elsewhere fork is missing, or unsafe because system libraries start threads.
         self.start_method = start_method or ("fork" if sys.platform == "linux" else "spawn")
         if self.start_method not in START_METHODS:
             raise StoreError(f"start_method is {start_method!r}, expected one of {', '.join(START_METHODS)}")
@@ -38,83 +35,79 @@ class LocalEngine:
         self.inline = inline
 
     def run(
-        self,
-        work: Callable[[Task], Any],
-        tasks: Iterable[Task | None],
-        *,
-        told: Callable[[Task, Any], object] | None = None,
+        self, work: Callable[[Task], Any], tasks: Iterable[Task | None], *, on_note: OnNote[Task] | None = None
     ) -> Iterator[Any]:
-        """Results as they finish.  The first error stops the rest and is raised here.
+        """Yield results as they finish, as `Engine.run` says.  The first error stops the rest and is raised here.
 
-        tasks: asked for one at a time, when a process is free; None means nothing just now, ask again.
-        told: hears the notes of work that is a generator.
-        Processes start before this returns, so in the caller's thread.
+        Processes start before this returns, in the caller's thread.  A daemonic process of `multiprocessing`, such as
+        a worker of a torch DataLoader, may not have children: there the tasks run in the process itself.
         """
         num_proc = min(self.num_proc, length_hint(tasks, self.num_proc))
-        if self.inline and num_proc <= 1:
-            return _here(work, tasks, told)
-        pool = Pool(work, start_method=self.start_method)
-        try:
-            for _ in range(max(1, num_proc)):
-                pool.grow()
-        except BaseException:
-            pool.stop()
-            raise
-        return Results(pool, _there(pool, iter(tasks), told))
+        multiprocessing = sys.modules.get("multiprocessing")  # a child has imported it
+        is_daemonic = multiprocessing is not None and multiprocessing.current_process().daemon
+        if (self.inline and num_proc <= 1) or is_daemonic:
+            return run_inline(work, tasks, on_note)
+        from penstock.engines.pool import Results
+
+        return Results(work, iter(tasks), on_note, self.start_method, max(1, num_proc))
 
     def __repr__(self) -> str:
         return f"LocalEngine({self.num_proc})"
 
 
-class Results(Iterator[Any]):
-    """Results as they come.  Letting go of them stops the pool, and so does `close`, from any thread."""
-
-    def __init__(self, pool: Pool, results: Generator[Any, None, None]) -> None:
-        self._pool, self._results = pool, results
-        next(results)  # up to the first `yield`: from here on, its end is the pool's
-
-    def __next__(self) -> Any:
-        return next(self._results)
-
-    def close(self) -> None:
-        self._pool.is_halted = True
-        with contextlib.suppress(ValueError):  # another thread waits for a result just now, and will stop there
-            self._results.close()
+def open_engine(engine: str | Engine, *, num_proc: int | None = None, inline: bool = True) -> Engine:
+    """Return an engine by its name ("local"), or the user's own, which chooses its number of processes itself."""
+    if engine == "local":
+        return LocalEngine(num_proc, inline=inline)
+    if isinstance(engine, str) or not callable(getattr(engine, "run", None)):
+        hint = did_you_mean(engine, ["local"]) if isinstance(engine, str) else ""
+        raise StoreError(
+            f"engine is {engine!r}, expected 'local' or an object with a method run(work, tasks, *, on_note=None){hint}"
+        )
+    if num_proc is not None:
+        raise StoreError(f"num_proc is {num_proc!r}, but it belongs to engine 'local'; set it in {engine!r} instead")
+    return engine
 
 
-def _here(work: Callable[[Any], Any], tasks: Iterable[Any], told: Callable[[Any, Any], object] | None) -> Iterator[Any]:
-    for task in tasks:
-        if task is None:
-            time.sleep(_PAUSE)
+def num_cores(*, root: Path = Path("/")) -> int:
+    """Count the cores that this process may use: by affinity and cgroup, shared with the other ranks on this machine.
+
+    root: the folder of `proc` and `sys`.
+    """
+    total = os.cpu_count() or 1
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    limit = cgroup_cores(root) or total
+    ranks = next((int(text) for name in _LOCAL_RANKS if (text := os.environ.get(name, "")).isdecimal()), 1)
+    # A launcher that pinned each rank to its own cores has divided them already.
+    return max(1, min(own, limit, min(total, limit) // max(1, ranks)))
+
+
+def cgroup_cores(root: Path) -> int | None:
+    """Return the whole cores of the tightest cpu limit from this process's cgroup up to the root; None without a limit."""
+    limits = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        yield do(work, task, partial(told, task) if told is not None else _nobody)
+        for mount in (controllers, *controllers.split(",")) if controllers else ("", "unified"):
+            # Inside a container the path may be the host's and not exist here; the mount itself always does.
+            group = Path(path.lstrip("/"))
+            limits += [_limit(root / "sys/fs/cgroup" / mount / each) for each in (group, *group.parents)]
+    found = [limit for limit in limits if limit]
+    return max(1, int(min(found))) if found else None
 
 
-def _nobody(note: Any) -> None: ...
-
-
-def _there(pool: Pool, tasks: Iterator[Any], told: Callable[[Any, Any], object] | None) -> Generator[Any, None, None]:
-    """Feed idle workers, hand out what they bring back."""
-    more = True
+def _limit(group: Path) -> float:
+    """Return the cores that one cgroup grants: version 2 has "quota period" in one file, version 1 has two.  0: no limit."""
+    words = _read(group / "cpu.max").split() or [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     try:
-        yield _BEGUN
-        while not pool.is_halted:
-            asked = None
-            while more and (worker := pool.idle()) is not None:
-                asked = next(tasks, _NO_MORE)
-                more = asked is not _NO_MORE
-                if asked is None or not more:
-                    break
-                pool.give(worker, asked)
-            busy = any(worker.task is not None for worker in pool.workers)
-            if not busy and not more:
-                return
-            for worker, kind, value in pool.hear(_PAUSE if more and asked is None and pool.idle() else None):
-                if kind == "note" and told is not None and worker.task is not None:
-                    told(worker.task[0], value)
-                elif kind == "error":
-                    raise value
-                elif kind == "done":
-                    yield value
-    finally:
-        pool.stop()
+        return max(0, int(words[0])) / int(words[1])
+    except (ValueError, IndexError, ZeroDivisionError):  # "max", or no such file
+        return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

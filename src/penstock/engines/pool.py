@@ -1,237 +1,274 @@
-"""Who holds the worker processes?  One pipe each; who dies is noticed, and nobody outlives the pool."""
+"""Worker processes, by `multiprocessing`.  Imported only where processes start: it takes 20 ms."""
 
+import atexit
 import contextlib
-import logging
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import Pipe as make_pipe
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from types import FrameType
 from typing import Any
 
-from penstock.engines.worker import Pipe, Stop, serve, settle
 from penstock.errors import StoreError
+from penstock.types import PAUSE, OnNote, run_task
 
-_LOOK = 0.5  # seconds between looks at processes whose pipe is silent
-_SILENT = 60.0  # seconds without a word from a worker until a warning
-_GRACE = 3.0  # seconds that a worker has for leaving things tidy
-
-_log = logging.getLogger("penstock")
+_POLL_SECONDS = 0.5  # between checks whether the results were closed, or the parent has died
+_GRACE_SECONDS = 3.0  # for a worker to clean up before it is killed
+_NO_MORE = object()
+_CLOSED = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 @dataclass(slots=True)
-class Worker:
-    """One process: its pipe, and what it is doing."""
+class _Worker:
+    """One process, its pipe, and its current task."""
 
-    pid: int
-    pipe: Pipe
-    program: "subprocess.Popen[bytes] | None"  # None where it was forked
+    process: BaseProcess
+    pipe: connection.Connection
     task: tuple[Any] | None = None
-    note: Any = None  # the last one it sent about its task
-    heard: float = 0.0
-    status: int | None = None  # exit code, or minus the signal, once it is gone
+    note: Any = None  # the last one about its task
 
-    def gone(self) -> bool:
-        """Whether the process has ended; then `status` says how."""
-        if self.status is None and self.program is not None:
-            self.status = self.program.poll()
-        elif self.status is None:
+
+class Results(Iterator[Any]):
+    """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
+
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        tasks: Iterator[Any],
+        on_note: OnNote[Any] | None,
+        start_method: str,
+        num_proc: int,
+    ) -> None:
+        self._work, self._tasks, self._on_note = work, tasks, on_note
+        self._has_more, self._is_closed = True, False
+        self._done: deque[Any] = deque()
+        self._lock = threading.Lock()  # held by a thread that waits for a result
+        self._workers: list[_Worker] = []
+        self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())
+        atexit.register(self._stop)  # before multiprocessing waits for its children
+        try:
+            sent = work if start_method == "fork" else _pickled(work)
+            for _ in range(num_proc):
+                self._workers.append(_start_worker(sent, start_method))
+        except BaseException:
+            self._end()
+            raise
+
+    def __next__(self) -> Any:
+        with self._lock:
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else waits for all children of this process
-                self.status = 255
+                while self._is_closed or not self._done:
+                    has_none = self._give_tasks()
+                    is_over = not self._has_more and all(each.task is None for each in self._workers)
+                    if self._is_closed or is_over:
+                        raise StopIteration
+                    self._receive(PAUSE if has_none else _POLL_SECONDS)
+                return self._done.popleft()
+            except BaseException:
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """End the workers, from any thread."""
+        self._is_closed = True
+        if self._lock.acquire(blocking=False):  # else the thread that waits for a result ends them
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._stop()
+        atexit.unregister(self._stop)
+
+    def _give_tasks(self) -> bool:
+        """Give tasks to idle workers; return whether one stays idle because there is no task now."""
+        for each in self._workers:
+            if each.task is None and self._has_more and not self._is_closed:
+                task = next(self._tasks, _NO_MORE)
+                if task is None:
+                    return True
+                self._has_more = task is not _NO_MORE
+                if self._has_more:
+                    each.task, each.note = (task,), None
+                    with contextlib.suppress(*_CLOSED):  # it has died; `_receive` finds out why
+                        each.pipe.send(each.task)
+        return False
+
+    def _receive(self, timeout: float) -> None:
+        """Wait for messages of workers; raise the error of a task, and StoreError if a worker has died."""
+        ready = connection.wait([each.pipe for each in self._workers], timeout)
+        for each in self._workers:
+            # A pipe stays open while another process holds a copy of its end, so ask for the process as well.
+            if each.pipe not in ready and (ready or each.process.exitcode is None or each.pipe.poll(0)):
+                continue
+            try:
+                kind, value = each.pipe.recv() if each.pipe in ready else ("died", None)
+            except _CLOSED:
+                kind, value = "died", None
+            if kind == "note":
+                each.note = value
+                if self._on_note is not None and each.task is not None:
+                    self._on_note(each.task[0], value)
+            elif kind == "done":
+                each.task = None
+                self._done.append(value)
             else:
-                self.status = os.waitstatus_to_exitcode(status) if pid else None
-        return self.status is not None
+                raise value or self._death(each)
 
-    def signal(self, number: int) -> None:
-        if not self.gone():  # a number of a process that we have not waited for is still its own
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-
-class Pool:
-    """Worker processes that all do the same work.  To be used by one thread at a time."""
-
-    def __init__(self, work: Callable[[Any], Any], *, start_method: str) -> None:
-        self._work = work
-        self._start_method = start_method
-        self._owner = os.getpid()
-        self._parcel: Any = None  # the work, ready to be sent
-        self.workers: list[Worker] = []
-        self.is_halted = False  # set by any thread: nobody wants more results
-
-    def grow(self) -> None:
-        """One more worker."""
-        worker = self._fork() if self._start_method == "fork" else self._spawn()
-        worker.heard = time.monotonic()
-        self.workers.append(worker)
-
-    def idle(self) -> Worker | None:
-        return next((worker for worker in self.workers if worker.task is None), None)
-
-    def give(self, worker: Worker, task: Any) -> None:
-        worker.task, worker.note, worker.heard = (task,), None, time.monotonic()
-        try:
-            worker.pipe.send(("task", task))
-        except (BrokenPipeError, ConnectionResetError):
-            while worker.pipe.poll(0):  # it may have said why
-                self._receive(worker)
-            raise self._died(worker) from None
-
-    def hear(self, timeout: float | None = None) -> list[tuple[Worker, str, Any]]:
-        """Messages of the workers that have any, within `timeout` seconds; StoreError where one has died."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
-            ready = connection.wait([worker.pipe for worker in self.workers], max(0.0, left))
-            heard = [(worker, *self._receive(worker)) for worker in self.workers if worker.pipe in ready]
-            if heard or self.is_halted or (until is not None and time.monotonic() >= until):
-                return heard
-            self._look()
-
-    def _receive(self, worker: Worker) -> tuple[str, Any]:
-        try:
-            kind, value = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._died(worker) from None
-        worker.heard = time.monotonic()
-        if kind == "note":
-            worker.note = value
-        elif kind == "refused":
-            raise _unsendable(value)
-        elif kind in ("done", "error"):
-            worker.task = None
-        return kind, value
-
-    def _look(self) -> None:
-        """At processes whose pipe says nothing: its end is not seen while some other process holds a copy."""
-        for worker in self.workers:
-            if not worker.pipe.poll(0) and worker.gone():
-                raise self._died(worker)
-            if worker.task is not None and time.monotonic() - worker.heard > _SILENT:
-                _log.warning(
-                    "worker process %d has said nothing for %.0f s; it works on %s",
-                    worker.pid, time.monotonic() - worker.heard, self._describe(worker),
-                )  # fmt: skip
-                worker.heard = time.monotonic()
-
-    def _died(self, worker: Worker) -> StoreError:
-        until = time.monotonic() + _GRACE
-        while not worker.gone() and time.monotonic() < until:  # its pipe closes a moment before it has ended
-            time.sleep(0.01)
+    def _death(self, dead: _Worker) -> StoreError:
+        dead.process.join(_GRACE_SECONDS)  # its pipe closes before it has ended
+        describe = getattr(self._work, "describe", lambda task, note: f"task {task!r}")
+        task = "nothing yet" if dead.task is None else describe(dead.task[0], dead.note)
         return StoreError(
-            f"a worker process {_how(worker.status)} while it worked on {self._describe(worker)}; what is finished is kept: "
-            f"run again, with a smaller num_proc if memory ran out, or with num_proc=1 to see it happen in this process"
+            f"a worker process {_cause_of_death(dead.process.exitcode)} while it worked on {task}; what is finished is "
+            f"kept: run again, with a smaller num_proc if memory ran out, or with num_proc=1 to see it happen in this process"
         )
 
-    def _describe(self, worker: Worker) -> str:
-        if worker.task is None:
-            return "nothing yet"
-        describe = getattr(self._work, "describe", None)
-        if describe is None:
-            return f"task {worker.task[0]!r}"
-        return str(describe(worker.task[0], worker.note))
 
-    # Starting
+def _start_worker(work: Any, start_method: str) -> _Worker:
+    context: Any = multiprocessing.get_context(start_method)
+    ours, theirs = context.Pipe(duplex=True)
+    process = context.Process(target=_main, args=(theirs, work, os.getpid()), daemon=False)
+    with warnings.catch_warnings(), contextlib.nullcontext() if start_method == "fork" else _hidden_main():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: the worker uses none of them
+        process.start()
+    theirs.close()
+    return _Worker(process, ours)
 
-    def _fork(self) -> Worker:
-        ours, theirs = make_pipe(duplex=True)
-        sys.stdout.flush()  # or the child would write it again
-        sys.stderr.flush()
-        parent, main = os.getpid(), threading.current_thread() is threading.main_thread()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads: `settle` and the work see to it
-            pid = os.fork()
-        if pid:
-            theirs.close()
-            return Worker(pid=pid, pipe=ours, program=None)
-        code = 1
-        try:
-            settle(parent, die_with_parent=main)
-            ours.close()
-            for worker in self.workers:  # copies would hide the end of the others' pipes
-                worker.pipe.close()
-            with contextlib.suppress(Exception):
-                sys.stdin.close()
-            sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for as long as the process lives
-            serve(theirs, self._work, parent)
-            code = 0
-        except Stop:
-            code = 0
-        finally:
-            with contextlib.suppress(BaseException):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)  # nothing of the parent's stack may go on here
 
-    def _spawn(self) -> Worker:
-        if self._parcel is None:
-            try:
-                self._parcel = ForkingPickler.dumps(self._work)
-            except Exception as error:
-                raise _unsendable(error) from error
-        ours, theirs = make_pipe(duplex=True)
-        main = threading.current_thread() is threading.main_thread()
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(int(main))]
-        program = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.engines", *arguments],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        theirs.close()
-        worker = Worker(pid=program.pid, pipe=ours, program=program)
-        try:
-            ours.send(sys.path)
-            ours.send_bytes(self._parcel)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._died(worker) from None
-        return worker
+def _stop(workers: list[_Worker], owner: int) -> None:
+    """End all workers: ask first, then kill those that still run."""
+    if os.getpid() != owner:  # a forked process has a copy of the list, not of the workers
+        return
+    ended = [*workers]
+    workers.clear()
+    try:
+        for each in ended:
+            with contextlib.suppress(OSError):
+                each.pipe.send(None)
+            each.process.terminate()
+        until = time.monotonic() + _GRACE_SECONDS
+        for each in ended:
+            each.process.join(max(0, until - time.monotonic()))
+    finally:  # also at a second Ctrl-C
+        for each in ended:
+            each.process.kill()
+            each.process.join()
+            each.pipe.close()
 
-    # Stopping
 
-    def stop(self) -> None:
-        """End all workers: in peace if they follow at once, and by force if they do not."""
-        if os.getpid() != self._owner:  # a forked process has a copy of the object, not of the workers
-            return
-        workers, self.workers = self.workers, []
-        try:
-            for worker in workers:
-                with contextlib.suppress(OSError):
-                    worker.pipe.send(("end", None))
-                worker.signal(signal.SIGTERM)
-            until = time.monotonic() + _GRACE
-            while not all(worker.gone() for worker in workers) and time.monotonic() < until:
-                time.sleep(0.005)
-        finally:  # also when Ctrl-C comes twice
-            for worker in workers:
-                worker.signal(signal.SIGKILL)
-                worker.pipe.close()
-            while not all(worker.gone() for worker in workers):
-                time.sleep(0.005)
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep `multiprocessing` from running the user's script again in a spawned worker: it needs no `__main__` guard."""
+    names = vars(sys.modules["__main__"])
+    kept: dict[str, Any] = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
+    names["__spec__"] = None
+    try:
+        yield
+    finally:
+        names.update(kept)
+
+
+def _pickled(work: Callable[[Any], Any]) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps(work))
+    except Exception as error:
+        raise _unsendable(error) from error
 
 
 def _unsendable(reason: object) -> StoreError:
     return StoreError(
-        f"the work cannot be sent to a worker process: {reason}; functions and classes that a script or a notebook defines "
-        f"itself stay there: put them into a module of their own, use start_method='fork', or pass num_proc=1"
+        f"the work cannot be sent to a worker process: {reason}; a worker does not run your script or notebook: move the "
+        f"functions and classes that it needs into a module, use start_method='fork', or pass num_proc=1"
     )
 
 
-def _how(status: int | None) -> str:
-    if status is None:
-        return "closed its pipe"
-    if status >= 0:
-        return f"ended with exit code {status}"
-    if -status == signal.SIGKILL:
+def _cause_of_death(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return "closed its pipe" if exit_code is None else f"ended with exit code {exit_code}"
+    if -exit_code == signal.SIGKILL:
         return "was killed by signal 9, probably out of memory,"
     names = {known.value: known.name for known in signal.Signals}
-    return f"crashed with signal {-status} ({names.get(-status, 'no name')})"
+    return f"crashed with signal {-exit_code} ({names.get(-exit_code, 'no name')})"
+
+
+class _Stop(BaseException):
+    """Raised during a task when the parent needs no more results, so that `finally` blocks clean up."""
+
+
+def _main(pipe: connection.Connection, work: Any, parent: int) -> None:
+    """Run as a worker.  `work` is pickled if the process was spawned."""
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.set_wakeup_fd(-1)  # belongs to an event loop of the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # There is one process per core, and a thread pool of the parent does not survive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with contextlib.suppress(_Stop, *_CLOSED):
+        try:
+            work = ForkingPickler.loads(work) if isinstance(work, bytes) else work
+        except Exception as error:
+            pipe.send(("error", _unsendable(f"{type(error).__name__}: {error}")))
+        else:
+            _serve(pipe, work)
+
+
+def _serve(pipe: connection.Connection, work: Callable[[Any], Any]) -> None:
+    """Do tasks until the parent sends None."""
+    is_busy = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # A scheduler sends SIGTERM to the whole group, and the parent may want to go on.  During a task the parent
+        # sends nothing but None.
+        if is_busy and pipe.poll(0):
+            raise _Stop
+
+    signal.signal(signal.SIGTERM, stop)
+    while (task := pipe.recv()) is not None:
+        is_busy = True
+        try:
+            answer = ("done", run_task(work, task[0], lambda task, note: pipe.send(("note", note))))
+        except (_Stop, *_CLOSED):
+            raise
+        except BaseException as error:  # SystemExit too: the parent decides
+            answer = ("error", _picklable(error))
+        finally:
+            is_busy = False
+        try:
+            pipe.send(answer)
+        except _CLOSED:
+            raise
+        except Exception as error:
+            pipe.send(("error", StoreError(f"a result cannot be sent from its worker process: {error}")))
+
+
+def _picklable(error: BaseException) -> BaseException:
+    """Return the error with the worker's traceback as a note, or a StoreError with its text if it cannot be pickled."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        error.add_note(f"in worker process {os.getpid()}:\n{text}")
+        if not isinstance(error, Exception):
+            raise TypeError("would end the parent")
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:
+        return StoreError(f"a task failed with {type(error).__name__}: {error}\n{text}")
+    return error

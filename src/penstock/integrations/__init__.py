@@ -1,1 +1,1 @@
-"""The trainers people use.  Each module imports its own framework, and nothing else imports the module."""
+"""Integrations with trainers.  Each module imports its own framework, and nothing else imports the module."""

@@ -1,4 +1,4 @@
-"""Accelerate with a Loader: its batches go to the accelerator's device, its state goes with save_state and load_state.
+"""Accelerate with a Loader: move batches to the accelerator's device, and save the Loader's state in save_state and load_state.
 
     batches = attach(accelerator, loader)                                 # instead of accelerator.prepare(loader)
     evaluated = attach(accelerator, eval_loader, evaluation=True)         # from its first batch at every iteration
@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
+from penstock.loader.guards import EvalBatches
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone does not run there
 
@@ -39,7 +39,7 @@ def attach(
 
 
 class Batches(DataLoaderStateMixin):  # type: ignore[misc]
-    """What is left of the run.  Tells the accelerator which batch is the last, so that `accumulate` ends with a step."""
+    """The batches that are left.  Tells the accelerator which one is the last, so that `accumulate` ends with a step."""
 
     def __init__(self, accelerator: Accelerator, loader: Loader, *, evaluation: bool, isolation_check: bool) -> None:
         self._accelerator, self.gradient_state = accelerator, accelerator.gradient_state
@@ -50,10 +50,9 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._to_check:
-            self._check_isolation()
+        self._check_isolation()
         batches, loader = iter(self._batches), self._loader
-        left = loader._passes.steps_left(loader.start_of_next_loop())  # without steps that skip= passes over
+        left = loader.steps_after(loader.start_of_next_loop())  # without steps that skip= names
         self.begin()
         try:
             for batch in batches:
@@ -64,8 +63,8 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
             self.end()
 
     def _check_isolation(self) -> None:
-        """Of the models that were prepared before the first iteration."""
-        self._to_check = False
-        if self._accelerator.distributed_type not in _SHARDED:
+        """Check the models that were prepared before the first iteration."""
+        if self._to_check and self._accelerator.distributed_type not in _SHARDED:
             for model in self._accelerator._models:
                 check_at_first_step(model, self._loader, precision=self._accelerator.mixed_precision)
+        self._to_check = False

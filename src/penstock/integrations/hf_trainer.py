@@ -1,9 +1,11 @@
-"""How does the Hugging Face Trainer take a Loader?  As it is: batches are neither dealt out again, nor skipped, nor replayed.
+"""Train and evaluate with the Hugging Face Trainer on Loaders.  It takes batches as they are: none is sharded, skipped or replayed again.
 
-    trainer = LoaderTrainer(model=model, args=args, loader=loader)
+    trainer = LoaderTrainer(model=model, args=args, loader=loader, eval_dataset=eval_loader)   # or a dict of eval Loaders
     trainer.train(resume_from_checkpoint=True)
 
-The loader's state lies in the Trainer's own checkpoint folders.  For a Trainer of your own: `class Mine(FromLoader, Trainer)`.
+The loader's state is saved in the Trainer's own checkpoint folders.  For a Trainer of your own: `class Mine(FromLoader, Trainer)`.
+An evaluation begins at its first batch, sees every sample once, and reports a loss per token.  The Trainer's own loss is a mean of
+means: a short last batch counts as much as a full one, and a batch of padding alone is not a number.
 """
 
 import json
@@ -19,17 +21,19 @@ from transformers import Trainer, TrainerCallback
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
-from penstock.integrations.evaluation import EvaluatesLoaders, loaders_in, refuse_the_same, steps_done
+from penstock.integrations.isolation import check_isolation
 from penstock.integrations.model_inputs import ModelInputs
 from penstock.loader import Loader
+from penstock.loader.collate import IGNORE
+from penstock.loader.guards import EvalBatches, refuse_the_same
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
-_TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is not whole
+_TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is incomplete
 _POSITIONAL = list(signature(Trainer).parameters)
 
 
-class FromLoader(EvaluatesLoaders):
-    """A Trainer whose training batches come from `loader`, which also says how many there are; evaluation may have Loaders, too.
+class FromLoader:
+    """Mixin for a Trainer whose training batches come from `loader`; eval_dataset may be a Loader, or a dict of them.
 
     isolation_check: before training, compare a packed row with the same samples alone, and refuse a model that mixes them up.
     """
@@ -37,14 +41,18 @@ class FromLoader(EvaluatesLoaders):
     args: Any
     state: Any
     model: Any
+    accelerator: Any
+    eval_dataset: Any
     _steps: "_Steps"
     _samples: int  # that this rank has trained in this call of train()
+    _isolated: frozenset[Any] = frozenset()  # forms of batches for which the model has passed the isolation check
+    _sums: torch.Tensor | None = None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
 
     def __init__(self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any) -> None:
         if loader.form.output != "torch":
-            raise PlanError("the Trainer needs tensors: leave output='torch' in the Loader")
+            raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
         if loader.form.labels != "unshifted":
-            raise PlanError("the Trainer's models shift labels themselves: leave labels='unshifted' in the Loader")
+            raise PlanError("the Trainer's models shift labels themselves: set labels='unshifted' in the Loader")
         if loader.per_epoch:
             raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
         given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
@@ -56,28 +64,27 @@ class FromLoader(EvaluatesLoaders):
         if given.get("args") is not None:  # before the Trainer itself acts on them
             check_arguments(given["args"], loader, eval_loaders=evaluated, other_eval=other)
         super().__init__(*args, **options)
-        self.loader, self.isolation_check = loader, isolation_check
-        self._check_args()
-        # A copy: the arguments may be used again, with another Loader.
-        self.args = copy(self.args)
-        self._max_steps_given = self.args.max_steps
-        self.args.per_device_train_batch_size = self._train_batch_size = loader.batch_size
-        self.add_callback(_Epochs(loader))  # type: ignore[attr-defined]
-        self.add_callback(_Isolation(self))  # type: ignore[attr-defined]
-
-    def _check_args(self) -> None:
         if self.args.n_gpu > 1:
             raise PlanError(
                 f"{self.args.n_gpu} GPUs in one process would cut packed batches apart; start with torchrun"
             )
-        if self.loader.epochs is None and self.args.max_steps <= 0:
+        if loader.epochs is None and self.args.max_steps <= 0:
             raise PlanError("an endless Loader (epochs=None) needs max_steps in the TrainingArguments")
+        self.loader, self.isolation_check = loader, isolation_check
+        self.args = copy(self.args)  # the arguments may be used again, with another Loader
+        self._max_steps_given = self.args.max_steps
+        self.args.per_device_train_batch_size = self._train_batch_size = loader.batch_size
+        self.add_callback(_Callback(self))  # type: ignore[attr-defined]
 
     def get_train_dataloader(self) -> Any:
         return self._steps
 
     def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
-        done = self._resume(Path(resume_from_checkpoint)) if resume_from_checkpoint else self._start()
+        done = 0  # optimizer steps
+        if resume_from_checkpoint:
+            done = self._resume(Path(resume_from_checkpoint))
+        elif self.loader.finished:  # a second call of train()
+            self.loader.restart()
         self._samples = 0
         accumulate, given = self.args.gradient_accumulation_steps, self._max_steps_given
         self._steps = _Steps(self.loader, ModelInputs(self.model), before=done * accumulate)
@@ -89,23 +96,17 @@ class FromLoader(EvaluatesLoaders):
         options["resume_from_checkpoint"] = resume_from_checkpoint
         return super()._inner_training_loop(*args, **options)  # type: ignore[misc]
 
-    def _start(self) -> int:
-        """A second call of train() begins at the first batch again; optimizer steps done before: none."""
-        if self.loader.epochs is not None and steps_done(self.loader) >= len(self.loader):
-            self.loader.seek(self.loader.first_step)
-        return 0
-
     def _resume(self, folder: Path) -> int:
-        """Bring the loader to where the checkpoint was taken; optimizer steps done until then."""
+        """Load the loader's state from a checkpoint; return the optimizer steps done until then."""
         if not (folder / _TRAINER_STATE).exists():
-            raise PlanMismatch(f"{folder} is not whole: no {_TRAINER_STATE} in it; resume from the one before it")
+            raise PlanMismatch(f"{folder} is incomplete: no {_TRAINER_STATE} in it; resume from the one before it")
         if not (folder / STATE).exists():
             raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without a Loader; start a new run")
         self.loader.load_state_dict(json.loads((folder / STATE).read_text()))
         return int(json.loads((folder / _TRAINER_STATE).read_text())["global_step"])
 
     def _run_epoch(self, **options: Any) -> Any:
-        """The Trainer's one pass.  After a resume it is over what is left, and there is nothing to skip."""
+        """Run the Trainer's one pass.  After a resume it is over what is left, and there is nothing to skip."""
         accumulate = self.args.gradient_accumulation_steps
         left = self._steps.left
         if left is None:
@@ -114,32 +115,32 @@ class FromLoader(EvaluatesLoaders):
         return super()._run_epoch(**{**options, **steps, "steps_trained_in_current_epoch": 0})  # type: ignore[misc]
 
     def get_batch_samples(self, *args: Any, **options: Any) -> Any:
-        """The batches of the next optimizer step."""
+        """Return the batches of the next optimizer step, and count their samples."""
         batches, num_items = super().get_batch_samples(*args, **options)  # type: ignore[misc]
         self._samples += sum(batch.samples for batch in batches)
         return batches, num_items
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Of include_num_input_tokens_seen: "non_padding" tokens are those of samples, whatever the mask and the padding id are."""
+        """For include_num_input_tokens_seen: "non_padding" tokens are those of samples, whatever the mask and the padding id are."""
         if self.args.include_num_input_tokens_seen == "non_padding":
             self.state.num_input_tokens_seen += self._over_ranks(inputs.tokens)
         else:
             super()._track_num_input_tokens(inputs)  # type: ignore[misc]
 
     def _over_ranks(self, count: int) -> int:
-        """The sum over all data-parallel ranks; ranks that share their rows count once."""
+        """Return the sum over all data-parallel ranks; ranks that share their rows count once."""
         counts = torch.tensor([count], device=self.args.device, dtype=torch.int64)
         total = int(self.accelerator.gather(counts).sum())
         return total * self.loader.world.size // int(self.accelerator.num_processes)
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> Any:
-        """Samples per second of what was trained.  The Trainer takes the share of this call's steps in all steps of what it is given."""
+        """Report samples per second of what was trained: the Trainer multiplies by the share of this call's steps in all steps."""
         steps = self.state.global_step - self._initial_global_step  # type: ignore[attr-defined]
         num_train_samples = self._over_ranks(self._samples) * max(self.state.max_steps, 1) / max(steps, 1)
         return super()._finalize_training(trial, num_train_samples, start_time)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.should_save:  # rank 0; before all else, so that a whole checkpoint has it
+        if self.args.should_save:  # rank 0; before all else, so that a complete checkpoint has it
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
             folder.mkdir(parents=True, exist_ok=True)
             temporary = folder / f".{STATE}.tmp"
@@ -150,22 +151,70 @@ class FromLoader(EvaluatesLoaders):
             temporary.replace(folder / STATE)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
+    def check_isolation(self, loader: Loader, model: Any) -> None:
+        """Refuse a model that lets packed samples see each other; once for each form of batch."""
+        key = (loader.form, loader.plan.settings.packing)
+        if self.isolation_check and key not in self._isolated:
+            check_isolation(model, loader, precision=self.accelerator.mixed_precision)
+            self._isolated |= {key}
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        chosen = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
+        if isinstance(chosen, Loader):
+            return self._eval_steps(chosen)
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        if isinstance(test_dataset, Loader):
+            return self._eval_steps(test_dataset)
+        return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+
+    def _eval_steps(self, loader: Loader) -> "_EvalSteps":
+        steps = _EvalSteps(loader, ModelInputs(self.model))
+        self.check_isolation(loader, self.model)
+        return steps
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
+        device = self.accelerator.device
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        self._sums = torch.zeros(2, dtype=kind, device=device) if isinstance(dataloader, _EvalSteps) else None
+        try:
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **options)  # type: ignore[misc]
+            if self._sums is not None:
+                loss, targets = self.accelerator.reduce(self._sums, "sum").tolist()
+                output.metrics[f"{metric_key_prefix}_loss"] = loss / targets if targets else 0.0
+            return output
+        finally:
+            self._sums = None
+
+    def compute_loss(self, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
+        """In an evaluation, return the mean over this batch: `prediction_step` sums over all batches, not the Trainer."""
+        num_items = None if self._sums is not None else num_items_in_batch
+        return super().compute_loss(*args, num_items_in_batch=num_items, **options)  # type: ignore[misc]
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        loss, *rest = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+        if self._sums is not None and loss is not None:
+            targets = (inputs["labels"][:, 1:] != IGNORE).sum().to(self._sums)  # as the model shifts them
+            loss = torch.where(targets > 0, loss, torch.zeros_like(loss))  # a batch of padding alone has none
+            self._sums += torch.stack([loss.to(self._sums) * targets, targets])
+        return (loss, *rest)
+
 
 class LoaderTrainer(FromLoader, Trainer):  # type: ignore[misc]
     """transformers.Trainer, fed by a Loader."""
 
 
 class _Steps:
-    """What the Trainer sees of the loader: a length, and an iteration.  No sampler, no data set, nothing to deal out anew."""
+    """The training Loader as the Trainer sees it: a length and an iteration; no sampler and no data set, so it shards nothing."""
 
     def __init__(self, loader: Loader, inputs: ModelInputs, *, before: int) -> None:
         self._loader, self._inputs, self._before = loader, inputs, before
-        self.left = (
-            loader.steps_left
-        )  # batches from here on, without those that skip= passes over; None where there is no end
+        self.left = loader.steps_left  # batches from here on, without those that skip= names; None if there is no end
 
     def __len__(self) -> int:
-        """As the Trainer counts: batches behind its optimizer steps so far, and those that are left."""
+        """Return what the Trainer counts: batches of its optimizer steps so far, and those that are left."""
         if self.left is None:
             raise TypeError("an endless loader (epochs=None) has no length")
         return self._before + self.left
@@ -174,32 +223,56 @@ class _Steps:
         return map(self._inputs, iter(self._loader))
 
 
-class _Isolation(TrainerCallback):  # type: ignore[misc]
-    """The check for isolation, once the model is where it trains."""
+class _EvalSteps(EvalBatches):
+    """An evaluation Loader as the Trainer sees it; refuses one that does not give every sample once."""
+
+    def __init__(self, loader: Loader, inputs: ModelInputs | None = None) -> None:
+        if loader.form.output != "torch" or loader.form.labels != "unshifted":
+            raise PlanError("the Trainer evaluates on tensors and shifts labels itself: leave output= and labels= out")
+        if loader.epochs != 1 or loader.per_epoch:
+            raise PlanError(f"an evaluation is one epoch: the Loader has epochs={loader.epochs}, expected 1")
+        if (tail := loader.plan.settings.tail) not in ("pad", "error"):
+            raise PlanError(f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default")
+        super().__init__(loader)
+        self._inputs = inputs
+
+    @property
+    def dataset(self) -> range:
+        """As long as there are samples: the Trainer asks how many it has evaluated."""
+        return range(sum(int(source.shard_sizes.sum()) for source in self._loader.plan.sources))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        assert self._inputs is not None
+        return map(self._inputs, super().__iter__())
+
+
+def loaders_in(eval_dataset: Any) -> list[Loader]:
+    """Return the Loaders among the data to evaluate on, after checking each; refuse a dict that has other data sets too."""
+    given = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
+    found = [value for value in given if isinstance(value, Loader)]
+    if found and len(found) < len(given):
+        raise PlanError("eval_dataset has Loaders and other data sets; give one kind")
+    for loader in found:
+        _EvalSteps(loader)
+    return found
+
+
+class _Callback(TrainerCallback):  # type: ignore[misc]
+    """Checks isolation once the model is where it trains, and tells the Trainer, which makes one pass, where an epoch ends."""
 
     def __init__(self, trainer: FromLoader) -> None:
-        self._trainer = trainer
+        self._trainer, self._loader, self._epoch = trainer, trainer.loader, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        self._trainer.check_isolation(self._trainer.loader, model)
-
-
-class _Epochs(TrainerCallback):  # type: ignore[misc]
-    """The Trainer makes one pass over all epochs; this tells it which one it is in, and where one ends."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._epoch = 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._epoch = self._loader.state_dict()["epoch"]
+        self._trainer.check_isolation(self._loader, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        epoch, epochs = self._loader.state_dict()["epoch"], self._loader.epochs
-        done = None if epochs is None else steps_done(self._loader) / len(self._loader)
-        state.epoch = float(epoch) if epochs is None or done is None else epochs * done
-        if epoch > self._epoch and done != 1:  # the Trainer itself sees to the end of the last one
+        now, epochs = self._loader.state_dict(), self._loader.epochs
+        done = None if epochs is None else (now["step"] - now["pass_step"]) / len(self._loader)
+        state.epoch = float(now["epoch"]) if epochs is None or done is None else epochs * done
+        if now["epoch"] > self._epoch and done != 1:  # the Trainer itself sees to the end of the last one
             control.should_log |= args.logging_strategy == "epoch"
             control.should_evaluate |= args.eval_strategy == "epoch"
             control.should_save |= args.save_strategy == "epoch"
-        self._epoch = epoch
+        self._epoch = now["epoch"]

@@ -13,13 +13,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
-from penstock.integrations.evaluation import EvalBatches, refuse_the_same
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
+from penstock.loader.guards import EvalBatches, refuse_the_same
 
 
 class LoaderModule(LightningDataModule):  # type: ignore[misc]
-    """Training batches from a Loader.  Its state is back before Lightning asks how many batches there are.
+    """Training batches from a Loader, whose state is loaded before Lightning asks how many batches there are.
 
     val_dataloaders, test_dataloaders, predict_dataloaders: what Lightning takes there; every Loader among them begins at its first batch
     each time.  isolation_check: at the first step, refuse a transformers model that lets packed samples see each other.
@@ -40,31 +40,24 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         self.loader, self._to_check = loader, isolation_check
         evaluated = {"val": val_dataloaders, "test": test_dataloaders, "predict": predict_dataloaders}
         for stage, given in evaluated.items():
-            if given is not None:  # Lightning looks whether the method is there
-                setattr(
-                    self,
-                    f"{stage}_dataloader",
-                    partial(_same, _for_evaluation(given, loader if stage == "val" else None)),
-                )
+            if given is not None:  # Lightning checks whether the method exists
+                batches = _for_evaluation(given, loader if stage == "val" else None)
+                setattr(self, f"{stage}_dataloader", partial(_same, batches))
 
     def train_dataloader(self) -> "_Run":
         if self.loader is None:
             raise PlanError("LoaderModule has no Loader to train on: pass it as the first argument")
-        ended = self.loader.finished
         passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
-        if self.trainer.max_epochs != passes and not ended:
+        if self.trainer.max_epochs != passes and not self.loader.finished:
             raise PlanError(
                 f"Trainer has max_epochs={self.trainer.max_epochs}; the Loader counts its {self.loader.epochs} epochs itself, "
                 f"and Lightning makes one pass more: pass max_epochs={passes}; validation goes by steps (val_check_interval)"
             )
-        self._check_isolation(self.loader)
-        return _Run(self.loader)
-
-    def _check_isolation(self, loader: Loader) -> None:
-        strategy = self.trainer.strategy  # others shard the model: a forward of it alone does not run there
-        if self._to_check and isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
-            check_at_first_step(self.trainer.lightning_module, loader)
+        if self._to_check and isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            # other strategies shard the model: a forward of it alone does not run there
+            check_at_first_step(self.trainer.lightning_module, self.loader)
         self._to_check = False
+        return _Run(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.loader is None else self.loader.state_dict()
@@ -79,7 +72,7 @@ def _same(found: Any) -> Any:
 
 
 def _for_evaluation(given: Any, trained: Loader | None) -> Any:
-    """The same collection, with every Loader in it made to begin at its first batch each time."""
+    """Return the same collection, with every Loader in it made to begin at its first batch each time."""
     if isinstance(given, Loader):
         refuse_the_same(trained, given)
         return EvalBatches(given)
@@ -94,13 +87,13 @@ def _for_evaluation(given: Any, trained: Loader | None) -> Any:
 
 
 class _Run:
-    """The loader as Lightning sees it: a length, an iteration, and a state, so that it knows that a pass can be gone on with."""
+    """The loader as Lightning sees it: a length, an iteration, and a state, so that Lightning can resume within a pass."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def __len__(self) -> int:
-        """Batches of the pass, without those that skip= passes over: Lightning must know which one is the last."""
+        """Return the batches of the pass, without those that skip= names: Lightning must know which one is the last."""
         loader, begun = self._loader, self._loader._anchors[-1]
         return len(loader) - sum(begun.step <= step < begun.pass_step + len(loader) for step in loader._skip)
 

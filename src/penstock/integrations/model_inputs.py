@@ -13,42 +13,38 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.loader import Batch
 
-# Ours → what flash attention and the recurrent layers of hybrid models read.
+# Penstock's name → the names that flash attention and the recurrent layers of hybrid models read.
 _NAMES = {"cu_seqlens": ("cu_seq_lens_q", "cu_seq_lens_k"), "max_seqlen": ("max_length_q", "max_length_k")}
 
 # Families with multimodal rotary positions whose text model finds packed samples only in position_ids of shape [4, rows, length]: row 0
 # the positions in the sample, rows 1 to 3 time, height and width, which are equal for text.  A test compares this with transformers.
 FOUR_POSITIONS = frozenset(
     {
-        "cohere_compass",
-        "ernie4_5_vl_moe",
-        "glm4v",
-        "glm4v_moe",
-        "glm_image",
-        "glm_ocr",
-        "paddleocr_vl",
-        "qwen2_5_omni_thinker",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_omni_moe_thinker",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "qwen4_exp",
+        *(
+            "cohere_compass",
+            "cosmos3_edge",
+            "ernie4_5_vl_moe",
+            "glm4v",
+            "glm4v_moe",
+            "glm_image",
+            "glm_ocr",
+            "paddleocr_vl",
+        ),
+        *("qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
+        *("qwen3_vl", "qwen3_vl_moe", "qwen4_exp"),
     }
 )
 
 
 class Inputs(dict[str, Any]):
-    """Keyword arguments for a forward, and what they hold: real tokens, without padding, and samples that begin here."""
+    """Keyword arguments of a forward, with their number of tokens, without padding, and of samples that begin in them."""
 
     tokens: int = 0
     samples: int = 0
 
 
 class ModelInputs:
-    """A batch → the keyword arguments of the model's forward.  What a forward does not take is left out."""
+    """Turns a batch into keyword arguments of the model's forward; arrays that the forward does not take are left out."""
 
     def __init__(self, model: Any) -> None:
         parameters = inspect.signature(model.forward).parameters
@@ -75,7 +71,7 @@ class ModelInputs:
         return inputs
 
     def select(self, arrays: dict[str, Any]) -> Inputs:
-        """What the forward takes of these arrays, under the names that it has for them."""
+        """Return the arrays that the forward takes, under its own names."""
         inputs = Inputs()
         for name, value in arrays.items():
             for taken in _NAMES.get(name, (name,)):

@@ -1,13 +1,19 @@
-"""What is handed over?  Arrays by name, and where they come from; the latter costs nothing until it is asked for."""
+"""A batch: arrays by name, and where they come from.  Metrics: sums over the batches of a Loader."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.block import Rows
 from penstock.types import Where
 
 Provenance = list[list[tuple[Where, int, int]]]
+Made = TypeVar("Made")
+
+_SUMMED_TOGETHER = 64  # steps: the cost per step is then small
 
 
 class Batch(dict[str, Any]):
@@ -17,35 +23,89 @@ class Batch(dict[str, Any]):
         self, arrays: Mapping[str, Any], rows: Rows, stores: Sequence[Any], step: int, trained: int = 0
     ) -> None:
         super().__init__(arrays)
-        self.step = step
-        self.rows = rows
+        self.step, self.rows, self._stores = step, rows, stores
         self.trained = trained  # tokens with a label
-        self._stores = stores
 
     @property
     def provenance(self) -> Provenance:
-        """For each row, its spans as (home of the record, first token, last token + 1)."""
+        """For each row, its spans as (where the record is, first token, last token + 1).  Costs nothing until it is used."""
         if not self._stores:
             raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
-        return homes(self.rows, self._stores)
+        return provenance(self.rows, self._stores)
 
     def to(self, device: Any, **options: Any) -> "Batch":
-        """The same batch with its tensors on `device`; trainers that move batches keep step and provenance so."""
+        """Return the same batch with its tensors on `device`, with step and provenance."""
         moved = {name: value.to(device, **options) if hasattr(value, "to") else value for name, value in self.items()}
         return Batch(moved, self.rows, self._stores, self.step, self.trained)
 
-    def of(self, stores: Sequence[Any]) -> "Batch":
-        """The same batch, its rows being of these stores."""
-        return Batch(self, self.rows, stores, self.step, self.trained)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # Stores do not travel between processes with every batch.
-        return Batch, (dict(self), self.rows, (), self.step, self.trained)
+        return Batch, (dict(self), self.rows, (), self.step, self.trained)  # stores are not sent with every batch
 
 
-def homes(rows: Rows, stores: Sequence[Any]) -> Provenance:
-    """For each row, its spans as (home of the record, first token, last token + 1)."""
+def provenance(rows: Rows, stores: Sequence[Any]) -> Provenance:
+    """Return for each row its spans as (where the record is, first token, last token + 1)."""
     return [
         [(stores[source].source.where(sample), start, stop) for source, sample, start, stop in rows[r].tolist()]
         for r in range(rows.num_rows)
     ]
+
+
+class Metrics:
+    """What this rank was given since its Loader was made, and how long it waited."""
+
+    def __init__(self, names: list[str], max_length: int) -> None:
+        self._names, self._max_length = names, max_length
+        self._tokens = np.zeros(len(names), np.int64)  # per source
+        self._samples = self._rows = self._padding_rows = self._trained = self._steps = 0
+        self._shortest, self._longest = 0, 0
+        self._wait = 0.0
+        self._pending: list[Rows] = []  # not summed yet
+
+    def add(self, rows: Rows, trained: int) -> None:
+        self._trained += trained
+        self._steps += 1
+        self._pending.append(rows)
+        if len(self._pending) >= _SUMMED_TOGETHER:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        rows, self._pending = Rows.join(self._pending), []
+        sizes = rows.spans["stop"] - rows.spans["start"]
+        self._tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=len(self._names)).astype(np.int64)
+        self._samples += int(np.count_nonzero(rows.spans["start"] == 0))
+        row_lengths = np.diff(np.concatenate(([0], np.cumsum(sizes)))[rows.starts])
+        real = row_lengths[row_lengths > 0]
+        self._rows += real.size
+        self._padding_rows += rows.num_rows - real.size
+        if real.size:
+            self._shortest = min(self._shortest or int(real.min()), int(real.min()))
+            self._longest = max(self._longest, int(real.max()))
+
+    def timed(self, made: Iterator[Made]) -> Iterator[Made]:
+        """Yield from `made` and add up the time spent waiting."""
+        before = time.perf_counter()
+        for value in made:
+            self._wait += time.perf_counter() - before
+            yield value
+            del value  # keep no reference: memory that the consumer releases can be used again
+            before = time.perf_counter()
+
+    def as_dict(self) -> dict[str, Any]:
+        self._add_up()
+        tokens = int(self._tokens.sum())
+        capacity = (self._rows + self._padding_rows) * self._max_length
+        mean = tokens / self._rows if self._rows else 0.0
+        shares = (self._tokens / max(tokens, 1)).tolist()
+        return {
+            "steps": self._steps,
+            "rows": self._rows,
+            "padding_rows": self._padding_rows,
+            "samples": self._samples,
+            "tokens": tokens,
+            "trained_tokens": self._trained,
+            "padding_tokens": capacity - tokens,
+            "fill": tokens / capacity if capacity else 1.0,
+            "row_length": {"min": self._shortest, "mean": mean, "max": self._longest},
+            "shares": dict(zip(self._names, shares, strict=True)),
+            "wait_seconds": self._wait,
+        }

@@ -1,9 +1,10 @@
-"""What does the model see?  Spans of samples → arrays.  Shifting, ignore-index, padding and positions are a model's convention.
+"""Spans of samples → the arrays of a batch.  Shifting, the ignored label, padding and positions are conventions of a model.
 
-Spans are joined once for the ids and once for what is trained; everything else is computed for all spans of a batch, or of several small
-batches, at once, in a narrow type where that is possible, and widened into memory of earlier batches.
+Joining tokens is most of the cost of a step with a hundred spans.  Everything else is computed for all spans of a batch, or of several
+small batches, at once, in a narrow type where possible, and widened into the memory of earlier batches.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,103 +14,142 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.loader.buffers import Buffers
-from penstock.loader.form import BatchForm
-from penstock.loader.records import RecordCollator
-from penstock.loader.spans import Pieces, SpanReader
+from penstock.loader.columns import ShardSpans, cut, join, span_values, token_values, view
+from penstock.loader.layout import BatchForm
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
-from penstock.types import Bools, Ints
+from penstock.types import Bools, Column, Ints
 
-IGNORE = -100  # a label that no loss looks at
+IGNORE = -100  # the label that a loss ignores
 PADDING = -1  # the document number of padding
 
-# Places whose arrays are made at once: more share the price of numpy's calls, fewer stay in the processor's cache.
-_TOGETHER = 1 << 17
+_TOGETHER = 1 << 17  # tokens whose arrays are made at once: more share the cost of a call, fewer stay in the cache
+_LOOKED_UP = 1 << 20  # tokens of the steps that are looked up together
+_MAX_KEPT = 16  # buffers kept per array; a consumer that holds more batches gets new memory
 
 Made = tuple[dict[str, Any], int]  # arrays by name, and how many tokens are trained
 
 
 @dataclass(slots=True)
-class _Layout:
-    """Segments laid end to end: a span with what alignment adds to it, or padding."""
+class _Segments:
+    """Segments end to end: each is a span with its alignment, or padding.  Its tokens are one or two slices of shards."""
 
-    pieces: Pieces  # one for each segment; where there is alignment, a second for what it adds
+    shards: list[ShardSpans]
+    ids: list[memoryview]  # of each shard; number 0 is padding, number n is shards[n - 1]
+    mask_bits: list[memoryview]  # likewise; bit t % 8 of byte t // 8 is set where token t is trained
+    all_trained: bool  # in all shards
+    slices: tuple[Ints, Ints, Ints]  # shard number, start and stop of each slice
     sizes: Ints  # of each segment
-    ends: Ints  # where each begins, and the last ends
+    ends: Ints  # where each segment begins, and the last ends
     documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
-    is_span: Bools  # or padding
+    is_span: Bools
+
+    def join_ids(self, chosen: slice, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return the ids of these segments, in new memory."""
+        if all(each.itemsize == np.dtype(dtype).itemsize for each in self.ids):
+            return join(self.ids, *self.slices_of(chosen), dtype)
+        found = [np.asarray(piece).astype(dtype) for piece in cut(self.ids, *self.slices_of(chosen))]
+        return np.concatenate(found)
+
+    def join_masks(self, chosen: slice) -> Bools:
+        """Return which tokens of these segments are trained."""
+        shards, starts, stops = self.slices_of(chosen)
+        low, high = starts >> 3, (stops + 7) >> 3
+        every = view(np.unpackbits(join(self.mask_bits, shards, low, high, np.uint8), bitorder="little"))
+        begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
+        slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
+        return np.frombuffer(bytearray().join(map(every.__getitem__, slices)), np.bool_)
+
+    def slices_of(self, chosen: slice) -> tuple[Ints, Ints, Ints]:
+        each = self.slices[0].size // max(self.sizes.size, 1)
+        shards, starts, stops = (values[each * chosen.start : each * chosen.stop] for values in self.slices)
+        return shards, starts, stops
 
 
 class Collator:
-    """Rows → arrays, in the form that the model wants.  For one thread: its memory is used again and again."""
+    """Rows → arrays, in the layout that the model needs.  For one thread: its memory is used again and again."""
 
-    def __init__(self, stores: Sequence[Store], settings: PlanSettings, form: BatchForm) -> None:
-        self._max_length = -(-settings.max_length // form.pad_to) * form.pad_to
-        self._align = settings.align
-        self._packed = settings.packing != "none" and not settings.packing.startswith("group_")
-        self._form = form
+    has_tokens = True
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        settings: PlanSettings,
+        form: BatchForm,
+        users: Callable[..., Any] | None = None,
+        columns: Sequence[Column] = (),
+    ) -> None:
+        """`users`: the user's own function, which is given arrays and rows and returns arrays."""
+        max_length = -(-settings.max_length // form.pad_to) * form.pad_to
+        self._align, self._packed = settings.align, settings.method.is_packed
+        is_fixed = not form.padding_free and (self._packed or form.padding == "max_length")
+        self._fixed_length = max_length if is_fixed else None  # of every row, whatever it holds
+        self._stores, self._form, self._users = stores, form, users
         largest = max([form.pad_id, *(store.vocab_size for store in stores)]) - IGNORE
         self._dtype: Any = np.uint16 if largest <= 1 << 16 else np.uint32  # holds every id, also less IGNORE
-        self._reader = SpanReader(stores, np.full(max(self._max_length, form.pad_to), form.pad_id, self._dtype))
+        padding = np.full(max_length, form.pad_id, self._dtype)
+        self._padding = view(padding), view(np.zeros((padding.size + 7) // 8, np.uint8))
+        self._of_tokens = [column for column in columns if column.per == "token"]
+        self._of_spans = [column for column in columns if column.per != "token"]
         self._buffers = Buffers()
         self._count = np.empty(0, np.uint32)
+
+    @staticmethod
+    def steps_at_once(
+        stores: Sequence[Any], batch_size: int, max_length: int, users: Callable[..., Any] | None, prefetch: int
+    ) -> int:
+        """Return how many steps are looked up together; the user's function is called step by step."""
+        return 1 if users is not None else _LOOKED_UP // (batch_size * max_length)
 
     def __call__(self, rows: Rows) -> Made:
         [[made]] = self.many([rows])
         return made
 
     def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
-        """Several steps, some at a time.  Where their rows are of one length they are found and laid out together: for small batches,
-        numpy's price of a call is most of the price."""
-        if len(steps) > 1 and self.fixed_length is None:
+        """Yield the arrays of several steps, some at a time.
+
+        Steps whose rows have one length are laid out together: for small batches, most of the cost is numpy's cost per call.
+        """
+        if len(steps) > 1 and (self._fixed_length is None or self._users is not None):
             for rows in steps:
                 yield from self.many([rows])
             return
         rows = Rows.join(list(steps))
-        length = None if self._form.padding_free else self._row_length(rows)
-        layout = self._lay_out(rows, length)
+        length = self._row_length(rows)
+        segments = self._segments(rows, length)
         num_rows = [step.num_rows for step in steps]
-        bounds = [0, int(layout.ends[-1])] if length is None else (length * np.cumsum([0, *num_rows])).tolist()
-        at_once = steps_together(bounds[1])
+        bounds = [0, int(segments.ends[-1])] if length is None else (length * np.cumsum([0, *num_rows])).tolist()
+        at_once, columns = steps_together(bounds[1]), self._span_columns(segments.shards, steps)
         for first in range(0, len(steps), at_once):
-            yield self._make(layout, bounds[first : first + at_once + 1], length)
+            made = self._make(segments, bounds[first : first + at_once + 1], length)
+            for (arrays, _), more in zip(made, columns[first:], strict=False):
+                arrays.update(more)
+            yield made if self._users is None else [self._call_users(*made[0], rows)]
 
-    @property
-    def fixed_length(self) -> int | None:
-        """Tokens of every row, where that is no matter of what is in it."""
-        fixed = not self._form.padding_free and (self._packed or self._form.padding == "max_length")
-        return self._max_length if fixed else None
+    def _call_users(self, arrays: dict[str, Any], trained: int, rows: Rows) -> Made:
+        assert self._users is not None
+        found = self._users(arrays, rows)
+        if not isinstance(found, dict):
+            raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
+        labels = found.get("labels")
+        return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
 
-    def _finish(self, batch: dict[str, Any]) -> None:
-        several = self._packed or self._form.padding_free  # samples in a row
-        if several and self._form.use_cache is False and self._form.output == "torch":
-            batch["use_cache"] = False
-        if self._form.padding_free:
-            return
-        if not self._packed:
-            del batch["cu_seqlens"], batch["max_seqlen"]
-        if self._form.attention_mask == "4d":
-            batch["attention_mask"] = _block_mask(batch["seq_idx"])
-        elif not self._packed and self._form.attention_mask == "auto":
-            batch["attention_mask"] = (batch["seq_idx"] != PADDING).astype(np.int64)
-
-    def _row_length(self, rows: Rows) -> int:
-        if self.fixed_length is not None:
-            return self.fixed_length
-        sizes = rows.spans["stop"] - rows.spans["start"]
-        longest = int(sizes.max()) if sizes.size else 1
-        room = -(-longest // self._align) * self._align  # a row of one sample has its alignment, too
+    def _row_length(self, rows: Rows) -> int | None:
+        """Return the tokens of every row; None for one flat row."""
+        if self._fixed_length is not None or self._form.padding_free:
+            return self._fixed_length
+        longest = int((rows.spans["stop"] - rows.spans["start"]).max(initial=1))
+        room = -(-longest // self._align) * self._align  # a row of one sample is aligned, too
         return -(-room // self._form.pad_to) * self._form.pad_to
 
-    def _lay_out(self, rows: Rows, length: int | None) -> _Layout:
-        """All spans in order; with a `length`, each row is filled up to it, else the whole to a multiple of `pad_to`."""
+    def _segments(self, rows: Rows, length: int | None) -> _Segments:
+        """Lay out all spans in order; with a `length`, each row is padded to it, else the whole to a multiple of `pad_to`."""
         own = rows.spans["stop"] - rows.spans["start"]
         rooms = own if self._align == 1 else -(-own // self._align) * self._align
         numbers = np.arange(own.size)
         if length is None:
-            total = int(rooms.sum())  # a flat row has a token at least: no model takes an empty one
+            total = int(rooms.sum())  # a flat row has at least one token: no model takes an empty one
             pads = np.array([-total % self._form.pad_to if total else self._form.pad_to])
             places = np.array([own.size])
         else:
@@ -123,29 +163,63 @@ class Collator:
         sizes, documents = np.empty(is_span.size, np.int64), np.full(is_span.size, PADDING, np.int32)
         sizes[is_span], sizes[~is_span], documents[is_span] = rooms, pads[short], numbers
         ends = np.concatenate(([0], np.cumsum(sizes)))
-        if self._align == 1:
-            return _Layout(self._reader.find(rows.spans, is_span, sizes), sizes, ends, documents, is_span)
-        filled = sizes.copy()
-        filled[is_span] = own
-        is_piece, piece_sizes = np.zeros(2 * is_span.size, np.bool_), np.stack((filled, sizes - filled), axis=1)
-        is_piece[::2] = is_span
-        return _Layout(self._reader.find(rows.spans, is_piece, piece_sizes.ravel()), sizes, ends, documents, is_span)
+        is_slice, slice_sizes = is_span, sizes
+        if self._align > 1:  # a second slice for what alignment adds
+            filled = sizes.copy()
+            filled[is_span] = own
+            is_slice, slice_sizes = np.zeros(2 * is_span.size, np.bool_), np.stack((filled, sizes - filled), axis=1)
+            is_slice[::2], slice_sizes = is_span, slice_sizes.ravel()
+        found = self._find(rows.spans, is_slice, slice_sizes)
+        return _Segments(*found, sizes=sizes, ends=ends, documents=documents, is_span=is_span)
 
-    def _make(self, layout: _Layout, bounds: list[int], length: int | None) -> list[Made]:
-        """Arrays of the steps that these bounds part, as rows of `length`; without a length, one flat row."""
-        marks = np.searchsorted(layout.ends, bounds)
+    def _find(
+        self, spans: np.ndarray, is_span: Bools, sizes: Ints
+    ) -> tuple[list[ShardSpans], list[memoryview], list[memoryview], bool, tuple[Ints, Ints, Ints]]:
+        """Find the slices of spans, and padding of these sizes where there is no span."""
+        shards = list(self._shards(spans))
+        ids, bits = ([padding] for padding in self._padding)
+        numbers, starts = np.zeros((2, len(is_span)), np.int64)
+        of_spans, begins = np.empty((2, len(spans)), np.int64)
+        all_trained = True
+        for number, (tokens, places, samples) in enumerate(shards, start=1):
+            of_spans[places] = number
+            begins[places] = tokens.offsets[samples]
+            ids.append(view(tokens.input_ids))
+            bits.append(view(tokens.mask_bits))
+            all_trained &= tokens.counts.trained == tokens.counts.tokens
+        numbers[is_span], starts[is_span] = of_spans, begins + spans["start"]
+        return shards, ids, bits, all_trained, (numbers, starts, starts + sizes)
+
+    def _shards(self, spans: np.ndarray) -> Iterator[ShardSpans]:
+        """Yield every shard that spans lie in."""
+        for source in [0] if len(self._stores) == 1 else np.unique(spans["source"]).tolist():
+            chosen = None if len(self._stores) == 1 else np.flatnonzero(spans["source"] == source)
+            store = self._stores[source]
+            numbers, local = store.locate(spans["sample"] if chosen is None else spans["sample"][chosen])
+            order = np.argsort(numbers, kind="stable")
+            for first, last in pairwise(np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()):
+                places = order[first:last]
+                tokens = store.tokens(int(numbers[places[0]]))
+                yield tokens, places if chosen is None else chosen[places], local[places]
+
+    def _make(self, segments: _Segments, bounds: list[int], length: int | None) -> list[Made]:
+        """Make the arrays of the steps between these bounds, as rows of `length`; without a length, one flat row."""
+        marks = np.searchsorted(segments.ends, bounds)
         chosen = slice(int(marks[0]), int(marks[-1]))
-        sizes, ends = layout.sizes[chosen], layout.ends[chosen.start : chosen.stop + 1] - bounds[0]
+        sizes, ends = segments.sizes[chosen], segments.ends[chosen.start : chosen.stop + 1] - bounds[0]
         marks, size = marks - chosen.start, bounds[-1] - bounds[0]
-        narrow = layout.pieces.join_ids(*self._pieces(chosen), self._dtype)
+        narrow = segments.join_ids(chosen, self._dtype)
         ids, documents = self._buffers.take("input_ids", size, np.int64), self._buffers.take("seq_idx", size, np.int32)
         ids[:] = narrow
-        documents[:] = np.repeat(layout.documents[chosen], sizes)
-        labels, mask = self._labels(layout, chosen, narrow, ends[:-1])
+        documents[:] = np.repeat(segments.documents[chosen], sizes)
+        labels, mask = self._labels(segments, chosen, narrow, ends[:-1])
         flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(sizes, ends), "seq_idx": documents}
+        for column in self._of_tokens:
+            slices = segments.slices_of(chosen)
+            flat[column.name] = token_values(column, segments.shards, slices, padding=len(self._padding[0]))
         longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
         if mask is None:
-            trained = np.add.reduceat((sizes - 1) * layout.is_span[chosen], marks[:-1]).tolist()
+            trained = np.add.reduceat((sizes - 1) * segments.is_span[chosen], marks[:-1]).tolist()
         borders = ends.astype(np.int32)
         made = []
         for step, (first, last) in enumerate(pairwise(marks.tolist())):
@@ -158,12 +232,34 @@ class Collator:
             made.append((arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
         return made
 
-    def _pieces(self, segments: slice) -> tuple[int, int]:
-        each = 1 if self._align == 1 else 2
-        return each * segments.start, each * segments.stop
+    def _finish(self, batch: dict[str, Any]) -> None:
+        """Add and remove the arrays that only some layouts have."""
+        if (self._packed or self._form.padding_free) and self._form.use_cache is False and self._form.output == "torch":
+            batch["use_cache"] = False
+        if self._form.padding_free:
+            return
+        if not self._packed:
+            del batch["cu_seqlens"], batch["max_seqlen"]
+        if self._form.attention_mask == "4d":
+            documents = batch["seq_idx"]  # the mask is True for earlier tokens of the same sample and the token itself
+            batch["attention_mask"] = np.tril(documents[:, :, None] == documents[:, None, :])[:, None]
+        elif not self._packed and self._form.attention_mask == "auto":
+            batch["attention_mask"] = (batch["seq_idx"] != PADDING).astype(np.int64)
+
+    def _span_columns(self, shards: list[ShardSpans], steps: Sequence[Rows]) -> list[dict[str, Any]]:
+        """Return the arrays of columns per sample and per list, of each step."""
+        out: list[dict[str, Any]] = [{} for _ in steps]
+        bounds = np.cumsum([0, *(len(step.spans) for step in steps)]).tolist()
+        for column in self._of_spans:
+            values, offsets = span_values(column, shards, bounds[-1])
+            for arrays, (first, last) in zip(out, pairwise(bounds), strict=True):
+                arrays[column.name] = values[offsets[first] : offsets[last]]
+                if column.per == "list":
+                    arrays[f"{column.name}_offsets"] = offsets[first : last + 1] - offsets[first]
+        return out
 
     def _positions(self, sizes: Ints, ends: Ints) -> Ints:
-        """Counted from 0 in each segment."""
+        """Return positions, counted from 0 in each segment."""
         size = int(ends[-1])
         if size > self._count.size:
             self._count = np.arange(size, dtype=np.uint32)
@@ -174,20 +270,20 @@ class Collator:
         return positions
 
     def _labels(
-        self, layout: _Layout, chosen: slice, narrow: npt.NDArray[Any], begins: Ints
+        self, segments: _Segments, chosen: slice, narrow: npt.NDArray[Any], begins: Ints
     ) -> tuple[Ints, Bools | None]:
-        """(labels, where they are not IGNORE: None if that is everywhere but at the first of a span).  `narrow` is used up."""
+        """Return labels, and where they are not IGNORE (None: everywhere but at the first token of a span).  Overwrites `narrow`."""
         labels = self._buffers.take("labels", narrow.size, np.int64)
         mask = None
-        # The first token of a piece would be predicted from another sample, or from nothing: it is no target.
-        if layout.pieces.all_trained and self._align == 1:
+        # The first token of a piece is not a target: another sample, or nothing, would predict it.
+        if segments.all_trained and self._align == 1:
             labels[:] = narrow
             labels[begins] = IGNORE
-            pads = ~layout.is_span[chosen]
-            for begin, pad in zip(begins[pads].tolist(), layout.sizes[chosen][pads].tolist(), strict=True):
+            pads = ~segments.is_span[chosen]
+            for begin, pad in zip(begins[pads].tolist(), segments.sizes[chosen][pads].tolist(), strict=True):
                 labels[begin : begin + pad] = IGNORE
         else:
-            mask = layout.pieces.join_masks(*self._pieces(chosen))
+            mask = segments.join_masks(chosen)
             mask[begins] = False
             narrow += -IGNORE  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
             narrow *= mask
@@ -199,31 +295,43 @@ class Collator:
         return labels, mask
 
 
-class UsersCollator:
-    """The same, and what the user's own function makes of it: arrays and rows in, arrays out."""
+class Buffers:
+    """Memory of earlier batches, for one thread.  A buffer is free when its reference count shows no view or tensor of it.
 
-    def __init__(self, collate: Collator, users: Callable[..., Any]) -> None:
-        self._collate, self._users = collate, users
+    New memory of a batch's size would be returned to the system and mapped again at every step, which costs more than filling it.
+    """
 
-    def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
-        return ([self(rows)] for rows in steps)
+    def __init__(self) -> None:
+        self._kept: dict[str, list[npt.NDArray[np.uint8]]] = {}
 
-    def __call__(self, rows: Rows) -> Made:
-        arrays, trained = self._collate(rows)
-        found = self._users(arrays, rows)
-        if not isinstance(found, dict):
-            raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
-        labels = found.get("labels")
-        return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
+    def take(self, name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
+        """Return an array of `size`, not initialized.  `name` separates arrays that a consumer may hold separately."""
+        kept, num_bytes = self._kept.setdefault(name, []), size * np.dtype(dtype).itemsize
+        for place in range(len(kept)):
+            if _references(kept, place) == _UNUSED:
+                if kept[place].size < num_bytes:
+                    kept[place] = np.empty(num_bytes + num_bytes // 8, np.uint8)  # sizes of flat rows vary a little
+                return kept[place][:num_bytes].view(dtype)
+        buffer = np.empty(num_bytes, np.uint8)
+        if len(kept) < _MAX_KEPT:
+            kept.append(buffer)
+        return buffer.view(dtype)
+
+
+def _references(buffers: list[Any], place: int) -> int:
+    return sys.getrefcount(buffers[place])
+
+
+_UNUSED = _references([np.empty(0)], 0)  # the count if only the list holds a buffer
 
 
 def steps_together(num_tokens: int) -> int:
-    """How many steps of so many tokens are made at once."""
+    """Return how many steps of so many tokens are made at once."""
     return max(1, _TOGETHER // num_tokens)
 
 
-def in_turn(collate: Collator | UsersCollator | RecordCollator, steps: Sequence[Rows]) -> Iterator[list[Made]]:
-    """Steps made together; what is wrong with one of them comes when its turn comes."""
+def in_turn(collate: Any, steps: Sequence[Rows]) -> Iterator[list[Made]]:
+    """Yield steps that are made together; an error of one step is raised when its turn comes."""
     done = 0
     try:
         for made in collate.many(steps):
@@ -234,11 +342,4 @@ def in_turn(collate: Collator | UsersCollator | RecordCollator, steps: Sequence[
         if len(steps) == 1:
             raise
     for rows in steps[done:]:
-        yield [collate(rows)]
-
-
-def _block_mask(documents: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """(num_rows, 1, length, length): True where a token may look, at its own sample's earlier tokens and itself."""
-    same = documents[:, :, None] == documents[:, None, :]
-    mask: npt.NDArray[np.bool_] = np.tril(same)[:, None]
-    return mask
+        yield from collate.many([rows])

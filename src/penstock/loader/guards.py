@@ -1,33 +1,113 @@
-"""Refuse what other libraries would accept of a Loader without doing what is expected of it.  None of them is imported for that."""
+"""Make other libraries treat a Loader as it needs, or refuse it, where they would accept it and do the wrong thing.
 
+It imports none of them: it checks which of them the program has imported when a Loader is made.
+"""
+
+import logging
 import sys
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
 from penstock.errors import PlanError
+from penstock.loader.state import Run
 
-_REFUSES = "_refuses_penstock_loaders"
+_log = logging.getLogger("penstock")
+_GUARDED = "_knows_penstock_loaders"
+_LOADER_MODULE = (
+    "use penstock.integrations.lightning: trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=...))"
+)
 
 
-def refuse_prepare(loader_type: type) -> None:
-    """Make `accelerator.prepare(loader)` an error, where the program has imported accelerate.
+class EvalBatches:
+    """An evaluation Loader: every iteration begins at its first batch, also where the one before was left early."""
 
-    Accelerate returns unknown objects as they are: it would neither move the batches to its device nor save the loader's state, and
-    a resumed run would begin with the first batch again.
+    def __init__(self, loader: Any) -> None:
+        if loader.epochs is None:
+            raise PlanError("an evaluation must have an end: the Loader has epochs=None, set epochs=1")
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loader.restart()
+        return iter(self._loader)
+
+
+def refuse_the_same(loader: Run | None, evaluated: Run) -> None:
+    """A Loader has one position: an evaluation would move the training run."""
+    if evaluated is loader:
+        raise PlanError(
+            "one Loader cannot train and evaluate: an evaluation would move it to its start; make a second Loader"
+        )
+
+
+def guard_trainers() -> None:
+    """Replace the methods of trainers that the program has imported, once."""
+    guards: list[tuple[str, str, str, Callable[..., Any]]] = [("accelerate", "Accelerator", "prepare", _prepare)]
+    for loops in ("lightning.pytorch.loops", "pytorch_lightning.loops"):
+        guards += [(loops, name, "setup_data", _setup_evaluation) for name in ("_EvaluationLoop", "_PredictionLoop")]
+        guards.append((loops, "_FitLoop", "setup_data", _setup_fit))
+    for module, name, method, guarded in guards:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is not None and _GUARDED not in vars(owner):
+            setattr(owner, method, _guarded(getattr(owner, method), guarded))
+            setattr(owner, _GUARDED, True)
+
+
+def _guarded(method: Any, guarded: Callable[..., Any]) -> Any:
+    @wraps(method)
+    def call(self: Any, *given: Any, **options: Any) -> Any:
+        return guarded(method, self, *given, **options)
+
+    return call
+
+
+def _prepare(prepare: Any, accelerator: Any, *objects: Any, **options: Any) -> Any:
+    """Accelerate returns unknown objects as they are.
+
+    It would neither move the batches to its device nor save the loader's state, and a resumed run would begin with the first batch again.
     """
-    accelerator = getattr(sys.modules.get("accelerate"), "Accelerator", None)
-    if accelerator is None or hasattr(accelerator, _REFUSES):
+    if any(isinstance(each, Run) for each in objects):
+        raise PlanError(
+            "accelerator.prepare(loader) would not save the Loader's state or move its batches; "
+            "use penstock.integrations.accelerate: batches = attach(accelerator, loader)"
+        )
+    return prepare(accelerator, *objects, **options)
+
+
+def _setup_evaluation(setup: Any, loop: Any) -> None:
+    """Lightning leaves a validation early (the sanity check, limit_val_batches): the next one must not go on from there."""
+    setup(loop)
+    if (found := loop._combined_loader) is not None:
+        found.flattened = [EvalBatches(each) if isinstance(each, Run) else each for each in found.flattened]
+        _refuse_shared(loop.trainer)
+
+
+def _setup_fit(setup: Any, loop: Any) -> None:
+    """Lightning does not load the state of a Loader from a checkpoint that was saved at the end of an epoch."""
+    before = loop._combined_loader
+    setup(loop)
+    if (found := loop._combined_loader) is before or not any(isinstance(each, Run) for each in found.flattened):
         return
-    prepare = accelerator.prepare
+    _refuse_shared(loop.trainer)
+    if loop._combined_loader_states_to_load:
+        raise PlanError(
+            "the checkpoint was saved at the end of an epoch, and Lightning does not load a Loader's state from such a checkpoint: the "
+            f"first epoch would be trained again; resume from one saved within an epoch, and from now on {_LOADER_MODULE}"
+        )
+    _log.warning(
+        "Lightning was given a Loader to train on: a checkpoint saved at the end of an epoch cannot be resumed, and whether the "
+        "model keeps packed samples apart is not checked; %s",
+        _LOADER_MODULE,
+    )
 
-    @wraps(prepare)
-    def checked(self: Any, *objects: Any, **options: Any) -> Any:
-        if any(isinstance(each, loader_type) for each in objects):
-            raise PlanError(
-                "accelerator.prepare(loader) would not save the Loader's state or move its batches; "
-                "use penstock.integrations.accelerate: batches = attach(accelerator, loader)"
-            )
-        return prepare(self, *objects, **options)
 
-    accelerator.prepare = checked
-    setattr(accelerator, _REFUSES, True)
+def _refuse_shared(trainer: Any) -> None:
+    loops = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+    trained, evaluated = (getattr(loop._combined_loader, "flattened", ()) for loop in loops)
+    for each in evaluated:
+        for loader in trained:
+            if isinstance(each, EvalBatches) and isinstance(loader, Run):
+                refuse_the_same(loader, each._loader)

@@ -1,9 +1,7 @@
-"""The loader: walks the plan, reads the stores, hands over batches and counts them, pass after pass."""
+"""The Loader: follows the plan, reads the stores, delivers batches and counts them, pass after pass."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from inspect import signature
 from itertools import count, islice
 from typing import Any
 
@@ -11,59 +9,48 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import PlanError
-from penstock.loader.agree import agree, find_board
-from penstock.loader.arguments import read_mixture, split_options, steps_to_skip
-from penstock.loader.batch import Batch, Provenance, homes
-from penstock.loader.collate import Collator, Made, UsersCollator, in_turn, steps_together
-from penstock.loader.form import require_torch
-from penstock.loader.guards import refuse_prepare
-from penstock.loader.hints import refuse_waiting, with_hints
-from penstock.loader.metrics import Metrics
-from penstock.loader.passes import Cursor
-from penstock.loader.prefetch import growing, one_by_one, read_ahead
-from penstock.loader.records import RecordCollator, RecordStore, steps_at_once
-from penstock.loader.run import Run
-from penstock.loader.world import find_place
-from penstock.plan.block import Rows
+from penstock.loader.batch import Batch, Metrics, Provenance, provenance
+from penstock.loader.collate import in_turn, steps_together
+from penstock.loader.columns import batch_columns
+from penstock.loader.consistency import agree, find_board
+from penstock.loader.guards import guard_trainers
+from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
+from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
+from penstock.loader.records import read_mixture
+from penstock.loader.state import Cursor, Run
+from penstock.loader.world import find_rank
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Plan, PlanSource, Step
-from penstock.plan.settings import whole_number
-from penstock.plan.shard import rank_rows
+from penstock.plan.ranks import rank_rows
+from penstock.plan.settings import PlanSettings
+from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
 from penstock.types import Bools, Ints
 
 _log = logging.getLogger("penstock")
 
-_TOKENS_AT_ONCE = 1 << 20  # of the steps that are looked up together, and
-_MOST_STEPS = 32
-_COUNTED_AT_ONCE = 1 << 20  # samples of an epoch whose drops are counted ahead, which takes less than a second
+_MOST_STEPS = 32  # looked up together
+_COUNTED_AHEAD = 1 << 20  # samples of an epoch whose drops are counted ahead, which takes less than a second
 
-_NUMBERS = count()  # of this process's loaders that meet those of other ranks: all ranks make these in one order
-
-_NOTHING_LEFT = (
-    "nothing is left: the state that was loaded was taken at the end of a pass, at step %d; iterate again for the next pass, or give the "
-    "Loader more epochs"
-)
+_NUMBERS = count()  # of this process's loaders that compare plans: all ranks make these in one order
 
 _NO_ITEMS = (
-    "a Loader hands over batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
-    "penstock.integrations.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.integrations.trl; for a DataLoader of your own "
+    "a Loader delivers batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
+    "penstock.integrations.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.integrations.trl; for your own DataLoader "
     "DataLoader(loader.as_dataset(), batch_size=None)"
 )
-
-Mixture = Mapping[str, Store | tuple[Store, float]]
 
 
 class Loader(Run):
     """Batches of one or several stores.  `batch_size` is rows per rank; a step is batch_size × world_size rows.
 
-    One loop over a loader is a pass: `epochs` epochs.  A loop that was broken off goes on with the next loop; a loop over a loader that has
-    finished its pass is the next pass.
+    One loop over a loader is a pass: `epochs` epochs.  A loop that was broken off continues with the next loop; a loop over a loader that
+    has finished its pass is the next pass.
     """
 
     def __init__(
         self,
-        stores: Store | Mixture | Sequence[Store],
+        stores: Store | Mapping[str, Store | tuple[Store, float]] | Sequence[Store],
         *,
         batch_size: int,
         max_length: int = 4096,
@@ -80,196 +67,202 @@ class Loader(Run):
         collate: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
-        """`options` set the order (see PlanSettings: packing, overflow, shuffle, window, seed, tail, mix_by, stop, block, align,
-        max_per_row) and the form of a batch (see BatchForm: output, padding_free, padding, pad_side, pad_to, pad_id, labels …).
-        replicas: neighbouring ranks that share their rows.  mesh: the data-parallel dimension of a device mesh, instead of ranks.
-        run_id: under this name, ranks without torch.distributed compare their plans through the cache folder.
-        prefetch: steps made ahead by a thread while you are away; small ones are made several at once, so that it may be a few more.
-        workers: processes of torch's DataLoader that make the batches, each `prefetch` steps ahead, for a slow `collate`; 0 is a thread.
-        per_epoch: an iteration ends with its epoch, for trainers that loop over epochs themselves.  skip: steps passed over.
-        collate: of plain records, makes a batch of a list of them; of tokens, is given the arrays of a batch and its rows (their
-        spans say source, sample, start, stop) and returns the arrays to hand over.
-        """
-        names, self.stores, weights = read_mixture(stores)
-        if records := isinstance(self.stores[0], RecordStore):
-            max_length, options = 1, {"packing": "none", **options}
-        settings, self.form = split_options(max_length, weights, options, _named())
-        self._place = find_place(rank, world_size, replicas=replicas, mesh=mesh)
-        self.world = self._place.world
-        meets = len(self._place.members) > 1 and (run_id is not None or self._place.told != "arguments")
-        self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if meets else 0, 0
-        self.batch_size = whole_number("batch_size", batch_size, least=1)
-        epochs = None if epochs is None else whole_number("epochs", epochs, least=0)
-        super().__init__(epochs=epochs, per_epoch=per_epoch, skip=frozenset(steps_to_skip(skip)))
-        self._prefetch = whole_number("prefetch", prefetch, least=0)
-        self._workers = whole_number("workers", workers, least=0)
-        sources = [
-            PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes)
-            for name, store in zip(names, self.stores, strict=True)
-        ]
-        refuse_waiting(self.stores, settings)
-        self.plan = Plan(sources, self._lengths, settings, targets=None if records else self._targets)
-        if self.form.output == "torch" and not records:
-            require_torch("output='torch', the default,", "pass output='numpy'")
-        if self._workers:
-            require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
+        """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
+        asked = LoaderSettings(
+            batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, per_epoch=per_epoch, skip=skip
+        )
+        super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
+        self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
         self._users_collate = collate
-        refuse_prepare(Loader)
-        if per_epoch and settings.tail == "wrap":
-            raise PlanError(
-                "tail='wrap' runs on into the next epoch, and per_epoch ends with one; choose one of the two"
-            )
+        names, self.stores, weights, self._collator = read_mixture(stores)
+        if not self.has_tokens:  # a record is a sample of length 1
+            max_length, options = 1, {"packing": "none", **options}
+        settings, self.form = split_options(weights, max_length, options)
+        self._refuse(settings)
+        self._columns = batch_columns(names, self.stores, settings)
+        self._info = find_rank(rank, world_size, replicas=replicas, mesh=mesh)
+        self.world = self._info.world
+        compares = len(self._info.members) > 1 and (run_id is not None or self._info.origin != "arguments")
+        self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if compares else 0, 0
+        pairs = zip(names, self.stores, strict=True)
+        sources = [PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes) for name, store in pairs]
+        self.plan = Plan(sources, self._lengths, settings, targets=self._targets)
+        guard_trainers()
         self.metrics = Metrics(names, settings.max_length)
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Batches from the current position on; only what is handed over moves the position.
+    def _refuse(self, settings: PlanSettings) -> None:
+        """Refuse options that contradict each other, or that need a missing package or a finished store."""
+        if self.form.output == "torch" and self.has_tokens:
+            require_torch("output='torch', the default,", "pass output='numpy'")
+        if self._workers:
+            require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
+        if self.per_epoch and settings.tail == "wrap":
+            raise PlanError(
+                "tail='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
+            )
+        incomplete = [store for store in self.stores if store.manifest is None]
+        if incomplete and not settings.is_local:
+            raise PlanError(
+                f"{incomplete[0]!r} is still being made in the background, and window={settings.window!r} shuffles all of its "
+                f"{incomplete[0].num_shards:,} shards together, so the first batch would need every one of them; pass window=16 to "
+                f"shuffle 16 shards at a time, or shuffle=False, or wait for the whole store: store.wait()"
+            )
 
-        Where the pass under way has ended, the next one begins, except right after a state was loaded: then the loop hands over what
-        is left of the pass that the state was taken in, which may be nothing.
+    @property
+    def has_tokens(self) -> bool:
+        """Whether batches hold tokens, not plain records."""
+        return self._collator.has_tokens
+
+    def explain(self, step: int) -> Provenance:
+        """Where every span of all ranks' rows at `step` comes from, without running to it."""
+        return provenance(self.look_up(step).rows, self.stores)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches after the current position; only delivered batches move the position.
+
+        If the current pass has ended, the next one begins, except right after a state was loaded: then the loop delivers what is left
+        of the pass that the state was taken in, which may be nothing.
         """
-        self._walks += 1
-        walk, is_left = self._walks, self._begin()
-        self._agree()
+        self._iterations += 1
+        iteration, is_left = self._iterations, self._begin()
+        self._compare_ranks()
         if not is_left:
-            _log.warning(_NOTHING_LEFT, self._cursor.step)
+            _log.warning(
+                "no batch is left: the loaded state was saved at the end of a pass, at step %d; iterate again for the next pass, or "
+                "give the Loader more epochs",
+                self._cursor.step,
+            )
             return
         ahead = self._ahead()
         try:
             for batch, step in self.metrics.timed(ahead):
-                if walk != self._walks:
+                if iteration != self._iterations:
                     raise PlanError(
-                        "this iteration is over: a newer one was begun, or a state was loaded; use that one"
+                        "this iteration has ended: you started a newer one or loaded a state; use the newer iterator"
                     )
-                self._hand_over(batch, step)
+                self._deliver(batch, step)
                 yield batch
         finally:
             ahead.close()
         if not self._cursor.has_begun:
-            raise self._nothing()
+            raise self._no_steps()
+        self._count_rest()
 
-    def _nothing(self) -> PlanError:
-        """Why a pass has no step."""
+    def _no_steps(self) -> PlanError:
+        """Say why a pass has no step."""
         if self.epochs == 0:
             return PlanError("the run has no step: epochs is 0")
-        passes, cursor = self._passes, self._cursor
-        epochs = passes.loop_end(cursor) or cursor.position.epoch + 1
-        if self.plan.num_steps(self._rows_per_step, epochs=epochs, start=cursor.position):
-            return PlanError(f"nothing is left: skip= names every step of the run ({len(self._skip):,} of them)")
-        self.counters = self.plan.count(cursor.position.epoch, self._rows_per_step)
+        position = self._cursor.position
+        epochs = self.loop_end(self._cursor) or position.epoch + 1
+        if self.plan.num_steps(self._rows_per_step, epochs=epochs, start=position):
+            return PlanError(f"no batch is left: skip= names every step of the run ({len(self._skip):,} of them)")
+        self.counters = self.plan.count(position.epoch, self._rows_per_step)
         dropped = self.counters.dropped_words()
-        advice = "raise max_length, or choose overflow='split' or 'truncate'; " if "overlong" in dropped else ""
-        if not dropped and (empty := self.counters.samples_dropped["empty"]):
+        advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""
+        if OVERLONG in dropped:
+            advice = "raise max_length, or choose overflow='split' or 'truncate'; "
+        if not dropped and (empty := self.counters.samples_dropped[EMPTY]):
             dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in self.stores)})"
-        return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}look at loader.counters")
+        return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}see loader.counters")
 
-    def _hand_over(self, batch: Batch, step: Step) -> None:
+    def _deliver(self, batch: Batch, step: Step) -> None:
         self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
         self.metrics.add(batch.rows, batch.trained)
-        if step.counters is not NOTHING:  # a block begins
-            before, self.counters = self.counters.dropped_words(), self.counters + step.counters
-            if not before and self.counters.dropped_words():
-                _log.warning("%s; loader.counters counts on, overflow= and max_length= decide", self._all_dropped(step))
+        if step.counters is not NOTHING:  # a block begins, or the epoch ends
+            self._count(step.counters, step.epoch)
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, batch.step + 1, self.counters)
 
-    def _all_dropped(self, step: Step) -> str:
-        """What this epoch drops and cuts; of a large one, or of a store that is being made, what the first blocks do."""
-        is_whole = not any(isinstance(store, Store) and store.manifest is None for store in self.stores)
-        if is_whole and sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AT_ONCE:
-            counts = self.plan.blocks.count_dropped(step.epoch)
-            return f"{counts.dropped_words()} (of {counts.samples:,} samples in epoch {step.epoch})"
-        return f"{self.counters.dropped_words()} (of the first {self.counters.samples:,} samples)"
+    def _count(self, counters: Counters, epoch: int) -> None:
+        """Add counters.  The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
+        before, self.counters = self.counters.dropped_words(), self.counters + counters
+        if before or not self.counters.dropped_words():
+            return
+        text, what = self.counters.dropped_words(), f"the first {self.counters.samples:,} samples"
+        if sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD and not self._is_incomplete:
+            counts = self.plan.blocks.count_dropped(epoch)  # without the tail
+            text, what = counts.dropped_words() or text, f"{counts.samples:,} samples in epoch {epoch}"
+        _log.warning("%s (of %s); overflow=, max_length= and tail= decide this, see loader.counters", text, what)
 
-    def _agree(self) -> None:
-        """All ranks are about to do the same, or this is where it ends."""
+    def _count_rest(self) -> None:
+        """Count samples after the last step of the loop, which no batch holds."""
+        position, end = self._cursor.position, self.loop_end(self._cursor)
+        if self._skip:
+            for step in self.plan.steps(start=position, num_rows=self._rows_per_step, epochs=end):
+                position = step.after  # skipped
+        rest = self.plan.undelivered(position, self._rows_per_step, epochs=end)
+        if rest is not NOTHING:
+            self._count(rest, position.epoch)
+
+    def _compare_ranks(self) -> None:
+        """Raise if the ranks are about to do different things."""
         self._loops += 1
-        cache = getattr(self.stores[0], "cache", None) or Cache()
-        exchange = f"{self._number}-{self._loops}"
-        if board := find_board(self._place, run_id=self._run_id, root=cache.root, exchange=exchange):
+        cache, exchange = self.stores[0].cache or Cache(), f"{self._number}-{self._loops}"
+        if board := find_board(self._info, run_id=self._run_id, root=cache.root, exchange=exchange):
             sizes = {"batch_size": self.batch_size, "world_size": self.world.size, "epochs": self.epochs}
-            mine = {**self.state_dict(), **sizes, "per_epoch": self.per_epoch, "skip": sorted(self._skip)}
-            del mine["check"]
-            agree(mine, rank=self._place.rank, others=board[1], board=board[0])
+            mine = {**self.state_dict(), **sizes, "per_epoch": self.per_epoch, "skip": sorted(self._skip), "check": ""}
+            agree(mine, rank=self._info.rank, others=board[1], board=board[0])
 
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
         if not self._workers:
-            at_once = min(self._most_at_once(), steps_together(self._tokens_per_batch))
-            depth = -(-self._prefetch // at_once)
+            tokens = self.batch_size * self.plan.settings.max_length
+            depth = -(-self._prefetch // min(self._most_at_once(), steps_together(tokens)))
             return one_by_one(read_ahead(self._chunks(self._cursor), depth))
-        from penstock.loader.workers import make_in_processes  # here, so that torch is imported only where it is wanted
+        from penstock.loader.workers import make_in_processes  # imports torch
 
         return make_in_processes(self, workers=self._workers, ahead=self._prefetch)
-
-    def _batches(self, cursor: Cursor, *, passed: int, every: int) -> Iterator[tuple[Batch, Step]]:
-        return one_by_one(self._chunks(cursor, passed=passed, every=every))
 
     def _chunks(
         self, cursor: Cursor, *, passed: int = 0, every: int = 1
     ) -> Generator[list[tuple[Batch, Step]], None, None]:
         """Yield every `every`-th batch of the loop from `cursor` on, starting with the one after `passed` of them.
 
-        Small batches are made several at once; the first of all alone, so that it comes at once.
+        Small batches are made several at once; the very first is made alone, so that it comes early.
         """
-        position = cursor.position
-        walk = self.plan.walk(start=position, num_rows=self._rows_per_step, epochs=self._passes.loop_end(cursor))
-        walk = with_hints(walk, self.plan, self.stores, position)
-        kept = ((number, step) for number, step in enumerate(walk, start=cursor.step) if number not in self._skip)
-        collate, most = self._make_collate(), self._most_at_once()
-        for chunk in growing(islice(kept, passed, None, every), most):
+        start, end = cursor.position, self.loop_end(cursor)
+        steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
+        numbered = enumerate(with_hints(steps, self.plan, self.stores, start), start=cursor.step)
+        kept = ((number, step) for number, step in numbered if number not in self._skip)
+        # a collator is for one pass, and the thread that makes it: it reuses the memory of its earlier batches
+        collate = self._collator(self.stores, self.plan.settings, self.form, self._users_collate, self._columns)
+        for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
             mine = [rank_rows(step.rows, self.world) for _, step in chunk]
             turns = zip(mine, chunk, strict=True)
             for made in in_turn(collate, mine):
-                batches = [self._batch(found, *turn) for found, turn in zip(made, turns, strict=False)]
-                made.clear()  # the consumer's alone now: what it lets go of can be used again
+                batches = [
+                    (Batch(self._converted(arrays), rows, self.stores, number, trained), step)
+                    for (arrays, trained), (rows, (number, step)) in zip(made, turns, strict=False)
+                ]
+                made.clear()  # keep no reference: memory that the consumer releases can be used again
                 yield batches
 
-    def _batch(self, made: Made, rows: Rows, turn: tuple[int, Step]) -> tuple[Batch, Step]:
-        (arrays, trained), (number, step) = made, turn
-        return Batch(self._as_wished(arrays), rows, self.stores, number, trained), step
-
     def _most_at_once(self) -> int:
-        """Steps looked up together.  A store under way is asked for no more than the next one, and so is a function of the user's."""
-        if isinstance(self.stores[0], RecordStore):  # a collate function is called step by step all the same
-            return min(_MOST_STEPS, steps_at_once(self.stores, self.batch_size)) if self._prefetch else 1
-        if self._is_under_way or self._users_collate is not None:
-            return 1
-        return max(1, min(_MOST_STEPS, _TOKENS_AT_ONCE // self._tokens_per_batch))
+        """Return how many steps are looked up together; from a store that is being made, only the next one."""
+        most = self._collator.steps_at_once(
+            self.stores, self.batch_size, self.plan.settings.max_length, self._users_collate, self._prefetch
+        )
+        return 1 if self._is_incomplete else max(1, min(_MOST_STEPS, most))
 
-    @property
-    def _tokens_per_batch(self) -> int:
-        return self.batch_size * self.plan.settings.max_length
-
-    def _as_wished(self, arrays: dict[str, Any]) -> dict[str, Any]:
+    def _converted(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
             return arrays
-        return _as_tensors()(arrays, pin_memory=self.form.pin_memory)
+        return as_tensors(arrays, pin_memory=self.form.pin_memory)
 
     def __getitem__(self, index: Any) -> Any:
-        """A Loader is not a data set of samples; whoever takes it for one learns what to do."""
+        """Refuse: a Loader is not a dataset of samples."""
         raise TypeError(_NO_ITEMS)
 
     def __next__(self) -> Any:
         raise TypeError("a Loader is not an iterator: take one with batches = iter(loader), and call next(batches)")
 
     def as_dataset(self) -> Any:
-        """A torch IterableDataset of the batches from here on, for a DataLoader (batch_size=None) of your own."""
+        """Return a torch IterableDataset of the remaining batches, for your own DataLoader (batch_size=None)."""
         require_torch("as_dataset", "iterate over the Loader itself")
         from penstock.loader.workers import Steps
 
         return Steps(self)
-
-    def explain(self, step: int) -> Provenance:
-        """Where every span of all ranks' rows at `step` comes from, without running to it."""
-        return homes(self.look_up(step).rows, self.stores)
-
-    def _make_collate(self) -> Collator | UsersCollator | RecordCollator:
-        """For one pass, and the thread that makes it: a collator writes where its batches before are no longer needed."""
-        if isinstance(self.stores[0], RecordStore):
-            return RecordCollator(self.stores, self._users_collate)
-        made, users = Collator(self.stores, self.plan.settings, self.form), self._users_collate
-        return made if users is None else UsersCollator(made, users)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings)}
@@ -277,8 +270,7 @@ class Loader(Run):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         sources, settings = state["plan"]
-        targets = None if isinstance(self.stores[0], RecordStore) else self._targets
-        self.plan = Plan(sources, self._lengths, settings, targets=targets)  # its caches are made again
+        self.plan = Plan(sources, self._lengths, settings, targets=self._targets)  # its caches are made again
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)
@@ -294,17 +286,3 @@ class Loader(Run):
             f"Loader({names}; rank {self.world.rank} of {self.world.size}, {self.batch_size} rows of "
             f"{self.plan.settings.max_length}, at step {self._cursor.step}, plan {self.plan.fingerprint[:8]})"
         )
-
-
-@cache
-def _as_tensors() -> Callable[..., dict[str, Any]]:
-    require_torch("output='torch', the default,", "pass output='numpy'")
-    from penstock.loader.torch import as_tensors  # here, so that torch is imported only where tensors are wanted
-
-    return as_tensors
-
-
-@cache
-def _named() -> set[str]:
-    """Parameters that the Loader itself names."""
-    return set(signature(Loader).parameters) - {"stores", "options"}

@@ -1,111 +1,128 @@
-"""How are batches made ahead?  A thread runs an iterator up to `depth` turns in advance; order is the iterator's own."""
+"""Batches made ahead: a thread runs an iterator up to `depth` values in advance, in the iterator's own order.
+
+Also the hints to a store that is still being made: it makes the shards of the next blocks first.
+"""
 
 import os
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator
-from typing import TypeVar
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 from penstock.errors import PlanError
+from penstock.plan.plan import Plan, Position, Step
 
 Made = TypeVar("Made")
 
 _AWAY = 1e-3  # seconds: what two threads lose by waking each other, on two cores with a cache each
+_BLOCKS = 2  # hinted at: the one that begins, and the next
 
 
 def growing(values: Iterator[Made], most: int) -> Iterator[list[Made]]:
-    """Values in lists of 1, 2, 4 … up to `most`; an error comes behind what came before it."""
-    size = 1
-    while True:
+    """Yield values in lists of 1, 2, 4 … up to `most`; an error comes after the values before it."""
+    size, is_last = 1, False
+    while not is_last:
         found: list[Made] = []
         try:
-            for _ in range(size):
-                found.append(next(values))
-        except StopIteration:
-            if found:
-                yield found
-            return
+            found.extend(islice(values, size))
         except Exception:
             if found:
                 yield found
             raise
-        yield found
+        is_last = len(found) < size  # now: the consumer may empty the list
+        if found:
+            yield found
         size = min(2 * size, most)
 
 
 def one_by_one(lists: Generator[list[Made], None, None]) -> Generator[Made, None, None]:
-    """Values of lists; closing it closes where they come from."""
+    """Yield the values of lists; closing this closes `lists`."""
     try:
         for values in lists:
             values.reverse()
             while values:
-                yield values.pop()  # the consumer's alone now: what it lets go of can be used again
+                yield values.pop()  # keep no reference: memory that the consumer releases can be used again
     finally:
         lists.close()
 
 
 def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
-    """`made`, computed ahead by a thread that ends with the consumer; an error appears where it would have without the thread.
+    """Yield from `made`, computed ahead by a thread that ends with the consumer; errors come where they would without the thread.
 
-    A consumer that comes back at once waits for the thread anyway, and the two hinder each other: then it is computed as it is asked
-    for, until the consumer takes its time again.
+    A consumer that comes back at once waits for the thread anyway, and the two slow each other down: then values are computed in the
+    consumer's thread, until it takes its time again.
     """
     if depth < 1:
         yield from made
         return
-    ready: queue.SimpleQueue[tuple[bool, Made | BaseException | None]] = queue.SimpleQueue()
-    wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: one more is wanted; False: nobody wants any more
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # (value, None) or (None, error)
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: make one more; False: stop
     stopped = threading.Event()
 
     def run() -> None:
-        try:
-            while wishes.get() and not stopped.is_set():
-                value = next(made)
-                ready.put((True, value))
-                del value  # the consumer's alone now: what it lets go of can be used again
-        except StopIteration:
-            ready.put((False, None))
-        except BaseException as error:  # handed to the consumer, who raises it
-            ready.put((False, error))
+        while requests.get() and not stopped.is_set():
+            ready.put(_take(made))
 
     owner = os.getpid()
     thread = threading.Thread(target=run, name="penstock-read-ahead", daemon=True)
     thread.start()
-    asked, pays = (
-        0,
-        True,
-    )  # how many the thread was asked for and has not been taken from it; it alone uses `made` meanwhile
+    requests.put(True)
+    asked, pays = 1, True  # open requests, during which only the thread uses `made`; whether reading ahead pays
     try:
         while True:
-            if os.getpid() != owner:  # a forked process has no such thread, and would wait for it without end
+            if os.getpid() != owner:  # a forked process does not have the thread, and would wait for ever
                 raise PlanError(
                     "this iteration was begun before the process forked; begin one in the child: iter(loader)"
                 )
-            while pays and asked < depth:
-                wishes.put(True)
-                asked += 1
-            if asked:
-                more, value = ready.get()
-                asked -= 1
-                if isinstance(value, BaseException):
-                    raise value
-                if not more:
-                    return
-            else:
-                try:
-                    value = next(made)
-                except StopIteration:
-                    return
-            if pays:  # while the consumer is away
-                wishes.put(True)
+            value, error = ready.get() if asked else _take(made)
+            asked -= asked > 0
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            while pays and asked < depth:  # for the time while the consumer is away
+                requests.put(True)
                 asked += 1
             begun = time.perf_counter()
-            yield value  # type: ignore[misc]  # `more` says that it is a Made
-            del value
+            yield value
+            del value  # keep no reference: memory that the consumer releases can be used again
             pays = time.perf_counter() - begun > _AWAY
     finally:
-        stopped.set()  # wishes that are still there are not granted
-        wishes.put(False)
+        stopped.set()
+        requests.put(False)
         if os.getpid() == owner:
             thread.join()
+
+
+def _take(made: Iterator[Any]) -> tuple[Any, BaseException | None]:
+    """Return the next value, or the error that came instead; StopIteration at the end."""
+    try:
+        return next(made), None
+    except BaseException as error:  # the consumer raises it
+        return None, error
+
+
+def with_hints(steps: Iterator[Step], plan: Plan, stores: Sequence[Any], start: Position) -> Iterator[Step]:
+    """Yield `steps`, which begin at `start`; before each block, stores that are being made are asked for its shards first."""
+    known = None
+    while True:
+        if (start.epoch, start.block) != known:
+            known = (start.epoch, start.block)
+            _hint(plan, stores, start)
+        if (step := next(steps, None)) is None:
+            return
+        start = step.after
+        yield step
+
+
+def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:
+    incomplete = {number: store for number, store in enumerate(stores) if store.manifest is None}
+    # With weights, shares are known only when the shards before them are made; then `lengths_of` asks for what it needs.
+    if not incomplete or plan.settings.weights is not None:
+        return
+    blocks = range(position.block, position.block + _BLOCKS)
+    pairs = [pair for block in blocks for pair in plan.blocks.shards(position.epoch, block) or ()]
+    for number, store in incomplete.items():
+        store.want([shard for source, shard in pairs if source == number])

@@ -1,4 +1,4 @@
-"""Which rank is this process?  From arguments or a mesh, else torch.distributed when it runs, else the environment, else 0 of 1."""
+"""Which rank this process is: from arguments or a mesh, else torch.distributed if it runs, else the environment, else 0 of 1."""
 
 import os
 import sys
@@ -6,57 +6,53 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PlanError
+from penstock.plan.ranks import data_parallel
 from penstock.plan.settings import whole_number
-from penstock.plan.shard import data_parallel
 from penstock.types import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """This process among those that train together, and who said so."""
+class RankInfo:
+    """This process among those that train together, and where that is known from."""
 
-    world: World  # data-parallel: which rows are ours
+    world: World  # data-parallel: which rows it gets
     rank: int  # among all processes
     members: tuple[int, ...]  # the ranks that take part
-    told: str  # "arguments", "mesh", "distributed", "environment", or "alone"
+    origin: str  # "arguments", "mesh", "distributed", "environment", or "alone"
 
 
-def find_place(rank: int | None, world_size: int | None, *, replicas: int = 1, mesh: Any = None) -> Place:
+def find_rank(rank: int | None, world_size: int | None, *, replicas: int = 1, mesh: Any = None) -> RankInfo:
     """`replicas` neighbouring ranks share their rows; `mesh` is the data-parallel dimension of a device mesh."""
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if mesh is not None:
         if rank is not None or replicas != 1:
-            raise PlanError("a mesh says which rank this is: leave out rank, world_size and replicas")
+            raise PlanError("the mesh sets the rank: leave out rank, world_size and replicas")
         return _from_mesh(mesh)
-    told = "arguments"
+    origin = "arguments"
     if rank is None or world_size is None:
-        told, (rank, world_size) = next(
-            (name, found)
-            for name, found in (("distributed", running()), ("environment", _environment()), ("alone", (0, 1)))
-            if found is not None
-        )
+        known = (("distributed", running()), ("environment", _environment()), ("alone", (0, 1)))
+        origin, (rank, world_size) = next((name, found) for name, found in known if found is not None)
     rank, world_size = whole_number("rank", rank, least=0), whole_number("world_size", world_size, least=1)
-    if not 0 <= rank < world_size:
+    if rank >= world_size:
         raise PlanError(f"rank {rank} of world size {world_size}: expected 0 <= rank < world_size")
     world = data_parallel(rank, world_size, replicas=replicas)
-    return Place(world=world, rank=rank, members=tuple(range(world_size)), told=told)
+    return RankInfo(world=world, rank=rank, members=tuple(range(world_size)), origin=origin)
 
 
-def _from_mesh(mesh: Any) -> Place:
-    """Of torch's DeviceMesh, without importing it: one dimension, whose ranks share the data among them."""
+def _from_mesh(mesh: Any) -> RankInfo:
+    """Read torch's DeviceMesh, without importing torch: one dimension, whose ranks share the data among them."""
     if mesh.ndim != 1:
-        names = list(mesh.mesh_dim_names or [])
         raise PlanError(
-            f"the mesh has {mesh.ndim} dimensions {names}; give the data-parallel one, as mesh['dp'], or a flattened one"
+            f"the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or [])}; give the data-parallel one, as mesh['dp'], or a "
+            f"flattened one"
         )
-    world = World(rank=mesh.get_local_rank(), size=mesh.size())
-    members = tuple(mesh.mesh.flatten().tolist())
-    return Place(world=world, rank=members[world.rank], members=members, told="mesh")
+    world, members = World(rank=mesh.get_local_rank(), size=mesh.size()), tuple(mesh.mesh.flatten().tolist())
+    return RankInfo(world=world, rank=members[world.rank], members=members, origin="mesh")
 
 
 def running() -> tuple[int, int] | None:
-    """torch.distributed, if the program has imported and started it; torch is never imported for the question."""
+    """Return (rank, size) of torch.distributed if the program has imported and started it; torch is not imported here."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -64,7 +60,7 @@ def running() -> tuple[int, int] | None:
 
 
 def _environment() -> tuple[int, int] | None:
-    """What torchrun and most launchers set."""
+    """Read what torchrun and most launchers set."""
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and size is None:
         return None

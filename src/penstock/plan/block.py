@@ -1,19 +1,23 @@
-"""Turn a block of samples into rows: cut or drop overlong samples, leave out pieces without a target, pack, order; count it all."""
+"""Turn the samples of a block into rows: cut or drop overlong samples, leave out pieces without a target, pack, order, count."""
 
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from penstock.errors import Overlong
+from penstock.errors import Overlong, PlanError
 from penstock.plan.counters import Counters
-from penstock.plan.pack import UNBOUNDED, argsort_small, count_best_fit, packer
-from penstock.plan.permute import Permutation
-from penstock.plan.seeds import derive
+from penstock.plan.mix import Clock, Concatenation, WeightedMix
+from penstock.plan.packing import argsort_small
+from penstock.plan.permutation import Permutation, derive
 from penstock.plan.settings import PlanSettings
-from penstock.types import SPAN, Bools, Ints
+from penstock.plan.shuffle import SourceOrder
+from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG, TRUNCATED
+from penstock.types import SPAN, Bools, Ints, Lengths, Targets
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,18 @@ class Rows:
         return self.spans[self.starts[row] : self.starts[row + 1]]
 
     def slice(self, start: int, stop: int) -> "Rows":
-        """Rows start..stop, without copying spans."""
+        """Return rows start..stop, without copying spans."""
         starts = self.starts[start : stop + 1]
         return Rows(self.spans[starts[0] : starts[-1]], starts - starts[0])
 
     @staticmethod
     def join(parts: "list[Rows]") -> "Rows":
+        """Return these rows one after the other."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
             return Rows.empty(0)
-        # as bytes: numpy compares the fields of one dtype with those of the next, at a microsecond and more a part
+        # as bytes: numpy would compare the fields of each dtype with those of the next, at a microsecond and more per part
         spans = np.concatenate([part.spans.view(np.uint8) for part in parts]).view(SPAN)
         ends = np.concatenate([part.starts[1:] for part in parts])
         ends += np.repeat(np.cumsum([0, *(len(part.spans) for part in parts[:-1])]), [part.num_rows for part in parts])
@@ -52,303 +57,276 @@ class Rows:
 
     @staticmethod
     def empty(num_rows: int) -> "Rows":
+        """Return rows of padding."""
         return Rows(np.empty(0, SPAN), np.zeros(num_rows + 1, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSamples:
-    """The samples of a block in mixed order, before packing."""
-
-    sources: Ints
-    samples: Ints
-    lengths: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class _Pieces:
     """Samples, or parts of samples, that each go into one row."""
 
     sample: Ints  # index into the block's samples
     start: Ints
     stop: Ints
 
-    def where(self, chosen: Ints | Bools) -> "Pieces":
-        return Pieces(self.sample[chosen], self.start[chosen], self.stop[chosen])
+    def where(self, chosen: Ints | Bools | None) -> "_Pieces":
+        return self if chosen is None else _Pieces(self.sample[chosen], self.start[chosen], self.stop[chosen])
 
 
-# (source, sample id, start, stop) of pieces → whether each holds a target
-HasTarget = Callable[[Ints, Ints, Ints, Ints], Bools]
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Samples that are packed together, in mixed order: source, sample id and length of each."""
 
+    sources: Ints
+    samples: Ints
+    lengths: Ints
+    settings: PlanSettings
+    names: Sequence[str]  # of all sources
+    targets: Targets | None = None  # None: every piece holds one
 
-def pack_block(
-    block: BlockSamples,
-    settings: PlanSettings,
-    *,
-    names: Sequence[str],
-    epoch: int,
-    number: int,
-    has_target: HasTarget | None = None,
-) -> tuple[Rows, Counters]:
-    pieces, counters = _pieces(block, settings, names, has_target)
-    rows, num_rows = _assign(pieces, settings)
-    rows = _order_rows(rows, num_rows, pieces, settings, epoch=epoch, number=number)
-    order = argsort_small(rows)  # stable: spans of a row stay in block order
-    spans = np.empty(order.size, SPAN)
-    home = pieces.sample[order]
-    spans["source"], spans["sample"] = block.sources[home], block.samples[home]
-    spans["start"], spans["stop"] = pieces.start[order], pieces.stop[order]
-    starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=num_rows)))).astype(np.int64)
-    more = Counters(
-        rows=num_rows,
-        tokens_capacity=num_rows * settings.max_length,
-        samples_by_source=_by_source(block, pieces, len(names)),
-    )
-    return Rows(spans, starts), counters + more
+    def pack(self, *, epoch: int, number: int) -> tuple[Rows, Counters]:
+        """Return the rows in their final order, and the counts of samples and tokens."""
+        every, is_kept = self._cut()
+        pieces, settings = every.where(is_kept), self.settings
+        rows = settings.method.assign(self._room(pieces), settings.capacity, settings.max_per_row)
+        num_rows = int(rows.max(initial=-1)) + 1
+        rows = self._order_rows(rows, num_rows, pieces, epoch=epoch, number=number)
+        order = argsort_small(rows)  # stable: spans of a row stay in block order
+        spans = np.empty(order.size, SPAN)
+        sample = pieces.sample[order]
+        spans["source"], spans["sample"] = self.sources[sample], self.samples[sample]
+        spans["start"], spans["stop"] = pieces.start[order], pieces.stop[order]
+        starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=num_rows)))).astype(np.int64)
+        packed = Counters(rows=num_rows, tokens_capacity=num_rows * settings.max_length)
+        return Rows(spans, starts), packed + self._count(every, is_kept)
 
+    def num_rows(self) -> int:
+        """Return how many rows `pack` makes; several times faster."""
+        pieces, is_kept = self._cut()
+        room = self._room(pieces.where(is_kept))
+        return self.settings.method.count_rows(room, self.settings.capacity, self.settings.max_per_row)
 
-def count_block(
-    block: BlockSamples, settings: PlanSettings, *, names: Sequence[str], has_target: HasTarget | None = None
-) -> int:
-    """How many rows `pack_block` makes of these samples; several times faster."""
-    pieces, _ = _pieces(block, settings, names, has_target)
-    if settings.packing == "best_fit":
-        return count_best_fit(_room(pieces, settings), settings.capacity, settings.max_per_row or UNBOUNDED)
-    return _assign(pieces, settings)[1]
+    def count_dropped(self) -> Counters:
+        """Count what is dropped and cut, without packing: rows are not counted."""
+        return self._count(*self._cut())
 
+    def delivered_tokens(self) -> Ints:
+        """Return the tokens of each sample that reach a row: 0 for dropped samples, fewer than its length for cut ones.
 
-def count_samples(
-    block: BlockSamples, settings: PlanSettings, *, names: Sequence[str], has_target: HasTarget | None = None
-) -> Counters:
-    """What is dropped and cut of these samples, without packing them: no rows are counted."""
-    return _pieces(block, settings, names, has_target)[1]
-
-
-def delivered_tokens(block: BlockSamples, settings: PlanSettings, has_target: HasTarget | None = None) -> Ints:
-    """Tokens of each sample that reach a row: 0 where the sample is dropped, less than its length where it is cut.
-
-    Under `concat`, rows are cut from the whole block's stream, so a row without a target is not known here.
-    """
-    kept = _kept_lengths(block.lengths, settings)
-    if settings.packing == "concat" or not _asks_for_targets(block, settings, has_target):
+        With `concat`, rows are cut from the stream of the whole block, so rows without a target are not known here.
+        """
+        kept = self._kept_lengths()
+        if not self.settings.method.cuts and self.settings.overflow in ("truncate", "split"):
+            pieces = self._pieces(kept)
+            if (is_kept := self._with_target(pieces)) is not None:
+                np.subtract.at(kept, pieces.sample[~is_kept], (pieces.stop - pieces.start)[~is_kept])
         return kept
-    pieces, is_barren = _cut_overlong(block, kept, settings, has_target)
-    np.subtract.at(kept, pieces.sample[is_barren], (pieces.stop - pieces.start)[is_barren])
-    return kept
+
+    def _cut(self) -> tuple[_Pieces, Bools | None]:
+        """Return all pieces, and which of them are kept because they hold a target; None for all."""
+        settings, pieces = self.settings, self._pieces(self._kept_lengths())
+        if settings.overflow == "error" and (overlong := np.flatnonzero(self.lengths > settings.capacity)).size:
+            first = overlong[0]
+            raise Overlong(
+                f"sample {self.samples[first]} of source {self.names[self.sources[first]]!r} has {self.lengths[first]} tokens, "
+                f"max_length is {settings.max_length} (room for {settings.capacity}); raise max_length or choose "
+                f"overflow='drop', 'truncate' or 'split' (each is counted)"
+            )
+        return pieces, self._with_target(pieces)
+
+    def _kept_lengths(self) -> Ints:
+        """Return the tokens of each sample that `overflow` leaves, as a new array."""
+        lengths, settings = self.lengths, self.settings
+        if settings.method.cuts or settings.overflow in ("split", "error"):
+            return lengths.copy()
+        most = settings.capacity if settings.overflow == "truncate" else 0
+        return np.where(lengths > settings.capacity, most, lengths)
+
+    def _pieces(self, kept: Ints) -> _Pieces:
+        """Cut each sample at every multiple of the capacity, counted from its start, or in the stream of all samples end to end."""
+        sample, capacity, is_stream = np.flatnonzero(kept), self.settings.capacity, self.settings.method.cuts
+        lengths = kept[sample]
+        if not is_stream and lengths.max(initial=0) <= capacity:
+            return _Pieces(sample, np.zeros(sample.size, np.int64), lengths)
+        room = self.settings.aligned(lengths)
+        used = (np.cumsum(room) - room) % capacity if is_stream else 0  # of the row in which the sample begins
+        parts = -(-(used + room) // capacity)
+        start = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+        start *= capacity
+        if is_stream:
+            start -= np.repeat(used, parts)
+        stop = np.minimum(start + capacity, np.repeat(lengths, parts))
+        return _Pieces(np.repeat(sample, parts), np.maximum(start, 0), stop)
+
+    def _with_target(self, pieces: _Pieces) -> Bools | None:
+        """Return which pieces hold a target, or stand in one row of a stream with one that does; None for all.
+
+        Whole samples always hold one; the others are looked up if their row has no whole sample.
+        """
+        if self.targets is None:
+            return None
+        is_whole = pieces.stop - pieces.start == self.lengths[pieces.sample]
+        if is_whole.all():
+            return None
+        method, capacity = self.settings.method, self.settings.capacity
+        row = method.assign(self._room(pieces), capacity, None) if method.cuts else np.arange(is_whole.size)
+        is_good = np.zeros(int(row.max()) + 1, np.bool_)
+        is_good[row[is_whole]] = True
+        asked = np.flatnonzero(~is_good[row])
+        sources, samples = self.sources[pieces.sample[asked]], self.samples[pieces.sample[asked]]
+        for number in np.unique(sources).tolist():
+            here = np.flatnonzero(sources == number)
+            chosen = asked[here]
+            found = self.targets(number, samples[here], pieces.start[chosen], pieces.stop[chosen])
+            is_good[row[chosen[found]]] = True
+        return None if is_good.all() else is_good[row]
+
+    def _count(self, pieces: _Pieces, is_kept: Bools | None) -> Counters:
+        """Count what became of every sample and token; rows are not counted here."""
+        lengths, settings, kept = self.lengths, self.settings, pieces.where(is_kept)
+        is_out = np.zeros(lengths.size, np.bool_)
+        is_out[kept.sample] = True
+        tokens_in, tokens_out = int(lengths.sum()), int((kept.stop - kept.start).sum())
+        samples_out, empty = int(np.count_nonzero(is_out)), lengths.size - int(np.count_nonzero(lengths))
+        overlong = _NONE if settings.method.cuts else np.flatnonzero(lengths > settings.capacity)
+        dropped = overlong if settings.overflow == "drop" else _NONE
+        truncated = overlong[is_out[overlong]] if settings.overflow == "truncate" else _NONE
+        untrained = lengths.size - samples_out - empty - dropped.size
+        tokens = {OVERLONG: int(lengths[dropped].sum()), TRUNCATED: int((lengths[truncated] - settings.capacity).sum())}
+        is_cut = settings.method.cuts or settings.overflow == "split"
+        num_pieces = np.bincount(pieces.sample, minlength=lengths.size)[is_out] if is_cut else _NONE
+        return Counters(
+            samples_in=lengths.size,
+            tokens_in=tokens_in,
+            samples_out=samples_out,
+            tokens_out=tokens_out,
+            samples_by_source=+Counter(dict(enumerate(np.bincount(self.sources[is_out]).tolist()))),
+            samples_dropped=+Counter({EMPTY: empty, OVERLONG: dropped.size, NOTHING_TO_TRAIN: untrained}),
+            tokens_dropped=+Counter({**tokens, NOTHING_TO_TRAIN: tokens_in - tokens_out - sum(tokens.values())}),
+            samples_truncated=truncated.size,
+            samples_split=int(np.count_nonzero(num_pieces > 1)),
+            pieces_dropped=(pieces.sample.size - kept.sample.size) * is_cut,
+        )
+
+    def _room(self, pieces: _Pieces) -> Ints:
+        return self.settings.aligned(pieces.stop - pieces.start)
+
+    def _order_rows(self, rows: Ints, num_rows: int, pieces: _Pieces, *, epoch: int, number: int) -> Ints:
+        """Return row numbers after shuffling; without shuffling, rows are in the order of their first piece."""
+        settings = self.settings
+        if not num_rows:
+            return rows
+        if settings.method.orders:
+            return self._group_by_length(pieces, epoch=epoch, number=number)
+        if settings.shuffle:
+            return Permutation(num_rows, derive(settings.seed, "rows", epoch, number))[rows]
+        _, first = np.unique(rows, return_index=True)
+        return _inverse(np.argsort(first, kind="stable"))[rows]
+
+    def _group_by_length(self, pieces: _Pieces, *, epoch: int, number: int) -> Ints:
+        """Order rows of one piece each in runs of similar length; the runs are shuffled, an incomplete one stays last."""
+        place, group = _inverse(argsort_small(pieces.stop - pieces.start)), self.settings.method.number
+        full = place.size // group
+        if not self.settings.shuffle or not full:
+            return place
+        run, within = np.divmod(place, group)
+        permutation = Permutation(full, derive(self.settings.seed, "groups", epoch, number))
+        return np.where(run < full, permutation[np.minimum(run, full - 1)] * group + within, place)
 
 
-def _kept_lengths(lengths: Ints, settings: PlanSettings) -> Ints:
-    """Tokens of each sample that `overflow` leaves, in an array of its own."""
-    if settings.packing == "concat" or settings.overflow in ("split", "error"):
-        return lengths.copy()
-    if settings.overflow == "truncate":
-        return np.minimum(lengths, settings.capacity)
-    return np.where(lengths > settings.capacity, 0, lengths)
-
-
-def _pieces(
-    block: BlockSamples, settings: PlanSettings, names: Sequence[str], has_target: HasTarget | None
-) -> tuple[Pieces, Counters]:
-    """Pieces that reach a row, and what became of every sample and token.  Pieces without a target are left out."""
-    lengths, is_concat = block.lengths, settings.packing == "concat"
-    overlong = lengths > settings.capacity
-    num_overlong = 0 if is_concat else int(np.count_nonzero(overlong))
-    if settings.overflow == "error" and num_overlong:
-        _raise_overlong(block, int(np.flatnonzero(overlong)[0]), settings, names)
-    kept = _kept_lengths(lengths, settings)
-    if is_concat:
-        pieces = _cut_stream(_whole(kept), settings)
-        is_barren = _in_rows_without_target(pieces, block, settings, has_target)
-    elif _asks_for_targets(block, settings, has_target):
-        pieces, is_barren = _cut_overlong(block, kept, settings, has_target)
-    else:
-        pieces = _whole(kept)
-        if settings.overflow == "split" and num_overlong:
-            pieces = _cut_samples(pieces, settings.capacity)
-        is_barren = None
-    counters = _count(block, pieces, kept, settings, num_overlong)
-    if is_barren is None or not is_barren.any():
-        return pieces, counters
-    left = pieces.where(~is_barren)
-    return left, _without(counters, pieces.where(is_barren), left, block, settings)
-
-
-def _count(block: BlockSamples, pieces: Pieces, kept: Ints, settings: PlanSettings, num_overlong: int) -> Counters:
-    """What became of every sample and token if all `pieces` reach a row."""
-    lengths, is_concat = block.lengths, settings.packing == "concat"
-    is_dropped = settings.overflow == "drop" and not is_concat
-    dropped: Counter[str] = Counter()
-    if empty := lengths.size - int(np.count_nonzero(lengths)):
-        dropped["empty"] = empty
-    if num_overlong and is_dropped:
-        dropped["overlong"] = num_overlong
-    tokens_in = int(lengths.sum())
-    lost = tokens_in - int(kept.sum())
-    split = num_overlong if settings.overflow == "split" else 0
-    if is_concat:
-        split = int(np.count_nonzero(np.bincount(pieces.sample, minlength=1) > 1))
-    return Counters(
-        samples_in=lengths.size,
-        tokens_in=tokens_in,
-        samples_out=lengths.size - dropped.total(),
-        tokens_out=tokens_in - lost,
-        samples_dropped=dropped,
-        tokens_dropped=Counter({"overlong" if is_dropped else "truncated": lost}) if lost else Counter(),
-        samples_truncated=num_overlong if settings.overflow == "truncate" else 0,
-        samples_split=split,
-    )
-
-
-def _without(counters: Counters, barren: Pieces, left: Pieces, block: BlockSamples, settings: PlanSettings) -> Counters:
-    """The counts once `barren` pieces are left out: they hold no target.  A sample of which nothing is `left` is dropped."""
-    is_left = np.zeros(block.lengths.size, np.bool_)
-    is_left[left.sample] = True
-    gone, num_pieces = np.unique(barren.sample[~is_left[barren.sample]], return_counts=True)
-    lost = int((barren.stop - barren.start).sum())
-    cut_off = 0
-    if settings.overflow == "truncate":  # all of a dropped sample is lost for one reason
-        cut_off = int((block.lengths[gone] - settings.capacity).sum())
-    dropped, tokens_dropped = counters.samples_dropped.copy(), counters.tokens_dropped.copy()
-    if gone.size:
-        dropped["nothing_to_train"] = gone.size
-    tokens_dropped["nothing_to_train"] = lost + cut_off
-    tokens_dropped["truncated"] -= cut_off
-    is_split = settings.overflow == "split" or settings.packing == "concat"
-    return replace(
-        counters,
-        samples_out=counters.samples_out - gone.size,
-        tokens_out=counters.tokens_out - lost,
-        samples_dropped=dropped,
-        tokens_dropped=+tokens_dropped,
-        samples_truncated=counters.samples_truncated - (0 if is_split else gone.size),
-        samples_split=counters.samples_split - int(np.count_nonzero(num_pieces > 1)),
-        pieces_dropped=barren.sample.size if is_split else 0,
-    )
-
-
-def _by_source(block: BlockSamples, pieces: Pieces, num_sources: int) -> Counter[int]:
-    """Samples that reach a row, by source."""
-    is_in = np.zeros(block.lengths.size, np.bool_)
-    is_in[pieces.sample] = True
-    counts = np.bincount(block.sources[is_in], minlength=num_sources).tolist()
-    return Counter({source: count for source, count in enumerate(counts) if count})
-
-
-def _whole(kept: Ints) -> Pieces:
-    sample = np.flatnonzero(kept)
-    return Pieces(sample, np.zeros(sample.size, np.int64), kept[sample])
-
-
-def _asks_for_targets(block: BlockSamples, settings: PlanSettings, has_target: HasTarget | None) -> bool:
-    """Whether samples are cut, so that a piece may hold no target.  Samples that stay whole all have one."""
-    if has_target is None or settings.overflow not in ("truncate", "split"):
-        return False
-    return bool((block.lengths > settings.capacity).any())
-
-
-def _cut_overlong(
-    block: BlockSamples, kept: Ints, settings: PlanSettings, has_target: HasTarget | None
-) -> tuple[Pieces, Bools]:
-    """(all pieces, which of them hold no target)."""
-    pieces = _whole(kept)
-    if settings.overflow == "split":
-        pieces = _cut_samples(pieces, settings.capacity)
-    is_barren = np.zeros(pieces.sample.size, np.bool_)
-    cut = np.flatnonzero(block.lengths[pieces.sample] > settings.capacity)
-    is_barren[cut] = _lack_targets(pieces.where(cut), block, has_target)
-    return pieces, is_barren
-
-
-def _in_rows_without_target(
-    pieces: Pieces, block: BlockSamples, settings: PlanSettings, has_target: HasTarget | None
-) -> Bools | None:
-    """Pieces of a stream's rows that hold no target.  Rows with a whole sample have one, so only the others are asked about."""
-    if has_target is None or not pieces.sample.size:
-        return None
-    room = _room(pieces, settings)
-    row = (np.cumsum(room) - room) // settings.capacity
-    is_good = np.zeros(int(row[-1]) + 1, np.bool_)
-    is_good[row[pieces.stop - pieces.start == block.lengths[pieces.sample]]] = True
-    asked = np.flatnonzero(~is_good[row])
-    if not asked.size:
-        return None
-    lacking = _lack_targets(pieces.where(asked), block, has_target)
-    is_good[row[asked[~lacking]]] = True
-    return np.asarray(~is_good[row], np.bool_)
-
-
-def _lack_targets(pieces: Pieces, block: BlockSamples, has_target: HasTarget | None) -> Bools:
-    assert has_target is not None
-    return ~has_target(block.sources[pieces.sample], block.samples[pieces.sample], pieces.start, pieces.stop)
-
-
-def _raise_overlong(block: BlockSamples, index: int, settings: PlanSettings, names: Sequence[str]) -> None:
-    where = f"sample {block.samples[index]} of source {names[block.sources[index]]!r}"
-    raise Overlong(
-        f"{where} has {block.lengths[index]} tokens, max_length is {settings.max_length} (room for {settings.capacity}); "
-        f"raise max_length or choose overflow='drop', 'truncate' or 'split' (each is counted)"
-    )
-
-
-def _cut_samples(pieces: Pieces, capacity: int) -> Pieces:
-    """Pieces longer than `capacity` become full pieces and a rest."""
-    parts = -(-pieces.stop // capacity)
-    turn = np.arange(parts.sum(), dtype=np.int64) - np.repeat(np.cumsum(parts) - parts, parts)
-    start = turn * capacity
-    return Pieces(np.repeat(pieces.sample, parts), start, np.minimum(start + capacity, np.repeat(pieces.stop, parts)))
-
-
-def _cut_stream(pieces: Pieces, settings: PlanSettings) -> Pieces:
-    """The samples laid end to end and cut at every multiple of the capacity."""
-    capacity = settings.capacity
-    room = settings.aligned(pieces.stop)
-    end = np.cumsum(room)
-    begin = end - room
-    parts = -(-end // capacity) - begin // capacity
-    turn = np.arange(parts.sum(), dtype=np.int64) - np.repeat(np.cumsum(parts) - parts, parts)
-    row = np.repeat(begin // capacity, parts) + turn
-    offset = np.repeat(begin, parts)
-    start = np.maximum(row * capacity - offset, 0)
-    stop = np.minimum(np.minimum((row + 1) * capacity - offset, np.repeat(room, parts)), np.repeat(pieces.stop, parts))
-    return Pieces(np.repeat(pieces.sample, parts), start, stop)
-
-
-def _room(pieces: Pieces, settings: PlanSettings) -> Ints:
-    return settings.aligned(pieces.stop - pieces.start)
-
-
-def _assign(pieces: Pieces, settings: PlanSettings) -> tuple[Ints, int]:
-    """(row of each piece, number of rows)."""
-    room = _room(pieces, settings)
-    if settings.packing == "concat":
-        end = np.cumsum(room)
-        rows = (end - room) // settings.capacity
-    else:
-        rows = packer(settings.packing)(room, settings.capacity, settings.max_per_row or UNBOUNDED)
-    return rows, int(rows.max()) + 1 if rows.size else 0
-
-
-def _order_rows(rows: Ints, num_rows: int, pieces: Pieces, settings: PlanSettings, *, epoch: int, number: int) -> Ints:
-    """Row numbers after shuffling; without shuffling, rows stand in the order of their first piece."""
-    if not num_rows:
-        return rows
-    if match := re.fullmatch(r"group_(\d+)", settings.packing):
-        return _group_by_length(pieces, int(match[1]), settings, epoch=epoch, number=number)
-    if settings.shuffle:
-        return Permutation(num_rows, derive(settings.seed, "rows", epoch, number))[rows]
-    _, first = np.unique(rows, return_index=True)
-    place = np.empty(num_rows, np.int64)
-    place[np.argsort(first, kind="stable")] = np.arange(num_rows)
-    return place[rows]
-
-
-def _group_by_length(pieces: Pieces, group: int, settings: PlanSettings, *, epoch: int, number: int) -> Ints:
-    """Rows of one piece each, in runs of `group` alike lengths; the runs are shuffled, an incomplete one stays last."""
-    order = argsort_small(pieces.stop - pieces.start)
+def _inverse(order: Ints) -> Ints:
     place = np.empty(order.size, np.int64)
     place[order] = np.arange(order.size)
-    full = order.size // group
-    if not settings.shuffle or not full:
-        return place
-    run, within = np.divmod(place, group)
-    shuffled = Permutation(full, derive(settings.seed, "groups", epoch, number))[np.minimum(run, full - 1)]
-    return np.where(run < full, shuffled * group + within, place)
+    return place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """What the plan knows about a source: its name, its key and its sizes, never its bytes."""
+
+    name: str
+    key: str  # the store's fingerprint
+    shard_sizes: Ints  # samples per shard
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", str.__str__(self.name))  # a subclass of str prints, and so seeds, differently
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.shard_sizes.sum())
+
+
+class Blocks:
+    """The blocks of every epoch, by number.  `shares` says which samples a block holds; None past the epoch's end."""
+
+    def __init__(
+        self, sources: Sequence[PlanSource], lengths: Lengths, settings: PlanSettings, targets: Targets | None
+    ) -> None:
+        names = tuple(source.name for source in sources)
+        if len(set(names)) < len(names):
+            raise PlanError(f"sources {list(names)} do not have distinct names; names seed each source's shuffle")
+        self._lengths, self._by_tokens = lengths, settings.mix_by == "tokens"
+        self._make = partial(Block, settings=settings, names=names, targets=targets)
+        self.orders = [SourceOrder(source.name, source.shard_sizes, settings) for source in sources]
+        clocks = [Clock(order, partial(self._contribution, number)) for number, order in enumerate(self.orders)]
+        self.shares = (Concatenation if settings.weights is None else WeightedMix)(clocks, settings).shares
+
+    def pack(self, epoch: int, number: int) -> tuple[Rows, Counters] | None:
+        """Return the rows of a block in order, and the counts of its samples and tokens."""
+        block = self._block(epoch, number)
+        return None if block is None else block.pack(epoch=epoch, number=number)
+
+    def num_rows(self, epoch: int, number: int) -> int | None:
+        """Return how many rows a block becomes."""
+        block = self._block(epoch, number)
+        return None if block is None else block.num_rows()
+
+    def count_dropped(self, epoch: int) -> Counters:
+        """Count what is dropped and cut in an epoch, without packing: several times faster."""
+        counters, number = Counters(), 0
+        while (block := self._block(epoch, number)) is not None:
+            counters, number = counters + block.count_dropped(), number + 1
+        return counters
+
+    def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:
+        """Return the samples of each source that `epochs` epochs take, delivered or dropped; a repeated one counts again."""
+        first = last = self.shares(epoch, 0)
+        if first is None or last is None or not epochs:
+            return (0,) * len(self.orders)
+        number = 0
+        while (shares := self.shares(epoch + epochs - 1, number)) is not None:
+            last, number = shares, number + 1
+        return tuple(stop - start for start, stop in zip(first.starts, last.stops, strict=True))
+
+    def shards(self, epoch: int, number: int) -> list[tuple[int, int]] | None:
+        """Return the (source, shard) pairs that a block needs, in the order in which a background builder should make them."""
+        if (shares := self.shares(epoch, number)) is None:
+            return None
+        places = enumerate(zip(self.orders, *shares, strict=True))
+        return [(source, int(shard)) for source, (order, a, b) in places for shard in order.shards(a, b)]
+
+    def _block(self, epoch: int, number: int) -> Block | None:
+        """Return a block, each source spread evenly over it: a short run of samples holds the sources in their shares."""
+        if (shares := self.shares(epoch, number)) is None:
+            return None
+        samples = [order.samples(a, b) for order, a, b in zip(self.orders, *shares, strict=True)]
+        lengths = [self._lengths_of(source, ids) if ids.size else ids for source, ids in enumerate(samples)]
+        counts = [ids.size for ids in samples]
+        sources = np.repeat(np.arange(len(samples), dtype=np.int64), counts)
+        all_samples, all_lengths = np.concatenate([_NONE, *samples]), np.concatenate([_NONE, *lengths])
+        if np.count_nonzero(counts) < 2:
+            return self._make(sources, all_samples, all_lengths)
+        order = np.argsort(np.concatenate([(np.arange(n) + 0.5) / n for n in counts]), kind="stable")
+        return self._make(sources[order], all_samples[order], all_lengths[order])
+
+    def _contribution(self, source: int, samples: Ints) -> Ints:
+        """Return how much each of these samples adds to its source's share: tokens that reach a row, or 1 if any does."""
+        tokens = self._make(
+            np.full(samples.size, source), samples, self._lengths_of(source, samples)
+        ).delivered_tokens()
+        return tokens if self._by_tokens else (tokens > 0).astype(np.int64)
+
+    def _lengths_of(self, source: int, samples: Ints) -> Ints:
+        lengths = np.asarray(self._lengths(source, samples))
+        assert lengths.shape == samples.shape and lengths.dtype.kind in "iu", "one whole number for every sample"
+        return lengths.astype(np.int64, copy=False)

@@ -1,39 +1,40 @@
-"""Which rows come at this position?  One pure function of the sources, the settings and the position.
+"""Which rows come at a position: a pure function of the sources, the settings and the position.
 
-`plan.step(position, rows)` is all that a loader needs; it looks at the lengths of one block.  The exact number of steps needs the rows of
-every block (`table`), which costs one packing of all lengths and is made only when asked for.
+`plan.step(position, rows)` is all that a loader needs; it looks up the lengths of one block.  The exact number of steps needs the rows of
+every block (`table`), which costs one packing of all lengths and is made only when needed.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock import words
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
-from penstock.plan.block import Rows
-from penstock.plan.blocks import Blocks, PlanSource
+from penstock.plan.block import Blocks, PlanSource, Rows
 from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.differences import ALL, differences
-from penstock.plan.settings import PlanSettings
+from penstock.plan.settings import DEFAULTS, PlanSettings
+from penstock.reasons import TAIL
 from penstock.types import Ints, Lengths, Targets
 
 __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
 
-ORDER_VERSION = (
-    2  # part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced
-)
+# Part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced.
+ORDER_VERSION = 2
 
-_BARREN_EPOCHS = 16  # an endless plan gives up after so many epochs without a single step
+_MOST_EMPTY_EPOCHS = 16  # an endless plan stops with an error after so many epochs without a step
+_ALL = "(all together)"  # the one entry of a summary whose sources are too many to list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far all ranks together have come.  `rows` counts what was handed over, without padding."""
+    """How far all ranks together have come.  `rows` counts delivered rows, without padding."""
 
     epoch: int = 0
     block: int = 0
@@ -43,28 +44,33 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One global batch: always the asked number of rows, the last ones empty where an epoch's tail is padded."""
+    """One global batch: always the requested number of rows; the last ones are empty where an epoch's tail is padded."""
 
     rows: Rows
     epoch: int
     num_real: int  # rows that are not padding
-    num_repeated: int  # rows handed over before in this epoch (tail="repeat")
+    num_repeated: int = 0  # rows delivered before in this epoch (tail="repeat")
     after: Position
     counters: Counters  # of the blocks that begin in this step
 
 
+class _Part(NamedTuple):
+    """The part of a run's steps that comes from one epoch."""
+
+    epoch: int
+    first: int  # row
+    num_rows: int
+    carried: int  # rows of the epochs before in the first step that ends here
+    steps: int  # that end here
+
+
 class Plan:
-    """The whole run as a function.  Holds no state but caches of what can be computed again."""
+    """The whole run as a pure function.  Its only state is a cache of values that it can compute again."""
 
     def __init__(
-        self,
-        sources: Sequence[PlanSource],
-        lengths: Lengths,
-        settings: PlanSettings,
-        *,
-        targets: Targets | None = None,
+        self, sources: Sequence[PlanSource], lengths: Lengths, settings: PlanSettings, *, targets: Targets | None = None
     ) -> None:
-        """Without `targets` every piece of a sample is taken to hold one."""
+        """Without `targets`, every piece of a sample is taken to hold a target."""
         self.settings = settings
         self.sources = tuple(sources)
         self._lengths, self._targets = lengths, targets
@@ -74,117 +80,113 @@ class Plan:
         self.table = lru_cache(maxsize=8)(self._make_table)
 
     def changed(self, **settings: Any) -> "Plan":
-        """The same sources with other settings."""
+        """Return a plan of the same sources with other settings."""
         return Plan(self.sources, self._lengths, replace(self.settings, **settings), targets=self._targets)
 
-    # What it is
+    # Identity
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything the order depends on, as plain values."""
         sources = [[s.name, s.key, fingerprint([int(n) for n in s.shard_sizes])[:16]] for s in self.sources]
-        return {"order_version": ORDER_VERSION, **self.settings.as_dict(), "sources": sources}
+        return {"order_version": ORDER_VERSION, **asdict(self.settings), "sources": sources}
 
     @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.identity)
 
     def summary(self) -> dict[str, Any]:
-        """`identity` small enough to travel in every saved state, so that a refusal can say what differs."""
-        content = {
-            s.name: fingerprint(entry)[:8] for s, entry in zip(self.sources, self.identity["sources"], strict=True)
-        }
+        """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
+        sources = self.identity["sources"]
+        content = {entry[0]: fingerprint(entry)[:8] for entry in sources}
         if len(json.dumps(content)) > 400:
-            content = {ALL: fingerprint(self.identity["sources"])[:16]}
+            content = {_ALL: fingerprint(sources)[:16]}
         summary = {**self.identity, "sources": content}
         if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
             summary["weights"] = fingerprint(list(self.settings.weights))[:16]
-        default = PlanSettings(max_length=1).as_dict()  # what is at its default need not travel
-        return {
-            key: value
-            for key, value in summary.items()
-            if key not in default or value != default[key] or key == "max_length"
-        }
+        return {key: value for key, value in summary.items() if key not in DEFAULTS or value != DEFAULTS[key]}
 
     def check_summary(self, fingerprint: str, summary: dict[str, Any]) -> None:
-        """Refuse a state of another plan, by name of what differs."""
-        if fingerprint == self.fingerprint:
-            return
-        found = differences(summary, self.summary())
-        raise PlanMismatch(
-            f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
-            f"{'; '.join(found) or 'the state was altered'}; resume with the settings and data of the saved run, or start a new run"
-        )
+        """Refuse the state of another plan and say what differs."""
+        if fingerprint != self.fingerprint:
+            raise PlanMismatch(
+                f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
+                f"{'; '.join(self.differences(summary)) or 'the state was altered'}; resume with the settings and data of the saved "
+                f"run, or start a new run"
+            )
 
-    # What comes
+    def differences(self, summary: dict[str, Any]) -> list[str]:
+        """Return what differs between another plan's summary and this plan."""
+        return words.differences(flat_summary(summary), flat_summary(json.loads(json.dumps(self.summary()))))
+
+    # Steps
 
     def step(self, position: Position, num_rows: int, *, epochs: int | None = 1) -> Step | None:
-        """The next `num_rows` rows of all ranks together, and the position after them; None when `epochs` are over."""
+        """Return the next `num_rows` rows of all ranks together, and the position after them; None when `epochs` are over."""
+        return self._next(position, num_rows, epochs)[0]
+
+    def undelivered(self, position: Position, num_rows: int, *, epochs: int | None = 1) -> Counters:
+        """Count the samples after the last step of a run: blocks of which nothing is kept, and the rows that tail="drop" drops."""
+        return self._next(position, num_rows, epochs)[1]
+
+    def _next(self, position: Position, num_rows: int, epochs: int | None) -> tuple[Step | None, Counters]:
+        """Return the next step, whose counters include the samples passed over before it; or None and those counters."""
         assert num_rows > 0
-        barren = 0
-        while epochs is None or position.epoch < epochs:
-            taken, after, counters = self._take(position, num_rows)
-            missing = num_rows - taken.num_rows
-            if not missing:
-                return Step(
-                    rows=taken, epoch=position.epoch, num_real=num_rows, num_repeated=0, after=after, counters=counters
-                )
-            if taken.num_rows and (step := self._tail_step(taken, position, after, missing, epochs)):
-                return replace(step, counters=counters + step.counters)
-            barren += 1
-            if epochs is None and barren >= _BARREN_EPOCHS:
-                raise self._nothing_left(barren, num_rows)
-            position = replace(after, rows=after.rows - (taken.num_rows if self.settings.tail == "drop" else 0))
-        return None
-
-    def _nothing_left(self, barren: int, num_rows: int) -> PlanError:
-        return PlanError(
-            f"{barren} epochs in a row gave no step of {num_rows} rows: every sample is empty or dropped, or tail='drop' "
-            f"drops all there is; look at the counters, lower the batch size or choose tail='pad'"
-        )
-
-    def _tail_step(
-        self, taken: Rows, position: Position, after: Position, missing: int, epochs: int | None
-    ) -> Step | None:
-        """A step that reaches the epoch's end; None when its rows are dropped."""
-        epoch, tail = position.epoch, self.settings.tail
-        if tail == "drop":
-            return None
-        if tail == "error":
+        tail, epoch, after, counters = self.settings.tail, position.epoch, position, NOTHING
+        parts: list[Rows] = []
+        missing, repeated, empty = num_rows, 0, 0
+        while missing and (epochs is None or after.epoch < epochs) and (not parts or tail == "wrap"):
+            epoch = epoch if parts else after.epoch
+            rows, after, begun = self._take(after, missing)
+            counters = begun if counters is NOTHING else counters + begun
+            if 0 < rows.num_rows < missing and tail == "drop":
+                counters += _dropped_tail(rows, self.settings.max_length)
+                rows, after = Rows.empty(0), replace(after, rows=position.rows)
+            parts += [rows] if rows.num_rows else []
+            missing -= rows.num_rows
+            empty = 0 if rows.num_rows else empty + 1
+            self._refuse_endless(empty, num_rows, epochs)
+        if not parts:
+            return None, counters
+        if missing and tail == "error":
             raise UnevenTail(
-                f"epoch {epoch} ends with a step of {taken.num_rows} of {taken.num_rows + missing} rows; choose a batch size that "
-                f"divides the epoch, or tail='pad', 'drop', 'repeat' or 'wrap'"
+                f"epoch {epoch} ends with a step of {num_rows - missing} of {num_rows} rows; choose a batch size that divides the "
+                f"epoch, or tail='pad', 'drop', 'repeat' or 'wrap'"
             )
-        if tail == "repeat":
-            parts, wanted = [taken], missing
-            while wanted:  # from the epoch's start, and again if it is shorter than what is missing
-                parts.append(self._take(Position(epoch=epoch), wanted)[0])
-                wanted -= parts[-1].num_rows
-            rows = Rows.join(parts)
-            return Step(
-                rows=rows, epoch=epoch, num_real=rows.num_rows, num_repeated=missing, after=after, counters=Counters()
-            )
-        parts, barren, counters = [taken], 0, Counters()
-        while tail == "wrap" and missing and (epochs is None or after.epoch < epochs):
-            more, after, begun = self._take(after, missing)
-            counters += begun
-            missing -= more.num_rows
-            parts.append(more)
-            barren = 0 if more.num_rows else barren + 1
-            if epochs is None and barren >= _BARREN_EPOCHS:
-                raise self._nothing_left(barren, taken.num_rows + missing)
-        num_real = sum(part.num_rows for part in parts)
-        return Step(
-            rows=Rows.join([*parts, Rows.empty(missing)]),
+        while (
+            missing and tail == "repeat"
+        ):  # from the epoch's start, and again if the epoch is shorter than what is missing
+            parts.append(self._take(Position(epoch=epoch), missing)[0])
+            missing, repeated = missing - parts[-1].num_rows, repeated + parts[-1].num_rows
+        if missing or repeated:
+            parts.append(Rows.empty(missing))
+            counters += Counters(rows_repeated=repeated, rows_padded=missing)
+        step = Step(
+            rows=Rows.join(parts),
             epoch=epoch,
-            num_real=num_real,
-            num_repeated=0,
+            num_real=num_rows - missing,
+            num_repeated=repeated,
             after=after,
             counters=counters,
         )
+        return step, NOTHING
+
+    def steps(self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1) -> Iterator[Step]:
+        """Yield every step from `start` on."""
+        position = start or Position()
+        while (step := self.step(position, num_rows, epochs=epochs)) is not None:
+            yield step
+            position = step.after
+
+    def _refuse_endless(self, empty: int, num_rows: int, epochs: int | None) -> None:
+        if epochs is None and empty >= _MOST_EMPTY_EPOCHS:
+            raise PlanError(
+                f"{empty} epochs in a row gave no step of {num_rows} rows: every sample is empty or dropped, or tail='drop' "
+                f"drops all rows; see the counters, lower the batch size or choose tail='pad'"
+            )
 
     def _take(self, position: Position, num_rows: int) -> tuple[Rows, Position, Counters]:
-        """Up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
+        """Return up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
         parts: list[Rows] = []
         epoch, number, row = position.epoch, position.block, position.row
         missing, counters = num_rows, NOTHING
@@ -204,112 +206,92 @@ class Plan:
         after = Position(epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing)
         return Rows.join(parts), after, counters
 
-    # How much there is
+    # Sizes
 
     def _make_table(self, epoch: int) -> Ints:
-        """Rows before each block of an epoch, and in all: (num_blocks + 1,)."""
+        """Return the rows before each block of an epoch, and in all: (num_blocks + 1,)."""
         counts = [0]
         while (rows := self.blocks.num_rows(epoch, len(counts) - 1)) is not None:
             counts.append(rows)
         return np.cumsum(np.array(counts, np.int64))
 
     def num_rows(self, epoch: int) -> int:
-        """Rows of an epoch.  Kept for all epochs, which tables are not: they hold a number per block."""
+        """Return the rows of an epoch.  Kept for all epochs; tables, which hold a number per block, are not."""
         if epoch not in self._num_rows:
             self._num_rows[epoch] = int(self.table(epoch)[-1])
         return self._num_rows[epoch]
 
     def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
-        """Steps of `num_rows` rows from `start` to the end of `epochs`."""
-        start = start or Position()
-        left, steps = 0, 0
-        for epoch in range(start.epoch, epochs):
-            left += self.num_rows(epoch) - (self._row_in_epoch(start) if epoch == start.epoch else 0)
-            if self.settings.tail == "wrap" and epoch < epochs - 1:
-                continue
-            full, rest = divmod(left, num_rows)
-            if rest and self.settings.tail == "error":
+        """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`."""
+        steps = 0
+        for part in self._parts(num_rows, epochs, start or Position()):
+            if part.num_rows % num_rows and self.settings.tail == "error":
                 raise UnevenTail(
-                    f"epoch {epoch} has {left} rows, which do not divide into steps of {num_rows}; choose another batch size or tail"
+                    f"epoch {part.epoch} has {part.num_rows} rows, which do not divide into steps of {num_rows}; choose another batch "
+                    f"size or tail"
                 )
-            steps += full + (rest > 0 and self.settings.tail != "drop")
-            left = 0
+            steps += part.steps
         return steps
 
     def seek(self, step: int, num_rows: int, *, epochs: int | None = 1, start: Position | None = None) -> Position:
-        """The position before step `step` of a run that takes `num_rows` rows per step, counted from `start`."""
+        """Return the position before step `step` of a run that takes `num_rows` rows per step, counted from `start`."""
         if step < 0:
             raise PlanError(f"cannot seek to step {step}: steps are counted from 0")
         start = start or Position()
-        if not step:
-            return start
-        tail, epoch, left, handed = self.settings.tail, start.epoch, step, 0  # rows handed over since `start`
-        while epochs is None or epoch < epochs:
-            first = self._row_in_epoch(start) if epoch == start.epoch else 0
-            rows = self.num_rows(epoch) - first
-            if tail == "wrap":  # one stream over all epochs
-                if step * num_rows <= handed + rows:
-                    return self.position(epoch, first + step * num_rows - handed, start.rows + step * num_rows)
-            else:
-                here = rows // num_rows if tail == "drop" else -(-rows // num_rows)
-                if left <= here:
-                    if left * num_rows > rows:  # a short last step has looked for more, and so came to the epoch's end
-                        return Position(epoch=epoch + 1, rows=start.rows + handed + rows)
-                    return self.position(epoch, first + left * num_rows, start.rows + handed + left * num_rows)
-                left -= here
-                rows = here * num_rows if tail == "drop" else rows
-            handed += rows
-            epoch += 1
-            if epochs is None and not handed and epoch >= start.epoch + _BARREN_EPOCHS:
-                raise PlanError(
-                    f"cannot seek: {_BARREN_EPOCHS} epochs gave no step of {num_rows} rows; look at the counters"
-                )
-        total = self.num_steps(num_rows, epochs=epoch, start=start)
-        if step > total:
-            raise PlanError(f"cannot seek to step {step}: the run has {total} steps of {num_rows} rows")
-        return Position(epoch=epoch, rows=start.rows + handed)
+        left, delivered = step, start.rows
+        for part in self._parts(num_rows, epochs, start) if step else ():
+            if left <= part.steps:
+                rows = left * num_rows - part.carried
+                if rows > part.num_rows:  # a short last step ends with its epoch
+                    return Position(epoch=part.epoch + 1, rows=delivered + part.num_rows)
+                return self._position(part.epoch, part.first + rows, delivered + rows)
+            left -= part.steps
+            delivered += part.steps * num_rows if self.settings.tail == "drop" else part.num_rows
+            if delivered == start.rows:
+                self._refuse_endless(part.epoch + 1 - start.epoch, num_rows, epochs)
+        if left:
+            raise PlanError(f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows")
+        return start
 
-    def position(self, epoch: int, row: int, rows: int) -> Position:
-        """The position after the first `row` rows of an epoch: right behind the last of them, as `step` leaves it."""
+    def _parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
+        """Yield what each epoch from `start` on gives to steps of `num_rows` rows."""
+        tail, carried = self.settings.tail, 0
+        for epoch in itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs):
+            is_within = epoch == start.epoch and (start.block or start.row)
+            first = int(self.table(epoch)[start.block]) + start.row if is_within else 0
+            rows = self.num_rows(epoch) - first
+            steps, rest = divmod(carried + rows, num_rows)
+            goes_on = tail == "wrap" and epoch + 1 != epochs
+            yield _Part(epoch, first, rows, carried, steps + (rest > 0 and tail != "drop" and not goes_on))
+            carried = rest if goes_on else 0
+
+    def _position(self, epoch: int, row: int, rows: int) -> Position:
+        """Return the position right after the first `row` rows of an epoch, as `step` leaves it."""
         table = self.table(epoch)
-        block = int(np.searchsorted(table, row, side="left")) - 1 if row else 0
-        if row and row == table[block + 1]:
-            block += 1
+        block = int(np.searchsorted(table, row, side="left"))
+        block -= int(table[block]) > row
         if block == table.size - 1:
             return Position(epoch=epoch + 1, rows=rows)
         return Position(epoch=epoch, block=block, row=row - int(table[block]), rows=rows)
 
-    def _row_in_epoch(self, position: Position) -> int:
-        return int(self.table(position.epoch)[position.block]) + position.row
-
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
-        """What happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
+        """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
         counters, number, last = Counters(), 0, Rows.empty(0)
         while (block := self.blocks.pack(epoch, number)) is not None:
-            counters += block[1]
-            number += 1
-            if num_rows:
-                last = Rows.join([last, block[0]])
-                last = last.slice(last.num_rows // num_rows * num_rows, last.num_rows)
-        if not last.num_rows or num_rows is None or self.settings.tail in ("wrap", "error"):
+            counters, number = counters + block[1], number + 1
+            last = Rows.join([last, block[0]])
+            last = last.slice(last.num_rows - last.num_rows % (num_rows or 1), last.num_rows)
+        if not last.num_rows or num_rows is None:
             return counters
         if self.settings.tail == "drop":
             return counters + _dropped_tail(last, self.settings.max_length)
         missing = num_rows - last.num_rows
-        return counters + (
-            Counters(rows_repeated=missing) if self.settings.tail == "repeat" else Counters(rows_padded=missing)
-        )
-
-    def walk(self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1) -> Iterator[Step]:
-        """Every step from `start` on."""
-        position = start or Position()
-        while (step := self.step(position, num_rows, epochs=epochs)) is not None:
-            yield step
-            position = step.after
+        is_padded, is_repeated = self.settings.tail == "pad", self.settings.tail == "repeat"
+        return counters + Counters(rows_padded=missing * is_padded, rows_repeated=missing * is_repeated)
 
 
 def _dropped_tail(rows: Rows, max_length: int) -> Counters:
-    """Rows taken out of the epoch again, as numbers to add to its counters."""
+    """Return what dropping these rows changes in the counters of an epoch."""
     tokens = int((rows.spans["stop"] - rows.spans["start"]).sum())
     # A sample may be there in several pieces, and several times when its source repeats: count its most frequent piece.
     pieces, times = np.unique(rows.spans[["source", "sample", "start"]], return_counts=True)
@@ -322,8 +304,18 @@ def _dropped_tail(rows: Rows, max_length: int) -> Counters:
         samples_out=-samples,
         samples_by_source=Counter({source: -count for source, count in by_source.items()}),
         tokens_out=-tokens,
-        samples_dropped=Counter(tail=samples),
-        tokens_dropped=Counter(tail=tokens),
+        samples_dropped=Counter({TAIL: samples}),
+        tokens_dropped=Counter({TAIL: tokens}),
         rows=-rows.num_rows,
         tokens_capacity=-rows.num_rows * max_length,
     )
+
+
+def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary with defaults, and with an entry for each source, to compare it with another."""
+    flat, sources = DEFAULTS | summary, summary.get("sources")
+    if isinstance(sources, dict):
+        flat |= {f"content of source {name!r}": content for name, content in sources.items()} | {
+            "sources": list(sources)
+        }
+    return flat

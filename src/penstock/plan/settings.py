@@ -1,131 +1,147 @@
-"""Which order does the user want?  All knobs of the plan as one frozen value, checked once."""
+"""The settings that decide the order of rows: one frozen value, checked once.  Its fields carry their own documentation."""
 
 import operator
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.pack import check_packing
+from penstock.plan.packing import PACKINGS, Packing, parse_packing
 from penstock.types import Ints
 
-OVERFLOWS = ("drop", "truncate", "split", "error")
-TAILS = ("pad", "drop", "repeat", "error", "wrap")
 WINDOWS = ("auto", "all")  # or a number of shards
 
+_OVERFLOWS = ("drop", "truncate", "split", "error")
+_TAILS = ("pad", "drop", "repeat", "error", "wrap")
 _AUTO_WINDOW = 1024  # shards
+
+
+def setting(
+    doc: str, default: Any = MISSING, *, choices: tuple[Any, ...] = (), whole: bool = False, least: int | None = None
+) -> Any:
+    """A documented dataclass field that takes one of `choices`, or with `whole` also a whole number of at least `least`."""
+    return field(default=default, metadata={"doc": doc, "choices": choices, "whole": whole, "least": least})
+
+
+def check_settings(settings: Any) -> None:
+    """Check every field against what `setting` says of it; numbers of numpy become plain ints."""
+    for each in fields(settings):
+        value, known = getattr(settings, each.name), each.metadata
+        if any(value is choice or (type(value) is str and value == choice) for choice in known["choices"]):
+            continue
+        if known["whole"]:
+            other = [choice for choice in known["choices"] if choice is not None]
+            number = whole_number(each.name, value, least=known["least"], other=other)
+            object.__setattr__(settings, each.name, number)
+        elif known["choices"]:
+            raise PlanError(f"{each.name} is {value!r}, expected one of {', '.join(map(str, known['choices']))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """Everything that decides the order of rows, apart from the data.  Batch size and ranks are not here: they only slice."""
+    """Everything that decides the order of rows, apart from the data.  Batch size and ranks are not here: they only slice it."""
 
-    max_length: int
-    packing: str = "best_fit"
-    overflow: str = "drop"
-    shuffle: bool = True
-    window: int | str = "auto"  # shards shuffled together; "auto": all, or 1,024 at random where there are more; "all"
-    seed: int = 0
-    tail: str = "pad"
-    weights: tuple[str, ...] | None = None  # exact decimal or fractional numbers, one per source
-    mix_by: str | None = None  # with weights: "rows" (the default) or "tokens"
-    stop: str | None = None  # with weights: when the "first" source (the default) or "all" have been through
-    block: int = 65_536  # samples packed together
-    align: int = 1  # each sample takes a multiple of this many places in a row
-    max_per_row: int | None = None
+    max_length: int = setting("tokens per row", whole=True, least=1)
+    packing: str = setting(f"how samples share a row: {', '.join(PACKINGS)}", "best_fit")
+    overflow: str = setting(
+        "samples longer than max_length: drop, truncate, split or error", "drop", choices=_OVERFLOWS
+    )
+    shuffle: bool = setting("a new order in every epoch", True, choices=(True, False))
+    window: int | str = setting(
+        "shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a number",
+        "auto", choices=WINDOWS, whole=True, least=1,
+    )  # fmt: skip
+    seed: int = setting("decides the order: the same seed gives the same order", 0, whole=True)
+    tail: str = setting("the last step of an epoch: pad, drop, repeat, error or wrap", "pad", choices=_TAILS)
+    weights: tuple[str, ...] | None = setting("one weight per source, as exact decimals or fractions", None)
+    mix_by: str | None = setting("weights count rows (the default) or tokens", None, choices=(None, "rows", "tokens"))
+    stop: str | None = setting(
+        "an epoch of a mixture ends when the first source (the default), or all, have been through",
+        None, choices=(None, "first", "all"),
+    )  # fmt: skip
+    block: int = setting("samples packed together", 65_536, whole=True, least=1)
+    align: int = setting("each sample takes a multiple of this many tokens in its row", 1, whole=True, least=1)
+    max_per_row: int | None = setting("samples that may share a row", None, choices=(None,), whole=True, least=1)
 
     def __post_init__(self) -> None:
-        for name, least in (("max_length", 1), ("block", 1), ("align", 1)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
-        if self.max_per_row is not None:
-            object.__setattr__(self, "max_per_row", whole_number("max_per_row", self.max_per_row, least=1))
-        if not (isinstance(self.window, str) and self.window in WINDOWS):
-            object.__setattr__(self, "window", whole_number("window", self.window, least=1, other=WINDOWS))
-        object.__setattr__(self, "seed", whole_number("seed", self.seed, least=None))
-        object.__setattr__(self, "packing", check_packing(self.packing))
-        _check_choice("overflow", self.overflow, OVERFLOWS)
-        _check_choice("tail", self.tail, TAILS)
-        _check_choice("shuffle", self.shuffle, (True, False))
-        _check_choice("mix_by", self.mix_by, (None, "rows", "tokens"))
-        _check_choice("stop", self.stop, (None, "first", "all"))
+        check_settings(self)
+        object.__setattr__(self, "packing", self.method.name)
         self._check_together()
 
     def _check_together(self) -> None:
-        """Settings that would be ignored, or that contradict each other, are refused rather than passed over."""
+        """Refuse settings that contradict each other, or that would have no effect."""
         if self.align > self.max_length:
             raise PlanError(f"align {self.align} is larger than max_length {self.max_length}; no sample would fit")
-        if self.packing == "concat" and self.max_per_row is not None:
-            raise PlanError(
-                "packing 'concat' cuts one stream and cannot bound samples per row; drop max_per_row or choose best_fit"
-            )
-        if self.packing == "concat" and self.overflow in ("error", "truncate"):
-            raise PlanError(
-                f"packing 'concat' cuts every sample where a row ends, so overflow={self.overflow!r} has no use"
-            )
-        weights = self.exact_weights()
+        cuts, weights = f"packing {self.packing!r} cuts samples wherever a row ends", self.exact_weights()
+        if self.method.cuts and self.max_per_row is not None:
+            raise PlanError(f"{cuts} and cannot limit the samples of a row; remove max_per_row or choose best_fit")
+        if self.method.cuts and self.overflow in ("error", "truncate"):
+            raise PlanError(f"{cuts}, so overflow={self.overflow!r} has no effect; remove it")
         if weights is None and (self.mix_by is not None or self.stop is not None):
             raise PlanError(
-                "mix_by and stop say how weights are meant, and no weights were given: every source comes exactly once"
+                "mix_by and stop need weights, and no weights were given: every sample comes once per epoch"
             )
         for weight in weights or []:
             if weight <= 0:
                 raise PlanError(f"weight {weight} is not positive; leave the source out instead")
 
     @property
+    def method(self) -> Packing:
+        """The packing, parsed."""
+        return parse_packing(self.packing)
+
+    @property
     def capacity(self) -> int:
-        """Places of a row that aligned samples can fill."""
+        """Tokens of a row that aligned samples can fill."""
         return self.max_length // self.align * self.align
 
-    def window_borders(self, num_shards: int) -> Ints:
-        """0 = b0 < b1 < … = num_shards: places in a source's shard order at which a window begins.
+    @property
+    def is_local(self) -> bool:
+        """Whether the first samples of an epoch lie in a few shards, so that training can start while shards are being made."""
+        return not (self.shuffle and self.window in WINDOWS)
 
-        Windows have one size.  Under "auto", a rest of less than half a window joins the last one: a window of a few
-        shards would hold a few shards' samples only.
+    def window_borders(self, num_shards: int) -> Ints:
+        """Return 0 = b0 < b1 < … = num_shards: where windows begin in a source's shard order.
+
+        All windows have one size.  Under "auto" a rest of less than half a window joins the last one, since a window of a few shards
+        would mix the samples of those shards only.
         """
-        if self.window == "all" or not num_shards:
-            return np.array([0, num_shards] if num_shards else [0], np.int64)
-        size = _AUTO_WINDOW if self.window == "auto" else int(self.window)
+        size = {"auto": _AUTO_WINDOW, "all": max(num_shards, 1)}.get(str(self.window)) or int(self.window)
         borders = [*range(0, num_shards, size), num_shards]
         if self.window == "auto" and len(borders) > 2 and 2 * (num_shards - borders[-2]) < size:
             del borders[-2]
         return np.array(borders, np.int64)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the first samples of an epoch lie in a few shards, so that a run can start while shards are being made."""
-        return not (self.shuffle and self.window in WINDOWS)
-
     def aligned(self, lengths: Ints) -> Ints:
+        """Tokens that pieces of these lengths take in a row."""
         return lengths if self.align == 1 else -(-lengths // self.align) * self.align
 
     def exact_weights(self) -> list[Fraction] | None:
         """Weights as exact fractions: sums of floats would drift over 10⁹ samples, and differ between machines."""
-        if self.weights is None:
-            return None
-        try:
-            return [Fraction(weight) for weight in self.weights]
-        except (ValueError, ZeroDivisionError) as error:
-            raise PlanError(f"weights {list(self.weights)} are not all numbers: {error}") from None
+        return None if self.weights is None else _fractions(self.weights)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+DEFAULTS = {each.name: each.default for each in fields(PlanSettings) if each.default is not MISSING}
 
 
 def weights_as_text(weights: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """0.1 means one tenth, as written, not the nearest binary fraction; 1 and 1.0 are the same weight."""
-    if weights is None:
-        return None
+    """Return exact weights: 0.1 is one tenth, not the nearest binary fraction; 1 and 1.0 are the same weight."""
+    texts = None if weights is None else [repr(float(w)) if isinstance(w, float) else str(w) for w in weights]
+    return None if texts is None else tuple(map(str, _fractions(texts)))
+
+
+def _fractions(weights: Sequence[str]) -> list[Fraction]:
     try:
-        return tuple(str(Fraction(repr(float(w)) if isinstance(w, float) else str(w))) for w in weights)
+        return [Fraction(weight) for weight in weights]
     except (ValueError, ZeroDivisionError) as error:
         raise PlanError(f"weights {list(weights)} are not all numbers: {error}") from None
 
 
 def whole_number(name: str, value: Any, *, least: int | None, other: Sequence[str] = ()) -> int:
-    """`value` as a plain int, also from numpy; a bool or 2.0 is a mistake.  `other`: words that the error offers as well."""
+    """Return `value` as a plain int, also from numpy; refuse bools and 2.0.  `other`: words that the error also offers."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -134,8 +150,3 @@ def whole_number(name: str, value: Any, *, least: int | None, other: Sequence[st
         bound = "" if least is None else f" ≥ {least}"
         raise PlanError(f"{name} is {value!r}, expected {' or '.join([f'a whole number{bound}', *other])}")
     return int(number)
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
-        raise PlanError(f"{name} is {value!r}, expected one of {', '.join(str(choice) for choice in choices)}")

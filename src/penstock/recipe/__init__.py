@@ -1,5 +1,6 @@
 """A whole job as one frozen value: from a YAML file, from keyword arguments, and back."""
 
-from penstock.recipe.recipe import DataSet, Recipe
+from penstock.recipe.document import DataSet
+from penstock.recipe.recipe import Recipe
 
 __all__ = ["DataSet", "Recipe"]

@@ -1,215 +1,298 @@
-"""What does this YAML file say, and in which line?  Plain values only; words that readers of YAML take in two ways are refused.
+"""Build the parts of a recipe: read a YAML file, translate names of other tools, check keys and values, make paths absolute.
 
-Numbers are as in YAML 1.2, so 1e5 is a number and 12:30 is text.  `${VAR}` and `${VAR:-default}` stand for environment variables, `$${`
-for the two characters themselves.
+Every error names the line, and for an unknown key what to write instead.
 """
 
+import difflib
 import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from penstock.errors import RecipeError
+from penstock.places.files import is_folder
+from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
+from penstock.sources.open import bare_name
+from penstock.sources.yaml_lines import MAX_BYTES, Keys, compose, read_yaml
+from penstock.templates.tokenizer.files import is_hub_name
 
-_MAX_BYTES = 1 << 20
-_MAX_DEPTH = 20
-_MAX_ALIASES = 256
-_MAX_DIGITS = 100
-
-_VARIABLE = re.compile(r"\$(\$\{)|\$\{([^}]*)\}")
-_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
-_WHOLE = re.compile(r"[-+]?\d[\d_]*|0x[0-9a-fA-F]+|0o[0-7]+")
-_FRACTION = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
-_BASE_8 = re.compile(r"[-+]?0[\d_]+")
-_UNSURE = frozenset({"yes", "no", "on", "off"})
-_NOT_FINITE = frozenset({".inf", "-.inf", "+.inf", ".nan"})
-_PLAIN_TAGS = frozenset(
-    f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge")
-)
+_TOP = ("data", "eval")
+_OF_SET = ("path", "weight", "name")
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A value and where it stands: a dict or list of Items, or a plain value.  Line 0: it came from Python."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """One place of data and its own settings."""
 
-    value: Any
-    line: int = 0
-
-    def plain(self) -> Any:
-        if isinstance(self.value, dict):
-            return {key: item.plain() for key, item in self.value.items()}
-        if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
-        return self.value
+    name: str
+    path: Any  # a place, as `open` takes it
+    weight: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of open and prepare, for eval sets also of Loader
+    is_named: bool = field(default=True, repr=False)  # False: named after its path
+    line: int = field(default=0, compare=False, repr=False)
 
 
-def from_python(value: Any) -> Item:
-    """Keyword arguments take the same way as a file."""
-    if isinstance(value, Mapping):
-        return Item({key: from_python(part) for key, part in value.items()})
-    if isinstance(value, list | tuple):
-        return Item([from_python(part) for part in value])
-    return Item(value)
+def location(file: str | Path | None, line: int = 0) -> str:
+    """The start of an error: file and line, as far as they are known."""
+    return "" if not file else f"{file}:{line}: " if line else f"{file}: "
 
 
-def read_document(path: Path) -> Item:
-    """The mapping in a file; the line of a mapping's value is that of its key."""
+def read_document(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
+    """The mapping in a file, and the line of every value in it."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror or error}; give the path of a recipe") from error
-    if len(raw) > _MAX_BYTES:
-        raise RecipeError(f"{path}: {len(raw):,} bytes, expected a recipe of at most {_MAX_BYTES:,}; is this data?")
-    try:
-        text = raw.decode("utf-8-sig")
-        _check_events(path, text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: byte {error.start} is no UTF-8, expected a YAML file") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
-        mark_up = next((mark for mark in ("${…}", "@[…]") if mark[:2] in line), None)
-        hint = f"; inside {{ }} or [ ], put what holds {mark_up} in quotes" if mark_up else ""
-        raise RecipeError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}{hint}") from error
-    if not isinstance(root, yaml.MappingNode):
-        found = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "one value"
+    value, lines = read_yaml(raw, path, RecipeError)
+    if not isinstance(value, dict):
+        found = "nothing" if value is None else "a list" if isinstance(value, list) else "one value"
         raise RecipeError(f"{path}:1: found {found}, expected keys such as 'data: chat.jsonl' and 'max_length: 4096'")
-    return _item(path, root, line=1)
+    return value, lines
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a place is a recipe rather than data: a YAML file, and not a bare list of data sets."""
+    """Whether a place is a recipe: a YAML file that is not a list of data sets.  A file that cannot be read counts as one."""
     path = Path(name)
     if path.suffix.lower() not in (".yaml", ".yml"):
         return False
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             return False
-        root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+        root = compose(path.read_bytes())
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return True  # whoever reads it says what is wrong
-    return not isinstance(root, yaml.SequenceNode) and not (
-        isinstance(root, yaml.MappingNode) and [getattr(key, "value", None) for key, _ in root.value] == ["datasets"]
-    )
+        return True  # read_document reports what is wrong
+    if isinstance(root, yaml.MappingNode):
+        return [getattr(key, "value", None) for key, _ in root.value] != ["datasets"]
+    return not isinstance(root, yaml.SequenceNode)
 
 
-def _item(path: Path, node: yaml.Node, *, line: int) -> Item:
-    if node.tag not in _PLAIN_TAGS:
-        raise RecipeError(f"{path}:{line}: the tag {node.tag} is not known, expected plain values; leave it out")
-    if isinstance(node, yaml.MappingNode):
-        return Item(_mapping(path, node), line)
-    if isinstance(node, yaml.SequenceNode):
-        return Item([_item(path, part, line=_line(part)) for part in node.value], line)
-    assert isinstance(node, yaml.ScalarNode)
-    text = _with_variables(path, line, node.value)
-    if node.style is not None or (node.tag.endswith(":str") and _WHOLE.fullmatch(node.value)):
-        return Item(text, line)
-    return Item(_scalar(path, line, text), line)
+def plain(value: Any) -> Any:
+    """Keyword arguments in the form of a file: dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _mapping(path: Path, node: yaml.MappingNode) -> dict[str, Item]:
-    made: dict[str, Item] = {}
-    merged: dict[str, Item] = {}
-    for key, value in node.value:
-        line = _line(key)
-        if key.tag == "tag:yaml.org,2002:merge":
-            if not isinstance(value, yaml.MappingNode):
-                raise RecipeError(f"{path}:{line}: << takes one mapping, such as '<<: *defaults'")
-            merged = {**merged, **_mapping(path, value)}
-            continue
-        if not isinstance(key, yaml.ScalarNode):
-            raise RecipeError(f"{path}:{line}: a list or mapping as a key, expected a word")
-        if key.value in made:
-            raise RecipeError(
-                f"{path}:{line}: {key.value} is given twice, in line {made[key.value].line} too; keep one"
-            )
-        made[key.value] = _item(path, value, line=line)
-    return {**{key: item for key, item in merged.items() if key not in made}, **made}
+class Builder:
+    """Reads a document into `data`, `eval_sets` and `settings`; `lines` are those of the settings, `notices` are about aliases."""
+
+    def __init__(self, document: dict[str, Any], lines: dict[Keys, int], file: Path | None) -> None:
+        self._file, self._lines = file, lines
+        self._folder = str(file.absolute().parent) if file else None
+        self.notices: list[str] = []
+        top = self._under_our_names(document, (), _TOP)
+        if "data" not in top:
+            raise self._error((), "no data; expected 'data: chat.jsonl', or data sets by name")
+        self.data = self._sets(top.pop("data"), ("data",))
+        evals = top.pop("eval", None)
+        self.eval_sets = () if evals is None else self._sets(evals, ("eval",))
+        if any(each.name == "train" for each in self.eval_sets):
+            raise self._error(("eval",), "an eval set cannot be called train; choose another name")
+        self.settings = {name: self._value(value, (name,)) for name, value in top.items()}
+        self.lines = {name: lines.get((name,), 0) for name in top}
+
+    def _under_our_names(self, found: dict[str, Any], at: Keys, extra: tuple[str, ...]) -> dict[str, Any]:
+        """Translate aliases.  `extra` are the names that are allowed here beside the keys."""
+        is_switch = isinstance(found.get("packing"), bool)  # other tools say so whether to pack
+        if not is_switch and all(name in extra or name in keys() for name in found):
+            return dict(found)
+        from penstock.recipe.aliases import GIVES_WAY, UNUSED
+
+        made: dict[str, Any] = {}
+        unused = self._unused_packing_key(found, at)
+        for name, value in found.items():
+            place = (*at, name)
+            if not isinstance(name, str):
+                raise self._error(place, f"{name!r} as a key, expected a word")
+            if name == unused:
+                continue
+            if extra is _OF_SET and name in UNUSED:
+                self._notice(place, f"{name} is not used here: {UNUSED[name]}")
+                continue
+            settings = {name: value}
+            if (name == "packing" and is_switch) or (name not in extra and name not in keys()):
+                settings = self._translated(value, place, extra)
+                if name in GIVES_WAY:
+                    settings = {ours: value for ours, value in settings.items() if ours not in found}
+                read_as = ", ".join(f"{ours}: {_short(value)}" for ours, value in settings.items())
+                what = f"is read as {read_as}" if read_as else "is not needed: what it asks for is the default"
+                self._notice(place, f"{name} {what}")
+            twice = next((ours for ours in settings if ours in made), None)
+            if twice and name not in GIVES_WAY:
+                line = self._lines.get((*at, twice), 0)
+                raise self._error(place, f"{twice} is given twice: as {name}, and in line {line}; keep one")
+            made |= settings
+            self._lines |= {(*at, ours): self._lines.get(place, 0) for ours in settings}
+        return made
+
+    def _unused_packing_key(self, found: dict[str, Any], at: Keys) -> str | None:
+        """Return the key without effect, if one key says whether to pack and another says how."""
+        from penstock.recipe.aliases import PACKING_STRATEGY, PACKING_SWITCHES
+
+        switch = next((name for name in PACKING_SWITCHES if isinstance(found.get(name), bool)), None)
+        if switch is None or PACKING_STRATEGY not in found:
+            return None
+        unused, other = (switch, PACKING_STRATEGY) if found[switch] else (PACKING_STRATEGY, switch)
+        self._notice((*at, unused), f"{unused} is not used: {other} decides")
+        return unused
+
+    def _translated(self, value: Any, at: Keys, extra: tuple[str, ...]) -> dict[str, Any]:
+        """Our keys and values for a key of another tool."""
+        from penstock.recipe.aliases import ALIASES, PACKING_SWITCHES
+
+        name = str(at[-1])
+        alias = ALIASES.get(PACKING_SWITCHES[1] if name == "packing" else name)
+        if alias is None:
+            raise self._error(at, unknown_key(name, extra))
+        settings = alias.translate(value)
+        if isinstance(settings, str):
+            raise self._error(at, f"{name}: {settings}")
+        if alias.values is None and isinstance(value, dict | list):  # its lines are found under our name too
+            places = {place[len(at) :]: line for place, line in self._lines.items() if place[: len(at)] == at}
+            self._lines |= {(*at[:-1], alias.keys[0], *below): line for below, line in places.items()}
+        return {"path": value} if "data" in settings and extra is _OF_SET else settings
+
+    def _value(self, value: Any, at: Keys) -> Any:
+        """The checked value of a key, paths absolute."""
+        name = str(at[-1])
+        key = keys()[name]
+        if key.room == "process" and self._file:
+            why = f"{name} differs between the processes that read this recipe; pass it: load(…, {name}=…)"
+            raise self._error(at, why)
+        wrong_kind = wrong(key, value) if self._file or key.accepts != {"text"} else None  # from Python: objects too
+        if wrong_kind:
+            raise self._error(at, wrong_kind)
+        if self._folder is None or not isinstance(value, str) or name not in PATHS:
+            return value
+        beside = Path(self._folder, value) if "{" not in value else None  # a chat template may be written out
+        if name == "chat_template" and not (beside and beside.is_file()):
+            return value  # or the name of one that the tokenizer has
+        if name == "tokenizer" and is_hub_name(value) and not (beside and beside.exists()):
+            return value
+        return self._absolute(value)
+
+    def _absolute(self, place: str) -> str:
+        if self._folder is None or "://" in place:
+            return place
+        return os.path.join(self._folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - may be a glob, or choose rows
+
+    def _sets(self, value: Any, at: Keys) -> tuple[DataSet, ...]:
+        """The data sets under `data:` or `eval:`: a place, one mapping with a path, a list of those, or mappings by name."""
+        if isinstance(value, dict) and not any(map(_is_place, value.items())):
+            made = [self._set(part, (*at, name), name) for name, part in value.items()]
+        elif isinstance(value, list) and any(
+            isinstance(part, dict) and (self._file or any(map(_is_place, part.items()))) for part in value
+        ):  # from Python, a list of mappings without a path is a list of records
+            made = [self._set(part, (*at, place), None) for place, part in enumerate(value)]
+        else:
+            made = [self._set(value, at, None)]
+        if not made:
+            raise self._error(at, f"{at[0]} has no data sets; expected '{at[0]}: chat.jsonl', or data sets by name")
+        for number, each in enumerate(made):
+            if any(each.name == other.name for other in made[:number]):
+                why = f"two data sets are called {each.name!r}; give one of them another name"
+                raise RecipeError(f"{location(self._file, each.line)}{why}")
+        return tuple(made)
+
+    def _set(self, value: Any, at: Keys, name: str | None) -> DataSet:
+        is_eval = at[0] == "eval"
+        found = self._under_our_names(value, at, _OF_SET) if isinstance(value, dict) else {"path": value}
+        if "path" not in found:
+            which = f"data set {name!r}" if name else "a data set"
+            raise self._error(at, f"{which} has no path; expected 'path: chat.jsonl'")
+        path = self._path(found.pop("path"), (*at, "path") if isinstance(value, dict) else at)
+        weight = self._weight(found.pop("weight"), (*at, "weight")) if "weight" in found else None
+        if "name" in found:
+            name = found.pop("name")
+            if not isinstance(name, str) or not name:
+                raise self._error((*at, "name"), f"name is {shown(name)}, expected text; put it in quotes")
+        for key in found:
+            if keys()[key].room == "prepare" or not (is_eval or keys()[key].of_data):
+                raise self._error((*at, key), f"{key} applies to the whole recipe; write it at the top")
+        options = {key: self._value(part, (*at, key)) for key, part in found.items()}
+        called, line = name or data_set_name(path), self._lines.get(at, 0)
+        return DataSet(name=called, path=path, weight=weight, options=options, is_named=name is not None, line=line)
+
+    def _path(self, value: Any, at: Keys) -> Any:
+        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            return tuple(self._absolute(each) for each in value)
+        if isinstance(value, str) and value:
+            return self._absolute(value)
+        if self._file or value is None or value == "":
+            expected = "expected a file, a glob or a folder, or a list of those"
+            raise self._error(at, f"path is {shown(value)}, {expected}")
+        return value  # from Python: records, a source, a data set
+
+    def _weight(self, value: Any, at: Keys) -> float:
+        if at[0] == "eval":
+            raise self._error(at, "eval sets are loaded one by one and take no weight; leave it out")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            expected = "expected a number above 0; leave the data set out instead of 0"
+            raise self._error(at, f"weight is {shown(value)}, {expected}")
+        return float(value)
+
+    def _notice(self, at: Keys, what: str) -> None:
+        self.notices.append(f"{location(self._file, self._lines.get(at, 0))}{what}")
+
+    def _error(self, at: Keys, why: str) -> RecipeError:
+        return RecipeError(f"{location(self._file, self._lines.get(at, 0) if at else 0)}{why}")
 
 
-def _scalar(path: Path, line: int, text: str) -> Any:
-    """A word without quotes."""
-    lower = text.lower()
-    if lower in ("", "~", "null"):
-        return None
-    if lower in ("true", "false"):
-        return lower == "true"
-    if lower in _UNSURE:
-        meant = "true" if lower in ("yes", "on") else "false"
-        raise RecipeError(
-            f"{path}:{line}: {text} is {meant} to some readers of YAML and a word to others; "
-            f"write {meant}, or '{text}' in quotes for the word"
+def _is_place(pair: tuple[str, Any]) -> bool:
+    """Whether a key holds the path of a data set; else it is the name of one."""
+    name, value = pair
+    if name == "path" or isinstance(value, dict):
+        return name == "path"
+    from penstock.recipe.aliases import PLACES
+
+    return name in PLACES
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "…"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def unknown_key(name: str, extra: tuple[str, ...]) -> str:
+    """The text of an error about a key that a recipe does not take; `extra` are the names allowed here beside the keys."""
+    from penstock.recipe.aliases import ALIASES, HINTS
+
+    if name in _TOP:
+        return f"{name} belongs at the top of a recipe, not inside a data set"
+    if name in _OF_SET:
+        return f"{name} belongs inside a data set; write data: {{some_name: {{path: …, {name}: …}}}}"
+    start = f"unknown key {name!r}"
+    if name in HINTS:
+        return f"{start}: {HINTS[name]}"
+    if formats := source_options().get(name):
+        return (
+            f"{start}: it is an option of the source ({', '.join(formats)}) and belongs under options:, "
+            f"as options: {{{name}: …}}"
         )
-    if _BASE_8.fullmatch(text):
-        number = text.replace("_", "").lstrip("-+0") or "0"
-        raise RecipeError(
-            f"{path}:{line}: {text} counts in eights to some readers of YAML; write {number}, or '{text}' in quotes for text"
-        )
-    if _WHOLE.fullmatch(text):
-        if len(text) > _MAX_DIGITS:
-            raise RecipeError(f"{path}:{line}: a whole number of {len(text):,} digits, expected at most {_MAX_DIGITS}")
-        return int(text.replace("_", ""), 0)
-    if lower in _NOT_FINITE:
-        raise RecipeError(f"{path}:{line}: {text} is no number to work with, expected a finite one")
-    if _FRACTION.fullmatch(text):
-        fraction = float(text.replace("_", ""))
-        if math.isfinite(fraction):
-            return fraction
-        raise RecipeError(f"{path}:{line}: {text} is too large a number, expected a finite one")
-    return text
+    near = difflib.get_close_matches(name, [*extra, *keys(), *ALIASES, *source_options()], n=1)
+    if not near:
+        return f"{start}; `penstock init` writes a recipe with the usual keys, docs/reference/recipe.md lists all"
+    ours = ""
+    if near[0] not in (*extra, *keys()):
+        alias = ALIASES.get(near[0])
+        ours = f", which is {' or '.join(map(repr, alias.keys))} here" if alias else ", under options:"
+    return f"{start}; did you mean {near[0]!r}{ours}?"
 
 
-def is_word(text: str) -> bool:
-    """Whether this text, without quotes, is read as text."""
-    try:
-        return isinstance(_scalar(Path(), 0, text), str)
-    except RecipeError:
-        return False
-
-
-def _with_variables(path: Path, line: int, text: str) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1]:
-            return match[1]
-        name = _NAME.fullmatch(match[2])
-        if name is None:
-            raise RecipeError(
-                f"{path}:{line}: {match[0]} names no variable, expected ${{NAME}} or ${{NAME:-default}}; write $${{ for the letters"
-            )
-        if found := os.environ.get(name[1]):
-            return found
-        if name[2] is not None:
-            return name[2]
-        state = "is empty" if found == "" else "is not set"
-        raise RecipeError(
-            f"{path}:{line}: the environment variable {name[1]} {state}; set it, or give a default: ${{{name[1]}:-…}}"
-        )
-
-    return _VARIABLE.sub(value, text) if "$" in text else text
-
-
-def _check_events(path: Path, text: str) -> None:
-    """Aliases inside what an alias repeats grow by powers, so there are none; others are counted."""
-    aliases, anchored = 0, [False]
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            aliases += 1
-            if anchored[-1] or aliases > _MAX_ALIASES:
-                raise RecipeError(f"{path}:{_line(event)}: aliases inside an anchor, or very many; write the value out")
-        elif isinstance(event, yaml.CollectionStartEvent):
-            anchored.append(anchored[-1] or event.anchor is not None)
-            if len(anchored) > _MAX_DEPTH:
-                raise RecipeError(f"{path}:{_line(event)}: nested more than {_MAX_DEPTH} deep, expected a flat recipe")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchored.pop()
-
-
-def _line(node: yaml.Node | yaml.Event) -> int:
-    return node.start_mark.line + 1 if node.start_mark else 0
+def data_set_name(path: Any) -> str:
+    """The name of a data set without one: its file without the suffix, or the folder of several files."""
+    first = path[0] if isinstance(path, tuple | list) and path else path
+    if not isinstance(first, str):
+        return "data"
+    parts = [part for part in first.split("@[")[0].replace("\\", "/").split("/") if part]
+    plain = [part for part in parts if not any(mark in part for mark in "*?[")]
+    if isinstance(path, tuple | list) and len(path) > 1 and len(plain) > 1:
+        plain = plain[:-1]
+    if not plain:
+        return "data"
+    return plain[-1] if is_folder(first) else bare_name(plain[-1]) or plain[-1]

@@ -1,328 +1,315 @@
-"""Look at data and write a recipe for it: format, template, lengths in tokens, a max_length that loses next to nothing.
+"""Write a recipe for data: find the files, the template, the lengths in tokens, and a max_length that loses next to nothing.
 
-Values that were found are written; what is left at its default stands in a comment, as the signatures have it.
+Values that were found are written as keys, defaults as comments.
 """
 
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.api import open_for_prepare
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
-from penstock.recipe.build import data_set_name
+from penstock.recipe.document import data_set_name
 from penstock.recipe.keys import keys
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.records import CHARACTERS, RecordChoice, choose_record
-from penstock.recipe.splits import find_splits, held_out_files, split_of, written
-from penstock.report.look import Look, look, read, spread
-from penstock.report.max_length import LostShare, lost_share, sensible_length
-from penstock.report.numbers import Lengths, length_numbers
-from penstock.report.text import count, size
-from penstock.sources import BadRows, RowAccess, open_source
+from penstock.recipe.recipe import Recipe, dump, relative
+from penstock.recipe.splits import Splits, eval_files, find_splits, short_places, split_of
+from penstock.report.numbers import length_numbers
+from penstock.report.sampling import encode_rows, lost_share, read_rows, sensible_length
+from penstock.sources import RowAccess, open_source
 from penstock.templates import Detection, detect, open_template, open_tokenizer
 from penstock.templates.registry import NAMES, known_options, uses_chat
-from penstock.templates.tokenizers import Tokenizer
-from penstock.types import Ints, Record
+from penstock.words import escape, plural, size, spread
+
+_TEMPLATE = Path(__file__).with_suffix(".txt")
+VARIABLE = "TOKENIZER"  # environment variable that a recipe without a tokenizer reads it from
 
 _DETECT_ROWS = 200
 _TOKENS_PER_BATCH = 32_768
 _MOST_NAMED = 6  # files named in one line
+_CHARACTERS = 4  # per token, if there is no tokenizer
+_COMMENTS = {  # in place of the documentation of these keys
+    "tokenizer": "",
+    "template": "`penstock show` shows a record as a sample",
+    "max_length": "tokens per row; `penstock stats` compares others",
+}
+_DEFAULTS_SHOWN = ("packing", "overflow", "shuffle", "seed", "epochs", "tail", "output")
+
+# What one record of a text file is.  Each record ends with an end-of-text token, so this decides where a model learns to stop.
+_RECORDS = ("line", "paragraph", "file")
+_SAMPLED = 400  # records measured for each choice
+_MOST_CHARACTERS = 200_000  # of a record that are encoded; the tokens of a longer one are estimated from them
+_MOST_READ = 20_000_000  # characters measured for each choice
+_LONG_LINE = 128  # tokens: a line of this length is a whole document
+_SEVERAL = 1.5  # lines: a longer paragraph is more than a line
+_SHORT_FILE = 32_768  # tokens: one of several files of up to this length is a document
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalDraft:
-    """An eval set that was found: files, rows, and what differs from the training data."""
-
-    name: str
-    path: str | list[str]
-    num_rows: int
-    files: list[str]
-    own: dict[str, Any]  # keys of a recipe that are said of this set alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A recipe as text, and what it was made of."""
+    """What was found in the data, and the recipe for it.  `penstock init --json` prints the public attributes.
 
-    text: str = ""
-    name: str
-    path: str | list[str]  # as it is written into the recipe
-    shape: str
-    num_rows: int
-    files: list[str]
-    num_bytes: int | None
-    template: str
-    runner_up: str | None
-    why: str  # how the template was found
-    options: dict[str, Any]  # of the template
-    settings: dict[str, Any]  # everything else that the user gave or the data asks for
-    looked: int
-    unreadable: int  # of the rows looked at
-    lengths: Lengths  # in tokens; estimated from characters without a tokenizer
-    is_estimate: bool
-    trained_share: float | None  # targets among the tokens
-    max_length: int
-    model_max_length: int | None
-    lost: LostShare  # what max_length loses of the rows looked at
-    batch_size: int
-    notes: list[str]  # what was chosen among files, and why
-    choices: list[str]  # what follows from the template
-    problems: list[str]  # rows that were looked at and gave no sample
-    eval_sets: list[EvalDraft]
-
-    @property
-    def findings(self) -> list[str]:
-        on_disk = "" if self.num_bytes is None else f", {size(self.num_bytes)}"
-        tokens = self.lengths
-        sampled = f"{count(self.looked, 'row')} sampled" + (
-            f", {self.unreadable:,} of them unreadable" if self.unreadable else ""
-        )
-        how = f"estimated from characters, {sampled}" if self.is_estimate else sampled
-        trained = "" if self.trained_share is None else f"; {self.trained_share:.1%} of the tokens are trained on"
-        return [
-            f"{self.name}: {self.shape or 'records'}, {_rows_in(self.num_rows, self.files)}{on_disk}",
-            *(f"eval set {each.name}: {_rows_in(each.num_rows, each.files)}" for each in self.eval_sets),
-            *self.notes,
-            self.why,
-            *self.choices,
-            f"tokens per sample: median {tokens.p50:,}, p99 {tokens.p99:,}, longest {tokens.max:,} ({how}){trained}",
-            self._fits(),
-            *self.problems,
-        ]  # fmt: skip
-
-    def _fits(self) -> str:
-        if self.settings.get("packing") == "concat":
-            return (
-                f"max_length {self.max_length:,}, packing concat: texts are joined and cut into rows, nothing is lost"
-            )
-        what = {"truncate": "cut", "split": "split", "error": "an error"}.get(
-            str(self.settings.get("overflow")), "dropped"
-        )
-        return f"max_length {self.max_length:,}: {self.lost.describe(what)}"
-
-
-def draft(
-    place: str | list[str],
-    *,
-    output: Path,
-    tokenizer: str | None,
-    cache_dir: Any = None,
-    rows: int = 1000,
-    template: str | None = None,
-    given: Mapping[str, Any] | None = None,
-) -> Draft:
-    """Look at the data and write a recipe that will be the file `output`.  `given` are keys of a recipe."""
-    from penstock.recipe.layout import layout
-
-    settings = dict(given or {})
-    Recipe.of(place, **settings)  # refuses what a recipe does not take
-    template = template or settings.pop("template", None)
-    tokenizer = tokenizer or settings.pop("tokenizer", None)
-    opened = None if tokenizer is None else open_tokenizer(tokenizer)
-    cache = Cache(cache_dir or settings.get("cache_dir"))
-    chosen = _Chosen(place, settings, cache, opened)
-    source = chosen.source
-    _, records, bad = read(source, spread(len(source), _DETECT_ROWS))
-    if not len(source):
-        raise TemplateError(f"{', '.join(source.files) or source.name}: no rows, so there is nothing to look at")
-    if not records:
-        raise BadRecord(f"none of {count(len(bad), 'sampled row')} can be read; the first: {bad[0][1]}")
-    options = {key: settings.pop(key) for key in list(settings) if _is_of_template(key)}
-    detection = _named(template, len(records)) if template else detect(records, options)
-    options = _all_options(detection, options, opened)
-    found = _looked(source, detection, options, opened, rows)
-    problems = _problems(source, bad, len(records) + len(bad), found)
-    if found is not None and not found.samples:
-        raise TemplateError(f"{chosen.name}: none of the sampled rows gives a sample: {'; '.join(problems)}")
-    if detection.chosen == "text":
-        settings.setdefault("packing", "concat")
-    lengths = _estimated(records) if found is None else found.lengths
-    trained = lengths if found is None else found.trained
-    limit = None if opened is None else opened.model_max_length
-    is_cut = settings.get("packing") == "concat"
-    max_length = settings.pop("max_length", None) or sensible_length(
-        lengths, np.zeros_like(trained) if is_cut else trained, limit
-    )
-    made = Draft(
-        name=chosen.name,
-        path=chosen.path,
-        shape=source.shape,
-        num_rows=len(source),
-        files=list(source.files),
-        num_bytes=source.num_bytes,
-        template=detection.chosen,
-        runner_up=detection.runner_up,
-        why=f"template: {template}, as you asked" if template else detection.why,
-        options=options,
-        settings=settings,
-        looked=len(records) + len(bad) if found is None else found.looked,
-        unreadable=len(bad) if found is None else len(found.bad),
-        lengths=length_numbers(lengths),
-        is_estimate=found is None,
-        trained_share=None if found is None or not found.tokens else int(found.trained.sum()) / found.tokens,
-        max_length=max_length,
-        model_max_length=limit,
-        lost=lost_share(lengths, trained, max_length),
-        batch_size=settings.pop("batch_size", None) or max(1, min(8, _TOKENS_PER_BATCH // max_length)),
-        notes=chosen.notes,
-        choices=_chat_note(options, opened),
-        problems=problems,
-        eval_sets=chosen.eval_sets(detection.chosen, options, opened) if chosen.splits else [],
-    )
-    return replace(made, text=layout(made, output, tokenizer))
-
-
-class _Chosen:
-    """Which files are trained on, which are for evaluation, and what is one record of them."""
+    place: files, globs or folders.  given: keys of a recipe.
+    """
 
     def __init__(
-        self, place: str | list[str], settings: dict[str, Any], cache: Cache, tokenizer: Tokenizer | None
+        self,
+        place: list[str],
+        *,
+        rows: int,
+        given: dict[str, Any],
+        tokenizer: str | None = None,
+        template: str | None = None,
+        cache_dir: str | None = None,
     ) -> None:
-        self._settings, self._cache = settings, cache
-        self.splits = find_splits(place) if isinstance(place, str) and "split" not in settings else None
+        self.settings = dict(Recipe.of(place, **given).settings)
+        given_tokenizer, given_template = self.settings.pop("tokenizer", None), self.settings.pop("template", None)
+        self._tokenizer_path = tokenizer or given_tokenizer
+        self._tokenizer = None if self._tokenizer_path is None else open_tokenizer(self._tokenizer_path)
+        self.model_max_length = None if self._tokenizer is None else self._tokenizer.model_max_length
+        self._cache = Cache(cache_dir or self.settings.get("cache_dir"))
         self.notes: list[str] = []
-        if self.splits is not None and not self.splits.train:
-            listed = "; ".join(f"{name}: {_names(files)}" for name, files in self.splits.eval_sets.items())
-            first = next(iter(self.splits.eval_sets.values()))
-            raise SourceError(
-                f"{place}: every file is named as one to evaluate on ({listed}), so none is left to train on; "
-                f"to train on some of them, name the files: penstock init {_few_paths(first)}"
-            )
-        self.path: str | list[str] = written(self.splits.train) if self.splits else place
+        splits = find_splits(place) if "split" not in self.settings else None
+        self._source = source = self._open_training_data(place, splits)
+        self.shape, self.files = source.shape, source.files
+        self.num_rows, self.num_bytes = len(source), source.num_bytes
+        self._choose_template(template or given_template)
+        self._sample(rows)
+        self.eval_sets = [] if splits is None else self._find_eval_sets(splits)
+        self._choose_length()
+
+    def facts(self) -> dict[str, Any]:
+        """What was found, for JSON."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def _open_training_data(self, place: list[str], splits: Splits | None) -> RowAccess:
+        places, named, by_split = place, place, set[str]()
+        if splits is not None:
+            if not splits.train and not splits.named:
+                listed = "; ".join(f"{name}: {_names(files)}" for name, files in splits.eval_sets.items())
+                first = next(iter(splits.eval_sets.values()))
+                raise SourceError(
+                    f"{', '.join(place)}: every file has the name of an evaluation set ({listed}), so none is left to train on; "
+                    f"to train on some of them, name the files: penstock init {' '.join(first[:2])}"
+                    f"{' …' if len(first) > 2 else ''}"
+                )
+            named, by_split = splits.named, set(splits.train)
+            places = [*named, *short_places(splits.train, splits.folders)]
+            if splits.others:
+                self.notes.append(f"not used, because the name says neither train nor eval: {_names(splits.others)}")
+        self.path: str | list[str] = places[0] if len(places) == 1 else places
         self.name = data_set_name(self.path)
-        self.source = self._open(self.path)
-        self._note_files(place)
-        if self.source.shape == "text" and "record" not in settings.get("options", {}):
-            found = self._record(tokenizer)
-            settings["options"] = {**settings.get("options", {}), "record": found.chosen}
-            self.notes.append(found.why)
-            self.source = self._open(self.path)
+        source = self._open(self.path)
+        self._note_eval_files(named, [file for file in source.files if file not in by_split])
+        if source.shape != "text" or "record" in self.settings.get("options", {}):
+            return source
+        record = self._choose_record(len(source.files))
+        self.settings["options"] = {**self.settings.get("options", {}), "record": record}
+        return self._open(self.path)
 
     def _open(self, path: str | list[str], **options: Any) -> RowAccess:
-        given = {key: value for key, value in self._settings.items() if keys()[key].room == "open"}
-        own = {**given.pop("options", {}), **options}
-        bad = BadRows(**{key: given.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in given})
-        given.pop("cache_dir", None)
-        return open_source(path, cache=self._cache, name=self.name, bad=bad, **given, **own)
+        given = {key: value for key, value in self.settings.items() if keys()[key].room == "open"}
+        options = {**given.pop("options", {}), **given, **options}
+        source = open_for_prepare(path, self._cache, self.name, options, self.settings)
+        assert isinstance(source, RowAccess)
+        return source
 
-    def _record(self, tokenizer: Tokenizer | None) -> RecordChoice:
-        def tokens(texts: Sequence[str]) -> Sequence[int]:
-            if tokenizer is None:
-                return [len(text) // CHARACTERS for text in texts]
-            return list(np.diff(tokenizer.encode(texts)[1]).tolist())
-
-        return choose_record(
-            lambda record: self._open(self.path, record=record), tokens, num_files=len(self.source.files)
-        )
-
-    def _note_files(self, place: str | list[str]) -> None:
-        if self.splits is not None:
-            if self.splits.others:
-                self.notes.append(
-                    f"not used, because the name says neither train nor eval: {_names(self.splits.others)}"
-                )
+    def _note_eval_files(self, places: list[str], files: list[str]) -> None:
+        """Name the files that are trained on although their names are those of data for evaluation."""
+        found = eval_files(places, files)
+        if not found:
             return
-        places = [place] if isinstance(place, str) else place
-        held_out = held_out_files(places, self.source.files)
-        if held_out:
-            named = {os.path.basename(each.partition("@[")[0].rstrip("/")) for each in places}  # noqa: PTH119
-            firsts = {each.partition("/")[0] for each in held_out}
-            is_named = firsts <= named and None not in map(split_of, firsts)
-            one = len(held_out) == 1
-            why = (
-                f"because you named {'it' if one else 'them'}"
-                if is_named
-                else "init keeps such files apart where it is given one folder"
-            )
-            self.notes.append(
-                f"note: {_few(held_out)} {'looks' if one else 'look'} like data for evaluation; "
-                f"{'it is' if one else 'they are'} trained on{' ' if is_named else ': '}{why}"
-            )
+        named = {os.path.basename(each.partition("@[")[0].rstrip("/")) for each in places}  # noqa: PTH119
+        firsts = {each.partition("/")[0] for each in found}
+        is_named = firsts <= named and all(map(split_of, firsts))
+        why = "because you named it" if is_named else "init keeps such files apart if it is given their folder"
+        self.notes.append(f"note: named like data for evaluation, but trained on: {_few(found)} ({why})")
 
-    def eval_sets(self, template: str, options: dict[str, Any], tokenizer: Tokenizer | None) -> list[EvalDraft]:
-        """The other splits; one whose rows have another format gets its own template."""
-        assert self.splits is not None
+    def _choose_record(self, num_files: int) -> str:
+        """Choose what one record of a text file is, by the median tokens of each choice."""
+        sources = {name: self._open(self.path, record=name) for name in _RECORDS}
+        medians = {name: self._median_tokens(source) for name, source in sources.items()}
+        has_blank_lines = len(sources["paragraph"]) > len(sources["file"])
+        chosen = "line"
+        if medians["line"] < _LONG_LINE:
+            if num_files > 1 and medians["file"] <= _SHORT_FILE:
+                chosen = "file"
+            elif has_blank_lines and medians["paragraph"] > _SEVERAL * medians["line"]:
+                chosen = "paragraph"
+        listed = ", ".join(f"{name} {tokens:,}" for name, tokens in medians.items())
+        self.notes.append(f"one record per {chosen} (option record); median tokens per record: {listed}")
+        return chosen
+
+    def _median_tokens(self, source: RowAccess) -> int:
+        tokens: list[float] = []
+        num_read = 0
+        for row in spread(len(source), _SAMPLED):
+            for record in read_rows(source, [row])[1]:  # one by one: a file may be large
+                text, cut = record["text"], record["text"][:_MOST_CHARACTERS]
+                num_read += len(text)
+                found = len(cut) / _CHARACTERS if self._tokenizer is None else len(self._tokenizer.encode([cut])[0])
+                tokens.append(found * max(len(text), 1) // max(len(cut), 1))
+            if num_read > _MOST_READ:
+                break
+        if not tokens:  # too long to be read
+            return (source.num_bytes or 0) // max(len(source), 1) // _CHARACTERS
+        return int(np.median(tokens))
+
+    def _choose_template(self, template: str | None) -> None:
+        """Choose the template that fits sampled rows, unless it is given."""
+        _, self._records, self._bad = read_rows(self._source, spread(self.num_rows, _DETECT_ROWS))
+        if not self.num_rows:
+            raise TemplateError(f"{', '.join(self.files) or self.name}: no rows to sample; give data that has some")
+        if not self._records:
+            bad = self._bad
+            raise BadRecord(f"none of {plural(len(bad), 'sampled row')} can be read; the first: {bad[0][1]}")
+        of_template = [key for key in self.settings if keys()[key].room == "template" and key != "fan_out"]
+        options = {key: self.settings.pop(key) for key in of_template}
+        if template:
+            count = len(self._records)
+            found = Detection(chosen=template, runner_up=None, scores={template: count}, num_rows=count)
+        else:
+            found = detect(self._records, options)
+        self.template, self.runner_up = found.chosen, found.runner_up
+        self.why = f"template: {template}, as you asked" if template else found.why
+        self.options = self._with_chat(found, options)
+        self.choices = []
+        if "chat" in self.options and self._tokenizer is not None:
+            plain = "chat: true: both sides are rendered by the chat template; set chat: false for plain text"
+            other = "; set chat: true to render them with the chat template" if self._tokenizer.chat_templates else ""
+            self.choices = [plain if self.options["chat"] else f"chat: false: both sides are plain text{other}"]
+
+    def _with_chat(self, detection: Detection, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of the template, found and given; for two-sided rows also whether the chat template is used."""
+        made = {**detection.options, **options}
+        if detection.chosen in NAMES and "chat" in known_options(detection.chosen, chat=None):
+            made.setdefault("chat", uses_chat(detection.chosen, self._tokenizer, made))
+        return made
+
+    def _sample(self, rows: int) -> None:
+        """Measure lengths in tokens; without a tokenizer they are estimated from characters."""
+        source, bad = self._source, self._bad
+        refused: list[tuple[int, str]] = []
+        dropped: dict[str, list[int]] = {}
+        self.trained_share: float | None = None
+        self.is_estimate = self._tokenizer is None and self.template != "pretokenized"
+        if self.is_estimate:
+            sizes = [max(_characters(record) // _CHARACTERS, 1) for record in self._records]
+            self._lengths = self._trained = np.array(sizes, np.int64)
+            self.looked = len(self._records) + len(bad)
+        else:
+            if self._tokenizer is None and "vocab_size" not in self.options:
+                key = self.options.get("input_key", "input_ids")
+                ids = (source[row].get(key, ()) for row in spread(self.num_rows, rows))
+                self.options["vocab_size"] = max((int(max(some)) for some in ids if len(some)), default=0) + 1
+            found = encode_rows(source, open_template(self.template, self._tokenizer, self.options), at_most=rows)
+            self._lengths, self._trained, self.looked = found.lengths, found.trained, found.looked
+            self.trained_share = int(found.trained.sum()) / found.tokens if found.tokens else None
+            bad, refused, dropped = found.bad, found.refused, found.dropped
+        self.unreadable, of = len(bad), f"of {self.looked:,} sampled rows"
+        self.problems = []
+        if bad:
+            self.problems.append(f"{len(bad):,} {of} cannot be read; fix them, or set on_bad: skip: {bad[0][1]}")
+        if refused:
+            row, why = refused[0]
+            self.problems.append(f"{len(refused):,} {of} give an error in the template: {source.where(row)}: {why}")
+        for why, at in dropped.items():
+            self.problems.append(f"{len(at):,} {of} are dropped: {why} (first: {source.where(at[0])})")
+        if not len(self._lengths):
+            raise TemplateError(f"{self.name}: none of the sampled rows gives a sample: {'; '.join(self.problems)}")
+        self.lengths = length_numbers(self._lengths)
+
+    def _find_eval_sets(self, splits: Splits) -> list[dict[str, Any]]:
+        """The files of the other splits; if their rows have another format, with their own template."""
         made = []
-        for name, files in self.splits.eval_sets.items():
+        for name, files in splits.eval_sets.items():
             own: dict[str, Any] = {}
-            source = open_source(list(files), cache=self._cache)
-            if source.shape != self.source.shape:
+            source = open_source(files, cache=self._cache)
+            if source.shape != self.shape:
                 own["options"] = {}
-            elif self._settings.get("options"):
-                source = self._open(list(files))
-            _, records, _ = read(source, spread(len(source), _DETECT_ROWS))
+            elif self.settings.get("options"):
+                source = self._open(files)
+            _, records, _ = read_rows(source, spread(len(source), _DETECT_ROWS))
             try:
                 detection = detect(records, {}) if records else None
             except TemplateError as error:
                 self.notes.append(f"eval set {name}: {error}")
                 detection = None
-            if detection is not None and detection.chosen != template:
-                own |= {"template": detection.chosen, **_all_options(detection, {}, tokenizer)}
-            path = written(files)
-            made.append(EvalDraft(name=name, path=path, num_rows=len(source), files=list(files), own=own))
+            if detection is not None and detection.chosen != self.template:
+                own |= {"template": detection.chosen, **self._with_chat(detection, {})}
+            places = short_places(files, splits.folders)
+            path = places[0] if len(places) == 1 else places
+            made.append({"name": name, "path": path, "num_rows": len(source), "files": files, "own": own})
         return made
 
+    def _choose_length(self) -> None:
+        if self.template == "text":
+            self.settings.setdefault("packing", "concat")
+        is_cut = self.settings.get("packing") == "concat"  # then nothing is lost
+        could_lose = np.zeros_like(self._trained) if is_cut else self._trained
+        chosen = sensible_length(self._lengths, could_lose, self.model_max_length)
+        self.max_length: int = self.settings.pop("max_length", None) or chosen
+        self.batch_size = self.settings.pop("batch_size", None) or max(1, min(8, _TOKENS_PER_BATCH // self.max_length))
+        self.lost = lost_share(self._lengths, self._trained, self.max_length)
 
-def _is_of_template(key: str) -> bool:
-    return keys()[key].room == "template" and key not in ("tokenizer", "template", "fan_out")
+    @property
+    def findings(self) -> list[str]:
+        """What was found, as sentences."""
+        on_disk = "" if self.num_bytes is None else f", {size(self.num_bytes)}"
+        unreadable = f", {self.unreadable:,} of them unreadable" if self.unreadable else ""
+        how = f"{'estimated from characters, ' if self.is_estimate else ''}{plural(self.looked, 'row')} sampled{unreadable}"
+        trained = "" if self.trained_share is None else f"; {self.trained_share:.1%} of the tokens are trained on"
+        words = {"truncate": "cut", "split": "split", "error": "an error"}
+        lost = f": {self.lost.describe(words.get(str(self.settings.get('overflow')), 'dropped'))}"
+        if self.settings.get("packing") == "concat":
+            lost = ", packing concat: texts are joined and cut into rows, nothing is lost"
+        tokens = f"median {self.lengths.p50:,}, p99 {self.lengths.p99:,}, longest {self.lengths.max:,}"
+        return [
+            f"{self.name}: {self.shape or 'records'}, {_rows_in(self.num_rows, self.files)}{on_disk}",
+            *(f"eval set {each['name']}: {_rows_in(each['num_rows'], each['files'])}" for each in self.eval_sets),
+            *self.notes,
+            self.why,
+            *self.choices,
+            f"tokens per sample: {tokens} ({how}){trained}",
+            f"max_length {self.max_length:,}{lost}",
+            *self.problems,
+        ]
 
+    def text(self, output: Path) -> str:
+        """The recipe for the file `output` as commented YAML, with paths relative to its folder."""
+        settings = {"max_length": self.max_length, "batch_size": self.batch_size, **self.settings}
+        data = {"data": _path(self.path, output)}
+        if options := settings.pop("options", None):
+            data["options"] = options
+        template = [self._tokenizer_line(output), _lines({"template": self.template, **self.options})]
+        if self.template in ("messages", "sharegpt", "alpaca") and "train_on" not in self.options:
+            template.append(f"# {_lines({'train_on': 'assistant'})}")
+        sets: dict[str, Any] = {}
+        for each in self.eval_sets:
+            path = _path(each["path"], output)
+            sets[each["name"]] = {"path": path, **each["own"]} if each["own"] else path
+        defaults = [_lines({key: keys()[key].default}) for key in _DEFAULTS_SHOWN if key not in settings]
+        return _TEMPLATE.read_text(encoding="utf-8").format(
+            name=escape(json.dumps(output.name, ensure_ascii=False)),
+            findings="\n".join(f"#   {escape(finding)}" for finding in self.findings),
+            data=_lines(data),
+            template="\n".join(template),
+            settings=_lines(settings),
+            defaults="\n".join(f"# {line}" for line in defaults),
+            part=next(iter(sets), "held_out"),
+            eval=_lines({"eval": sets}) if sets else "# eval:\n#   held_out: held_out.jsonl",
+        )
 
-def _all_options(detection: Detection, options: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Options of the template, found and given; for two-sided rows, whether the chat template is used is written out."""
-    made = {**detection.options, **options}
-    if detection.chosen in NAMES and "chat" in known_options(detection.chosen, chat=None):
-        made.setdefault("chat", uses_chat(detection.chosen, tokenizer, made))
-    return made
-
-
-def _chat_note(options: dict[str, Any], tokenizer: Tokenizer | None) -> list[str]:
-    if "chat" not in options or tokenizer is None:
-        return []
-    if options["chat"]:
-        return ["chat: true: both sides are rendered by the chat template; set chat: false for plain text"]
-    other = "; set chat: true to render them with the chat template" if tokenizer.chat_templates else ""
-    return [f"chat: false: both sides are plain text{other}"]
-
-
-def _named(template: str, num_rows: int) -> Detection:
-    """The user named the template."""
-    return Detection(chosen=template, runner_up=None, scores={template: num_rows}, num_rows=num_rows)
-
-
-def _looked(
-    source: RowAccess, detection: Detection, options: dict[str, Any], tokenizer: Tokenizer | None, rows: int
-) -> Look | None:
-    """Rows as samples; None without a tokenizer."""
-    if detection.chosen == "pretokenized" and tokenizer is None:
-        options.setdefault("vocab_size", _largest(source, options.get("input_key", "input_ids"), rows) + 1)
-    elif tokenizer is None:
-        return None
-    return look(source, open_template(detection.chosen, tokenizer, options), at_most=rows)
-
-
-def _problems(source: RowAccess, bad: list[tuple[int, str]], looked: int, found: Look | None) -> list[str]:
-    """What `penstock check` will say more about; a recipe is written all the same."""
-    bad, looked = (bad, looked) if found is None else (found.bad, found.looked)
-    of = f"of {looked:,} sampled rows"
-    lines = [f"{len(bad):,} {of} cannot be read; fix them, or set on_bad: skip: {bad[0][1]}"] if bad else []
-    if found is not None and found.refused:
-        row, message = found.refused[0]
-        lines.append(f"{len(found.refused):,} {of} give an error in the template: {source.where(row)}: {message}")
-    dropped = found.dropped.items() if found is not None else ()
-    lines += [f"{len(rows):,} {of} are dropped: {reason} (first: {source.where(rows[0])})" for reason, rows in dropped]
-    return lines
-
-
-def _largest(source: RowAccess, key: str, rows: int) -> int:
-    return max((int(max(ids)) for row in spread(len(source), rows) if len(ids := source[row].get(key, ()))), default=0)
-
-
-def _estimated(records: list[Record]) -> Ints:
-    return np.array([max(_characters(record) // CHARACTERS, 1) for record in records], np.int64)
+    def _tokenizer_line(self, output: Path) -> str:
+        if self._tokenizer_path is not None:
+            is_file = Path(self._tokenizer_path).expanduser().exists()  # else a name on the hub
+            return _lines({"tokenizer": _path(self._tokenizer_path, output) if is_file else self._tokenizer_path})
+        if self.template == "pretokenized":
+            return "# tokenizer: …  # only to read samples as text; vocab_size is the largest sampled id, plus one"
+        return f"tokenizer: ${{{VARIABLE}}}  # {keys()['tokenizer'].doc}; or set the variable {VARIABLE}"
 
 
 def _characters(value: Any) -> int:
@@ -330,6 +317,11 @@ def _characters(value: Any) -> int:
         return len(value)
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return sum(map(_characters, parts))
+
+
+def _rows_in(num_rows: int, files: Sequence[str]) -> str:
+    listed = f" ({_names(files)})" if files else ""
+    return f"{plural(num_rows, 'row')} in {plural(len(files), 'file')}{listed}"
 
 
 def _names(files: Sequence[str]) -> str:
@@ -341,10 +333,20 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _rows_in(num_rows: int, files: Sequence[str]) -> str:
-    listed = f" ({_names(files)})" if files else ""
-    return f"{count(num_rows, 'row')} in {count(len(files), 'file')}{listed}"
+def _lines(settings: dict[str, Any]) -> str:
+    """Keys and values as YAML, each with a comment."""
+    made = []
+    for name, value in settings.items():
+        is_short = name in keys() and (name == "options" or not isinstance(value, dict | list))
+        comment = _COMMENTS.get(name, keys()[name].doc) if is_short else ""
+        made.append(dump({name: value}, width=10_000).rstrip("\n") + (f"  # {comment}" if comment else ""))
+    return "\n".join(made)
 
 
-def _few_paths(files: Sequence[str]) -> str:
-    return " ".join(files[:2]) + (" …" if len(files) > 2 else "")
+def _path(place: str | list[str], output: Path) -> Any:
+    if isinstance(place, list):
+        return [_path(each, output) for each in place]
+    if "://" in place:
+        return place
+    absolute = os.path.abspath(os.path.expanduser(place))  # noqa: PTH100, PTH111 - may be a glob
+    return relative(absolute, os.path.abspath(output.parent))  # noqa: PTH100

@@ -1,136 +1,113 @@
-"""Which keys has a recipe?  Those of `open`, `prepare` and `Loader`, and of what they hand options to: read from their signatures.
+"""The keys of a recipe: the arguments of `open`, `prepare`, `Loader` and the templates, read from their signatures.
 
-No default and no type is written here a second time.  What is written here is the room of a key: of a data set, of the whole recipe, or of
-the process that loads it.
+Types, defaults and documentation come from there: a parameter is `Annotated` with its documentation, or a documented dataclass field.
 """
 
-import collections.abc
 import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from penstock import api
-from penstock.loader.form import BatchForm
+from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
-from penstock.recipe.names import CALLED
-from penstock.sources.shapes import SHAPES
-from penstock.templates import PretokenizedTemplate, PromptCompletionTemplate, Reader, SegmentsTemplate, TextTemplate
-from penstock.templates.chat.template import ChatTemplate
+from penstock.sources.open import SHAPES
+from penstock.templates.chat.options import ChatOptions
+from penstock.templates.conversation import Reader
 from penstock.templates.registry import NAMES, known_options
+from penstock.templates.shapes import SHAPES as RECORD_SHAPES
+from penstock.words import shortened
 
 Room = Literal["open", "template", "prepare", "loader", "process"]
 
 REQUIRED = inspect.Parameter.empty
 
-# Said of the recipe as a whole; everything else of `prepare` is said of a data set.
-_OF_ALL = ("cache_dir", "num_proc", "refresh", "cache", "background")
-# Of the process that loads: a file that several ranks read cannot know it.
+# Arguments of `prepare` that apply to the whole recipe; the others apply to a data set.
+_OF_ALL = ("cache_dir", "num_proc", "engine", "refresh", "cache", "background")
+# Arguments that differ between the processes that read one file.
 _OF_PROCESS = ("rank", "world_size", "mesh", "collate", "progress")
+_SETTINGS = (LoaderSettings, PlanSettings, BatchForm)  # they document the parameters of Loader
 _NOT_KEYS = ("self", "place", "stores", "options", "weights", "name")
+_TEXT = ("tokenizer", "template", "engine")  # in a file; objects too from Python
 
-PATHS = ("tokenizer", "cache_dir", "quarantine")  # relative to the recipe
-_TEXT = ("tokenizer", "template")  # an object, too, from Python
+# Keys that are no parameter of their own.
+_OPTIONS = "options of the file format, such as columns, delimiter or record"
+_CHAT = "render both sides with the chat template; null: only for query_response, if the tokenizer has a chat template"
 
-TEMPLATES: dict[str, Callable[..., Any]] = {
-    "text": TextTemplate,
-    "prompt_completion": PromptCompletionTemplate,
-    "chat": ChatTemplate,
-    "messages": Reader,
-    "pretokenized": PretokenizedTemplate,
-    "segments": SegmentsTemplate,
+PATHS = ("tokenizer", "cache_dir", "quarantine", "chat_template")  # relative to the recipe
+
+# Kinds of plain values, as errors and the reference name them; the first that fits counts.
+_KINDS: dict[str, Any] = {
+    "null": type(None),
+    "true or false": bool,
+    "a whole number": Integral,
+    "a number": Real,
+    "text": (str, os.PathLike),
+    "a mapping": Mapping,
+    "a list": Iterable,
+    "anything": object,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: what takes it, which values, and what it is where nobody gives it."""
+    """A key: the function that takes it (room), the kinds of values it accepts, its default and its documentation."""
 
     name: str
     room: Room
-    accepts: frozenset[str]  # kinds of values, see KINDS
+    accepts: frozenset[str]
     default: Any = REQUIRED
-    owner: str = ""  # what it is an argument of
+    doc: str = ""
 
     @property
     def of_data(self) -> bool:
         return self.room in ("open", "template")
 
 
-# Kinds of plain values, as errors and the reference call them.
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "null": lambda value: value is None,
-    "true or false": lambda value: isinstance(value, bool),
-    "a whole number": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-    "a number": lambda value: isinstance(value, Real) and not isinstance(value, bool),
-    "text": lambda value: isinstance(value, str | os.PathLike),
-    "a list": lambda value: isinstance(value, list | tuple | set | frozenset | range),
-    "a mapping": lambda value: isinstance(value, dict),
-    "anything": lambda value: True,
-}
-
-
 @cache
 def keys() -> dict[str, Key]:
-    """All keys by name.  A template option that several templates know takes what any of them takes."""
-    made: dict[str, Key] = {}
-    for name, parameter in _parameters(api.open):
-        made[name] = _key(name, "open", parameter.annotation, parameter.default, "open")
-    made["options"] = Key("options", "open", frozenset({"a mapping"}), {}, "open")  # the shape's own
-    for name, parameter in _parameters(api.prepare):
-        room: Room = "process" if name in _OF_PROCESS else "prepare" if name in _OF_ALL else "template"
-        made[name] = _key(name, room, parameter.annotation, parameter.default, "prepare")
-    for name, parameter in _parameters(Loader.__init__):
-        room = "process" if name in _OF_PROCESS else "loader"
-        made[name] = _key(name, room, parameter.annotation, parameter.default, "Loader")
-    for settings in (PlanSettings, BatchForm):
-        for field in fields(settings):
-            if field.name not in made and field.name not in _NOT_KEYS:
-                default = REQUIRED if field.default is MISSING else field.default
-                made[field.name] = _key(field.name, "loader", field.type, default, "Loader")
+    """Return all keys by name.  An option of several templates accepts what any of them accepts."""
+    made: dict[str, Key] = {key.name: key for key in _keys(api.open, "open")}
+    made["options"] = Key("options", "open", frozenset({"a mapping"}), {}, _OPTIONS)
+    made |= {key.name: key for key in _keys(api.prepare, "template")}
+    documented = {key.name: key for each in _SETTINGS for key in _keys(each, "loader")}
+    of_loader = {key.name: replace(key, doc=documented[key.name].doc) for key in _keys(Loader.__init__, "loader")}
+    made |= {**of_loader, **{name: key for name, key in documented.items() if name not in of_loader}}
     for name, found in template_options().items():
-        accepts = frozenset(kind for key in found.values() for kind in key.accepts)
-        (owner, first), *others = found.items()
-        same = all(key.default == first.default for key in found.values())
-        made[name] = Key(name, "template", accepts, first.default if same else REQUIRED, ", ".join(found))
-        assert owner or others
+        first, *others = found.values()
+        accepts = first.accepts.union(*(key.accepts for key in others))
+        is_same = all(key.default == first.default for key in others)
+        doc = "; ".join(dict.fromkeys(key.doc for key in found.values()))
+        made[name] = replace(first, accepts=accepts, default=first.default if is_same else REQUIRED, doc=doc)
     return made
 
 
 @cache
 def template_options() -> dict[str, dict[str, Key]]:
-    """Options of templates: name → template → key."""
+    """Return the options of templates: name → template → key."""
     known = {option for name in NAMES for chat in (False, True) for option in known_options(name, chat=chat)}
-    made: dict[str, dict[str, Key]] = {}
-    for owner, maker in TEMPLATES.items():
-        for name, parameter in _parameters(maker):
-            if name in known:
-                key = _key(name, "template", parameter.annotation, parameter.default, owner)
-                made.setdefault(name, {})[owner] = key
-    boolean = _key("chat", "template", bool | None, None, "prompt_completion")
-    return {"chat": {"prompt_completion": boolean}, **made}
-
-
-def takes(template: str, options: dict[str, Any]) -> list[str]:
-    """Options that a template by this name takes."""
-    return known_options(template, chat=options.get("chat"))
-
-
-def is_key(name: str) -> bool:
-    """Whether a recipe takes this key, under our name for it or another tool's."""
-    return name in keys() or name in CALLED
+    made = {"chat": {"prompt_completion": Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)}}
+    makers: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
+    for shape in RECORD_SHAPES.values():
+        if shape.template is not None:
+            makers.setdefault(shape.template, shape.name)
+    for maker, template in makers.items():
+        for key in _keys(maker, "template"):
+            if key.name in known:
+                made.setdefault(key.name, {})[template] = key
+    return made
 
 
 @cache
 def source_options() -> dict[str, list[str]]:
-    """Options of sources: name → formats that take it.  They stand under `options:`."""
+    """Return the options of file formats, which a recipe has under `options:`: name → formats that take it."""
     found: dict[str, list[str]] = {}
     for shape, each in SHAPES.items():
         try:
@@ -143,65 +120,53 @@ def source_options() -> dict[str, list[str]]:
 
 
 def wrong(key: Key, value: Any) -> str | None:
-    """Why a value cannot be this key's, or None."""
-    if any(KINDS[kind](value) for kind in key.accepts):
+    """Return why a key does not accept a value, or None if it does."""
+    kind = next(kind for kind, known in _KINDS.items() if isinstance(value, known))
+    if kind in key.accepts or "anything" in key.accepts:
         return None
-    expected = sorted(key.accepts - {"null"}) or ["null"]
-    return f"{key.name} is {shown(value)} ({kind_of(value)}), expected {' or '.join(expected)}{_hint(key, value)}"
-
-
-def kind_of(value: Any) -> str:
-    return next(kind for kind, fits in KINDS.items() if kind != "anything" and fits(value)) if _is_plain(value) else "?"
+    expected = " or ".join(sorted(key.accepts - {"null"}) or ["null"])
+    found = type(value).__name__ if kind == "anything" else kind
+    return f"{key.name} is {shown(value)} ({found}), expected {expected}{_hint(key, value)}"
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    """A value in an error."""
+    return shortened(repr(value), 60)
 
 
 def _hint(key: Key, value: Any) -> str:
     if "a whole number" in key.accepts:
         if isinstance(value, float) and value.is_integer():
             return f"; write {int(value)}"
-        if isinstance(value, str) and value.replace(",", "").replace("_", "").strip().isdecimal():
-            return f"; write {int(value.replace(',', '').replace('_', ''))}"
+        if isinstance(value, str) and (digits := value.replace(",", "").replace("_", "").strip()).isdecimal():
+            return f"; write {int(digits)}"
     if "text" in key.accepts and isinstance(value, int | float):
         return f"; put it in quotes: '{str(value).lower()}'"
     return ""
 
 
-def _is_plain(value: Any) -> bool:
-    return any(fits(value) for kind, fits in KINDS.items() if kind != "anything")
-
-
-def _parameters(maker: Callable[..., Any]) -> Iterable[tuple[str, inspect.Parameter]]:
-    for name, parameter in inspect.signature(maker).parameters.items():
-        if name not in _NOT_KEYS and parameter.kind is not inspect.Parameter.VAR_KEYWORD and not name.startswith("_"):
-            yield name, parameter
-
-
-def _key(name: str, room: Room, annotation: Any, default: Any, owner: str) -> Key:
-    kinds = {"text"} if name in _TEXT and room != "process" else _kinds(annotation)
-    return Key(name, room, frozenset(kinds), default, owner)
+def _keys(owner: Callable[..., Any], room: Room) -> Iterator[Key]:
+    """The keys that a function or dataclass takes."""
+    docs = {each.name: each.metadata.get("doc", "") for each in fields(owner)} if is_dataclass(owner) else {}
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if name in _NOT_KEYS or parameter.kind is parameter.VAR_KEYWORD or name.startswith("_"):
+            continue
+        annotation, doc = parameter.annotation, docs.get(name, "")
+        if typing.get_origin(annotation) is Annotated:
+            annotation, doc = typing.get_args(annotation)
+        own: Room = "process" if name in _OF_PROCESS else "prepare" if name in _OF_ALL else room
+        kinds = {"text"} if name in _TEXT else _kinds(annotation)
+        yield Key(name, own, frozenset(kinds), parameter.default, doc)
 
 
 def _kinds(annotation: Any) -> set[str]:
-    """Which plain values an annotation lets in."""
+    """Return the kinds of plain values that a type annotation accepts."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return {kind for part in typing.get_args(annotation) for kind in _kinds(part)}
     if origin is Literal:
         return {"text"}
-    if annotation in (None, type(None)):
-        return {"null"}
-    plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    if annotation in plain:
-        return {plain[annotation]}
-    kind = origin or annotation
-    if kind is os.PathLike:
-        return {"text"}
-    if isinstance(kind, type) and issubclass(kind, collections.abc.Mapping):
-        return {"a mapping"}
-    if isinstance(kind, type) and issubclass(kind, collections.abc.Iterable):
-        return {"a list"}
-    return {"anything"}
+    kind = type(None) if annotation is None else origin or annotation
+    return {
+        next((name for name, known in _KINDS.items() if isinstance(kind, type) and issubclass(kind, known)), "anything")
+    }

@@ -1,157 +1,143 @@
-"""What is the whole job?  One frozen value: data sets and settings, under the names that `open`, `prepare` and `Loader` have for them.
+"""A recipe as one frozen value: data sets and settings, under the names of the arguments of `open`, `prepare` and `Loader`.
 
     recipe = Recipe.read("recipe.yaml")                    # or Recipe.of("chat.jsonl", tokenizer="t", max_length=4096)
     recipe.changed(max_length=8192).to_yaml()
 
-It holds what was given and nothing else: defaults stay where they are, in the signatures.
+It holds only what was given; defaults stay in the signatures.
 """
 
 import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import yaml
+
 from penstock.errors import PenstockError, PlanError, RecipeError
-from penstock.loader.form import BatchForm
+from penstock.loader.layout import BatchForm
 from penstock.plan.settings import PlanSettings, weights_as_text
-from penstock.recipe.build import Builder
-from penstock.recipe.document import Item, from_python, read_document
-from penstock.recipe.keys import keys, takes
+from penstock.recipe.document import Builder, DataSet, location, plain, read_document
+from penstock.recipe.keys import PATHS, keys
+from penstock.sources.yaml_lines import TAG, Keys, scalar
+from penstock.templates.registry import known_options
+from penstock.words import shortened
 
 _log = logging.getLogger("penstock")
 
 TRAIN = "train"
-_EVAL_DEFAULTS = {"epochs": 1, "shuffle": False, "tail": "pad"}  # one pass, in the order of the file, nothing left out
+_EVAL_DEFAULTS = {"epochs": 1, "shuffle": False, "tail": "pad"}  # one pass, in the order of the file, every sample
 _NOT_OF_EVAL = ("mix_by", "stop", "skip", "per_epoch")
-_JINJA = (".jinja", ".jinja2", ".j2")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
-    """One place of data, and what is said of it alone."""
-
-    name: str
-    path: Any  # a place, as `open` takes it
-    weight: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of open, of prepare, and in eval sets of Loader
-    is_named: bool = field(default=True, repr=False)  # or called after its place
-    line: int = field(default=0, compare=False, repr=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _data_set, (_thawed(self),)
+_OF_EVERY_TEMPLATE = ("tokenizer", "template", "fan_out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Data sets, settings and eval sets.  Equal when they say the same, wherever they were written."""
+    """Data sets, settings and eval sets.  Recipes with the same content are equal, whatever file they come from."""
 
     data: tuple[DataSet, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     eval_sets: tuple[DataSet, ...] = ()
     file: str | None = field(default=None, compare=False)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)  # of the settings
-    notices: tuple[str, ...] = field(default=(), compare=False)  # names of other tools that were accepted
+    notices: tuple[str, ...] = field(default=(), compare=False)  # about aliases
 
     @staticmethod
     def read(path: "str | os.PathLike[str] | Recipe") -> "Recipe":
-        """The recipe in a file; a recipe is returned as it is."""
+        """Read a recipe from a file; a Recipe is returned as it is."""
         if isinstance(path, Recipe):
             return path
         file = Path(path).expanduser()
-        return _built(read_document(file), file)
-
-    @staticmethod
-    def of(data: Any, **settings: Any) -> "Recipe":
-        """From keyword arguments, under the same names as in a file."""
-        return _built(from_python({"data": data, **settings}), None)
-
-    def changed(self, **changes: Any) -> "Recipe":
-        """With other settings.  A key of data sets counts for all of them, also for those that have a word of their own."""
-        given = {name: value for name, value in changes.items() if name not in ("data", "eval")}
-        made = _built(from_python({**changes, "data": changes.get("data", "-")}), None, check=False)
-        settings = {**self.settings, **made.settings}
-        data = made.data if "data" in changes else tuple(_without(each, given) for each in self.data)
-        own = {name: made.settings[name] for name in (*_EVAL_DEFAULTS, "skip", "per_epoch") if name in made.settings}
-        sets = made.eval_sets if "eval" in changes else tuple(_without(each, given, own) for each in self.eval_sets)
-        lines = {name: line for name, line in self.lines.items() if name not in made.settings}
-        recipe = replace(
-            self, data=data, eval_sets=sets, settings=MappingProxyType(settings), lines=lines,
-            notices=(*self.notices, *made.notices),
-        )  # fmt: skip
+        recipe = _built(*read_document(file), file)
         recipe.check()
         return recipe
 
-    def with_source_options(self, options: Mapping[str, Any]) -> "Recipe":
-        """With these options of the source (what stands under `options:`) beside those that each data set has."""
-        if not options:
+    @staticmethod
+    def of(data: Any, **settings: Any) -> "Recipe":
+        """Make a recipe of keyword arguments, under the same names as in a file."""
+        recipe = _built(plain({"data": data, **settings}))
+        recipe.check()
+        return recipe
+
+    def changed(self, **changes: Any) -> "Recipe":
+        """Return a recipe with other settings.
+
+        A key of data sets applies to all of them, in place of their own value.  `options` are added to those that the recipe has.
+        """
+        if not changes:
             return self
+        made = _built(plain({"data": "-", **changes}))
 
-        def added(given: Mapping[str, Any]) -> Mapping[str, Any]:
-            return MappingProxyType({**given, "options": {**given.get("options", {}), **options}})
+        def updated(data: DataSet, also: tuple[str, ...] = ()) -> DataSet:
+            new = {name: value for name, value in made.settings.items() if name in data.options or name in also}
+            return replace(data, options=_updated(data.options, new))
 
-        def of(data: DataSet) -> DataSet:
-            return replace(data, options=added(data.options)) if "options" in data.options else data
-
-        sets, evals = tuple(map(of, self.data)), tuple(map(of, self.eval_sets))
-        return replace(self, data=sets, eval_sets=evals, settings=added(self.settings))
+        of_eval = (*_EVAL_DEFAULTS, "skip", "per_epoch")  # an eval set does not get these from the recipe
+        recipe = replace(
+            self,
+            data=made.data if "data" in changes else tuple(updated(each) for each in self.data),
+            eval_sets=made.eval_sets if "eval" in changes else tuple(updated(each, of_eval) for each in self.eval_sets),
+            settings=_updated(self.settings, made.settings),
+            lines={name: line for name, line in self.lines.items() if name not in made.settings},
+            notices=(*self.notices, *made.notices),
+        )
+        recipe.check()
+        return recipe
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What `load` can be asked for: "train", and the eval sets by name."""
+        """The parts that `load` takes: "train", and the eval sets by name."""
         return (TRAIN, *(each.name for each in self.eval_sets))
 
     def part(self, name: str) -> tuple[DataSet, ...]:
-        """The data sets of a part; "eval" is the eval set, where there is one."""
+        """The data sets of a part; "eval" is the eval set if there is exactly one."""
         if name == TRAIN:
             return self.data
-        chosen = [each for each in self.eval_sets if each.name == name]
+        chosen = tuple(each for each in self.eval_sets if each.name == name)
         if not chosen and name == "eval" and len(self.eval_sets) == 1:
-            chosen = list(self.eval_sets)
+            return self.eval_sets
         if not chosen:
-            listed = ", ".join(self.parts)
-            raise RecipeError(f"{self._place()}there is no part {name!r}, expected one of {listed}")
-        return tuple(chosen)
+            known = ", ".join(self.parts)
+            raise RecipeError(f"{location(self.file)}unknown part {name!r}, expected one of {known}")
+        return chosen
 
     def open_options(self, data: DataSet) -> dict[str, Any]:
         """Keyword arguments of `open` for this data set."""
-        chosen = self._chosen(data, "open")
+        chosen = _of_rooms({**self.settings, **data.options}, "open")
         return {**chosen.pop("options", {}), **chosen}
 
     def prepare_options(self, data: DataSet) -> dict[str, Any]:
         """Keyword arguments of `prepare` that decide which tokens come out: tokenizer, template and its options, fan_out."""
-        own = {name: value for name, value in data.options.items() if keys()[name].room == "template"}
-        shared = {name: value for name, value in self.settings.items() if keys()[name].room == "template"}
+        own, shared = _of_rooms(data.options, "template"), _of_rooms(self.settings, "template")
         template = own.get("template", shared.get("template", "auto"))
         if template != "auto" and isinstance(template, str):
-            known = {*takes(template, {**shared, **own}), "tokenizer", "template", "fan_out"}
-            shared = {name: value for name, value in shared.items() if name in known}  # said of the other data sets
+            chat = own.get("chat", shared.get("chat"))
+            known = {*known_options(template, chat=chat), *_OF_EVERY_TEMPLATE}
+            shared = {name: value for name, value in shared.items() if name in known}  # the rest is for other data sets
         options = {**shared, **own}
         if "chat_template" in options:
             options["chat_template"] = _template_text(options["chat_template"])
         return options
 
     def run_options(self) -> dict[str, Any]:
-        """Keyword arguments of `prepare` that only say how: where the cache is, how many processes …"""
-        return {name: value for name, value in self.settings.items() if keys()[name].room == "prepare"}
+        """Keyword arguments of `prepare` that change no token: cache_dir, num_proc …"""
+        return _of_rooms(self.settings, "prepare")
 
     def loader_options(self, part: str = TRAIN) -> dict[str, Any]:
         """Keyword arguments of `Loader`."""
-        rooms = ("loader", "process")
-        shared = {name: value for name, value in self.settings.items() if keys()[name].room in rooms}
+        shared = _of_rooms(self.settings, "loader", "process")
         shared.pop("progress", None)
         if part == TRAIN:
             return shared
         (chosen,) = self.part(part)
-        own = {name: value for name, value in chosen.options.items() if keys()[name].room in rooms}
-        return {**{k: v for k, v in shared.items() if k not in _NOT_OF_EVAL}, **_EVAL_DEFAULTS, **own}
+        kept = {name: value for name, value in shared.items() if name not in _NOT_OF_EVAL}
+        return {**kept, **_EVAL_DEFAULTS, **_of_rooms(chosen.options, "loader", "process")}
 
     def plan_settings(self, part: str = TRAIN) -> PlanSettings:
-        """What decides the order of a part's rows."""
+        """The settings that decide the order of a part's rows."""
         weights = [each.weight for each in self.part(part)]
         options = {"max_length": keys()["max_length"].default, **self.loader_options(part)}
         known = {each.name for each in fields(PlanSettings)}
@@ -161,7 +147,7 @@ class Recipe:
         )
 
     def mixture(self, stores: Mapping[str, Any], part: str = TRAIN) -> Any:
-        """What `Loader` takes: a store, stores by name, or with their weights."""
+        """The first argument of `Loader`: a store, stores by name, or stores by name with their weights."""
         chosen = self.part(part)
         if len(chosen) == 1 and (part != TRAIN or (not chosen[0].is_named and chosen[0].weight is None)):
             return stores[chosen[0].name]
@@ -170,8 +156,8 @@ class Recipe:
         return {each.name: (stores[each.name], each.weight) for each in chosen}
 
     @contextlib.contextmanager
-    def blaming(self, data: DataSet) -> Iterator[None]:
-        """What goes wrong in here is this data set's: the error says where it stands."""
+    def with_location(self, data: DataSet) -> Iterator[None]:
+        """Add the data set and its line to errors raised inside."""
         try:
             yield
         except PenstockError as error:
@@ -180,144 +166,176 @@ class Recipe:
             raise type(error)(f"{self.file}:{data.line}: data set {data.name!r}: {error}") from error
 
     def check(self) -> None:
-        """Refuse what the plan and the batch would refuse, with the line where it stands."""
-        weights = [each.weight for each in self.data]
-        if any(weights) and None in weights:
-            bare = next(each for each in self.data if each.weight is None)
-            raise RecipeError(
-                f"{self._place(bare.line)}data set {bare.name!r} has no weight and others have; give all of them one, or none"
+        """Raise what the plan and the batch would raise later, with file and line."""
+        bare = next((each for each in self.data if each.weight is None), None)
+        if bare and any(each.weight for each in self.data):
+            raise self._error(
+                bare.line, f"data set {bare.name!r} has no weight and others have; give all of them one, or none"
             )
         for part in self.parts:
             self._check_part(part)
         self._check_templates()
 
     def _check_part(self, part: str) -> None:
-        own = self.part(part)[0].options if part != TRAIN else {}
+        own = self.part(part)[0] if part != TRAIN else None
         options = self.loader_options(part)
-        form = {name: options[name] for name in (each.name for each in fields(BatchForm)) if name in options}
-        for make in (lambda: self.plan_settings(part), lambda: BatchForm(**form)):
-            try:
-                make()
-            except PlanError as error:
-                first = _named_in(str(error), options.keys())
-                line = self.part(part)[0].line if first in own else self.lines.get(first, 0)
-                raise RecipeError(f"{self._place(line)}{error}") from error
-        settings = self.plan_settings(part)
+        try:
+            settings = self.plan_settings(part)
+            BatchForm(**{each.name: options[each.name] for each in fields(BatchForm) if each.name in options})
+        except PlanError as error:
+            named = [(found.start(), name) for name in options if (found := re.search(rf"\b{name}\b", str(error)))]
+            first = min(named, default=(0, ""))[1]
+            raise self._error(own.line if own and first in own.options else self.lines.get(first, 0), error) from error
         if self.settings.get("background") and not settings.is_local:
-            where = "" if part == TRAIN else f" of eval set {part!r}"
-            raise RecipeError(
-                f"{self._place(self.lines.get('background', 0))}background: true makes shards while they are used, and window: "
-                f"{settings.window}{where} shuffles all shards together, so the first batch would need every one of them; write "
-                f"window: 16 to shuffle 16 shards at a time, or shuffle: false, or leave background out"
+            where = f" of eval set {part!r}" if own else ""
+            raise self._error(
+                self.lines.get("background", 0),
+                f"background: true makes shards while they are used, and window: {settings.window}{where} shuffles all "
+                f"shards together, so the first batch would need every one of them; write window: 16 to shuffle 16 shards "
+                f"at a time, or shuffle: false, or leave background out",
             )
 
     def _check_templates(self) -> None:
-        """An option at the top that no data set takes would be dropped in silence."""
-        every = (*self.data, *self.eval_sets)
-        names = [each.options.get("template", self.settings.get("template", "auto")) for each in every]
-        if not all(isinstance(name, str) and name != "auto" for name in names):
-            return
-        with self._blaming_template():
-            known = {option for name in names for chat in (False, True) for option in takes(name, {"chat": chat})}
-        for name in self.settings:
-            if keys()[name].room == "template" and name not in {*known, "tokenizer", "template", "fan_out"}:
-                listed = ", ".join(dict.fromkeys(names))
-                raise RecipeError(
-                    f"{self._place(self.lines.get(name, 0))}none of the templates here ({listed}) has an option {name}; leave it out"
-                )
+        """Refuse an option at the top that no data set takes."""
+        known = {*_OF_EVERY_TEMPLATE}
+        names: dict[str, None] = {}  # in order
+        for each in (*self.data, *self.eval_sets):
+            name = each.options.get("template", self.settings.get("template", "auto"))
+            if not isinstance(name, str) or name == "auto":
+                return
+            names[name] = None
+            try:
+                known.update(option for chat in (False, True) for option in known_options(name, chat=chat))
+            except PenstockError as error:
+                line = each.line if "template" in each.options else self.lines.get("template", 0)
+                raise self._error(line, error) from error
+        for name in _of_rooms(self.settings, "template"):
+            if name not in known:
+                why = f"none of the templates here ({', '.join(names)}) has an option {name}; leave it out"
+                raise self._error(self.lines.get(name, 0), why)
 
-    @contextlib.contextmanager
-    def _blaming_template(self) -> Iterator[None]:
-        try:
-            yield
-        except PenstockError as error:
-            line = self.lines.get("template") or next(
-                (each.line for each in self.data if "template" in each.options), 0
-            )
-            raise RecipeError(f"{self._place(line)}{error}") from error
-
-    def _chosen(self, data: DataSet, room: str) -> dict[str, Any]:
-        given = {**self.settings, **data.options}
-        return {name: value for name, value in given.items() if keys()[name].room == room}
-
-    def _place(self, line: int = 0) -> str:
-        return "" if not self.file else f"{self.file}:{line}: " if line else f"{self.file}: "
+    def _error(self, line: int, why: object) -> RecipeError:
+        return RecipeError(f"{location(self.file, line)}{why}")
 
     def to_yaml(self, folder: str | os.PathLike[str] | None = None) -> str:
-        """A file that says the same; paths below `folder` relative to it."""
-        from penstock.recipe.written import to_yaml
-
-        return to_yaml(self, folder)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _recipe, (_thawed(self),)
+        """The recipe as YAML, paths below `folder` relative to it.  `Recipe.read` in that folder gives an equal recipe."""
+        base = os.path.abspath(folder) if folder is not None else None  # noqa: PTH100 - a name only
+        sets = {"data": self.data, "eval": self.eval_sets}
+        return dump(
+            {
+                **{name: _written_sets(some, base) for name, some in sets.items() if some},
+                **_written(self.settings, base),
+            }
+        )
 
     def __repr__(self) -> str:
         data = ", ".join(each.name + (f" ({each.weight:g})" if each.weight is not None else "") for each in self.data)
         sets = f"; eval {', '.join(each.name for each in self.eval_sets)}" if self.eval_sets else ""
-        settings = "".join(f"; {name} {_short(value)}" for name, value in self.settings.items())
+        settings = "".join(f"; {name} {shortened(str(value), 40)}" for name, value in self.settings.items())
         return f"Recipe({f'{self.file!r}: ' if self.file else ''}{data}{sets}{settings})"
 
 
-def _built(document: Item, file: Path | None, *, check: bool = True) -> Recipe:
-    builder = Builder(document, file)
-    data = tuple(_data_set(each) for each in builder.data)
-    recipe = Recipe(
-        data=data,
-        settings=MappingProxyType(builder.settings),
-        eval_sets=tuple(_data_set(each) for each in builder.eval_sets),
-        file=str(file) if file else None,
-        lines=MappingProxyType(builder.lines),
-        notices=tuple(builder.notices),
-    )
-    for notice in recipe.notices:
+def _built(document: dict[str, Any], lines: dict[Keys, int] | None = None, file: Path | None = None) -> Recipe:
+    built = Builder(document, lines or {}, file)
+    for notice in built.notices:
         _log.warning("%s", notice)
-    if check:
-        recipe.check()
-    return recipe
-
-
-def _data_set(parts: dict[str, Any]) -> DataSet:
-    return DataSet(**{**parts, "options": MappingProxyType(parts["options"])})
-
-
-def _without(data: DataSet, changes: Mapping[str, Any], own: Mapping[str, Any] = MappingProxyType({})) -> DataSet:
-    """Without words of its own about what changes, but for those that it would not hear from the recipe."""
-    kept = {name: value for name, value in data.options.items() if name not in changes}
-    return replace(data, options=MappingProxyType({**kept, **own}))
-
-
-def _thawed(value: Any) -> dict[str, Any]:
-    """The fields of a frozen value; read-only mappings do not travel between processes."""
-    found = {each.name: getattr(value, each.name) for each in fields(value)}
-    return {name: dict(part) if isinstance(part, MappingProxyType) else part for name, part in found.items()}
-
-
-def _recipe(parts: dict[str, Any]) -> Recipe:
     return Recipe(
-        **{**parts, "settings": MappingProxyType(parts["settings"]), "lines": MappingProxyType(parts["lines"])}
-    )
+        data=built.data, settings=built.settings, eval_sets=built.eval_sets, file=str(file) if file else None,
+        lines=built.lines, notices=tuple(built.notices),
+    )  # fmt: skip
+
+
+def _updated(given: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with new ones; options of the file format are added."""
+    options = {"options": {**given["options"], **new["options"]}} if "options" in given and "options" in new else {}
+    return {**given, **new, **options}
+
+
+def _of_rooms(options: Mapping[str, Any], *rooms: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if keys()[name].room in rooms}
 
 
 def _template_text(given: Any) -> Any:
-    """A chat template itself, or the name of a file that holds it."""
+    """Return the text of a chat template, given as text or as a file."""
     if not isinstance(given, str | os.PathLike) or "{" in str(given):
         return given
     path = Path(given)
-    if not path.is_file() and path.suffix not in _JINJA:
-        return given  # a name that the tokenizer knows
+    if not path.is_file() and path.suffix not in (".jinja", ".jinja2", ".j2"):
+        return given  # the name of a template that the tokenizer has
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot read a chat template there: {error}") from error
 
 
-def _named_in(message: str, names: Iterable[str]) -> str:
-    """The key that an error speaks of first."""
-    found = [(match.start(), name) for name in names if (match := re.search(rf"\b{name}\b", message))]
-    return min(found, default=(0, ""))[1]
+def _written_sets(found: tuple[DataSet, ...], base: str | None) -> Any:
+    """Data sets as they are written: one bare path, by name, or as a list."""
+    if len(found) == 1 and not found[0].is_named and not found[0].options and found[0].weight is None:
+        return relative(found[0].path, base)
+    written = [
+        {
+            "path": relative(each.path, base),
+            **(
+                {} if each.weight is None else {"weight": int(each.weight) if each.weight.is_integer() else each.weight}
+            ),
+            **_written(each.options, base),
+        }
+        for each in found
+    ]
+    if all(each.is_named for each in found):
+        return {each.name: one for each, one in zip(found, written, strict=True)}
+    return [one | ({"name": each.name} if each.is_named else {}) for each, one in zip(found, written, strict=True)]
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+def _written(options: Mapping[str, Any], base: str | None) -> dict[str, Any]:
+    return {name: relative(value, base) if name in PATHS else value for name, value in options.items()}
+
+
+def relative(value: Any, base: str | None) -> Any:
+    """Return a path, or a list of paths, relative to the folder `base` if it is below `base`."""
+    if isinstance(value, tuple | list):
+        return [relative(each, base) for each in value]
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return path.removeprefix(f"{base}{os.sep}") if base is not None and isinstance(path, str) else path
+
+
+def dump(value: Any, *, width: int = 120) -> str:
+    """YAML that `Recipe.read` reads back as the same value."""
+    try:
+        text: str = yaml.dump(_escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"this recipe holds a value that YAML cannot: {error}; pass it to load() instead") from error
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that this reader, or another, would take for something else."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        lines = data.split("\n")
+        if data.isprintable():
+            style = None if _is_text(data) else "'"
+        elif len(lines) > 1 and lines[0] and all(part.isprintable() and part == part.strip() for part in lines):
+            style = "|"
+        else:
+            style = '"'
+        return self.represent_scalar(f"{TAG}str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return isinstance(scalar(text), str)
+    except ValueError:
+        return False
+
+
+def _escaped(value: Any) -> Any:
+    """Plain lists and dicts, with `${` escaped."""
+    if isinstance(value, Mapping):
+        return {key: _escaped(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(part) for part in value]
+    return value.replace("${", "$${") if isinstance(value, str) else value

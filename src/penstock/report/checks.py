@@ -1,12 +1,12 @@
-"""Check a recipe and its data for problems: each question is answered ok, warn or fail, with what was counted.
+"""Check a data set of a recipe for problems: each question is answered ok, warn or fail, with what was counted.
 
-`check(source, template, …)` samples rows from all over the data (see look.py) and keeps nothing.
+`check` encodes rows spread over the data and keeps nothing.
 """
 
 import shutil
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,19 +14,21 @@ import numpy as np
 
 from penstock.fingerprint import digest
 from penstock.plan.settings import PlanSettings
-from penstock.report.look import Look, doubled, look, spread
-from penstock.report.text import percent, size
+from penstock.reasons import NOTHING_TO_TRAIN
+from penstock.report.sampling import by_message, encode_rows
+from penstock.report.text import percent
 from penstock.sources import RowAccess
-from penstock.store.notes import about_turns, in_words, unrendered
-from penstock.store.schema import id_dtype
+from penstock.store.counts import about_turns, unrendered
+from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
-from penstock.templates.builtin import CHATML
-from penstock.types import Ints, Source, Template
+from penstock.templates.trial import CHATML
+from penstock.types import Source, Template
+from penstock.words import size, spread
 
-NOTHING = "nothing_to_train"
 _SHORT_TEXT = 32  # tokens: where the median text is shorter, lines were probably taken for documents
 _LOST = 0.01  # share of the trained tokens that may be lost without a warning
-_UNVERIFIED = ("mask_unverified", "template_refused")
+_DUPLICATES = 0.01  # share of the samples that may be repeated without a warning
+_MOST_MESSAGES = 5  # kinds of refusal that are listed, the most common ones
 
 Answer = Literal["ok", "warn", "fail"]
 
@@ -39,7 +41,7 @@ class Verdict:
     question: str
     answer: Answer
     why: str
-    share: float | None = None  # of the rows looked at
+    share: float | None = None  # of the sampled rows
     first: tuple[str, ...] = ()
 
 
@@ -65,267 +67,258 @@ def check(
     on_bad: str = "stop",
     beside: Sequence[str] = (),
 ) -> Checked:
-    """Every question about one data set.  `cache` is where the store would lie; `beside` are the data sets of the same
-    mixture that use the chat template, where this one does not."""
-    template = opened_template(template)
-    found = look(source, template, at_most=at_most)
-    asked = _Asked(name or source.name, source, template, found)
-    verdicts = (
-        asked.rows(),
-        asked.readable(on_bad),
-        asked.template_takes(),
-        asked.chat_template(beside),
-        asked.mask(),
-        asked.ends(),
-        asked.trained(),
-        *asked.unrendered(),
-        *asked.turns(),
-        asked.overlong(settings),
-        asked.model_length(settings),
-        *asked.text_length(),
-        asked.duplicates(),
-        asked.disk(cache),
-        *asked.removed_nulls(),
+    """Answer every question about one data set.
+
+    `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template.
+    """
+    ask = _Questions(name or source.name, source, opened_template(template), settings, at_most)
+    found = ask.found
+    verdicts = chain(
+        ask.rows(),
+        ask.readable(on_bad),
+        ask.accepted_by_template(),
+        ask.chat_template(beside),
+        ask.trained_tokens(),
+        ask.doubled_ends(),
+        ask.rows_without_loss(),
+        ask.not_printed(),
+        ask.turns(),
+        ask.too_long(),
+        ask.model_length(),
+        ask.text_length(),
+        ask.duplicates(),
+        ask.disk(cache),
+        ask.removed_nulls(),
     )
     return Checked(
-        source=asked.name,
+        source=ask.name,
         num_rows=found.num_rows,
         looked=found.looked,
         estimated_tokens=found.estimated_tokens,
-        verdicts=verdicts
-        if found.samples
-        else tuple(each for each in verdicts if each.answer != "ok"),  # without samples, nothing was shown to be ok
+        verdicts=tuple(each for each in verdicts if found.samples or each.answer != "ok"),  # no samples: nothing is ok
     )
 
 
-class _Asked:
-    """One data set under questions."""
+class _Questions:
+    """The questions about one data set; each yields its verdicts."""
 
-    def __init__(self, name: str, source: Source, template: Template, found: Look) -> None:
-        self.name, self._source, self._template, self._found = name, source, template, found
+    def __init__(self, name: str, source: Source, template: Any, settings: PlanSettings, at_most: int) -> None:
+        self.name, self._source, self._template, self._settings = name, source, template, settings
+        self._tokenizer: Any = getattr(template, "tokenizer", None)
+        self.found = encode_rows(source, template, at_most=at_most)
+        self._rows = "rows" if self.found.is_whole else "sampled rows"
 
-    def rows(self) -> Verdict:
-        found = self._found
+    def _say(
+        self, question: str, answer: Answer, why: str, rows: Sequence[int] | None = None, count: int | None = None
+    ) -> Verdict:
+        """Return a verdict about `rows`, or about `count` of which they are the first."""
+        first = tuple(str(self._source.where(row)) for row in (rows or ())[:5])
+        count = count if count is not None or rows is None else len(rows)
+        share = count / self.found.looked if count is not None and self.found.looked else None
+        return Verdict(source=self.name, question=question, answer=answer, why=why, share=share, first=first)
+
+    def _of_rows(self, count: int) -> str:
+        looked = self.found.looked
+        return f"{count:,} of {looked:,} {self._rows} ({percent(count, looked)})" if looked else "no rows"
+
+    def rows(self) -> Iterator[Verdict]:
+        found = self.found
         if not found.num_rows:
-            return self._say("rows", "fail", "there are no rows")
-        if not found.samples:
-            return self._say("rows", "fail", f"none of {found.looked:,} sampled rows gives a sample")
-        share = (
-            "all were checked" if found.is_whole else f"{found.looked:,} of them, spread over the data, were checked"
-        )
-        return self._say("rows", "ok", f"{found.num_rows:,} rows; {share}")
+            yield self._say("rows", "fail", "there are no rows")
+        elif not found.samples:
+            yield self._say("rows", "fail", f"none of {found.looked:,} sampled rows gives a sample")
+        else:
+            some = f"{found.looked:,} of them, spread over the data, were checked"
+            checked = "all were checked" if found.is_whole else some
+            yield self._say("rows", "ok", f"{found.num_rows:,} rows; {checked}")
 
-    def readable(self, on_bad: str) -> Verdict:
-        bad = self._found.bad
+    def readable(self, on_bad: str) -> Iterator[Verdict]:
+        found, bad = self.found, self.found.bad
         if not bad:
-            read = f"{self._found.looked:,} of {self._found.num_rows:,} rows read: all fine"
-            return self._say("bad rows", "ok", read)
+            yield self._say("bad rows", "ok", f"{found.looked:,} of {found.num_rows:,} rows read: all fine")
+            return
         stops = on_bad == "stop"
         more = "the first stops the run; fix it, or set on_bad: skip" if stops else "they are skipped and counted"
-        why = f"{self._share(len(bad))} cannot be read; {more}: {bad[0][1]}"
-        return self._say("bad rows", "fail" if stops else "warn", why, [row for row, _ in bad])
+        why = f"{self._of_rows(len(bad))} cannot be read; {more}: {bad[0][1]}"
+        yield self._say("bad rows", "fail" if stops else "warn", why, [row for row, _ in bad])
 
-    def template_takes(self) -> Verdict:
-        refused = self._found.refused
-        if not refused:
-            return self._say("template", "ok", template_words(self._template))
-        why = f"{self._share(len(refused))} give an error in the template; the first stops the run: {refused[0][1]}"
-        return self._say("template", "fail", why, [row for row, _ in refused])
+    def accepted_by_template(self) -> Iterator[Verdict]:
+        if not self.found.refused:
+            yield self._say("template", "ok", template_words(self._template))
+        what = "give an error in the template; the first stops the run"
+        yield from self._by_message("template", "fail", what, self.found.refused)
 
-    def chat_template(self, beside: Sequence[str]) -> Verdict:
+    def _by_message(
+        self, question: str, answer: Answer, what: str, refused: list[tuple[int, str]]
+    ) -> Iterator[Verdict]:
+        """Yield a verdict for each of the most common messages, and one for the others."""
+        groups = by_message(refused)
+        for message, rows in groups[:_MOST_MESSAGES]:
+            yield self._say(question, answer, f"{self._of_rows(len(rows))} {what}: {message}", rows)
+        if others := groups[_MOST_MESSAGES:]:
+            rows = [row for _, some in others for row in some]
+            why = f"{self._of_rows(len(rows))} are refused for {len(others):,} other reasons"
+            yield self._say(question, answer, why, rows)
+
+    def chat_template(self, beside: Sequence[str]) -> Iterator[Verdict]:
         """Rows with and without the chat template in one mixture teach two formats for the same thing."""
+        has_two_sides = isinstance(self._template, PromptCompletionTemplate)
         if uses_chat_template(self._template):
-            return self._say("chat template", "ok", f"used: {_which_chat_template(self._template)}")
-        if beside and is_two_sided(self._template):
+            yield self._say("chat template", "ok", f"used: {_which_chat_template(self._template)}")
+        elif beside and has_two_sides:
+            others = f"{', '.join(beside)} of the same mixture {'use' if len(beside) > 1 else 'uses'}"
             why = (
-                f"not used: prompt and answer are plain text, but {', '.join(beside)} of the same mixture uses the chat template; "
+                f"not used: prompt and answer are plain text, but {others} the chat template; "
                 "the model would learn both formats; set chat: true for this data set to render all of them alike"
             )
-            return self._say("chat template", "warn", why)
-        hint = (
-            "; set chat: true to use it" if is_two_sided(self._template) and has_chat_template(self._template) else ""
-        )
-        return self._say("chat template", "ok", f"not used: rows are plain text or tokens{hint}")
+            yield self._say("chat template", "warn", why)
+        else:
+            hint = "; set chat: true to use it" if has_two_sides and has_chat_template(self._template) else ""
+            yield self._say("chat template", "ok", f"not used: rows are plain text or tokens{hint}")
 
-    def mask(self) -> Verdict:
-        rows = [row for reason in _UNVERIFIED for row in self._found.dropped.get(reason, [])]
-        if rows:
-            why = f"{self._share(len(rows))} are skipped: which tokens to train cannot be verified, or the chat template refuses them"
-            return self._say("trained tokens", "warn", why, rows)
-        turns = getattr(self._template, "how_turns_end", None)
-        if turns is not None and (remark := turns()):
-            return self._say("trained tokens", "warn", remark)
-        trained, tokens = int(self._found.trained.sum()), self._found.tokens
+    def trained_tokens(self) -> Iterator[Verdict]:
+        """Say what is trained, and what is refused if the recipe skips such rows."""
+        yield from self._by_message("refused", "warn", "are skipped", self.found.skipped)
+        how_turns_end = getattr(self._template, "how_turns_end", None)
+        if how_turns_end is not None and (remark := how_turns_end()):
+            yield self._say("trained tokens", "warn", remark)
+            return
+        trained, tokens = int(self.found.trained.sum()), self.found.tokens
         why = f"{trained:,} of {tokens:,} tokens in the checked rows are trained on ({percent(trained, tokens)})"
-        return self._say("trained tokens", "ok", why)
+        yield self._say("trained tokens", "ok", why)
 
-    def ends(self) -> Verdict:
+    def doubled_ends(self) -> Iterator[Verdict]:
         """A second BOS or EOS is a template and a tokenizer that both add one."""
-        tokenizer: Any = getattr(self._template, "tokenizer", None)
-        if tokenizer is None:
-            return self._say("BOS and EOS", "ok", "no tokenizer, so none were added")
-        twice = {
-            "BOS": doubled(self._found, tokenizer.bos_id, at_end=False),
-            "EOS": doubled(self._found, tokenizer.eos_id, at_end=True),
-        }
-        parts = [f"{self._share(count)} have two {name}" for name, count in twice.items() if count]
-        if parts:
-            return self._say(
-                "BOS and EOS", "warn", f"{', '.join(parts)}; set bos: false or eos: false, or fix the chat template"
-            )
-        return self._say("BOS and EOS", "ok", "no duplicated BOS or EOS")
+        if self._tokenizer is None:
+            yield self._say("BOS and EOS", "ok", "no tokenizer, so none were added")
+            return
+        bos = self.found.doubled(self._tokenizer.bos_id, at_end=False)
+        eos = self.found.doubled(self._tokenizer.eos_id, at_end=True)
+        parts = [f"{self._of_rows(count)} have two {name}" for name, count in (("BOS", bos), ("EOS", eos)) if count]
+        why = f"{', '.join(parts)}; set bos: false or eos: false, or fix the chat template"
+        yield self._say("BOS and EOS", "warn" if parts else "ok", why if parts else "no duplicated BOS or EOS")
 
-    def trained(self) -> Verdict:
-        rows = self._found.dropped.get(NOTHING, [])
+    def rows_without_loss(self) -> Iterator[Verdict]:
+        rows = self.found.dropped.get(NOTHING_TO_TRAIN, [])
         if not rows:
-            return self._say("rows without loss", "ok", "every checked row has tokens to train on")
-        answer: Answer = "fail" if len(rows) == self._found.looked else "warn"
-        return self._say(
-            "rows without loss", answer, f"{self._share(len(rows))} have no tokens to train on and are dropped", rows
-        )
+            yield self._say("rows without loss", "ok", "every checked row has tokens to train on")
+            return
+        why = f"{self._of_rows(len(rows))} have no tokens to train on and are dropped"
+        yield self._say("rows without loss", "fail" if len(rows) == self.found.looked else "warn", why, rows)
 
-    def unrendered(self) -> tuple[Verdict, ...]:
-        """Fields that the chat template does not print, so that nothing is trained on them; only where there is a chat template."""
-        found = self._found
-        if not hasattr(self._template, "on_unrendered"):
-            return ()
-        if skipped := found.dropped.get("unrendered", []):
-            why = f"{self._share(len(skipped))} are skipped: the chat template does not print all of their fields"
-            return (self._say("not printed", "warn", why, skipped),)
+    def not_printed(self) -> Iterator[Verdict]:
+        """Check for fields that the chat template does not print, so that they are not trained; only for conversations."""
+        found, skipped = self.found, self.found.dropped.get("unrendered", [])
         lost = unrendered(found.notes, assistant_characters=found.assistant_characters)
-        if not lost:
-            return (self._say("not printed", "ok", "the chat template prints every field of the messages"),)
-        why = f"the chat template does not print {'; '.join(in_words(each, num_rows=found.looked) for each in lost)}"
-        first = tuple(str(self._source.where(row)) for row in lost[0].rows)
-        share = max(each.count for each in lost) / found.looked
-        said = Verdict(source=self.name, question="not printed", answer="warn", why=why, share=share, first=first)
-        return (said,)
+        if not uses_chat_template(self._template):
+            return
+        if skipped:
+            why = f"{self._of_rows(len(skipped))} are skipped: the chat template does not print all of their fields"
+            yield self._say("not printed", "warn", why, skipped)
+        elif lost:
+            fields = "; ".join(each.describe(found.looked) for each in lost)
+            why, most = f"the chat template does not print {fields}", max(each.count for each in lost)
+            yield self._say("not printed", "warn", why, lost[0].rows, most)
+        else:
+            yield self._say("not printed", "ok", "the chat template prints every field of the messages")
 
-    def turns(self) -> list[Verdict]:
+    def turns(self) -> Iterator[Verdict]:
         """Trained turns that no token ends, or that have only a part of their header."""
-        found = about_turns(self._found.notes, num_rows=self._found.looked)
-        return [
-            Verdict(
-                source=self.name,
-                question="turns",
-                answer="warn",
-                why=said,
-                share=note.count / self._found.looked,
-                first=tuple(str(self._source.where(row)) for row in note.rows),
-            )
-            for said, note in found
-        ]
+        for said, note in about_turns(self.found.notes, num_rows=self.found.looked):
+            yield self._say("turns", "warn", said, note.rows, note.count)
 
-    def overlong(self, settings: PlanSettings) -> Verdict:
-        lengths = self._found.lengths
+    def too_long(self) -> Iterator[Verdict]:
+        settings, lengths, trained = self._settings, self.found.lengths, self.found.trained
         over = np.flatnonzero(lengths > settings.capacity)
-        longest = f"the longest checked sample has {int(lengths.max(initial=0)):,} tokens, max_length is {settings.max_length:,}"
-        if not over.size:
-            return self._say("too long", "ok", longest)
-        if settings.packing == "concat":
-            return self._say("too long", "ok", f"{longest}; packing: concat cuts samples at row ends and loses nothing")
-        lost, lost_trained = self._lost(settings, over)
-        of_trained = percent(lost_trained, self._found.trained.sum())
-        share_lost = f"{percent(lost, lengths.sum())} of the tokens and {of_trained} of the trained tokens"
+        most, limit = int(lengths.max(initial=0)), f"{settings.max_length:,}"
+        longest = f"the longest checked sample has {most:,} tokens, max_length is {limit}"
+        if not over.size or settings.packing == "concat":
+            cuts = "; packing: concat cuts samples at row ends and loses nothing" if over.size else ""
+            yield self._say("too long", "ok", longest + cuts)
+            return
+        kept = {"drop": 0, "truncate": settings.capacity}.get(settings.overflow, most)  # tokens of each long sample
+        lost = int((lengths[over] - kept).clip(0).sum())
+        lost_trained = sum(int(np.count_nonzero(self.found.samples[place][1][max(kept, 1) :])) for place in over)
+        share_lost = f"{percent(lost, lengths.sum())} of the tokens and {percent(lost_trained, trained.sum())}"
         what = {
-            "drop": f"they are dropped, with {share_lost}",
-            "truncate": f"they are cut, which loses {share_lost}",
+            "drop": f"they are dropped, with {share_lost} of the trained tokens",
+            "truncate": f"they are cut, which loses {share_lost} of the trained tokens",
             "split": "they are split into pieces, which loses nothing",
             "error": "the first stops the run",
         }[settings.overflow]
         severe = settings.overflow == "error" or (settings.overflow == "drop" and over.size > 0.5 * lengths.size)
-        answer: Answer = "fail" if severe else "warn" if lost_trained > _LOST * int(self._found.trained.sum()) else "ok"
-        why = f"{self._share(over.size)} are longer than max_length {settings.max_length:,}; {what}"
-        return self._say("too long", answer, why, self._found.rows[over].tolist())
+        answer: Answer = "fail" if severe else "warn" if lost_trained > _LOST * int(trained.sum()) else "ok"
+        why = f"{self._of_rows(over.size)} are longer than max_length {limit}; {what}"
+        yield self._say("too long", answer, why, [self.found.rows[place] for place in over])
 
-    def _lost(self, settings: PlanSettings, over: Ints) -> tuple[int, int]:
-        """Tokens, and trained tokens, that the samples `over` lose."""
-        if settings.overflow not in ("drop", "truncate"):
-            return 0, 0
-        kept = settings.capacity if settings.overflow == "truncate" else 0
-        lengths, samples = self._found.lengths[over], [self._found.samples[place] for place in over.tolist()]
-        return int((lengths - kept).sum()), sum(int(np.count_nonzero(mask[max(kept, 1) :])) for _, mask in samples)
-
-    def model_length(self, settings: PlanSettings) -> Verdict:
-        """Rows longer than the model was made for cannot be trained, or train positions that it does not know."""
-        most: int | None = getattr(getattr(self._template, "tokenizer", None), "model_max_length", None)
+    def model_length(self) -> Iterator[Verdict]:
+        """Check that max_length is within the model's length: longer rows fail, or train positions that the model has never seen."""
+        most, length = getattr(self._tokenizer, "model_max_length", None), self._settings.max_length
+        answer: Answer = "ok"
         if most is None:
-            return self._say("model length", "ok", "the tokenizer does not say how long a sequence the model takes")
-        if settings.max_length <= most:
-            return self._say(
-                "model length", "ok", f"max_length {settings.max_length:,} is within model_max_length {most:,}"
+            why = "the tokenizer does not say how long a sequence the model takes"
+        elif length <= most:
+            why = f"max_length {length:,} is within model_max_length {most:,}"
+        else:
+            answer = "warn"
+            why = (
+                f"max_length {length:,} is more than the tokenizer's model_max_length, {most:,}; set max_length: {most}"
             )
-        why = f"max_length {settings.max_length:,} is more than the tokenizer's model_max_length, {most:,}; set max_length: {most}"
-        return self._say("model length", "warn", why)
+        yield self._say("model length", answer, why)
 
-    def text_length(self) -> tuple[Verdict, ...]:
-        """Every text ends with EOS; where each line became a text, a model learns to stop after a line."""
-        if not isinstance(self._template, TextTemplate) or not self._found.samples:
-            return ()
-        median = int(np.median(self._found.lengths))
+    def text_length(self) -> Iterator[Verdict]:
+        """Every text ends with EOS; if each line became a text, a model learns to stop after a line."""
+        if not isinstance(self._template, TextTemplate) or not self.found.samples:
+            return
+        median = int(np.median(self.found.lengths))
         if median >= _SHORT_TEXT:
-            return (self._say("text length", "ok", f"half of the checked texts have {median:,} tokens or more"),)
-        record = getattr(self._source, "record", None)
+            yield self._say("text length", "ok", f"half of the checked texts have {median:,} tokens or more")
+            return
         advice = {
             "line": "if lines of a longer text became documents, set options: {record: paragraph} or {record: file}",
             "paragraph": "if paragraphs of a longer text became documents, set options: {record: file}",
-        }.get(str(record), "join rows that belong to one text")
+        }.get(str(getattr(self._source, "record", None)), "join rows that belong to one text")
         ends = ", and each ends with EOS" if self._template.identity()["suffix"] else ""
         why = f"half of the checked texts have {median:,} tokens or fewer{ends}; {advice}"
-        return (self._say("text length", "warn", why),)
+        yield self._say("text length", "warn", why)
 
-    def duplicates(self) -> Verdict:
-        seen: Counter[str] = Counter()
-        again = []
-        for row, (ids, _) in zip(self._found.rows.tolist(), self._found.samples, strict=True):
-            name = digest(np.ascontiguousarray(ids).tobytes())
-            if seen[name]:
-                again.append(row)
-            seen[name] += 1
-        share = len(again) / len(self._found.samples) if self._found.samples else 0.0
-        answer: Answer = "warn" if share > 0.01 else "ok"
-        looked = self._found.looked
-        none = f"no duplicates in the {looked:,} {'rows' if self._found.is_whole else 'sampled rows'}"
-        why = f"{self._share(len(again))} repeat an earlier one" if again else none
-        return self._say("duplicates", answer, why, again)
-
-    def disk(self, cache: Path) -> Verdict:
-        per_token = id_dtype(self._template.vocab_size).itemsize + 1 / 8
-        need = int(self._found.estimated_tokens * per_token + 12 * self._found.num_rows)
-        there = next((folder for folder in (cache, *cache.parents) if folder.exists()), Path("/"))
-        free = shutil.disk_usage(there).free
-        why = f"the cache needs about {size(need)} for {self._found.estimated_tokens:,} tokens; {size(free)} are free"
-        return self._say("disk", "fail" if need > free else "warn" if 2 * need > free else "ok", why)
-
-    def removed_nulls(self) -> list[Verdict]:
-        """What a columnar source removed from the rows looked at; no verdict where it removed nothing."""
-        if not isinstance(self._source, RowAccess):
-            return []
-        looked = spread(self._found.num_rows, self._found.looked)
-        unread = {row for row, _ in self._found.bad}
-        removed = self._source.removed_nulls([row for row in looked if row not in unread])
-        if not removed.rows:
-            return []
-        columns = ", ".join(f"{column} {count:,}" for column, count in removed.columns.most_common())
-        why = (
-            f"removed {removed.columns.total():,} null members that Arrow's schema added in {removed.rows:,} of "
-            f"{self._found.looked:,} rows ({columns}); set nulls: keep to train them"
+    def duplicates(self) -> Iterator[Verdict]:
+        digests = [digest(np.ascontiguousarray(ids).tobytes()) for ids, _ in self.found.samples]
+        pairs = list(zip(digests, self.found.rows, strict=True))
+        first = dict(reversed(pairs))
+        again = [row for name, row in pairs if row != first[name]]
+        answer: Answer = "warn" if len(again) > _DUPLICATES * len(self.found.samples) else "ok"
+        why = f"{self._of_rows(len(again))} repeat an earlier one"
+        yield self._say(
+            "duplicates", answer, why if again else f"no duplicates in the {self.found.looked:,} {self._rows}", again
         )
-        return [self._say("nulls", "ok", why)]
 
-    def _share(self, count: int) -> str:
-        looked = self._found.looked
-        rows = "rows" if self._found.is_whole else "sampled rows"
-        return f"{count:,} of {looked:,} {rows} ({percent(count, looked)})" if looked else "no rows"
+    def disk(self, cache: Path) -> Iterator[Verdict]:
+        per_token = Schema(self._template.vocab_size).id_dtype.itemsize + 1 / 8
+        need = int(self.found.estimated_tokens * per_token + 12 * self.found.num_rows)
+        folder = next((folder for folder in (cache, *cache.parents) if folder.exists()), Path("/"))
+        free = shutil.disk_usage(folder).free
+        why = f"the cache needs about {size(need)} for {self.found.estimated_tokens:,} tokens; {size(free)} are free"
+        yield self._say("disk", "fail" if need > free else "warn" if 2 * need > free else "ok", why)
 
-    def _say(self, question: str, answer: Answer, why: str, rows: list[int] | None = None) -> Verdict:
-        first = tuple(str(self._source.where(row)) for row in (rows or [])[:5])
-        share = len(rows) / self._found.looked if rows is not None and self._found.looked else None
-        return Verdict(source=self.name, question=question, answer=answer, why=why, share=share, first=first)
+    def removed_nulls(self) -> Iterator[Verdict]:
+        """Say what a columnar source removed from the sampled rows; no verdict if it removed nothing."""
+        if not isinstance(self._source, RowAccess):
+            return
+        unread = {row for row, _ in self.found.bad}
+        read = [row for row in spread(self.found.num_rows, self.found.looked) if row not in unread]
+        removed = self._source.removed_nulls(read)
+        if removed.rows:
+            columns = ", ".join(f"{column} {count:,}" for column, count in removed.columns.most_common())
+            why = (
+                f"removed {removed.columns.total():,} null members that Arrow's schema added in {removed.rows:,} of "
+                f"{self.found.looked:,} rows ({columns}); set nulls: keep to train them"
+            )
+            yield self._say("nulls", "ok", why)
 
 
 def template_words(template: Template) -> str:
-    """A template in words: what renders the rows, and which tokens are trained."""
+    """Describe a template: what renders the rows, and which tokens are trained."""
     if isinstance(template, PromptCompletionTemplate):
         return f"{template.usual}, plain text; loss on {'all tokens' if template.train_on == 'all' else 'the answer'}"
     if isinstance(template, TextTemplate):
@@ -333,31 +326,21 @@ def template_words(template: Template) -> str:
     if not uses_chat_template(template):
         return repr(template)
     chat: Any = template
-    turns = {
-        "assistant": "assistant turns",
-        "last": "the last assistant turn",
-        "completion": "the answer",
-        "all": "all tokens",
-    }
-    loss = turns.get(chat.train_on, "") if isinstance(chat.train_on, str) else f"turns of {', '.join(chat.train_on)}"
+    turns = {"assistant": "assistant turns", "last": "the last assistant turn", "completion": "the answer"}
+    own = chat.train_on
+    loss = turns.get(own, "all tokens") if isinstance(own, str) else f"turns of {', '.join(own)}"
     return f"{getattr(chat.reader, 'shape', 'conversations')}, {_which_chat_template(chat)}; loss on {loss}"
 
 
 def _which_chat_template(template: Any) -> str:
     tokenizer, text = template.tokenizer, template.renderer.text
     if text in tokenizer.chat_templates.values():
-        name = Path(tokenizer.path).parent.name if tokenizer.path else "the tokenizer"
-        return f"chat template of {name}"
+        return f"chat template of {Path(tokenizer.path).parent.name if tokenizer.path else 'the tokenizer'}"
     return "the built-in ChatML template" if text == CHATML else "the chat_template of the recipe"
 
 
 def uses_chat_template(template: Template) -> bool:
     return hasattr(template, "renderer")
-
-
-def is_two_sided(template: Template) -> bool:
-    """Whether rows are a prompt and an answer, in plain text."""
-    return isinstance(template, PromptCompletionTemplate)
 
 
 def has_chat_template(template: Template) -> bool:

@@ -1,39 +1,40 @@
-"""Compute the numbers of stores and plans, as frozen values; text, JSON and HTML only show them.
+"""Compute the numbers of stores and plans as frozen values; text, JSON and the HTML page show them.
 
-    sources(loader)          per source: rows, tokens, trained, dropped by reason with places, lengths with a histogram
-    epoch(loader)            one epoch: steps, rows, fill, tail, counters, shares by source, a digest of the order
-    fits(loader, …)          the same data under several max_length × packing, side by side
+    sources(loader)      each source: records, tokens, trained tokens, drops by reason, lengths with a histogram
+    epoch(loader)        one epoch: steps, rows, fill, tail, counters, shares by source, a digest of the order
+    fits(loader)         the same data under several max_length × packing
 
-Rows and records one by one are in walk.py, verdicts in checks.py.  `plain(value)` makes JSON values of any of them: field names there are
-field names here, and they stay.
+`plain(value)` turns any of them into JSON values.  Field names are part of the `--json` output, so they do not change.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
-from penstock.plan.mixing import Mixing, MixingCounter
-from penstock.plan.plan import Plan, Position
+from penstock.plan.tenths import Mixing, MixingCounter
+from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
-from penstock.store.notes import unrendered
-from penstock.types import Ints, Where
+from penstock.store.counts import unrendered
+from penstock.types import Ints
 
-PACKINGS = ("best_fit", "concat", "none")  # compared where nobody says which
-_AT_ONCE = 1 << 14  # rows looked at together
+PACKINGS = ("best_fit", "concat", "none")  # compared by default
+_ROWS_AT_ONCE = 1 << 14  # another number would change the digest of every order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Bin i counts the samples with edges[i] < length <= edges[i + 1]; edges grow by half powers of two.
+    """Bin i counts samples with edges[i] < length <= edges[i + 1]; edges grow by half powers of two.
 
-    A bin holds its upper edge, so that samples of exactly max_length, which fit, are not among those that are too long.
+    A bin includes its upper edge, so samples of exactly max_length, which fit, are not among those that are too long.
     """
 
     edges: tuple[int, ...]  # (num_bins + 1,)
@@ -43,7 +44,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens per sample, of samples that have any."""
+    """Tokens per sample; records without a sample are left out."""
 
     count: int
     total: int
@@ -58,7 +59,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Records that gave no sample, for one reason; `first` are places, as file:line."""
+    """Records that gave no sample, for one reason; `first` lists the first few as file:line."""
 
     reason: str
     count: int
@@ -67,7 +68,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotPrinted:
-    """A field that the chat template does not print; `first` are places, as file:line."""
+    """A field that the chat template does not print; `first` lists the first few rows as file:line."""
 
     field: str
     count: int  # rows
@@ -78,14 +79,14 @@ class NotPrinted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceNumbers:
-    """A store, as it lies on disk.  Law: rows = samples + the sum of drops."""
+    """A store as it is on disk.  rows = samples + the sum of drops."""
 
     name: str
     store: str  # its fingerprint
     rows: int
     samples: int
     tokens: int
-    trained: int  # targets: trained tokens, without first tokens, which nothing predicts
+    trained: int  # targets: trained tokens without the first of each sample, which nothing predicts
     num_bytes: int  # of its shards
     weight: str | None
     dropped: tuple[Drop, ...]
@@ -93,20 +94,22 @@ class SourceNumbers:
     lengths: Lengths
 
     @property
-    def trained_share(self) -> float:
-        return self.trained / self.tokens if self.tokens else 0.0
+    def lost_share(self) -> float:
+        return (self.rows - self.samples) / self.rows if self.rows else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a source gives to an epoch."""
+    """What one source contributes to an epoch."""
 
     name: str
-    samples: int  # that reach a row; one that repeats counts again
+    samples: int  # in rows; a repeated sample counts each time
     tokens: int
     share: float  # of the epoch's tokens
-    unused: int = 0  # samples that the epoch does not come to, because it ends when another source is used up
-    unused_share: float = 0.0  # of the source's samples
+    unused: int  # samples left over because the epoch ends when another source is used up
+    unused_share: float  # of the source's samples
+    times: float  # that the epoch uses each sample; more than 1 if stop: all repeats a small source
+    times_in_run: float | None  # the same over all epochs; None for an endless run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,25 +122,26 @@ class EpochNumbers:
     max_length: int
     packing: str
     overflow: str
+    stop: str | None  # of a mixture by weights: an epoch ends with the "first" source or with "all"
     tail: str
     seed: int
     batch_size: int
     world_size: int
     rows_per_step: int
     steps: int  # of this epoch
-    steps_of_run: int | None  # None where it is endless
+    steps_of_run: int | None  # None for an endless run
     rows: int
-    fill: float  # share of the rows' places that hold tokens; 0 without rows
+    fill: float  # share of the rows' capacity that holds tokens; 0 without rows
     tokens_per_step: float
-    counters: Counters  # with what becomes of the tail
-    tail_rows: int  # rows of the last step, where it is not full; else 0
+    counters: Counters  # including the tail
+    tail_rows: int  # rows of a last step that is not full, else 0
     shares: tuple[Share, ...]
-    mixing: Mixing  # how like the whole epoch each tenth of it is
+    mixing: Mixing  # how much each tenth of the epoch is like the whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The same data, cut and packed in one way.  `problem` says why it cannot be, and then there are no numbers."""
+    """The same data under one max_length and packing.  `problem` says why these settings are refused; the rest is then 0."""
 
     max_length: int
     packing: str
@@ -145,192 +149,59 @@ class Fit:
     steps: int = 0
     fill: float = 0.0
     tokens: int = 0
-    samples_dropped: int = 0  # as overlong, or because they are cut before anything that is trained
+    samples_dropped: int = 0  # overlong, or cut before the first target
     samples_cut: int = 0  # truncated or split
     tokens_lost: int = 0
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFit:
+    """Whether a saved state fits a plan; `why` names what differs, or the position and the steps that are left."""
+
+    fits: bool
+    why: str
+    step: int | None = None
+    epoch: int | None = None
+    steps_left: int | None = None  # under this batch and world size
+
+
 def plain(value: Any) -> Any:
-    """A value of this room as plain JSON: dicts of field names, lists, and places as file:line."""
-    if isinstance(value, Where):
-        return str(value)
-    if is_dataclass(value):  # not asdict, which makes nonsense of a Counter
+    """Turn a value of this room into JSON values: dataclasses become dicts."""
+    if is_dataclass(value):  # dataclasses.asdict cannot copy a Counter
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def stores(loader: Loader) -> list[Store]:
-    """The loader's stores; whole from here on.  Plain records have no tokens to speak of."""
+def stores(loader: Loader) -> dict[str, Store]:
+    """Return the loader's complete stores by name, in the plan's order; refuse a loader of plain records.
+
+    A plan calls a single source "data", so that its order does not depend on a file name; here it has its store's name.
+    """
     for store in loader.stores:
         if not isinstance(store, Store):
-            raise PlanError("this loader serves plain records, which have no tokens; numbers are of prepared stores")
+            raise PlanError("this loader delivers plain records, which have no tokens; pass one of prepared stores")
         store.wait()
-    return list(loader.stores)
-
-
-def names(loader: Loader) -> list[str]:
-    """What the sources are called.  A plan of one source calls it "data", so that its order does not depend on a file's name."""
-    known = [source.name for source in loader.plan.sources]
-    return [store.name for store in stores(loader)] if known == ["data"] else known
+    names = [source.name for source in loader.plan.sources]
+    return dict(zip([loader.stores[0].name] if names == ["data"] else names, loader.stores, strict=True))
 
 
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
+    """Return the numbers of every store of the loader."""
     weights = loader.plan.settings.weights or [None] * len(loader.plan.sources)
-    found = zip(names(loader), stores(loader), weights, strict=True)
-    return tuple(_source(name, store, weight) for name, store, weight in found)
-
-
-def lengths(found: Sequence[Store]) -> Lengths:
-    """Of several stores together."""
-    parts = [store.lengths for store in found]
-    return length_numbers(np.concatenate(parts) if parts else np.zeros(0, np.int64))
-
-
-def length_numbers(sizes: Ints) -> Lengths:
-    """Numbers of these lengths; 0 stands for a record that gave no sample."""
-    sizes = np.sort(sizes[sizes > 0])
-    if not sizes.size:
-        empty = Histogram(edges=(0, 1), counts=(0,), tokens=(0,))
-        return Lengths(count=0, total=0, min=0, mean=0.0, p50=0, p90=0, p99=0, max=0, histogram=empty)
-    p90, p99 = (int(sizes[min(int(share * sizes.size), sizes.size - 1)]) for share in (0.9, 0.99))
-    return Lengths(
-        count=int(sizes.size),
-        total=int(sizes.sum()),
-        min=int(sizes[0]),
-        mean=float(sizes.mean()),
-        p50=int(np.median(sizes)),
-        p90=p90,
-        p99=p99,
-        max=int(sizes[-1]),
-        histogram=_histogram(sizes),
-    )
-
-
-def epoch(loader: Loader, number: int = 0) -> EpochNumbers:
-    """Everything about one epoch; costs one packing of all its lengths."""
-    stores(loader)
-    plan, settings = loader.plan, loader.plan.settings
-    per_step = loader.batch_size * loader.world.size
-    digest, tokens = Digest(), np.zeros(len(plan.sources), np.int64)
-    rows, mixing = 0, MixingCounter(plan, number, names(loader))
-    for part in epoch_rows(loader, number):
-        spans = part.spans
-        digest.extend(np.ascontiguousarray(spans).tobytes())
-        digest.extend((part.starts[1:] - part.starts[:-1]).astype("<i8").tobytes())
-        tokens += _per_source(spans["source"], len(tokens), spans["stop"] - spans["start"])
-        mixing.add(part)
-        rows += part.num_rows
-    steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
-    counters = plan.count(number, per_step)
-    whole = plan.count(number) if settings.tail == "drop" else counters  # with the rows that the tail drops
-    total = int(tokens.sum())
-    shares = _shares(loader, number, whole, tokens)
-    return EpochNumbers(
-        plan=plan.fingerprint,
-        order=digest.hexdigest(),
-        epoch=number,
-        max_length=settings.max_length,
-        packing=settings.packing,
-        overflow=settings.overflow,
-        tail=settings.tail,
-        seed=settings.seed,
-        batch_size=loader.batch_size,
-        world_size=loader.world.size,
-        rows_per_step=per_step,
-        steps=steps,
-        steps_of_run=None if loader.epochs is None else plan.num_steps(per_step, epochs=loader.epochs),
-        rows=rows,
-        fill=whole.fill,
-        tokens_per_step=total / steps if steps else 0.0,
-        counters=counters,
-        tail_rows=rows % per_step,
-        shares=shares,
-        mixing=mixing.result(samples_out=whole.samples_out),
-    )
-
-
-def _shares(loader: Loader, number: int, whole: Counters, tokens: Ints) -> tuple[Share, ...]:
-    plan = loader.plan
-    taken, total = plan.blocks.samples_taken(number), max(int(tokens.sum()), 1)
     return tuple(
-        Share(
-            name=name,
-            samples=whole.samples_by_source[place],
-            tokens=int(tokens[place]),
-            share=int(tokens[place]) / total,
-            unused=(unused := max(source.num_samples - taken[place], 0)),
-            unused_share=unused / max(source.num_samples, 1),
-        )
-        for place, (name, source) in enumerate(zip(names(loader), plan.sources, strict=True))
+        _source(name, store, weight) for (name, store), weight in zip(stores(loader).items(), weights, strict=True)
     )
-
-
-def fits(
-    loader: Loader, *, max_lengths: Sequence[int] | None = None, packings: Sequence[str] | None = None
-) -> tuple[Fit, ...]:
-    """The same data under other lengths and packings; those of the loader are always among them."""
-    settings = loader.plan.settings
-    wanted = sorted({*(max_lengths or _around(settings.max_length)), settings.max_length})
-    ways = list(dict.fromkeys([settings.packing, *(packings or PACKINGS)]))
-    return tuple(_fit(loader, length, packing) for length in wanted for packing in ways)
-
-
-def counters(loader: Loader) -> Counters | None:
-    """What becomes of samples and tokens in the first epoch; None where the plan refuses it (overflow or tail: error)."""
-    try:
-        stores(loader)
-        return loader.plan.count(0, loader.batch_size * loader.world.size)
-    except PlanError:
-        return None
-
-
-def epoch_rows(loader: Loader, number: int) -> Iterator[Rows]:
-    """All rows of an epoch in order, many at a time, without what the tail adds or drops."""
-    plan = changed_plan(loader, tail="pad")  # which rows there are does not depend on the tail
-    for step in plan.walk(start=Position(epoch=number), num_rows=_AT_ONCE, epochs=number + 1):
-        yield step.rows.slice(0, step.num_real)
-
-
-def changed_plan(loader: Loader, **changes: Any) -> Plan:
-    """The loader's plan with other settings."""
-    stores(loader)
-    return loader.plan.changed(**changes)
-
-
-def _fit(loader: Loader, max_length: int, packing: str) -> Fit:
-    per_step = loader.batch_size * loader.world.size
-    try:
-        plan = changed_plan(loader, max_length=max_length, packing=packing, tail="pad")
-        counters = plan.count(0)
-    except PlanError as error:  # settings that contradict each other, or overflow="error"
-        return Fit(max_length=max_length, packing=packing, problem=str(error))
-    return Fit(
-        max_length=max_length,
-        packing=packing,
-        rows=counters.rows,
-        steps=-(-counters.rows // per_step),
-        fill=counters.fill,
-        tokens=counters.tokens_out,
-        samples_dropped=counters.samples_dropped["overlong"] + counters.samples_dropped["nothing_to_train"],
-        samples_cut=counters.samples_truncated + counters.samples_split,
-        tokens_lost=counters.tokens_dropped.total(),
-    )
-
-
-def _around(max_length: int) -> list[int]:
-    return [length for length in (max_length // 4, max_length // 2, max_length, 2 * max_length) if length]
 
 
 def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
     counts = store.counts
-    manifest = store.manifest
-    dropped = tuple(
-        Drop(reason=reason, count=part.count, first=tuple(str(store.source.where(row)) for row in part.rows))
-        for reason, part in counts.dropped.items()
-    )
+
+    def places(rows: Iterable[int]) -> tuple[str, ...]:
+        return tuple(str(store.source.where(row)) for row in rows)
+
     return SourceNumbers(
         name=name,
         store=store.fingerprint,
@@ -338,25 +209,21 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
         samples=counts.samples,
         tokens=counts.tokens,
         trained=counts.trained - _trained_first_tokens(store),
-        num_bytes=sum(entry.num_bytes for entry in manifest.shards) if manifest else 0,
+        num_bytes=sum(entry.num_bytes for entry in store.manifest.shards) if store.manifest else 0,
         weight=weight,
-        dropped=dropped,
+        dropped=tuple(
+            Drop(reason=reason, count=part.count, first=places(part.rows)) for reason, part in counts.dropped.items()
+        ),
         unrendered=tuple(
-            NotPrinted(
-                field=each.field,
-                count=each.count,
-                characters=each.characters,
-                share=each.share,
-                first=tuple(str(store.source.where(row)) for row in each.rows),
-            )
-            for each in unrendered(counts.notes, assistant_characters=counts.assistant_characters)
+            NotPrinted(field=x.field, count=x.count, characters=x.characters, share=x.share, first=places(x.rows))
+            for x in unrendered(counts.notes, assistant_characters=counts.assistant_characters)
         ),
         lengths=lengths([store]),
     )
 
 
 def _trained_first_tokens(store: Store) -> int:
-    """Samples whose first token is marked as trained; no token comes before it, so it is never a target."""
+    """Count samples whose first token is marked as trained; no token is before it, so it is never a target."""
     found = 0
     for shard in range(store.num_shards):
         tokens = store.tokens(shard)
@@ -365,19 +232,166 @@ def _trained_first_tokens(store: Store) -> int:
     return found
 
 
-def _histogram(sizes: Ints) -> Histogram:
-    """Of sorted lengths, none of them 0."""
-    edges = [0, 1]
-    while edges[-1] < sizes[-1]:
-        power = 1 << (edges[-1].bit_length() - 1)
-        edges.append(2 * power if edges[-1] != power or power < 4 else power + power // 2)
-    first = max(index for index, edge in enumerate(edges) if edge < sizes[0])
-    borders = np.searchsorted(sizes, edges[first:], side="right")
-    sums = np.concatenate(([0], np.cumsum(sizes)))[borders]
-    return Histogram(
-        edges=tuple(edges[first:]), counts=tuple(np.diff(borders).tolist()), tokens=tuple(np.diff(sums).tolist())
+def lengths(found: Iterable[Store]) -> Lengths:
+    """Return the lengths of several stores together."""
+    return length_numbers(np.concatenate([np.zeros(0, np.int64), *(store.lengths for store in found)]))
+
+
+def length_numbers(sizes: Ints) -> Lengths:
+    """Return the numbers of these lengths; a length of 0 is a record without a sample."""
+    sizes = np.sort(sizes[sizes > 0])
+    some = sizes if sizes.size else np.zeros(1, np.int64)
+    least, p90, p99, most = (int(some[min(int(share * some.size), some.size - 1)]) for share in (0, 0.9, 0.99, 1))
+    return Lengths(
+        count=int(sizes.size),
+        total=int(sizes.sum()),
+        min=least,
+        mean=float(some.mean()),
+        p50=int(np.median(some)),
+        p90=p90,
+        p99=p99,
+        max=most,
+        histogram=_histogram(sizes),
     )
 
 
-def _per_source(found: Ints, num_sources: int, amounts: Ints) -> Ints:
-    return np.bincount(found, weights=amounts, minlength=num_sources).astype(np.int64)
+def _histogram(sizes: Ints) -> Histogram:
+    """Return the histogram of sorted, positive lengths."""
+    edges = [0, 1]
+    while sizes.size and edges[-1] < sizes[-1]:
+        power = 1 << (edges[-1].bit_length() - 1)
+        edges.append(2 * power if edges[-1] != power or power < 4 else power + power // 2)
+    edges = edges[sum(edge < sizes[0] for edge in edges[1:]) if sizes.size else 0 :]
+    borders = np.searchsorted(sizes, edges, side="right")
+    tokens = np.diff(np.concatenate(([0], np.cumsum(sizes)))[borders])
+    return Histogram(edges=tuple(edges), counts=tuple(np.diff(borders).tolist()), tokens=tuple(tokens.tolist()))
+
+
+def epoch_rows(loader: Loader, number: int, counted: list[Counters] | None = None) -> Iterator[Rows]:
+    """Yield all rows of an epoch in order, some thousand at a time, without what the tail adds or drops.
+
+    Appends the counters of every block to `counted`.
+    """
+    rest, block = Rows.empty(0), 0
+    while (packed := loader.plan.blocks.pack(number, block)) is not None:
+        rest, block = Rows.join([rest, packed[0]]), block + 1
+        if counted is not None:
+            counted.append(packed[1])
+        while rest.num_rows >= _ROWS_AT_ONCE:
+            yield rest.slice(0, _ROWS_AT_ONCE)
+            rest = rest.slice(_ROWS_AT_ONCE, rest.num_rows)
+    if rest.num_rows:
+        yield rest
+
+
+def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | None = None) -> EpochNumbers:
+    """Compute everything about one epoch.  Packs it once; `visit` is called with all its rows, some thousand at a time."""
+    plan, settings, per_step = loader.plan, loader.plan.settings, loader.batch_size * loader.world.size
+    names, digest, tokens, counted = list(stores(loader)), Digest(), np.zeros(len(plan.sources), np.int64), [Counters()]
+    mixing = MixingCounter(plan, number, names)
+    for rows in epoch_rows(loader, number, counted):
+        sizes = rows.spans["stop"] - rows.spans["start"]
+        digest.extend(np.ascontiguousarray(rows.spans).tobytes())
+        digest.extend(np.diff(rows.starts).astype("<i8").tobytes())
+        tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=tokens.size).astype(np.int64)
+        mixing.add(rows)
+        if visit is not None:
+            visit(rows)
+    whole = reduce(add, counted)
+    missing = -whole.rows % per_step
+    tail = Counters(rows_padded=missing * (settings.tail == "pad"), rows_repeated=missing * (settings.tail == "repeat"))
+    steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
+    return EpochNumbers(
+        **{name: getattr(settings, name) for name in ("max_length", "packing", "overflow", "tail", "seed")},
+        plan=plan.fingerprint,
+        order=digest.hexdigest(),
+        epoch=number,
+        stop=(settings.stop or "first") if settings.weights is not None else None,
+        batch_size=loader.batch_size,
+        world_size=loader.world.size,
+        rows_per_step=per_step,
+        steps=steps,
+        steps_of_run=None if loader.epochs is None else plan.num_steps(per_step, epochs=loader.epochs),
+        rows=whole.rows,
+        fill=whole.fill,
+        tokens_per_step=int(tokens.sum()) / steps if steps else 0.0,
+        counters=plan.count(number, per_step) if missing and settings.tail == "drop" else whole + tail,
+        tail_rows=whole.rows % per_step,
+        shares=_shares(loader, number, names, whole, tokens),
+        mixing=mixing.result(samples_out=whole.samples_out),
+    )
+
+
+def _shares(loader: Loader, number: int, names: list[str], whole: Counters, tokens: Ints) -> tuple[Share, ...]:
+    blocks, sizes = loader.plan.blocks, [source.num_samples for source in loader.plan.sources]
+    taken = blocks.samples_taken(number)
+    in_run = None if loader.epochs is None else blocks.samples_taken(0, epochs=loader.epochs)
+    return tuple(
+        Share(
+            name=name,
+            samples=whole.samples_by_source[place],
+            tokens=int(tokens[place]),
+            share=int(tokens[place]) / max(int(tokens.sum()), 1),
+            unused=(unused := max(size - taken[place], 0)),
+            unused_share=unused / max(size, 1),
+            times=taken[place] / max(size, 1),
+            times_in_run=None if in_run is None else in_run[place] / max(size, 1),
+        )
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True))
+    )
+
+
+def counters(loader: Loader) -> Counters | None:
+    """Count what becomes of the samples and tokens of the first epoch; None if the plan refuses it (overflow or tail: error)."""
+    try:
+        return loader.plan.count(0, loader.batch_size * loader.world.size)
+    except PlanError:
+        return None
+
+
+def fits(
+    loader: Loader,
+    *,
+    max_lengths: Sequence[int] | None = None,
+    packings: Sequence[str] | None = None,
+    known: Counters | None = None,
+) -> tuple[Fit, ...]:
+    """Pack the data under other lengths and packings, and under the loader's own; its counters, if `known`, save one packing."""
+    settings, own = loader.plan.settings, loader.plan.settings.max_length
+    known = None if settings.tail == "drop" else known  # they lack the rows of the last step
+    return tuple(
+        _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
+        for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})
+        for way in dict.fromkeys([settings.packing, *(packings or PACKINGS)])
+    )
+
+
+def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
+    try:
+        plan = loader.plan.changed(max_length=max_length, packing=packing, tail="pad")
+        count = known or plan.count(0)
+    except PlanError as error:  # settings that contradict each other, or overflow="error"
+        return Fit(max_length=max_length, packing=packing, problem=str(error))
+    return Fit(
+        max_length=max_length,
+        packing=packing,
+        rows=count.rows,
+        steps=-(-count.rows // (loader.batch_size * loader.world.size)),
+        fill=count.fill,
+        tokens=count.tokens_out,
+        samples_dropped=count.samples_dropped[OVERLONG] + count.samples_dropped[NOTHING_TO_TRAIN],
+        samples_cut=count.samples_truncated + count.samples_split,
+        tokens_lost=count.tokens_dropped.total(),
+    )
+
+
+def compare_state(loader: Loader, state: dict[str, Any]) -> StateFit:
+    """Load the state into the loader; the state of another plan is a result, not an error."""
+    try:
+        loader.load_state_dict(state)
+    except PlanMismatch as error:
+        return StateFit(fits=False, why=str(error))
+    now, left = loader.state_dict(), loader.steps_left
+    rest = "" if left is None else f", {left:,} steps left"
+    why = f"fits: continues at step {now['step']:,} in epoch {now['epoch']}{rest}"
+    return StateFit(fits=True, why=why, step=now["step"], epoch=now["epoch"], steps_left=left)

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  // The theme: the system's, until somebody says otherwise.
+  // The theme: the system's, unless the reader chooses one.
   const root = document.documentElement, theme = document.getElementById("theme");
   const order = ["system", "light", "dark"];
   const kept = { get: () => { try { return localStorage.getItem("penstock-theme"); } catch { return null; } },

@@ -1,22 +1,24 @@
-"""Show work under way: a bar on a terminal, a line every few seconds in a log, or nothing.
+"""Show progress: a bar on a terminal, a line every few seconds in a log, or nothing; and measure speed.
 
-Always on stderr, so that stdout stays the program's own; and nothing for work that takes only a moment.
+Progress goes to stderr, because stdout belongs to the program.  Short work shows nothing.
 """
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
-from penstock.report.escape import escape
-from penstock.store.progress import Progress, Show
+from penstock.store.work import Progress, Show
+from penstock.words import escape
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
+if TYPE_CHECKING:  # `prepare` needs this module, not the loader
+    from penstock.loader import Loader
+    from penstock.store import Store
 
-_FIRST_SECONDS = 2.0  # nobody wants to be told about what takes less
+_FIRST_SECONDS = 2.0  # shorter work shows nothing
 _LINE_SECONDS = 10.0
 _BAR_SECONDS = 0.1
 
@@ -25,99 +27,132 @@ HOW = ("auto", "plain", "none")
 
 @contextlib.contextmanager
 def showing(how: str | Callable[[Progress], object]) -> Iterator[Show | None]:
-    """What to call with the progress; what is on the screen is cleared up at the end."""
+    """Yield a function to call with the progress, or None; clear the screen at the end."""
     if callable(how):
         yield how
-        return
-    if how not in HOW:
+    elif how not in HOW:
         raise StoreError(f"progress is {how!r}, expected one of {', '.join(map(repr, HOW))}, or a function")
-    if how == "none":
+    elif how == "none":
         yield None
-    elif how == "auto" and sys.stderr is not None and sys.stderr.isatty():
-        bar = _Bar()
-        try:
-            yield bar
-        finally:
-            bar.close()
+    elif how == "auto" and _is_terminal():
+        with _bar() as show:
+            yield show
     else:
-        yield _Lines()
+        yield _lines()
 
 
 @contextlib.contextmanager
 def stages(how: str) -> Iterator[Callable[[str], object]]:
-    """What to call with the name of each stage of work that has no rows to count.
+    """Yield a function to call with the name of each stage of work that has no rows to count.
 
     On a terminal the stage is shown until the next one begins; in a log each stage is a line with the seconds so far.
     """
-    if how == "none":
-        yield lambda stage: None
-        return
-    begun, is_terminal = time.monotonic(), sys.stderr is not None and sys.stderr.isatty()
+    begun, is_terminal = time.monotonic(), _is_terminal()
 
     def show(stage: str) -> None:
         seconds = round(time.monotonic() - begun)
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed stream must not stop the work
-            sys.stderr.write(f"\r\x1b[K{stage} …" if is_terminal else f"{stage} … ({seconds} s)\n")
-            sys.stderr.flush()
+        _write(f"\r\x1b[K{stage} …" if is_terminal else f"{stage} … ({seconds} s)\n")
+
+    try:
+        yield str if how == "none" else show
+    finally:
+        if is_terminal and how != "none":
+            _write("\r\x1b[K")
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed stream must not stop the work
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _lines() -> Show:
+    """Return a function that writes a line of plain text every few seconds."""
+    next_line, has_written = time.monotonic() + _FIRST_SECONDS, False
+
+    def show(progress: Progress) -> None:
+        nonlocal next_line, has_written
+        now = time.monotonic()
+        if now >= next_line or (progress.is_done and has_written):
+            next_line, has_written = now + _LINE_SECONDS, True
+            _write(f"{escape(progress)}\n")
+
+    return show
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Show]:
+    """Yield a function that draws a bar; the bar is removed at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    bars = Bars(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[numbers]}", markup=False),
+        console=Console(file=sys.stderr),
+        auto_refresh=False,
+        transient=True,
+    )
+    next_drawn = time.monotonic() + _FIRST_SECONDS / 4
+
+    def show(progress: Progress) -> None:
+        nonlocal next_drawn
+        now = time.monotonic()
+        if now < next_drawn:
+            return
+        next_drawn, numbers = now + _BAR_SECONDS, str(progress).removeprefix(f"{progress.name}: ")
+        if not bars.tasks:
+            bars.start()
+            bars.add_task(escape(progress.name), total=progress.num_rows, numbers=numbers)
+        bars.update(bars.task_ids[0], completed=progress.rows, numbers=numbers, refresh=True)
 
     try:
         yield show
     finally:
-        if is_terminal:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
+        if bars.tasks:
+            bars.stop()
 
 
-class _Lines:
-    """For logs: plain text, not more often than somebody would read it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Tokens per second of one part.  `headroom`: this speed divided by that of the model."""
 
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self._next = self._begun + _FIRST_SECONDS
-        self._said = False
+    what: str
+    tokens: int
+    seconds: float
+    model_tokens_per_second: float | None = None
 
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now < self._next and not (progress.is_done and self._said):
-            return
-        self._next, self._said = now + _LINE_SECONDS, True
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed stream must not stop the work
-            sys.stderr.write(f"{escape(progress)}\n")
-            sys.stderr.flush()
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def headroom(self) -> float | None:
+        return self.tokens_per_second / self.model_tokens_per_second if self.model_tokens_per_second else None
 
 
-class _Bar:
-    """For terminals."""
+def preparation_speed(make: "Callable[[], list[Store]]", *, model: float | None = None) -> Speed:
+    """Measure `make`, which prepares part of the data without the cache."""
+    begun = time.perf_counter()
+    tokens = sum(store.counts.tokens for store in make())
+    seconds = time.perf_counter() - begun
+    return Speed(what="preparation", tokens=tokens, seconds=seconds, model_tokens_per_second=model)
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bars
 
-        self._bars = Bars(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[numbers]}", markup=False),
-            console=Console(file=sys.stderr),
-            auto_refresh=False,
-            transient=True,
-        )
-        self._begun = time.monotonic()
-        self._drawn = 0.0
-        self._task: TaskID | None = None
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._begun < _FIRST_SECONDS / 4 or now - self._drawn < _BAR_SECONDS:
-            return
-        self._drawn = now
-        numbers = str(progress).removeprefix(f"{progress.name}: ")
-        if self._task is None:
-            self._bars.start()
-            self._task = self._bars.add_task(escape(progress.name), total=progress.num_rows, numbers=numbers)
-        self._bars.update(self._task, completed=progress.rows, numbers=numbers, refresh=True)
-
-    def close(self) -> None:
-        if self._task is not None:
-            self._bars.stop()
+def loading_speed(loader: "Loader", *, seconds: float, model: float | None = None) -> Speed:
+    """Read batches for `seconds`, or to the end of the run; the first batch, which opens files, is not counted."""
+    batches = iter(loader)
+    next(batches)
+    tokens, begun = 0, time.perf_counter()
+    for batch in batches:
+        spans = batch.rows.spans
+        tokens += int((spans["stop"] - spans["start"]).sum())
+        if time.perf_counter() - begun > seconds:
+            break
+    return Speed(what="loader", tokens=tokens, seconds=time.perf_counter() - begun, model_tokens_per_second=model)

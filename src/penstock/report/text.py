@@ -1,34 +1,42 @@
-"""Lay out numbers for a terminal: values in, pieces of text out; the command line escapes and colours them."""
+"""Lay out numbers, records and rows for a terminal: values in, pieces of text out; the command line escapes and colours them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `penstock --help` needs this module, not the numbers
+from penstock.words import plural, size
+
+if TYPE_CHECKING:  # checks.py imports this module
     from penstock.plan.counters import Counters
+    from penstock.plan.tenths import Mixing
     from penstock.report.checks import Checked
     from penstock.report.numbers import EpochNumbers, Fit, Lengths, SourceNumbers
-    from penstock.report.speed import Speed
-    from penstock.report.walk import RecordWalk, RowWalk, StepWalk, Token
+    from penstock.report.progress import Speed
+    from penstock.report.record import Token
+    from penstock.report.trace import RecordTrace, RowTrace, StepTrace
 
-TITLE, DIM = "bold", "dim"
-TRAINED, PLAIN, PADDING = "black on green", "", "dim"
+_TITLE, _DIM = "bold", "dim"
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BAR, _LONG_BAR = "█", "░"
-_MOST_TOKENS = 4_000  # shown of one row or record
-_MOST_TEXT = 4_000
 _ANSWERS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_MOST_SOURCES = 8  # in the table of an epoch's tenths
+_MOST_TOKENS = 4_000  # shown of one row or record
+_MOST_TEXT = 4_000  # characters
+_TRAINED = "black on green"
+# part of a turn → style, style where it is trained, brackets where there are no colours
+_TURN_STYLES = {"header": ("cyan", "black on cyan", "‹›"), "end": ("magenta", "bold black on green", "«»")}
+_DROPPED = {"overlong": "too long", "tail": "in the last step", "nothing_to_train": "pieces with nothing to train on"}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some text in one style.  `is_marked`: in a pipe, where there are no colours, it stands between brackets."""
+    """Some text in one style.  `plain`: what is written in its place in a pipe, where there are no colours."""
 
     text: str
     style: str = ""
-    is_marked: bool = False
+    plain: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,117 +52,102 @@ class Piece:
 
 
 def title(text: str) -> Piece:
-    return Piece(text=text, style=TITLE)
+    return Piece(text=text, style=_TITLE)
 
 
-def line(text: str = "", style: str | None = None) -> Piece:
+def line(text: str, style: str | None = None) -> Piece:
     return Piece(text=text, style=style)
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Piece:
-    return Piece(columns=tuple(columns), rows=tuple(tuple(str(cell) for cell in row) for row in rows))
+    """Lay out a table; integers get thousands separators."""
+    cells = (tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in rows)
+    return Piece(columns=tuple(columns), rows=tuple(cells))
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share in percent that is 0.0% or 100.0% only if it is exact."""
+    share = part / whole if whole else 0.0
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
 # Sources
 
 
 def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
-    rows = [
-        [
-            each.name, _whole(each.rows), _whole(each.samples), _whole(each.tokens), _whole(each.trained),
-            percent(each.trained, each.tokens), f"{each.lengths.mean:,.0f}", _whole(each.lengths.p50),
-            _whole(each.lengths.p99), _whole(each.lengths.max), size(each.num_bytes),
-        ]
-        for each in found
-    ]  # fmt: skip
-    columns = [
-        "data set",
-        "#records",
-        "#samples",
-        "#tokens",
-        "#trained tokens",
-        "#trained",
-        "#mean",
-        "#median",
-        "#p99",
-        "#longest",
-        "#on disk",
-    ]
-    note = line("mean, median, p99, longest: tokens per sample", DIM)
-    return [title("prepared"), table(columns, rows), note]
+    columns = "data set,#records,#samples,#tokens,#trained tokens,#trained,#mean,#median,#p99,#longest,#on disk"
+    rows = []
+    for each in found:
+        own = each.lengths
+        counts = [each.rows, each.samples, each.tokens, each.trained, percent(each.trained, each.tokens)]
+        rows.append([each.name, *counts, f"{own.mean:,.0f}", own.p50, own.p99, own.max, size(each.num_bytes)])
+    note = line("mean, median, p99, longest: tokens per sample", _DIM)
+    return [title("prepared"), table(columns.split(","), rows), note]
 
 
-def ledger(found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = "") -> list[Piece]:
-    """What is dropped: records when they are prepared, and samples when they are packed under the recipe's settings."""
-    rows = [
-        [each.name, drop.reason, _whole(drop.count), ", ".join(drop.first[:2])]
-        for each in found
-        for drop in each.dropped
-    ]
-    records = sum(each.rows for each in found)
-    pieces = [title("dropped when prepared"), table(["data set", "reason", "#records", "first"], rows)]
-    if not rows:
-        pieces = [line(f"dropped when prepared: none of {count(records, 'record')}")]
+def dropped(found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = "") -> list[Piece]:
+    """Show what is dropped: records when they are prepared, and samples when they are packed under the recipe's settings."""
+    drops = [(each.name, drop) for each in found for drop in each.dropped]
+    fields = [(each.name, field) for each in found for field in each.unrendered]
+    pieces = [line(f"dropped when prepared: none of {plural(sum(each.rows for each in found), 'record')}")]
+    if drops:
+        rows = [[name, drop.reason, drop.count, ", ".join(drop.first[:2])] for name, drop in drops]
+        pieces = [title("dropped when prepared"), table(["data set", "reason", "#records", "first"], rows)]
     if counters is not None:
         pieces.append(line(f"dropped when packed ({settings}), per epoch: {lost(counters)}"))
-    return [*pieces, *_not_printed(found)]
+        pieces += [line(f"split when packed, per epoch: {words}")] if (words := _split(counters)) else []
+    if fields:
+        columns = ["data set", "field", "#rows", "#characters", "#of the assistant's", "first"]
+        rows = [
+            [name, x.field, x.count, x.characters or "–", "" if x.share is None else f"{x.share:.1%}", x.first[0]]
+            for name, x in fields
+        ]
+        pieces += [title("not printed by the chat template"), table(columns, rows)]
+    return pieces
 
 
-def _not_printed(found: "Sequence[SourceNumbers]") -> list[Piece]:
-    rows = [
-        [each.name, lost.field, _whole(lost.count), _whole(lost.characters),
-         "" if lost.share is None else f"{lost.share:.1%}", ", ".join(lost.first[:1])]
-        for each in found
-        for lost in each.unrendered
-    ]  # fmt: skip
-    columns = ["data set", "field", "#rows", "#characters", "#of the assistant's", "first"]
-    return [title("not printed by the chat template"), table(columns, rows)] if rows else []
+def length_range(low: int, high: int) -> str:
+    """Name the lengths above `low`, up to `high`."""
+    return f"{low + 1:,}–{high:,}" if high - low > 1 else f"{high:,}"
 
 
 def histogram(found: "Lengths", *, width: int, max_length: int | None = None) -> list[Piece]:
-    """A bar for each range of lengths, as long as its share of the samples."""
+    """Draw a bar for each range of lengths, as long as its share of the samples."""
     counts, edges = found.histogram.counts, found.histogram.edges
-    most = max(counts, default=0)
-    if not most:
-        return [line("no samples", DIM)]
-    names = [f"{_whole(low + 1)}–{_whole(high)}" if high - low > 1 else _whole(high) for low, high in pairwise(edges)]
-    left = max(map(len, names))
-    right = max(len(_whole(amount)) for amount in counts)
+    if not found.count:
+        return [line("no samples", _DIM)]
+    names = [length_range(low, high) for low, high in pairwise(edges)]
+    left, right = max(map(len, names)), max(len(f"{amount:,}") for amount in counts)
     room = max(width - left - right - 12, 10)
-    pieces = [title(f"tokens per sample, {count(found.count, 'sample')}")]
+    pieces = [title(f"tokens per sample, {plural(found.count, 'sample')}")]
     for name, low, amount in zip(names, edges, counts, strict=False):
-        bar = max(round(room * amount / most), 1 if amount else 0)
         beyond = max_length is not None and low >= max_length
-        drawn = (_LONG_BAR if beyond else _BAR) * bar
-        share = f"{_whole(amount):>{right}}  {percent(amount, found.count):>6}"
-        style = "red" if beyond else "cyan"
-        parts = (Part(f"{name:>{left}}  "), Part(f"{drawn:<{room}}", style), Part(f" {share}", DIM))
-        pieces.append(Piece(parts=parts))
+        drawn = (_LONG_BAR if beyond else _BAR) * max(round(room * amount / max(counts)), 1 if amount else 0)
+        share = Part(f" {amount:>{right},}  {percent(amount, found.count):>6}", _DIM)
+        bar = Part(f"{drawn:<{room}}", "red" if beyond else "cyan")
+        pieces.append(Piece(parts=(Part(f"{name:>{left}}  "), bar, share)))
     if max_length is not None and found.max > max_length:
         across = any(low < max_length < high for low, high in pairwise(edges))
         also = "; max_length lies within the last bar before them" if across else ""
-        pieces.append(line(f"{_LONG_BAR} longer than max_length ({_whole(max_length)}){also}", DIM))
+        pieces.append(line(f"{_LONG_BAR} longer than max_length ({max_length:,}){also}", _DIM))
     return pieces
 
 
 def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
-    rows = []
+    columns = ["#max_length", "packing", "#rows", "#steps", "#filled", "#dropped", "#cut or split", "problem"]
+    rows: list[list[object]] = []
     for fit in found:
-        here = " ←" if (fit.max_length, fit.packing) == chosen else ""
-        if fit.problem:
-            rows.append([_whole(fit.max_length), fit.packing + here, "", "", "", "", "", fit.problem])
-            continue
         fill = f"{fit.fill:.2%}" if fit.rows else "–"  # without rows there is nothing to fill
-        rows.append([
-            _whole(fit.max_length), fit.packing + here, _whole(fit.rows), _whole(fit.steps), fill,
-            _whole(fit.samples_dropped), _whole(fit.samples_cut), "",
-        ])  # fmt: skip
-    columns = ["#max_length", "packing", "#rows", "#steps", "#filled", "#dropped", "#cut", "problem"]
+        numbers = [""] * 5 if fit.problem else [fit.rows, fit.steps, fill, fit.samples_dropped, fit.samples_cut]
+        here = " ←" if (fit.max_length, fit.packing) == chosen else ""
+        rows.append([fit.max_length, fit.packing + here, *numbers, fit.problem or ""])
     used = len(columns) - (not any(fit.problem for fit in found))
     return [
         title("max_length and packing compared, per epoch"),
         table(columns[:used], [row[:used] for row in rows]),
-        line("← this recipe; dropped, cut: number of samples", DIM),
+        line("← this recipe; dropped, cut or split: number of samples", _DIM),
     ]
 
 
@@ -162,165 +155,222 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
 
 
 def epoch(found: "EpochNumbers") -> list[Piece]:
-    run = "without end" if found.steps_of_run is None else f"{_whole(found.steps_of_run)} in the whole run"
-    step = f"{found.batch_size} per rank × {count(found.world_size, 'rank')}"
+    run = "without end" if found.steps_of_run is None else f"{found.steps_of_run:,} in the whole run"
     filled = f"{found.fill:.2%} filled ({found.packing})" if found.rows else "nothing to train on"
     rows = [
-        ["steps", f"{_whole(found.steps)} per epoch, {run}"],
-        ["rows per step", f"{_whole(found.rows_per_step)}: {step}"],
+        ["steps", f"{found.steps:,} per epoch, {run}"],
+        ["rows per step", f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}"],
         ["tokens per step", f"{found.tokens_per_step:,.0f} on average"],
-        ["rows", f"{_whole(found.rows)}, each of up to {_whole(found.max_length)} tokens, {filled}"],
-        ["last step", _tail(found)],
+        ["rows", f"{found.rows:,}, each of up to {found.max_length:,} tokens, {filled}"],
+        ["last step", _last_step(found)],
         ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
+        *([["split", words]] if (words := _split(found.counters)) else []),
         ["plan", f"{found.plan[:16]} (fingerprint of data, settings and seed {found.seed})"],
         ["order", f"{found.order} (digest of every row of epoch {found.epoch})"],
     ]
     samples = max(sum(each.samples for each in found.shares), 1)
     shares = [
-        [each.name, _whole(each.samples), f"{each.samples / samples:.2%}", _whole(each.tokens), f"{each.share:.2%}"]
+        [each.name, each.samples, f"{each.samples / samples:.2%}", each.tokens, f"{each.share:.2%}"]
         for each in found.shares
     ]
     columns = ["data set", "#samples", "#of samples", "#tokens", "#of tokens"]
-    return [title(f"epoch {found.epoch}"), facts(rows), title("in the rows of an epoch"), table(columns, shares)]
+    parts = [title("in the rows of an epoch"), table(columns, shares)]
+    return [title(f"epoch {found.epoch}"), table(["", ""], rows), *parts]
 
 
 def no_step(found: "EpochNumbers") -> str:
-    """Why an epoch has no step."""
-    dropped = found.counters.samples_dropped
-    if found.counters.samples_in and not found.counters.samples:
-        return f"the run has no step: none of {count(found.counters.samples_in, 'record')} gave a sample"
-    reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in dropped.items() if lost and reason != "empty")
-    advice = "; raise max_length" if dropped["overlong"] or dropped["nothing_to_train"] else ""
-    advice += ", or choose overflow: split or truncate" if dropped["overlong"] else ""
-    why = f"of {count(found.counters.samples, 'sample')} none is left: {reasons}" if reasons else "there are no samples"
+    """Say why an epoch has no step."""
+    count = found.counters
+    if count.samples_in and not count.samples:
+        return f"the run has no step: none of {plural(count.samples_in, 'record')} gave a sample"
+    reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in count.samples_dropped.items() if reason != "empty")
+    advice = "; raise max_length" if {"overlong", "nothing_to_train"} & count.samples_dropped.keys() else ""
+    advice += ", or choose overflow: split or truncate" if count.samples_dropped["overlong"] else ""
+    why = f"of {plural(count.samples, 'sample')} none is left: {reasons}" if reasons else "there are no samples"
     return f"the run has no step: {why}{advice}"
 
 
-def _tail(found: "EpochNumbers") -> str:
+def _last_step(found: "EpochNumbers") -> str:
     if not found.rows:
         return "there is none: no sample is left to train on"
     if not found.tail_rows:
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
-    counters, rows = found.counters, f"{found.tail_rows:,} of {found.rows_per_step:,} rows"
     what = {
-        "pad": f"filled up with {count(counters.rows_padded, 'empty row')}",
-        "drop": f"dropped, with {counters.samples_dropped['tail']:,} samples",
-        "repeat": f"filled up with {count(counters.rows_repeated, 'row')} from the start of the epoch",
+        "pad": f"filled up with {plural(found.counters.rows_padded, 'empty row')}",
+        "drop": f"dropped, with {found.counters.samples_dropped['tail']:,} samples",
+        "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
         "error": "refused",
     }[found.tail]
-    return f"{rows}, {what} (tail: {found.tail})"
-
-
-_REASONS = {
-    "overlong": "too long",
-    "tail": "in the last step",
-    "empty": "dropped when prepared",
-    "nothing_to_train": "pieces with nothing to train on",
-}
+    return f"{found.tail_rows:,} of {found.rows_per_step:,} rows, {what} (tail: {found.tail})"
 
 
 def lost(counters: "Counters") -> str:
-    """What a plan drops or cuts in an epoch: how many samples of how many, why, and how many tokens."""
-    whole = f"of {count(counters.samples, 'sample')}"
-    parts = []
-    for reason, number in counters.samples_dropped.items():
-        if number and reason != "empty":  # those the store reports
-            tokens = f", {count(counters.tokens_dropped[reason], 'token')}"
-            parts.append(f"{_whole(number)} {whole} ({_REASONS.get(reason, reason)}{tokens})")
+    """Say what a plan drops or cuts off in an epoch: how many samples of how many, why, and how many tokens."""
+    whole = f"of {plural(counters.samples, 'sample')}"
+    parts = [
+        f"{number:,} {whole} ({_DROPPED.get(reason, reason)}, {plural(counters.tokens_dropped[reason], 'token')})"
+        for reason, number in counters.samples_dropped.items()
+        if number and reason != "empty"  # the store reports those
+    ]
     if counters.samples_truncated:
-        cut = count(counters.tokens_dropped["truncated"], "token")
-        parts.append(f"{_whole(counters.samples_truncated)} {whole} cut at max_length, {cut} lost")
-    if counters.samples_split:
-        nothing = "" if counters.pieces_dropped else ", nothing lost"
-        parts.append(f"{_whole(counters.samples_split)} {whole} split over several rows{nothing}")
+        cut = plural(counters.tokens_dropped["truncated"], "token")
+        parts.append(f"{counters.samples_truncated:,} {whole} cut at max_length, {cut} lost")
     if counters.pieces_dropped:
-        parts.append(f"{count(counters.pieces_dropped, 'piece')} of split samples in which nothing is trained")
+        parts.append(f"{plural(counters.pieces_dropped, 'piece')} of split samples (nothing to train on)")
     return "; ".join(parts) or f"none {whole}"
 
 
-# Rows and records
+def _split(counters: "Counters") -> str:
+    """Count samples that lie in several rows, which is not a loss; empty if there are none."""
+    number = counters.samples_split
+    return f"{number:,} of {plural(counters.samples, 'sample')}, over several rows" if number else ""
 
 
-def record(found: "RecordWalk") -> list[Piece]:
-    counted = f"sample: {count(len(found.tokens), 'token')}, {_whole(found.trained)} "
-    pieces = [
-        Piece(parts=(Part(f"{found.source}, record {found.sample}", TITLE), Part(f"  {found.where}", DIM))),
+def mixing(found: "EpochNumbers") -> list[Piece]:
+    """Show what is not used or repeated, and a table: a column for each tenth of the epoch, a line for each source and its fifths."""
+    notes, mixing = [line(note) for note in mixing_notes(found)], found.mixing
+    if not found.rows:
+        return notes
+    is_mixture, rows = len(mixing.sources) > 1, []
+    for each in mixing.sources[:_MOST_SOURCES]:
+        lines = [(each.name, each.share, each.tenths)] if is_mixture else []
+        lines += zip(fifth_names(mixing), each.fifth_shares, each.fifths, strict=True)
+        for number, (name, whole, tenths) in enumerate(lines):
+            shares = (f"{100 * part:.0f}%" for part in (whole, *tenths))
+            rows.append([f"· {name}" if number and is_mixture else name, *shares])
+    columns = ["", "#epoch", *(f"#{tenth + 1}" for tenth in range(len(mixing.sources[0].tenths)))]
+    more = len(mixing.sources) - _MOST_SOURCES
+    return [
+        *notes,
+        title(f"how mixed: shares of the {mixing.unit} in each tenth of the epoch"),
+        table(columns, rows),
+        *([line(f"and {more:,} more sources; --json has all of them", _DIM)] if more > 0 else []),
+        line(mixing_verdict(mixing), None if mixing.is_even else "yellow"),
+    ]
+
+
+def fifth_names(mixing: "Mixing") -> list[str]:
+    fifths = len(mixing.sources[0].fifths)
+    return [f"rows {100 * fifth // fifths}–{100 * (fifth + 1) // fifths} %" for fifth in range(fifths)]
+
+
+def mixing_verdict(mixing: "Mixing") -> str:
+    if not mixing.is_even:
+        return f"the tenths of the epoch differ by more than chance: {mixing.where}"
+    points = f"{100 * mixing.largest_difference:.1f} percentage points"
+    few = mixing.largest_difference > 0.1  # only few samples explain such a difference
+    most = f"with so few samples, as much as {points}" if few else f"the largest difference is {points}"
+    return f"every tenth is like the whole epoch, within sampling error ({most})"
+
+
+def mixing_notes(found: "EpochNumbers") -> list[str]:
+    """Name the sources that an epoch uses only in part, and those that it repeats."""
+    ended = next((each.name for each in found.shares if not each.unused), "another source")
+    largest = min(found.shares, key=lambda each: each.times)
+    notes = [
+        f"not used: {each.unused:,} samples of {each.name} ({each.unused_share:.1%} of them), because the epoch ends when "
+        f"{ended} is used up; stop: all goes on until every source is"
+        for each in found.shares
+        if each.unused
+    ]
+    for each in found.shares:
+        if found.stop == "all" and each.times > largest.times:
+            in_run = "" if each.times_in_run is None else f" and {each.times_in_run:,.2f} times in the run"
+            notes.append(
+                f"repeated: each sample of {each.name} is used {each.times:,.2f} times per epoch{in_run}, because the epoch goes on "
+                f"until {largest.name} is used up (stop: all); stop: first ends it with the first source that is"
+            )
+    return notes
+
+
+# Records, rows and steps
+
+
+def record(found: "RecordTrace") -> list[Piece]:
+    """Show a record as data, as tokens by turn, and where it is trained."""
+    legend = [Part(f"sample: {plural(len(found.tokens), 'token')}, {found.trained:,} ", _TITLE)]
+    legend.append(Part("trained", _TRAINED, "⟦trained⟧"))
+    for name, part in (("header", "header"), ("end of turn", "end")) if found.turns else ():
+        style, _, brackets = _TURN_STYLES[part]
+        legend += [Part(", "), Part(name, style, f"{brackets[0]}{name}{brackets[1]}")]
+    more = len(found.raw) - _MOST_TEXT
+    raw = found.raw if more <= 0 else f"{found.raw[:_MOST_TEXT]} … {more:,} more characters"
+    turns = [[x.message, x.role, f"{x.start}–{x.stop - 1}", x.header, x.body, x.end, x.trained] for x in found.turns]
+    columns = ["#message", "role", "tokens", "#header", "#body", "#end", "#trained"]
+    return [
+        Piece(parts=(Part(f"{found.source}, record {found.sample}", _TITLE), Part(f"  {found.where}", _DIM))),
         title("record, as it is in the data"),
-        Piece(parts=(Part(_short(found.raw)),)),
-        Piece(parts=(Part(counted, TITLE), Part("trained", TRAINED, True))),
+        Piece(parts=(Part(raw),)),
+        Piece(parts=tuple(legend)),
         *tokens(found.tokens),
+        *([title("turns: tokens of each message"), table(columns, turns)] if turns else []),
         title("position in training"),
         line(found.outcome),
-    ]  # fmt: skip
-    pieces += [
-        line(
-            f"epoch {at.epoch}, step {_whole(at.step)}, rank {at.rank}, row {at.row}: tokens {at.start}–{at.stop - 1} of the sample "
-            f"at {at.place}–{at.place + at.stop - at.start - 1} of the row"
-        )
-        for at in found.landings
+        *(
+            line(
+                f"epoch {at.epoch}, step {at.step:,}, rank {at.rank}, row {at.row}: tokens {at.start}–{at.stop - 1} of the sample "
+                f"at {at.place}–{at.place + at.stop - at.start - 1} of the row"
+            )
+            for at in found.landings
+        ),
     ]
-    return pieces
 
 
 def tokens(found: "Sequence[Token]") -> list[Piece]:
-    """Token texts in colour; neighbours of one kind are one part.  Padding is counted, not drawn."""
+    """Show token texts in colour, each turn on its own line.  Padding is counted, not drawn."""
     parts: list[Part] = []
-    shown = found[:_MOST_TOKENS]
-    run, padding = "", 0
-    for place, token in enumerate(shown):
-        run += token.text
-        padding += token.id < 0
-        last = place + 1 == len(shown) or _kind(shown[place + 1]) != _kind(token)
-        if last and _kind(token) == PADDING:
-            parts.append(Part(f" [{padding} padding]", PADDING))
-            run, padding = "", 0
-        elif last:
-            parts.append(Part(run, _kind(token), _kind(token) == TRAINED))
-            run = ""
-    if len(found) > len(shown):
-        parts.append(Part(f" … {len(found) - len(shown):,} more tokens", DIM))
-    return [Piece(parts=tuple(parts))] if parts else [line("(no tokens)", DIM)]
+    owner, inside = -1, False  # the message whose tokens are drawn, and whether they are trained
+    kinds = groupby(found[:_MOST_TOKENS], lambda token: (token.message, token.part, token.trained, token.id < 0))
+    for (message, name, trained, is_padding), group in kinds:
+        run = list(group)
+        if inside and (not trained or message != owner):
+            parts.append(Part("", "", "⟧"))
+            inside = False
+        if is_padding:
+            parts.append(Part(f" [{len(run)} padding]", _DIM))
+            continue
+        if message >= 0 and message != owner:
+            fresh = not parts or parts[-1].text.endswith("\n")
+            parts.append(Part(f"{'' if fresh else chr(10)}[{message} {run[0].role}] ", _DIM))
+        style, style_trained, brackets = _TURN_STYLES.get(name, ("", _TRAINED, ""))
+        text = "".join(token.text for token in run)
+        marked = f"{'⟦' if trained and not inside else ''}{brackets[:1]}{text}{brackets[1:]}"
+        parts.append(Part(text, style_trained if trained else style, marked))
+        owner, inside = message, trained
+    if inside:
+        parts.append(Part("", "", "⟧"))
+    if len(found) > _MOST_TOKENS:
+        parts.append(Part(f" … {len(found) - _MOST_TOKENS:,} more tokens", _DIM))
+    return [Piece(parts=tuple(parts))] if parts else [line("(no tokens)", _DIM)]
 
 
-def _kind(token: "Token") -> str:
-    return PADDING if token.id < 0 else TRAINED if token.trained else PLAIN
-
-
-def row(found: "RowWalk", *, width: int) -> list[Piece]:
-    """A row drawn as segments, a letter for each, and whose they are."""
-    room = max(width - 2, 20)
-    parts, drawn = [], 0
-    for number, segment in enumerate(found.segments):
-        end = round(room * (segment.place + segment.stop - segment.start) / found.max_length)
-        parts.append(Part(_letter(number) * max(end - drawn, 1), _COLOURS[number % len(_COLOURS)]))
+def row(found: "RowTrace", *, width: int) -> list[Piece]:
+    """Draw a row as segments, a letter for each, and list their records."""
+    room, parts, rows, drawn = max(width - 2, 20), [], [], 0
+    for number, part in enumerate(found.segments):
+        letter = _LETTERS[number % len(_LETTERS)]
+        end = round(room * (part.place + part.stop - part.start) / found.max_length)
+        parts.append(Part(letter * max(end - drawn, 1), _COLOURS[number % len(_COLOURS)]))
         drawn = max(end, drawn + 1)
+        tokens_of = f"{part.start:,}–{part.stop - 1:,} of {part.length:,}"
+        rows.append([letter, part.where, part.source, tokens_of, part.trained])
     if drawn < room and found.padding:
-        parts.append(Part("·" * (room - drawn), PADDING))
-    where = f"step {found.step:,}, rank {found.rank}, row {found.row}"
-    head = (
-        f"{where}: {found.used:,} of {found.max_length:,} tokens, {found.trained:,} trained, {found.padding:,} padding"
-    )
+        parts.append(Part("·" * (room - drawn), _DIM))
+    where, strip = f"step {found.step:,}, rank {found.rank}, row {found.row}", Piece(parts=tuple(parts))
     if not found.segments:
-        return [title(f"{where}: empty, it fills up the last step"), Piece(parts=tuple(parts))]
-    rows = [
-        [
-            _letter(number), segment.where, segment.source,
-            f"{segment.start:,}–{segment.stop - 1:,} of {segment.length:,}", _whole(segment.trained),
-        ]
-        for number, segment in enumerate(found.segments)
-    ]  # fmt: skip
-    return [title(head), Piece(parts=tuple(parts)), table(["", "record", "data set", "tokens", "#trained"], rows)]
+        return [title(f"{where}: empty, it fills up the last step"), strip]
+    filled = f"{found.used:,} of {found.max_length:,} tokens, {found.trained:,} trained, {found.padding:,} padding"
+    return [title(f"{where}: {filled}"), strip, table(["", "record", "data set", "tokens", "#trained"], rows)]
 
 
-def trace(found: "StepWalk") -> list[Piece]:
-    who = "all ranks" if found.rank is None else f"rank {found.rank}"
-    head = f"step {found.step} of epoch {found.epoch}, {who}: {count(len(found.rows), 'row')}; plan {found.plan[:8]}"
+def step(found: "StepTrace") -> list[Piece]:
+    ranks = "all ranks" if found.rank is None else f"rank {found.rank}"
+    head = f"step {found.step} of epoch {found.epoch}, {ranks}: {plural(len(found.rows), 'row')}; plan {found.plan[:8]}"
     rows: list[list[object]] = []
     for each in found.rows:
-        for segment in each.segments:
-            piece = f"{segment.start}–{segment.stop - 1}"
-            rows.append([each.rank, each.row, segment.place, segment.where, segment.source, piece])
+        for part in each.segments:
+            rows.append([each.rank, each.row, part.place, part.where, part.source, f"{part.start}–{part.stop - 1}"])
         if not each.segments:
             rows.append([each.rank, each.row, 0, "(empty row: fills up the last step)", "", ""])
     return [title(head), table(["#rank", "#row", "#from token", "record", "data set", "tokens of it"], rows)]
@@ -330,14 +380,11 @@ def trace(found: "StepWalk") -> list[Piece]:
 
 
 def checked(found: "Checked") -> list[Piece]:
-    pieces = [title(f"{found.source}: {count(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens")]
+    pieces = [title(f"{found.source}: {plural(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens")]
     for verdict in found.verdicts:
         places = f" (first {', '.join(verdict.first[:2])})" if verdict.first and verdict.answer != "ok" else ""
-        parts = (
-            Part(f"{verdict.answer:<5}", _ANSWERS[verdict.answer]),
-            Part(f"{verdict.question:<19}"),
-            Part(f"{verdict.why}{places}"),
-        )
+        answer = Part(f"{verdict.answer:<5}", _ANSWERS[verdict.answer])
+        parts = (answer, Part(f"{verdict.question:<19}"), Part(f"{verdict.why}{places}"))
         pieces.append(Piece(parts=parts, indent=24))
     return pieces
 
@@ -346,43 +393,5 @@ def speeds(found: "Sequence[Speed]") -> list[Piece]:
     rows = []
     for speed in found:
         feeds = "" if speed.headroom is None else f"{speed.headroom:.1f} × what the model takes"
-        rows.append(
-            [speed.what, f"{speed.tokens_per_second:,.0f}", _whole(speed.tokens), f"{speed.seconds:.2f}", feeds]
-        )
+        rows.append([speed.what, f"{speed.tokens_per_second:,.0f}", speed.tokens, f"{speed.seconds:.2f}", feeds])
     return [table(["", "#tokens/s", "#tokens", "#seconds", ""], rows)]
-
-
-def facts(rows: Iterable[Iterable[str]]) -> Piece:
-    """Names and what is said of them, in two columns."""
-    return table(["", ""], rows)
-
-
-def percent(part: float, whole: float) -> str:
-    """A share in percent that says 0.0% or 100.0% only where it is exactly that."""
-    share = part / whole if whole else 0.0
-    if 0 < share < 0.0005:
-        return "<0.1%"
-    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
-
-
-def count(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def size(number: int) -> str:
-    for unit, amount in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= amount:
-            return f"{number / amount:.1f} {unit}"
-    return f"{number} B"
-
-
-def _letter(number: int) -> str:
-    return _LETTERS[number % len(_LETTERS)]
-
-
-def _whole(number: int) -> str:
-    return f"{number:,}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} … {len(text) - _MOST_TEXT:,} more characters"

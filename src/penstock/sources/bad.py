@@ -1,32 +1,62 @@
-"""What happens at a row that cannot be read?  Stop (the default), skip and count, or quarantine and count; never a silent hole."""
+"""Bad rows: why a row cannot be read, what happens then, and which rows of a source are bad."""
 
 import base64
 import codecs
+import contextlib
+import fcntl
 import json
+import os
+import threading
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from penstock.errors import BadRecord, SourceError
-from penstock.sources.lock import ProcessLock
-from penstock.types import BadRow, Where
+import numpy as np
+
+from penstock.cache import Cache
+from penstock.errors import BadRecord, SourceError, StoreError
+from penstock.fingerprint import digest, fingerprint
+from penstock.sources.index import load, publish
+from penstock.types import BadRow, Ints, Where
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 IS_UTF_16 = "the file is UTF-16 (convert it with `iconv -f UTF-16 -t UTF-8`)"
 POLICIES = ("stop", "skip", "quarantine")
-NO_MEMORY = "no_memory"  # the one reason that is no fault of the row, and another on another machine
+NO_MEMORY = "no_memory"  # the one reason that is not a fault of the row, and differs between machines
 HINT = "fix or remove the line, or set on_bad to 'skip' or 'quarantine' (counted)"
+_VERSION = 2  # of remembered bad rows: raise it when a good row becomes bad, or the other way round
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:
-    """Which byte; and which alphabet it is instead, where the file says so at its beginning."""
+    """Name the byte that is wrong, and the encoding if the first bytes tell it."""
     hint = f"; {IS_UTF_16}" if raw[:2] in UTF_16 else ""
     message = f"{before}not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row{hint}"
     return BadRow(reason="bad_utf8", message=message)
 
 
+class ProcessLock:
+    """A lock between the threads of one process.  A forked or pickled copy is a new, free lock."""
+
+    def __init__(self, on_fork: Callable[[], object] = lambda: None) -> None:
+        self._lock, self._process, self._on_fork = threading.Lock(), os.getpid(), on_fork
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._lock, self._process = threading.Lock(), os.getpid()
+            self._on_fork()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["ProcessLock"], tuple[()]]:
+        return ProcessLock, ()
+
+
 class BadRows:
-    """The policy of one source and its ledger.  A row is counted once, however often it is read."""
+    """The bad-row policy of a source, and the bad rows read so far.  A row is counted once, however often it is read."""
 
     def __init__(self, on_bad: str = "stop", *, max_bad: int | None = None, quarantine: str | None = None) -> None:
         if on_bad not in POLICIES:
@@ -34,71 +64,129 @@ class BadRows:
         if (on_bad == "quarantine") != (quarantine is not None):
             raise SourceError("on_bad='quarantine' and quarantine=FILE go together: the file takes the bad rows")
         if max_bad is not None and (on_bad == "stop" or max_bad < 0):
-            raise SourceError(
-                f"max_bad is {max_bad}, expected a number ≥ 0 together with on_bad='skip' or 'quarantine'"
-            )
+            raise SourceError(f"max_bad is {max_bad}, expected a number ≥ 0 with on_bad='skip' or 'quarantine'")
         self.on_bad = on_bad
         self.max_bad = max_bad
         self.quarantine = quarantine
+        self._file = None if quarantine is None else _Quarantine(quarantine)
         self.counts: Counter[str] = Counter()  # by reason
-        self._rows: dict[tuple[str, int], str] = {}  # (file, row) → reason: sources opened together share a ledger
+        self._rows: set[tuple[str, int]] = set()  # (file, row): sources opened together share a policy
         self._lock = ProcessLock()
 
-    def met(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
-        """Called for each bad row that is read; raises where the policy says stop."""
-        if (
-            found.reason == NO_MEMORY
-        ):  # whatever the policy: a store must not lack rows because a machine was short of memory
-            raise SourceError(f"{found.message}; run again with a smaller num_proc, or where there is more memory")
+    def handle(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
+        """Apply the policy to a bad row: raise, or count it and write it to the quarantine once."""
+        if found.reason == NO_MEMORY:  # whatever the policy: the row itself is not bad
+            raise SourceError(f"{found.message}; run again with a smaller num_proc, or with more memory")
         if self.on_bad == "stop":
             raise BadRecord(f"{found.message}; {HINT}")
         with self._lock:
-            if self._count(row, found.reason, where) and self.quarantine is not None:
-                _append(Path(self.quarantine), row, found, where, raw)
-            self._refuse_too_many(found.message)
+            if self._add(row, found.reason, where) and self._file is not None:
+                self._file.add(row, found, where, raw)
+            self._check_count(found.message)
 
     def count(self, row: int, reason: str, where: Where) -> None:
-        """Count a bad row that an earlier run has met, and quarantined."""
+        """Count a bad row that an earlier run has read and quarantined."""
         with self._lock:
-            self._count(row, reason, where)
-            self._refuse_too_many(f"{where}: {reason}")
+            self._add(row, reason, where)
+            self._check_count(f"{where}: {reason}")
 
-    def _count(self, row: int, reason: str, where: Where) -> bool:
-        """Whether the row is new."""
-        if (where.file, row) in self._rows:
-            return False
-        self._rows[where.file, row] = reason
-        self.counts[reason] += 1
-        return True
+    def _add(self, row: int, reason: str, where: Where) -> bool:
+        """Count a row; return whether it is new."""
+        is_new = (where.file, row) not in self._rows
+        if is_new:
+            self._rows.add((where.file, row))
+            self.counts[reason] += 1
+        return is_new
 
-    def _refuse_too_many(self, message: str) -> None:
+    def _check_count(self, message: str) -> None:
         if self.max_bad is not None and len(self._rows) > self.max_bad:
             raise BadRecord(f"{message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}")
 
     @property
     def rows(self) -> list[int]:
-        """Bad rows met so far, ascending."""
+        """Bad rows read so far, ascending."""
         return sorted({row for _, row in self._rows})
 
 
-def _append(path: Path, row: int, found: BadRow, where: Where, raw: bytes) -> None:
-    """One line per bad row, written at once, so that several processes may share the file."""
-    entry: dict[str, Any] = {
-        "file": where.file,
-        "line": where.line,
-        "byte": where.byte,
-        "row": row,
-        "reason": found.reason,
-    }
+class _Quarantine:
+    """A file of bad rows, a JSON line each.  Over all runs and processes, a row has one entry until it changes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._forget(None)
+
+    def _forget(self, inode: int | None) -> None:
+        self._inode, self._read = inode, 0  # the file, and how much of it is in `_written`
+        self._written: set[str] = set()  # digests of lines
+
+    def add(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
+        line = _entry(row, found, where, raw)
+        try:
+            with self._path.open("a+b") as file:
+                with contextlib.suppress(OSError):  # without locks, two processes may write one row at the same moment
+                    fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+                is_torn = self._catch_up(file)
+                if digest(line) not in self._written:
+                    file.write(b"\n" * is_torn + line)
+        except OSError as error:
+            why = f"cannot write the quarantine: {error.strerror}; check the folder and its space"
+            raise SourceError(f"{self._path}: {why}") from error
+
+    def _catch_up(self, file: BinaryIO) -> bool:
+        """Read what was written since; return whether the last line has no end because its writer was killed."""
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self._read:
+            self._forget(status.st_ino)
+        file.seek(self._read)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return True
+            self._written.add(digest(line))
+            self._read += len(line)
+        return False
+
+    def __reduce__(self) -> tuple[type["_Quarantine"], tuple[str]]:
+        return _Quarantine, (str(self._path),)
+
+
+def _entry(row: int, found: BadRow, where: Where, raw: bytes) -> bytes:
+    entry = {"file": where.file, "line": where.line, "byte": where.byte, "row": row, "reason": found.reason}
     entry["message"] = found.message
     try:
         entry["raw"] = raw.decode()
     except UnicodeDecodeError:
         entry["raw_base64"] = base64.b64encode(raw).decode()
-    try:
-        with path.open("ab", buffering=0) as file:
-            file.write(json.dumps(entry).encode() + b"\n")
-    except OSError as error:
-        raise SourceError(
-            f"{path}: cannot write the quarantine: {error.strerror}; check the folder and its space"
-        ) from error
+    return json.dumps(entry).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The rows of a source that cannot be read, ascending, and why."""
+
+    rows: Ints
+    reasons: tuple[str, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(self.reasons)
+
+
+def remember_unreadable(cache: Cache, stamp: Any, found: Unreadable) -> None:
+    """Keep the bad rows of files with this stamp in the cache."""
+    value = [found.rows.tolist(), found.reasons]
+    with contextlib.suppress(StoreError):  # it only saves time
+        publish(cache, _name(stamp), lambda _: value)
+
+
+def recall_unreadable(cache: Cache, stamp: Any) -> Unreadable | None:
+    """Return the bad rows of files with this stamp, if the cache has them."""
+    with contextlib.suppress(StoreError):
+        if (found := load(cache, _name(stamp))) is not None:
+            rows, reasons = found.value
+            return Unreadable(np.array(rows, np.int64), tuple(reasons))
+    return None
+
+
+def _name(stamp: Any) -> str:
+    key = fingerprint([_VERSION, stamp])
+    return f"offsets/unreadable/{key[:2]}/{key}.rows"

@@ -1,10 +1,6 @@
-"""What do the shapes of columns share?  Choosing columns, equal schemas, a cache counted in bytes, one kind of error."""
+"""What columnar formats share: the choice of columns, equal schemas, a cache of decoded batches, one kind of error."""
 
 import contextlib
-import io
-import mmap
-import os
-import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -12,41 +8,32 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from penstock.cache import Cache
 from penstock.errors import PenstockError, SourceError
-from penstock.files import RangeFile
-from penstock.sources.bad import BadRows
-from penstock.sources.nulls import check_nulls
-from penstock.sources.parts import FilesSource, Part
-from penstock.types import RemovedNulls
+from penstock.sources.bad import ProcessLock
+from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.values import ToRecords, check_nulls, parts, same_values
+from penstock.types import BadRow, Record, RemovedNulls
 
 SLICE_BYTES = 4 << 20  # decoded at once, about
 SLICE_ROWS = 8192  # and never more rows than this
-COLUMNAR_OPTIONS = ("columns", "json_columns", "nulls", "cache_bytes")
-CACHE_BYTES = 64 << 20  # decoded batches kept per source
 
-Key = tuple[Hashable, ...]  # begins with the file's path
-
-# Everything that pyarrow is known to raise at damaged files.
-_DAMAGE = (OSError, ValueError, ArithmeticError, MemoryError, LookupError, TypeError, NotImplementedError)
+_DAMAGE = (OSError, ValueError, ArithmeticError, MemoryError, LookupError, TypeError, NotImplementedError)  # of pyarrow
 
 
 @contextlib.contextmanager
 def reading(path: str, what: str) -> Iterator[None]:
-    """Whatever goes wrong inside becomes one line that names the file."""
+    """Turn every error inside into one line that names the file."""
     try:
         yield
     except PenstockError:
         raise
     except (*_DAMAGE, pa.ArrowException) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SourceError(f"{path}: cannot be read as {what}: {reason}; is it cut off or damaged? make it again") from (
-            error
-        )
+        reason = f"{' '.join(str(error).split()) or type(error).__name__}; is it cut off or damaged? make it again"
+        raise SourceError(f"{path}: cannot be read as {what}: {reason}") from error
 
 
 def slice_rows(num_rows: int, num_bytes: int) -> int:
-    """How many rows to decode at once."""
+    """Return how many rows to decode at once."""
     return max(1, min(SLICE_ROWS, num_rows * SLICE_BYTES // max(num_bytes, 1)))
 
 
@@ -55,20 +42,16 @@ class ByteCache:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._begin()
+        self.num_bytes = 0
+        # keys begin with the file's path
+        self._kept: OrderedDict[tuple[Hashable, ...], tuple[Any, int]] = OrderedDict()
+        self._lock = ProcessLock(on_fork=self._clear)
 
-    def _begin(self) -> None:
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
+    def _clear(self) -> None:
+        self._kept = OrderedDict()
         self.num_bytes = 0
 
-    def _mine(self) -> None:
-        if self._owner != os.getpid():  # the lock may have been held by a thread that was not forked
-            self._begin()
-
-    def get(self, key: Key) -> Any:
-        self._mine()
+    def get(self, key: tuple[Hashable, ...]) -> Any:
         with self._lock:
             found = self._kept.get(key)
             if found is None:
@@ -76,16 +59,14 @@ class ByteCache:
             self._kept.move_to_end(key)
             return found[0]
 
-    def pop(self, key: Key) -> Any:
+    def pop(self, key: tuple[Hashable, ...]) -> Any:
         """Take a value out: it is now the caller's alone."""
-        self._mine()
         with self._lock:
             value, num_bytes = self._kept.pop(key, (None, 0))
             self.num_bytes -= num_bytes
             return value
 
-    def put(self, key: Key, value: Any, num_bytes: int) -> None:
-        self._mine()
+    def put(self, key: tuple[Hashable, ...], value: Any, num_bytes: int) -> None:
         with self._lock:
             self.num_bytes += num_bytes - self._kept.pop(key, (None, 0))[1]
             self._kept[key] = value, num_bytes
@@ -94,7 +75,6 @@ class ByteCache:
 
     def drop(self, path: str) -> None:
         """Forget what came from a file."""
-        self._mine()
         with self._lock:
             for key in [key for key in self._kept if key[0] == path]:
                 self.num_bytes -= self._kept.pop(key)[1]
@@ -103,112 +83,85 @@ class ByteCache:
         return ByteCache, (self.budget,)
 
 
-class MappedFile(RangeFile):
-    """A file that can also be looked at in place."""
-
-    def map(self) -> Any:
-        """All of it as an Arrow buffer.  Check the file before each look: pages behind a new end are no memory."""
-        if not self.identity.size:
-            return pa.py_buffer(b"")
-        return pa.py_buffer(mmap.mmap(self._fd, self.identity.size, access=mmap.ACCESS_READ))
-
-
-class Cursor(io.RawIOBase):
-    """A file as pyarrow wants it, on top of reads that share no position: each reader has a cursor of its own."""
-
-    def __init__(self, file: RangeFile) -> None:
-        super().__init__()
-        self._file = file
-        self._at = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        end = self._file.identity.size
-        stop = end if size is None or size < 0 else min(self._at + size, end)
-        data = self._file.read(self._at, stop) if stop > self._at else b""
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.identity.size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-
 class ColumnarPart(Part):
     """One file of columns."""
 
+    def __init__(self, source: "ColumnarSource", schema: Any) -> None:
+        self._decoded = source.decoded
+        self._names = source.choose(schema, self.file.identity.path)
+        self._chosen = pa.schema([schema.field(name) for name in self._names])
+        self._to_records = ToRecords(
+            self._chosen, json_columns=source.json_columns, parse_json=source.parse_json, nulls=source.nulls
+        )
+
     @abstractmethod
+    def _one(self, row: int) -> Any:
+        """Return a batch of one row."""
+
+    def record(self, row: int) -> Record | BadRow:
+        return self._to_records(self._one(row))[0]
+
     def removed_nulls(self, row: int) -> RemovedNulls:
-        """How many null members reading a row removes."""
+        return self._to_records.removed_nulls(self._one(row))
+
+    def release(self) -> None:
+        self._decoded.drop(self.file.identity.path)  # batches and readers hold the file
 
 
 class ColumnarSource(FilesSource):
     """Files of columns.
 
     columns: read only these; they keep the file's order.  json_columns: their text is JSON and becomes values.
-    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (nulls.py), "keep" keeps them.
+    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
     cache_bytes: how much to keep decoded for random access.
     """
 
-    parse_json = False  # whether cells of Arrow's JSON type become values without being asked for
+    OPTIONS: tuple[str, ...] = ("columns", "json_columns", "nulls", "cache_bytes")
+    columns: Sequence[str] | None = None
+    json_columns: Sequence[str] = ()
+    nulls: str = "deep"
+    cache_bytes: int = 64 << 20
+    parse_json = False  # whether cells of Arrow's JSON type become values by default
     _schema: Any = None  # of the first file, the chosen columns
     _schema_path = ""
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        cache: Cache,
-        name: str | None = None,
-        bad: BadRows | None = None,
-        columns: Sequence[str] | None = None,
-        json_columns: Sequence[str] = (),
-        nulls: str = "deep",
-        cache_bytes: int = CACHE_BYTES,
-    ) -> None:
-        self.columns = _names("columns", columns) if columns is not None else None
-        self.json_columns = frozenset(_names("json_columns", json_columns)) if json_columns else frozenset()
-        self.nulls = check_nulls(nulls)
-        self.decoded = ByteCache(cache_bytes)
-        super().__init__(paths, cache=cache, name=name, bad=bad)
+    def check_options(self) -> None:
+        for option in ("columns", "json_columns"):
+            given = getattr(self, option)
+            is_list = given and not isinstance(given, str) and all(isinstance(name, str) for name in given)
+            if not is_list and given not in (None, ()):
+                raise SourceError(f"{option} is {given!r}, expected a list of column names")
+        self.nulls = check_nulls(self.nulls)
+        self.decoded = ByteCache(self.cache_bytes)
 
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
-        homes = (self._home(self._row(row)) for row in rows)
-        parts = ((cast(ColumnarPart, self._part(index)), local) for index, local in homes)
-        return sum((part.removed_nulls(local) for part, local in parts), start=RemovedNulls())
+        places = (self._locate(self._row(row)) for row in rows)
+        counts = (cast(ColumnarPart, self._part(index)).removed_nulls(local) for index, local in places)
+        return sum(counts, start=RemovedNulls())
 
     def choose(self, schema: Any, path: str) -> list[str]:
-        """The columns to read from a file of this schema, checked against the options and the files before it."""
+        """Return the columns to read from a file of this schema, checked against the options and the files before it."""
         with reading(path, self.shape):
-            _unique(schema, path, "")  # takes all names in hand, and they may be no text
-        for option, names in (("columns", self.columns or ()), ("json_columns", sorted(self.json_columns))):
+            _expect_unique(schema, path)  # reads all names, and they may not be text
+        for option, names in (("columns", self.columns or ()), ("json_columns", self.json_columns)):
             for name in names:
                 if name not in schema.names:
-                    raise SourceError(
-                        f"{path}: {option} names {name!r}, expected one of {', '.join(schema.names) or 'none at all'}"
-                    )
+                    known = ", ".join(schema.names) or "no columns"
+                    raise SourceError(f"{path}: {option} names {name!r}, expected one of {known}")
         chosen = [name for name in schema.names if self.columns is None or name in self.columns]
-        for name in sorted(self.json_columns):
+        for name in self.json_columns:
             if name not in chosen:
                 raise SourceError(f"json_columns names {name!r}, which columns leaves out; name it in both")
-            if not _is_text(kind := schema.field(name).type):
+            kind = same_values(schema.field(name).type)
+            if not (isinstance(kind, pa.JsonType) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
                 raise SourceError(f"{path}: column {name!r} is {kind}, expected text that holds JSON")
         for name in chosen:
-            if (kind := _unreadable(schema.field(name).type)) is not None:
+            if (kind := next(filter(_has_no_class, parts(schema.field(name).type)), None)) is not None:
                 raise SourceError(
                     f"{path}: column {name!r} holds the Arrow type {kind}, which pyarrow cannot give to Python; "
                     f"write the column as another type, or choose the others with columns="
                 )
-        found = pa.schema([(name, _same_values(schema.field(name).type)) for name in chosen])
+        found = pa.schema([(name, same_values(schema.field(name).type)) for name in chosen])
         if self._schema is None:
             self._schema, self._schema_path = found, path
         else:
@@ -216,95 +169,39 @@ class ColumnarSource(FilesSource):
         return chosen
 
 
-def _names(option: str, given: Sequence[str]) -> list[str]:
-    if isinstance(given, str) or not given or not all(isinstance(name, str) for name in given):
-        raise SourceError(f"{option} is {given!r}, expected a list of column names")
-    return list(given)
+def _expect_unique(schema: Any, path: str) -> None:
+    """A record is a dict: of two columns with one name it could hold only one."""
+    groups = [("", [field.name for field in schema])]
+    for field in schema:
+        structs = filter(pa.types.is_struct, parts(field.type))
+        groups += [(f"{field.name}.", [member.name for member in kind]) for kind in structs]
+    for inside, names in groups:
+        if len(set(names)) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            raise SourceError(f"{path}: column {inside + name!r} is there twice; rename one of the two")
 
 
-def _unique(fields: Any, path: str, inside: str) -> None:
-    """A record is a dict: of two columns with one name it could hold but one."""
-    seen = set()
-    for field in fields:
-        if field.name in seen:
-            raise SourceError(f"{path}: column {inside + field.name!r} is there twice; rename one of the two")
-        seen.add(field.name)
-        _unique_inside(field.type, path, f"{inside}{field.name}.")
-
-
-def _unique_inside(kind: Any, path: str, inside: str) -> None:
-    if isinstance(kind, pa.BaseExtensionType):
-        _unique_inside(kind.storage_type, path, inside)
-    elif pa.types.is_struct(kind):
-        _unique(kind, path, inside)
-    elif pa.types.is_map(kind):
-        _unique_inside(kind.item_type, path, inside)
-    elif hasattr(kind, "value_type"):
-        _unique_inside(kind.value_type, path, inside)
-
-
-def _unreadable(kind: Any) -> Any:
-    """The type, or the one inside it, of whose values pyarrow has no Python form (such as intervals of months); else None."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _unreadable(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return _unreadable(kind.value_type)
-    for number in range(kind.num_fields):
-        if (found := _unreadable(kind.field(number).type)) is not None:
-            return found
-    try:
-        pa.nulls(0, kind)
-    except KeyError:  # pyarrow has no class for arrays of it
-        return kind
-    except pa.ArrowException:  # there may be no empty array of it, but there is a class
-        return None
-    return None
-
-
-def _is_text(kind: Any) -> bool:
-    kind = _same_values(kind)
-    return isinstance(kind, pa.JsonType) or bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+def _has_no_class(kind: Any) -> bool:
+    """Return whether pyarrow cannot convert values of a type to Python, such as intervals of months."""
+    with contextlib.suppress(pa.ArrowException):  # there may be no empty array of it, but there is a class
+        try:
+            pa.nulls(0, kind)
+        except KeyError:
+            return True
+    return False
 
 
 def _expect_equal(first: Any, first_path: str, second: Any, second_path: str) -> None:
-    """The same columns of the same types in the same order, else the rows would change shape half-way."""
-    for path, other_path, schema, other in (
-        (first_path, second_path, first, second),
-        (second_path, first_path, second, first),
-    ):
-        for name in schema.names:
-            if name not in other.names:
-                raise SourceError(
-                    f"column {name!r} is {schema.field(name).type} in {path} and missing in {other_path}; "
-                    f"open files of one schema, or choose what they share with columns="
-                )
-    for field in first:
-        other = second.field(field.name)
-        if field.type != other.type:
+    """Expect the same columns of the same types in the same order: rows of one source have one form."""
+    for name in dict.fromkeys([*first.names, *second.names]):
+        one, two = (schema.field(name).type if name in schema.names else "missing" for schema in (first, second))
+        if one != two:
             raise SourceError(
-                f"column {field.name!r} is {field.type} in {first_path} and {other.type} in {second_path}; "
-                f"open files of one schema, or choose other columns with columns="
+                f"column {name!r} is {one} in {first_path} and {two} in {second_path}; "
+                f"open files of one schema, or choose columns that they share with columns="
             )
     if first.names != second.names:
         raise SourceError(
-            f"columns stand in another order: {', '.join(first.names)} in {first_path}, {', '.join(second.names)} "
+            f"columns are in another order: {', '.join(first.names)} in {first_path}, {', '.join(second.names)} "
             f"in {second_path}; rewrite one of them, as the order of keys is part of a record"
         )
-
-
-def _same_values(kind: Any) -> Any:
-    """One type for all that differ only in how they lie in memory."""
-    types = pa.types
-    if isinstance(kind, pa.ExtensionType):  # registered by somebody's Python: to others it is what it is stored as
-        return _same_values(kind.storage_type)
-    if types.is_large_string(kind) or types.is_string_view(kind):
-        return pa.string()
-    if types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if types.is_dictionary(kind):
-        return _same_values(kind.value_type)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(pa.field("item", _same_values(kind.value_type)))
-    if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _same_values(field.type)) for field in kind])
-    return kind

@@ -1,120 +1,95 @@
-"""What do several sources make together?  One run of row numbers: first all rows of the first, then all of the second.
+"""Several sources as one, and the description of a source."""
 
-For a mixture by weight, keep them apart and give them to the loader.
-"""
-
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from penstock.errors import SourceError
-from penstock.fingerprint import Digest
-from penstock.sources.bad import BadRows
-from penstock.sources.view import RowAccess, in_groups, records_at
-from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
-
-if TYPE_CHECKING:
-    from penstock.types import Source
+from penstock.errors import BadRecord, SourceError
+from penstock.sources.bad import BadRows, Unreadable
+from penstock.sources.base import Joined, RowAccess, distinct
+from penstock.sources.views import View, joined_digest
+from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
+from penstock.words import plural, size, spread
 
 
-class Concat(RowAccess):
+class Concat(Joined):
     """Sources one after the other."""
 
-    def __init__(self, sources: "list[Source]", *, name: str) -> None:
+    def __init__(self, sources: Iterable[Source], *, name: str) -> None:
         self.name = name
-        self._sources = sources
-        self._first_rows = [0, *accumulate(len(source) for source in sources)]
-        self.shape = " + ".join(dict.fromkeys(getattr(source, "shape", "") for source in sources))
-
-    def __len__(self) -> int:
-        return self._first_rows[-1]
+        self._sources = [source if isinstance(source, RowAccess) else View(source) for source in sources]
+        self._first_rows = [0, *accumulate(len(source) for source in self._sources)]
+        self.shape = " + ".join(dict.fromkeys(source.shape for source in self._sources))
+        self.cache = self._sources[0].cache
 
     @property
     def files(self) -> list[str]:
-        files = [file for source in self._sources if isinstance(source, RowAccess) for file in source.files]
-        return list(dict.fromkeys(files))
+        return list(dict.fromkeys(file for source in self._sources for file in source.files))
 
     @property
     def num_bytes(self) -> int | None:
-        sizes = [source.num_bytes if isinstance(source, RowAccess) else None for source in self._sources]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        sizes = [source.num_bytes for source in self._sources]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         self._range(start, stop)
-        for source, first, last in self._pieces(start, stop):
-            yield from source.records(first, last)
+        for index, first, last in self._pieces(start, stop):
+            yield from self._sources[index].records(first, last)
 
     def where(self, row: int) -> Where:
-        source, local = self._home(self._row(row))
-        return source.where(local)
+        index, local = self._locate(self._row(row))
+        return self._sources[index].where(local)
 
     def digest(self, start: int, stop: int) -> str:
-        """A range inside one source is named as that source names it, so that joining makes no new shards."""
+        """A range inside one source has that source's digest, so that joining makes no new shards."""
         self._range(start, stop)
-        pieces = [source.digest(first, last) for source, first, last in self._pieces(start, stop)]
-        if len(pieces) <= 1:
-            return pieces[0] if pieces else Digest().hexdigest()
-        content = Digest()
-        for piece in pieces:
-            content.update(piece.encode())
-        return content.hexdigest()
+        pieces = self._pieces(start, stop)
+        return joined_digest([self._sources[index].digest(first, last) for index, first, last in pieces])
 
     def stamp(self) -> Any:
-        stamps = [source.stamp() if isinstance(source, RowAccess) else None for source in self._sources]
+        stamps = [source.stamp() for source in self._sources]
         return None if None in stamps else ["concat", *stamps]
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
-        """Each source's own cuts: no range reaches over a border between sources."""
+        """Each source's own cuts: no range crosses a border between sources."""
         inner = [source.cuts(num_bytes=num_bytes, num_rows=num_rows) for source in self._sources]
         shifted = [first + cuts for first, cuts in zip(self._first_rows, inner, strict=False)]
-        return np.unique(np.concatenate(shifted)).astype(np.int64)
+        return distinct(np.concatenate(shifted)).astype(np.int64)
 
-    def _ledgers(self) -> list[BadRows]:
-        return [ledger for source in self._sources if isinstance(source, RowAccess) for ledger in source._ledgers()]
+    def unreadable(self) -> Unreadable:
+        found = [source.unreadable() for source in self._sources]
+        rows = [first + part.rows for first, part in zip(self._first_rows, found, strict=False)]
+        return Unreadable(np.concatenate(rows), tuple(reason for part in found for reason in part.reasons))
 
     def records_at(self, rows: Ints) -> list[Record]:
-        homes = np.searchsorted(self._first_rows, rows, side="right") - 1
-        return in_groups(
-            homes, lambda home, places: records_at(self._sources[home], rows[places] - self._first_rows[home])
-        )
+        return self._read_each(rows, lambda index, local: self._sources[index].records_at(local))
 
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
-        homes = (self._home(self._row(row)) for row in rows)
-        counts = (source.removed_nulls([local]) for source, local in homes if isinstance(source, RowAccess))
-        return sum(counts, start=RemovedNulls())
+        places = (self._locate(self._row(row)) for row in rows)
+        return sum((self._sources[index].removed_nulls([local]) for index, local in places), start=RemovedNulls())
+
+    def _policies(self) -> list[BadRows]:
+        return [policy for source in self._sources for policy in source._policies()]
 
     def _record(self, row: int) -> Record:
-        source, local = self._home(row)
-        return source[local]
-
-    def _home(self, row: int) -> "tuple[Source, int]":
-        index = bisect_right(self._first_rows, row) - 1
-        return self._sources[index], row - self._first_rows[index]
-
-    def _pieces(self, start: int, stop: int) -> "Iterator[tuple[Source, int, int]]":
-        """(source, first row in it, last row in it + 1) of a row range; none is empty."""
-        while start < stop:
-            source, local = self._home(start)
-            last = min(len(source), local + stop - start)
-            yield source, local, last
-            start += last - local
+        index, local = self._locate(row)
+        return self._sources[index][local]
 
     def __repr__(self) -> str:
-        sources = "1 source" if len(self._sources) == 1 else f"{len(self._sources)} sources"
-        return f"Concat({self.name!r}, {len(self):_} rows, {sources})"
+        return f"Concat({self.name!r}, {len(self):_} rows, {plural(len(self._sources), 'source')})"
 
 
 def is_source(place: object) -> bool:
-    """Whether this already speaks the protocol, ours or a user's."""
+    """Whether this has the methods of a source, ours or a user's."""
     return all(hasattr(place, method) for method in ("records", "where", "digest", "cuts", "__len__", "__getitem__"))
 
 
-def concat(sources: "Iterable[Source]", *, name: str | None = None) -> RowAccess:
-    """Sources as one, in this order.  Rows keep their homes; a mixture by weight is the loader's, which takes them apart."""
+def concat(sources: Iterable[Source], *, name: str | None = None) -> RowAccess:
+    """Sources as one, in this order.  For a mixture by weight, give them to the loader one by one."""
     flat: list[Source] = []
     for source in list(sources):
         if not is_source(source):
@@ -126,3 +101,55 @@ def concat(sources: "Iterable[Source]", *, name: str | None = None) -> RowAccess
         names = list(dict.fromkeys(source.name for source in flat))
         name = "+".join(names) if len(names) <= 3 else f"{names[0]}+{len(names) - 1}"
     return Concat(flat, name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a source holds: counts, and the columns of a few rows."""
+
+    name: str
+    shape: str
+    num_rows: int
+    num_files: int
+    num_bytes: int | None
+    columns: dict[str, dict[str, int]]  # key of the records → type of its values → rows, the most frequent first
+    looked: int  # rows that were read
+    bad: int  # of these, rows that cannot be read
+
+    def __str__(self) -> str:
+        facts = [self.shape or "records", plural(self.num_rows, "row")]
+        facts += [plural(self.num_files, "file")] if self.num_files else []
+        facts += [size(self.num_bytes)] if self.num_bytes is not None else []
+        lines = [f"{self.name}: {', '.join(facts)}"]
+        for name, types in self.columns.items():
+            missing = 1 - sum(types.values()) / (self.looked - self.bad)
+            share = f" | missing {'under 1 %' if missing < 0.01 else f'{missing:.0%}'.replace('%', ' %')}"
+            lines.append(f"{name}: {' | '.join(types)}{share if missing else ' (always)' if len(types) == 1 else ''}")
+        read = f"{plural(self.looked, 'row')} spread over the source"
+        bad = f", of which {self.bad} cannot be read" if self.bad else ""
+        lines.append(f"(seen in {'all rows' if self.looked == self.num_rows else read}{bad})")
+        return "\n  ".join(lines)
+
+
+def describe(source: RowAccess, look: int) -> Description:
+    """Read at most `look` rows.  Bad ones are reported, and not counted by the source's policy."""
+    rows, bad = spread(len(source), look), 0
+    types: dict[str, Counter[str]] = {}
+    for row in rows:
+        try:
+            record = source[row]
+        except BadRecord:
+            bad += 1
+            continue
+        for key, value in record.items():
+            types.setdefault(str(key), Counter())["None" if value is None else type(value).__name__] += 1
+    return Description(
+        name=source.name,
+        shape=source.shape,
+        num_rows=len(source),
+        num_files=len(source.files),
+        num_bytes=source.num_bytes,
+        columns={name: dict(found.most_common()) for name, found in types.items()},
+        looked=len(rows),
+        bad=bad,
+    )

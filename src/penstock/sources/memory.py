@@ -1,20 +1,40 @@
-"""How does a list of dicts become a source?  It is one; only its digest has to be made."""
+"""Records from Python: a list of dicts, and any iterable of dicts, which is written to the cache as it is read.
 
+A spool is a folder of chunks of JSON lines.  A chunk's name says which rows it holds and carries two links, so that the folder needs no
+index and no lock: `first-last-before-after.jsonl` follows the chunk whose `after` is its `before`.  Links are made of content, so chunks of
+two streams that differ never join.  `end-rows-after` says that nothing follows.
+
+A complete spool is read from disk and the stream is not asked again.  An incomplete one continues where it ends: a function with a
+parameter `start` is called with the next row, any other is read from its beginning and compared with what it gave before.
+"""
+
+import inspect
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import BadRecord
-from penstock.fingerprint import Digest
+from penstock.cache import Cache
+from penstock.errors import BadRecord, SourceError
+from penstock.fingerprint import Digest, digest, fingerprint
+from penstock.places.files import identify, read
+from penstock.places.place import FileId
+from penstock.sources.base import RowAccess
+from penstock.sources.file_source import Part
+from penstock.sources.jsonl import JsonlSource
 from penstock.sources.parse import has_long_digits, parse
-from penstock.sources.view import RowAccess
-from penstock.types import BadRow, Ints, Record, Where
+from penstock.sources.views import Slice
+from penstock.types import BadRow, Ints, Record
 
 
 class ListSource(RowAccess):
-    """Records in memory.  They must be plain JSON values, since their text is what names the store made of them."""
+    """Records in memory.  They must be plain JSON values, as their text is the content that names a store."""
 
     shape = "list"
 
@@ -22,8 +42,7 @@ class ListSource(RowAccess):
         self.name = name
         self._records = list(records)
         for row, record in enumerate(self._records):
-            if not isinstance(record, dict):
-                raise BadRecord(f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict")
+            _expect_dict(record, name, row)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -31,9 +50,6 @@ class ListSource(RowAccess):
     def records(self, start: int, stop: int) -> Iterator[Record]:
         self._range(start, stop)
         yield from map(_copy, self._records[start:stop])
-
-    def where(self, row: int) -> Where:
-        return Where(file=self.name, line=self._row(row) + 1)
 
     def digest(self, start: int, stop: int) -> str:
         self._range(start, stop)
@@ -43,8 +59,7 @@ class ListSource(RowAccess):
         return content.hexdigest()
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
-        borders = [0]
-        size = 0
+        borders, size = [0], 0
         for row in range(len(self)):
             if size >= num_bytes or row - borders[-1] >= num_rows:
                 borders.append(row)
@@ -52,14 +67,10 @@ class ListSource(RowAccess):
             size += len(self._text(row))
         return np.array([*borders, len(self)] if self._records else [0], dtype=np.int64)
 
-    def _record(self, row: int) -> Record:
-        record: Record = _copy(self._records[row])
-        return record
-
     def _text(self, row: int) -> bytes:
-        """Canonical JSON.  Keys keep their order: a chat template may print a dict as it stands."""
+        """Return canonical JSON.  Keys keep their order: a chat template may print a dict as it is."""
         if fault := _not_json(self._records[row]):
-            raise _refused(self.name, row, f"holds {fault}")
+            raise _refused(self.name, row, fault)
         return json.dumps(self._records[row], separators=(",", ":")).encode()
 
     def __repr__(self) -> str:
@@ -67,9 +78,8 @@ class ListSource(RowAccess):
 
 
 def json_line(record: Any, name: str, row: int) -> bytes:
-    """A record as a line that reads back as the same record; refused if there is none."""
-    if not isinstance(record, dict):
-        raise BadRecord(f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict")
+    """Return a record as a line that reads back as the same record; raise BadRecord if there is none."""
+    _expect_dict(record, name, row)
     try:
         fault = _not_json(record)
         if fault is None:
@@ -79,22 +89,27 @@ def json_line(record: Any, name: str, row: int) -> bytes:
             fault = "values nested too deep, or too many digits"
     except (UnicodeEncodeError, RecursionError, ValueError) as error:
         fault = f"what JSON cannot hold ({error})"
-    raise _refused(name, row, f"holds {fault}")
+    raise _refused(name, row, fault)
 
 
-def _refused(name: str, row: int, why: str) -> BadRecord:
-    return BadRecord(f"{name}:{row + 1}: record {row} {why}, expected plain JSON values")
+def _expect_dict(record: Any, name: str, row: int) -> None:
+    if not isinstance(record, dict):
+        raise BadRecord(f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict")
+
+
+def _refused(name: str, row: int, fault: str) -> BadRecord:
+    return BadRecord(f"{name}:{row + 1}: record {row} holds {fault}, expected plain JSON values")
 
 
 def _copy(value: Any) -> Any:
-    """A record of one's own, as every other source gives: what a map function does to it must not come back here."""
+    """Copy a record: a map function may change it."""
     if type(value) is dict:
         return {key: _copy(inner) for key, inner in value.items()}
     return [_copy(inner) for inner in value] if type(value) is list else value
 
 
 def _not_json(value: Any) -> str | None:
-    """What in a value JSON would change on the way: tuples, other keys than strings, NaN, subclasses."""
+    """Name what in a value JSON would change: tuples, keys that are not strings, NaN, subclasses."""
     kind = type(value)
     if kind is dict:
         for key, inner in value.items():
@@ -105,6 +120,277 @@ def _not_json(value: Any) -> str | None:
         return None
     if kind is list:
         return next((fault for inner in value if (fault := _not_json(inner))), None)
-    if kind is float and not np.isfinite(value):
+    if kind is float and not math.isfinite(value):
         return f"the number {value}"
     return None if kind in (str, int, float, bool, type(None)) else f"a {kind.__name__}"
+
+
+_FLUSH_ROWS = 1 << 16
+_FLUSH_BYTES = 16 << 20  # held in memory until it is written
+_FLUSH_SECONDS = 10.0  # what a kill can cost a slow stream
+_START = "0" * 16
+_NOTHING = object()
+
+_CHUNK = re.compile(r"(\d+)-(\d+)-([0-9a-f]{16})-([0-9a-f]{16})\.jsonl")
+_END = re.compile(r"end-(\d+)-([0-9a-f]{16})")
+
+
+class Chunk(NamedTuple):
+    """Rows first..last of a stream, on disk."""
+
+    first: int
+    last: int
+    before: str
+    after: str
+
+    @classmethod
+    def parse(cls, name: str) -> "Chunk | None":
+        found = _CHUNK.fullmatch(name)
+        return cls(int(found[1]), int(found[2]), found[3], found[4]) if found else None
+
+    @property
+    def name(self) -> str:
+        return f"{self.first:012}-{self.last:012}-{self.before}-{self.after}.jsonl"
+
+
+class SpooledSource(JsonlSource):
+    """Any iterable of records.  `len` and negative rows read it to its end; everything else as far as it must.
+
+    version: with it and a name the spool is kept and found again; without, it is removed with this process.
+    """
+
+    shape = "iterable"
+    rows_are_lines = False  # a chunk is read as a part, which checks it against the digest in its name
+    OPTIONS = ("version",)
+
+    def __init__(
+        self, make: Any, *, cache: Cache, name: str | None = None, version: str | int | None = None, **rest: Any
+    ) -> None:
+        if version is not None and name is None:
+            raise SourceError("version is given without name; both together say which stream a kept spool holds")
+        function: Callable[..., Any] = getattr(make, "func", make)  # a partial is called by what it wraps
+        name = name or getattr(function, "__name__", type(make).__name__)
+        super().__init__([], cache=cache if version is not None else Cache.temporary(), name=name, **rest)
+        self._make: Any = make
+        self._begun = False
+        self._folder = f"iterables/{fingerprint(['iterable', self.name, version])}"
+        self.cache.hold(self._folder)  # pruning must not remove a chunk of a chain that is read
+        chunks, self._ended = _read_folder(self.cache, self._folder)
+        self._after = _START  # the link of the last chunk
+        self._chunks: list[Chunk] = []
+        for chunk in chunks:
+            self._append(chunk)
+        self._tail: list[bytes] = []  # lines not yet on disk
+        self._verified: set[str] = set()  # chunks whose content was compared with their names
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        """A stream belongs to one process: a forked copy would share its files, and so its position in them."""
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._stream: Iterator[Any] | None = None
+        self._unsaved = 0  # bytes in the tail
+        self._saved_at = time.monotonic()
+
+    def _append(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self.identities.append(identify(self.cache.path(f"{self._folder}/{chunk.name}")))
+        self._first_rows.append(chunk.last)
+        self._after = chunk.after
+
+    def part(self, identity: FileId) -> Part:
+        name = identity.path.rpartition("/")[2]
+        if name not in self._verified and (fault := chunk_fault(name, read(identity.path))):
+            advice = "the file is damaged: remove its folder, and the stream is spooled again"
+            raise SourceError(f"{identity.path}: {fault}; {advice}")
+        self._verified.add(name)
+        return super().part(identity)
+
+    def __len__(self) -> int:
+        return self._reach(None)
+
+    def __getitem__(self, row: Any, /) -> Any:
+        """A slice that counts from the start and knows its end reads no further than that."""
+        if isinstance(row, slice) and row.stop is not None and min(row.start or 0, row.stop, row.step or 1) >= 0:
+            return Slice(self, range(self._reach(row.stop))[row])
+        return super().__getitem__(row)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield rows as they come: the first does not wait for the last."""
+        row = 0
+        while (known := self._reach(row + 1)) > row:
+            yield from self.records(row, known)  # type: ignore[misc]  # a line is read back before it is written
+            row = known
+
+    def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
+        self._range(start, stop)
+        while start < stop:
+            with self._lock:
+                on_disk = self._first_rows[-1]
+                lines = self._tail[max(0, start - on_disk) : max(0, stop - on_disk)]
+            if start < on_disk:
+                yield from super().records(start, min(stop, on_disk))
+                start = min(stop, on_disk)
+            else:
+                yield from (parse(line, exact=has_long_digits(line)) for line in lines)
+                start = stop
+
+    where = RowAccess.where
+    stamp = RowAccess.stamp  # chunks may still be added
+
+    def digest(self, start: int, stop: int) -> str:
+        self._range(start, stop)
+        with self._lock:
+            self._flush()
+        return super().digest(start, stop)
+
+    def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
+        self._reach(None)
+        return super().cuts(num_bytes=num_bytes, num_rows=num_rows)
+
+    @property
+    def files(self) -> list[str]:
+        return []  # chunks are the cache's own; a row comes from the stream
+
+    _record = RowAccess._record
+
+    def _row(self, row: int) -> int:
+        return row if row >= 0 and self._reach(row + 1) > row else RowAccess._row(self, row)
+
+    def _range(self, start: int, stop: int) -> None:
+        if not (0 <= start <= stop and self._reach(stop) >= stop):
+            RowAccess._range(self, start, stop)
+
+    @property
+    def _known(self) -> int:
+        return self._first_rows[-1] + len(self._tail)
+
+    def _reach(self, upto: int | None) -> int:
+        """Read on until there are `upto` rows, or to the end; return how many there are."""
+        if self._process != os.getpid():
+            self._begin_process()
+        while not self._ended and (upto is None or self._known < upto):
+            with self._lock:
+                if not self._ended and (upto is None or self._known < upto):
+                    self._pull()
+        return self._known
+
+    def _pull(self) -> None:
+        """Read one more row, or find the end."""
+        row, line = self._known, b""
+        try:
+            if self._stream is None:
+                self._stream = self._begin()
+            if (record := next(self._stream, _NOTHING)) is not _NOTHING:
+                line = json_line(record, self.name, row)
+        except Exception as error:
+            self._stream = None  # a row that failed must be asked for again, not skipped
+            self._flush()
+            if isinstance(error, SourceError):
+                raise
+            why = f"the iterable raised {type(error).__name__}: {error}"
+            raise SourceError(f"{self.name}:{row + 1}: {why}; rows 0..{row} are kept") from error
+        if not line:
+            self._flush()
+            self.cache.publish(f"{self._folder}/end-{self._known:012}-{self._after}", lambda out: None)
+            self._ended = True
+            self._stream = self._make = None  # free what they hold
+            return
+        self._tail.append(line)
+        self._unsaved += len(line)
+        is_full = len(self._tail) >= _FLUSH_ROWS or self._unsaved >= _FLUSH_BYTES
+        if is_full or time.monotonic() - self._saved_at > _FLUSH_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the tail as a chunk."""
+        if self._tail:
+            data = b"".join(self._tail)
+            first = self._first_rows[-1]
+            chunk = Chunk(first, first + len(self._tail), self._after, _link(self._after, digest(data)))
+            self.cache.publish(f"{self._folder}/{chunk.name}", lambda out: out.write(data))
+            self._tail = []  # a new list: a reader may still hold the old one
+            self._append(chunk)
+        self._unsaved, self._saved_at = 0, time.monotonic()
+
+    def _begin(self) -> Iterator[Any]:
+        """Return the stream, at the row that comes next."""
+        if _takes_start(self._make):
+            return iter(self._make(start=self._known))
+        if isinstance(self._make, Iterator) and self._begun:
+            why = "an iterator can be read only once, and this one was begun before a fork or an error"
+            raise SourceError(f"{self.name}: {why}; give a function that makes it")
+        self._begun = True
+        stream = iter(self._make) if isinstance(self._make, Iterable) else iter(self._make())
+        for chunk in self._chunks:
+            content = Digest()
+            for row in range(chunk.first, chunk.last):
+                content.extend(self._again(stream, row))
+            if _link(chunk.before, content.hexdigest()) != chunk.after:
+                raise self._other(f"rows {chunk.first}..{chunk.last} differ")
+        for row, line in enumerate(self._tail, self._first_rows[-1]):
+            if self._again(stream, row) != line:
+                raise self._other(f"row {row} differs")
+        return stream
+
+    def _again(self, stream: Iterator[Any], row: int) -> bytes:
+        if (record := next(stream, _NOTHING)) is _NOTHING:
+            raise self._other(f"it ends at row {row}")
+        return json_line(record, self.name, row)
+
+    def _other(self, found: str) -> SourceError:
+        before = f"from what was spooled before ({self._known} rows)"
+        return SourceError(f"{self.name}: {found} {before}; if the stream has changed, pass another version=")
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self._ended and isinstance(self._make, Iterator):
+            advice = "read it to the end first with len(source), or give a function that makes it"
+            raise SourceError(f"{self.name}: an iterator cannot be sent to another process; {advice}")
+        with self._lock:
+            self._flush()
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_lock", "_stream")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_process()
+
+    def __repr__(self) -> str:
+        return f"SpooledSource({self.name!r}, {self._known:_} rows{'' if self._ended else ' so far'})"
+
+
+def chunk_fault(name: str, data: bytes) -> str | None:
+    """Return what is wrong with a chunk of this name and content, or None."""
+    chunk = Chunk.parse(name)
+    if chunk is None:
+        return "not the name of a chunk"
+    is_whole = _link(chunk.before, digest(data)) == chunk.after
+    return None if is_whole else "not what was written, by the digest in its name"
+
+
+def _link(before: str, content: str) -> str:
+    return fingerprint([before, content])[:16]
+
+
+def _read_folder(cache: Cache, folder: str) -> tuple[list[Chunk], bool]:
+    """Return the chunks of a spool, and whether they are complete.  Of several writers' chains: a complete one, else the longest."""
+    names = [name.rpartition("/")[2] for name in cache.names(folder)]
+    by_end = {(chunk.last, chunk.after): chunk for name in names if (chunk := Chunk.parse(name)) is not None}
+    ends = [(int(parts[1]), parts[2]) for name in names if (parts := _END.fullmatch(name))]
+    for last, after in [*ends, *sorted(by_end, reverse=True)]:
+        chain: list[Chunk] = []
+        end: tuple[int, str] = (last, after)
+        while (chunk := by_end.get(end)) is not None and chunk.first < chunk.last:
+            chain.append(chunk)
+            end = (chunk.first, chunk.before)
+        if end == (0, _START):
+            return chain[::-1], (last, after) in ends
+    return [], False
+
+
+def _takes_start(make: Any) -> bool:
+    if isinstance(make, Iterable):
+        return False
+    try:
+        return "start" in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False

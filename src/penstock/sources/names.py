@@ -1,4 +1,4 @@
-"""Which rows does a name ask for?  `chat.jsonl@[:1000]`, `folder:train[:10%]`; a file that is really called so comes first.
+"""Names that choose rows: `chat.jsonl@[:1000]`, `folder:train[:10%]`.  A file of exactly that name comes first.
 
 | written | means |
 |---|---|
@@ -6,15 +6,14 @@
 | `path[a:b]`, `path[a%:b%]` | the same for a path that exists, as `datasets` writes it |
 | `folder:split`, `folder:split[a:b]` | a split of a data set folder, or some rows of it; the same as `split=` |
 
-Percent are rounded as `datasets` rounds them: to the closest row.  Edges beyond the last row are the last row, as in Python.
+Percentages are rounded to the closest row, as in `datasets`.  An edge beyond the last row is the last row, as in Python.
 """
 
-import os
 import re
 from dataclasses import dataclass
 
 from penstock.errors import SourceError
-from penstock.files import is_folder, local
+from penstock.places.files import exists, is_folder
 
 _NUMBER = r"-?[0-9][0-9_]*%?"
 _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
@@ -23,14 +22,13 @@ _SPLIT_NAME = r"\w+(?:\.\w+)*"
 _AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
 _BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
-_STARS = re.compile(r"[*?]")
 _OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
 _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Some rows of a place, once it is known how many there are."""
+    """Some rows of a place, before it is known how many there are."""
 
     start: int | None
     stop: int | None
@@ -44,10 +42,15 @@ class Cut:
         return f"[{':'.join([*edges, str(self.step)] if self.step is not None else edges)}]"
 
     def of(self, num_rows: int) -> slice:
-        """As a slice of so many rows."""
+        """Return the slice of a place with `num_rows` rows."""
         if not self.percent:
             return slice(self.start, self.stop, self.step)
-        return slice(*(None if percent is None else _edge(percent, num_rows) for percent in (self.start, self.stop)))
+        edges = []
+        for percent in (self.start, self.stop):
+            rows = None if percent is None else round(percent * num_rows / 100)
+            # the last 1 % of ten rows is an empty slice, where `datasets` gives all ten
+            edges.append(num_rows + rows if percent is not None and rows is not None and percent < 0 else rows)
+        return slice(*edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What the user wrote, taken apart."""
+    """The parts of a name."""
 
     place: str
     splits: tuple[Split, ...] = ()  # none: all there is
-    cuts: tuple[Cut, ...] = ()  # the first is taken first
+    cuts: tuple[Cut, ...] = ()  # applied in this order
 
 
 def read_name(text: str, *, split: str | None = None) -> Name:
-    """Take a name apart; `split` is what the user gave beside it."""
+    """Parse a name; `split` is what the user gave beside it."""
     name = _read(text)
     if split is None:
         return name
@@ -78,7 +81,7 @@ def read_name(text: str, *, split: str | None = None) -> Name:
 
 
 def read_split(text: str) -> tuple[Split, ...]:
-    """`train`, `train[:10%]`, `train+test[-500:]`."""
+    """Parse `train`, `train[:10%]`, `train+test[-500:]`."""
     splits = []
     for piece in text.split("+"):
         found = _SPLIT.fullmatch(piece.strip())
@@ -92,47 +95,35 @@ def read_split(text: str) -> tuple[Split, ...]:
 
 
 def _read(text: str) -> Name:
-    if _exists(text):
+    if exists(text):
         return Name(text)
     if found := _AT.fullmatch(text):
         inner = _read(found["place"])
         return Name(inner.place, inner.splits, (*inner.cuts, _cut(found, text)))
     if _AT_ANYTHING.fullmatch(text):
-        raise SourceError(f"{text}: what stands behind @ is no slice, expected @[a:b] or @[a:b:c] with whole numbers")
+        raise SourceError(f"{text}: not a slice behind @, expected @[a:b] or @[a:b:c] with whole numbers")
     if (found := _BEHIND.fullmatch(text)) and found["step"] is None:
-        if _exists(found["place"]):
-            return Name(found["place"], cuts=(_cut(found, text),))
-        if (of := _OF_FOLDER.fullmatch(found["place"])) and is_folder(of["place"]):
+        place = found["place"]
+        if exists(place):
+            return Name(place, cuts=(_cut(found, text),))
+        if (of := _OF_FOLDER.fullmatch(place)) and is_folder(of["place"]):
             return Name(of["place"], (Split(of["split"], _cut(found, text)),))
-        if _STARS.search(found["place"]):
-            rows = text[len(found["place"]) :]
-            raise SourceError(f"{text}: rows of a glob are written with an @: {found['place']}@{rows}")
+        if re.search(r"[*?]", place):
+            raise SourceError(f"{text}: rows of a glob are written with an @: {place}@{text[len(place) :]}")
     if (found := _OF_FOLDER.fullmatch(text)) and is_folder(found["place"]):
         return Name(found["place"], (Split(found["split"]),))
     return Name(text)
 
 
-def _edge(percent: int, num_rows: int) -> int:
-    rows = round(percent * num_rows / 100)
-    return (
-        num_rows + rows if percent < 0 else rows
-    )  # the last 1 % of ten rows is no row, where `datasets` gives all ten
-
-
 def _cut(found: re.Match[str], text: str) -> Cut:
-    edges = [found["start"], found["stop"]]
-    given = [edge for edge in edges if edge is not None]
+    given = [edge for edge in (found["start"], found["stop"]) if edge is not None]
     percent = any(edge.endswith("%") for edge in given)
-    numbers = [None if edge is None else int(edge.rstrip("%")) for edge in edges]
-    step = None if found["step"] is None else int(found["step"])
+    edges = (found["start"], found["stop"], found["step"])
+    start, stop, step = (None if edge is None else int(edge.rstrip("%")) for edge in edges)
     if percent and (step is not None or not all(edge.endswith("%") for edge in given)):
         raise SourceError(f"{text}: percent and row numbers in one slice, expected one kind and no step with percent")
-    if percent and any(abs(number) > 100 for number in numbers if number is not None):
+    if percent and max(abs(start or 0), abs(stop or 0)) > 100:
         raise SourceError(f"{text}: more than 100 %, expected -100 % to 100 %")
     if step == 0:
-        raise SourceError(f"{text}: a step of 0 leads nowhere, expected another")
-    return Cut(numbers[0], numbers[1], step, percent)
-
-
-def _exists(text: str) -> bool:
-    return os.path.lexists(local(text))
+        raise SourceError(f"{text}: a step of 0, expected another number")
+    return Cut(start, stop, step, percent)

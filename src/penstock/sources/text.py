@@ -1,45 +1,285 @@
-r"""Cut text files into records: one per line, per paragraph, per file, or at a separator of the user's choice.
+r"""Text files, plain or compressed: an index finds the rows, and any row is one read of its bytes.
 
-Only the byte \n ends a line; U+2028, U+0085 and a lone \r are text.  A \r just before \n belongs to the line end.
-A paragraph is a run of lines that are not blank; it ends at a line of nothing but spaces and tabs.
-At a separator, the text between two of them is the record, to the last space.
+Plain text has one record per line, per paragraph, per file, or between separators.  Only the byte \n ends a line; U+2028, U+0085 and a
+lone \r are text.  A \r just before \n belongs to the line end.  A paragraph is a run of lines that are not blank.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.files import RangeFile
-from penstock.sources.bad import not_utf8
-from penstock.sources.offsets import Lines, lines
-from penstock.sources.parts import Part
-from penstock.sources.rows import Index, RowsPart, RowsSource
-from penstock.sources.spans import SPACE, after_bom, blocks, spans
+from penstock.fingerprint import Digest
+from penstock.places.files import open_file, read_file
+from penstock.places.place import File, FileId
+from penstock.sources.bad import IS_UTF_16, UTF_16, not_utf8
+from penstock.sources.compressed import is_compressed, unpacked
+from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.index import SMALL, WORD, Bytes, Index, blocks, digest_of, extend, index
 from penstock.types import BadRow, Ints, Record
 
-_RECORDS = "'line', 'paragraph', 'file'"
-_AT_ONCE = 1 << 18  # blank lines looked at together
+SPACE = b" \t\r\n"
+TOO_LONG = b"\xfftoo_long\n"  # in a digest: with another limit the row is a record; not UTF-8, as every good row is
+
+_BOM = b"\xef\xbb\xbf"
+_BLANK = re.compile(rb"\n[ \t\r\n]")  # the start of a line that may be blank
+_BLOCK = 1 << 20
+_ROWS = 1 << 14  # looked up at once; more short rows than a block holds
 
 
-class TextPart(RowsPart):
-    """Records {"text": …} of one file.  A row ends with its separator and the blank ones behind it."""
+def index_lines(file: File, cache: Cache) -> Index:
+    """Return the index of lines.  Blank lines are not rows, but count as lines."""
+    return index(file, cache, kind="lines", scan=lambda add, old: _scan_lines(file, add, old))
 
-    def __init__(self, file: RangeFile, index: Index, *, max_row_bytes: int, separator: bytes, record: str) -> None:
-        super().__init__(file, index, max_row_bytes=max_row_bytes)
-        self._separator = separator  # empty: the whole file
-        self._is_line = record == "line"
-        self._is_paragraph = record == "paragraph"
+
+def index_rows(file: File, cache: Cache, *, kind: str, scan: Callable[[], Iterable[Ints]]) -> Index:
+    """Return the index of rows that are not lines; `scan` yields their (byte, line) pairs."""
+
+    def scan_all(add: Callable[[Ints], object], _: Index | None) -> str:
+        for table in scan():
+            add(table)
+        return digest_of(file)
+
+    return index(file, cache, kind=kind, scan=scan_all)
+
+
+def after_bom(file: File) -> int:
+    """Return the byte at which the text begins.  Refuse UTF-16: most of its lines would pass as UTF-8 with NUL bytes."""
+    begin = file.read(0, min(file.identity.size, len(_BOM)))
+    if begin[:2] in UTF_16:
+        raise SourceError(f"{file.identity.path}:1: {IS_UTF_16}; only UTF-8 is read")
+    return len(_BOM) if begin == _BOM else 0
+
+
+def count_lines(raw: bytes) -> int | None:
+    """Count the rows of a small file if it begins with plain text and no line is blank; None: use `index_lines`."""
+    if not raw:
+        return 0
+    if not 32 < raw[0] < 127 or _BLANK.search(raw):
+        return None
+    return raw.count(b"\n") + (not raw.endswith(b"\n"))
+
+
+def _scan_lines(file: File, add: Callable[[Ints], object], old: Index | None) -> str:
+    """Find lines.  Of a file that begins as it did for the `old` index, only the rest is scanned."""
+    size = file.identity.size
+    content, digested = Digest(), 0
+    bom = len(_BOM) if file.read(0, min(size, len(_BOM))) == _BOM else 0
+    start, scan = 0, LineScan(bom)
+    if old is not None:
+        extend(content, file, old.size)
+        if content.hexdigest() == old.content:
+            digested = old.size
+            kept = max(0, len(old.starts) - 2)  # all rows but the last: the appended text may continue that line
+            for first in range(0, kept, _BLOCK):
+                some = slice(first, min(first + _BLOCK, kept))
+                add(np.stack([old.starts[some], old.lines[some]], axis=1))
+            if kept:
+                start, scan = old.starts.item(kept), LineScan(old.starts.item(kept), old.lines.item(kept))
+        else:
+            content = Digest()
+    for position, block in blocks(file, start, size):
+        content.extend(block.data[max(0, digested - position) :])
+        skipped = max(0, bom - position)
+        add(scan.take(block[skipped:], position + skipped))
+    add(scan.finish(size))
+    return content.hexdigest()
+
+
+class LineScan:
+    """Finds lines that are not blank.  Between blocks it keeps the unfinished line."""
+
+    def __init__(self, begin: int, line: int = 1) -> None:
+        self.begin = begin
+        self._line = line
+        self._blank = True  # so far
+
+    def take(self, block: Bytes, position: int) -> Ints:
+        """Return (byte, line) of the rows that end in this block."""
+        ends = newlines(block)
+        if not len(ends):
+            self._blank = self._blank and not _text(block)
+            return np.zeros((0, 2), WORD)
+        begins = np.concatenate([[0], ends[:-1] + 1])  # within the block; the first line may have begun earlier
+        blank = ends == begins
+        odd = block[begins] <= 32  # a space, or the line end itself
+        for line in np.flatnonzero(odd & ~blank) if odd.any() else ():
+            blank[line] = not _text(block[begins[line] : ends[line]])
+        blank[0] &= self._blank
+        table = np.empty((len(ends), 2), WORD)
+        table[:, 0] = begins + position
+        table[:, 1] = np.arange(self._line, self._line + len(ends))
+        table[0, 0] = self.begin
+        self.begin = position + int(ends[-1]) + 1
+        self._line += len(ends)
+        self._blank = not _text(block[ends[-1] + 1 :])
+        return table[~blank] if blank.any() else table
+
+    def finish(self, size: int) -> Ints:
+        """Return the last line, if it has no newline, and the end of the file."""
+        last = [(self.begin, self._line)] if self.begin < size and not self._blank else []
+        return np.array([*last, (size, self._line)], WORD)
+
+
+def newlines(block: Bytes) -> Ints:
+    """Find line ends.  Most words of eight bytes hold none, so words are tested first: twice as fast."""
+    hits = block == ord("\n")
+    whole = len(hits) & ~7
+    words = hits[:whole].view("<u8")
+    places = np.flatnonzero(words != 0)
+    found = words[places]
+    if (found & (found - 1)).any():  # a word with two
+        return np.flatnonzero(hits)
+    ends = places * 8 + (np.bitwise_count(found - 1) >> 3)  # one bit is set, with eight bits below it for each byte
+    return np.concatenate([ends, whole + np.flatnonzero(hits[whole:])])
+
+
+def _text(block: Bytes) -> bytes:
+    return block.tobytes().strip(SPACE)
+
+
+class TextPart(Part):
+    """One file of text with an index.  A row beyond `max_row_bytes` is never read."""
+
+    mark = b""  # settings under which equal bytes are another record; part of the digest
+
+    def __init__(self, file: File, index: Index, max_row_bytes: int) -> None:
+        self.file = file
+        self._lines = index.lines
+        self._starts = index.starts
+        self._start = index.starts.data  # indexing a memoryview gives a plain int in half the time
+        self._max_row_bytes = max_row_bytes
+        self.num_rows = len(index.starts) - 1
+        self.num_bytes = file.identity.size
+
+    @abstractmethod
+    def decode(self, raw: bytes) -> Record | BadRow:
+        """Return the record of one row; `raw` ends with what separates it from the next."""
+
+    @abstractmethod
+    def trim(self, raw: bytes) -> bytes:
+        """Return one row without what separates it from the next."""
+
+    def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
+        """Yield the records of neighbouring rows: row i is raw[edges[i]:edges[i + 1]]."""
+        for start, stop in pairwise(edges):
+            yield self.decode(raw[start:stop])
+
+    def record(self, row: int) -> Record | BadRow:
+        start, stop = self._start[row], self._start[row + 1]
+        if stop - start > self._max_row_bytes:
+            return self._too_long(stop - start)
+        raw = self.file.read(start, stop)
+        self.file.check()
+        return self.decode(raw)
+
+    def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
+        for raw, edges in self._chunks(first, last):
+            if raw is None:
+                yield self._too_long(edges[-1])
+            else:
+                yield from self.decode_all(raw, edges)
+
+    def _chunks(self, first: int, last: int) -> Iterator[tuple[bytes | None, list[int]]]:
+        """Yield neighbouring rows and their edges, a block at a time but at least one row; None for a row that is too long."""
+        block = min(_BLOCK, self._max_row_bytes)
+        while first < last:
+            edges = self._starts[first : min(first + _ROWS, last) + 1]
+            count = max(1, int(np.searchsorted(edges, edges[0] + block, side="right")) - 1)
+            begin, end = edges.item(0), edges.item(count)
+            raw = self.file.read(begin, end) if count > 1 or end - begin <= self._max_row_bytes else None
+            yield raw, (edges[: count + 1] - begin).tolist()
+            first += count
+
+    def place(self, row: int) -> tuple[int, int]:
+        return self._lines.item(row), self._starts.item(row)
+
+    def raw(self, row: int) -> bytes:
+        """Empty if the row is too long: the quarantine then holds its place alone."""
+        start, stop = self._starts.item(row), self._starts.item(row + 1)
+        return self.file.read(start, stop) if stop - start <= self._max_row_bytes else b""
+
+    def add_digest(self, content: Digest, first: int, last: int) -> None:
+        """Add each row as it is written, without what separates rows."""
+        for raw, edges in self._chunks(first, last):
+            if raw is None:
+                content.update(TOO_LONG)
+                continue
+            for start, stop in pairwise(edges):
+                content.update(self.mark + self.trim(raw[start:stop]))
+
+    def borders(self, num_bytes: int) -> Ints:
+        # bisect: numpy would first copy starts that are not contiguous
+        found = [bisect_left(self._starts, byte, hi=self.num_rows) for byte in range(0, self.num_bytes, num_bytes)]
+        return np.array(found, dtype=np.int64)
+
+    def _too_long(self, num_bytes: int) -> BadRow:
+        limit = f"expected at most max_row_bytes={self._max_row_bytes:_}"
+        return BadRow(reason="too_long", message=f"the row has {num_bytes:_} bytes, {limit}")
+
+
+class TextFiles(FilesSource):
+    """Files of text, plain or compressed.
+
+    max_row_bytes: the largest row, with its line end and the blank lines that follow.
+    max_expansion: how many times its own size a compressed file may grow.
+    """
+
+    OPTIONS: tuple[str, ...] = ("max_row_bytes", "max_expansion")
+    max_row_bytes: int = 256 << 20
+    max_expansion: int = 100
+
+    def check_options(self) -> None:
+        for name in ("max_row_bytes", "max_expansion"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise SourceError(f"{name} is {value!r}, expected a number ≥ 1")
+
+    @abstractmethod
+    def text_part(self, file: File, path: str) -> Part:
+        """Index one file of plain text.  `path` is the file's name for the user."""
+
+    def part(self, identity: FileId) -> Part:
+        if is_compressed(identity.path):
+            return self.text_part(unpacked(identity, self.cache, max_expansion=self.max_expansion), identity.path)
+        return self.text_part(open_file(identity), identity.path)
+
+    def _weight(self, index: int) -> int:
+        known = self.identities[index]
+        return self._part(index).num_bytes if is_compressed(known.path) else known.size
+
+    def _small(self, index: int) -> bytes | None:
+        """Read a small file of plain text whole; None for any other file."""
+        known = self.identities[index]
+        is_small = known.size <= min(SMALL, self.max_row_bytes) and not is_compressed(known.path)
+        return read_file(known) if is_small else None
+
+
+_AT_ONCE = 1 << 18  # lines that are taken together
+
+
+class PlainPart(TextPart):
+    """Records {"text": …} of one file.  A row ends with its separator and the blank ones that follow."""
+
+    def __init__(self, file: File, index: Index, max_row_bytes: int, *, record: str) -> None:
+        super().__init__(file, index, max_row_bytes)
+        self._record = record
+        self._separator = _separator(record)
 
     def trim(self, raw: bytes) -> bytes:
-        if self._is_paragraph:
-            text = raw.rstrip(SPACE)  # without its line end and the blank lines behind it
-            spaces = raw[len(text) :].partition(b"\n")[0]  # that end its last line: they are text, as in a line
+        if self._record == "paragraph":
+            text = raw.rstrip(SPACE)  # without its line end and the blank lines that follow
+            spaces = raw[len(text) :].partition(b"\n")[0]  # at the end of its last line: they are text, as in a line
             return text + spaces.removesuffix(b"\r")
         if self._separator:
             raw, ended, _ = raw.partition(self._separator)
-            if self._is_line and ended:
+            if self._record == "line" and ended:
                 raw = raw.removesuffix(b"\r")
         return raw
 
@@ -51,105 +291,75 @@ class TextPart(RowsPart):
             return not_utf8(raw, error)
 
 
-class TextSource(RowsSource):
-    """Text as records {"text": …}, over one or more files."""
+class TextSource(TextFiles):
+    """Text as records {"text": …}, over one or more files.
+
+    record: "line", "paragraph", "file", or the text that separates records, such as an end-of-text mark.
+    keep_blank: records of nothing but spaces, tabs and line ends are records, too.
+    """
 
     shape = "text"
-    OPTIONS = (*RowsSource.OPTIONS, "record", "keep_blank")
+    OPTIONS = (*TextFiles.OPTIONS, "record", "keep_blank")
+    record: str = "line"
+    keep_blank: bool = False
 
-    def __init__(self, paths: Sequence[str], *, record: str = "line", keep_blank: bool = False, **rest: Any) -> None:
-        """`record`: "line", "paragraph", "file", or the text that separates records, such as an end-of-text mark.
-        `keep_blank`: records of nothing but spaces, tabs and line ends are records, too; by default they are not.
-        """
-        if not isinstance(record, str) or not record:
-            raise SourceError(f"record is {record!r}, expected {_RECORDS} or the text between two records")
-        if record == "paragraph" and keep_blank:
-            raise SourceError(
-                "keep_blank has no use with record='paragraph': blank lines separate paragraphs; leave it out"
-            )
-        self.record = record
-        self.keep_blank = keep_blank
-        super().__init__(paths, **rest)
+    def check_options(self) -> None:
+        super().check_options()
+        if not isinstance(self.record, str) or not self.record:
+            kinds = "'line', 'paragraph', 'file'"
+            raise SourceError(f"record is {self.record!r}, expected {kinds} or the text between two records")
+        if self.record == "paragraph" and self.keep_blank:
+            raise SourceError("keep_blank cannot be used with record='paragraph': blank lines separate paragraphs")
 
-    def rows(self, file: RangeFile, path: str) -> Part:
+    def text_part(self, file: File, path: str) -> Part:
         begin = after_bom(file)
-        is_line = self.record == "line"
-        whole = self.record in ("file", "paragraph")
-        separator = b"\n" if is_line else b"" if whole else self.record.encode()
-        if is_line and not self.keep_blank:
-            index: Index = lines(file, self.cache)
+        if self.record == "line" and not self.keep_blank:
+            index = index_lines(file, self.cache)
         elif self.record == "paragraph":
-            index = spans(
-                file, self.cache, kind="text paragraph", scan=lambda file: _paragraphs(lines(file, self.cache), file)
-            )
+            index = index_rows(file, self.cache, kind="text paragraph", scan=lambda: _paragraphs(file, self.cache))
         else:
+            separator = _separator(self.record)
             kind = f"text {separator!r} {self.keep_blank}"
-            index = spans(file, self.cache, kind=kind, scan=lambda file: _scan(file, separator, self.keep_blank, begin))
-        return TextPart(file, index, max_row_bytes=self.max_row_bytes, separator=separator, record=self.record)
+            index = index_rows(file, self.cache, kind=kind, scan=lambda: _scan(file, begin, separator, self.keep_blank))
+        return PlainPart(file, index, self.max_row_bytes, record=self.record)
 
 
-def _paragraphs(index: Lines, file: RangeFile) -> Iterator[Ints]:
-    """(byte, line) of each paragraph, a bounded number of blank lines at a time.
-
-    `index.blanks` holds, for every blank line, how many lines with text stand before it: a paragraph begins at that line.
-    """
-    first, num_lines = 0, index.num_rows
-    if num_lines:
-        yield np.array([(index.starts.item(0), index.line(0))], dtype=np.int64)
-    for at in range(0, len(index.blanks), _AT_ONCE):
-        begins = np.unique(index.blanks[at : at + _AT_ONCE])
-        begins = begins[(begins > first) & (begins < num_lines)]
-        if begins.size:
-            numbers = begins + 1 + np.searchsorted(index.blanks, begins, side="right")
-            yield np.stack([index.starts[begins], numbers], axis=1).astype(np.int64)
-            first = int(begins[-1])
-    yield np.array([(file.identity.size, num_lines + len(index.blanks) + 1)], dtype=np.int64)
+def _separator(record: str) -> bytes:
+    """The bytes that end a record; empty if no fixed bytes do."""
+    return {"line": b"\n", "paragraph": b"", "file": b""}.get(record, record.encode())
 
 
-def _scan(file: RangeFile, separator: bytes, keep_blank: bool, begin: int) -> Iterator[Ints]:
-    scan = _Scan(separator, keep_blank, begin=begin)
-    for _, block in blocks(file, scan.start, file.identity.size):
-        yield scan.take(block.tobytes())
-    yield scan.finish()
+def _paragraphs(file: File, cache: Any) -> Iterator[Ints]:
+    """Yield (byte, line) of each paragraph: a line of text that does not follow the one before it directly."""
+    index = index_lines(file, cache)
+    line_before = -1
+    for first in range(0, len(index.starts) - 1, _AT_ONCE):
+        some = slice(first, min(first + _AT_ONCE, len(index.starts) - 1))
+        begins = np.diff(index.lines[some], prepend=line_before) != 1
+        yield np.stack([index.starts[some][begins], index.lines[some][begins]], axis=1)
+        line_before = index.lines.item(some.stop - 1)
+    yield np.array([(file.identity.size, index.lines.item(-1))], dtype=np.int64)
 
 
-class _Scan:
-    """The record under way when a block ends: where it began, and whether it was blank so far."""
-
-    def __init__(self, separator: bytes, keep_blank: bool, *, begin: int) -> None:
-        self.start = begin
-        self._separator = separator
-        self._keep_blank = keep_blank
-        self._line = self._start_line = 1
-        self._blank = True
-        self._position = begin  # of what comes next
-        self._held = b""  # the last bytes of the block before: a separator may begin in them
-
-    def take(self, block: bytes) -> Ints:
-        """(byte, line) of the records that end in this block."""
-        text = self._held + block
-        rows, seen, found = [], 0, -1
-        while self._separator and (found := text.find(self._separator, seen)) >= 0:
-            self._see(text[seen:found])
-            if self._keep_blank or not self._blank:
-                rows.append((self.start, self._start_line))
-            seen = found + len(self._separator)
-            self._line += self._separator.count(b"\n")
-            self.start, self._start_line, self._blank = self._position + seen, self._line, True
-        keep = max(seen, len(text) - max(0, len(self._separator) - 1))
-        self._see(text[seen:keep])
-        self._held = text[keep:]
-        self._position += keep
-        return np.array(rows, dtype=np.int64).reshape(-1, 2)
-
-    def finish(self) -> Ints:
-        """The last record, if no separator ends it, and the end of the file."""
-        self._see(self._held)
-        size = self._position + len(self._held)
-        is_row = size > self.start if self._keep_blank else not self._blank
-        rows = [(self.start, self._start_line)] if is_row else []
-        return np.array([*rows, (size, self._line)], dtype=np.int64)
-
-    def _see(self, text: bytes) -> None:
-        self._line += text.count(b"\n")
-        self._blank = self._blank and not text.strip(SPACE)
+def _scan(file: File, begin: int, separator: bytes, keep_blank: bool) -> Iterator[Ints]:
+    """Yield (byte, line) of each record that `separator` ends, and of the file's end."""
+    position, held = begin, b""  # of what comes next; the last bytes of a block, in which a separator may begin
+    start, start_line, line, blank = begin, 1, 1, True  # of the unfinished record
+    for _, block in blocks(file, begin, file.identity.size):
+        text = held + block.tobytes()
+        rows, done = [], 0
+        while separator and (found := text.find(separator, done)) >= 0:
+            line += text.count(b"\n", done, found)
+            if keep_blank or not blank or text[done:found].strip(SPACE):
+                rows.append((start, start_line))
+            done = found + len(separator)
+            line += separator.count(b"\n")
+            start, start_line, blank = position + done, line, True
+        keep = max(done, len(text) - max(0, len(separator) - 1))
+        line += text.count(b"\n", done, keep)
+        blank = blank and not text[done:keep].strip(SPACE)
+        held, position = text[keep:], position + keep
+        yield np.array(rows, dtype=np.int64).reshape(-1, 2)
+    size = position + len(held)
+    is_row = size > start if keep_blank else not blank or bool(held.strip(SPACE))
+    yield np.array([*([(start, start_line)] if is_row else []), (size, line + held.count(b"\n"))], dtype=np.int64)

@@ -1,167 +1,106 @@
-"""Who makes this shard just now?  A small file per shard under way, so that others turn to another one.
+"""Claims: which process makes which shard, so that other processes make other shards.
 
-Claims save double work and nothing else: two who make the same shard write the same bytes.  A claim is taken by creating a file that must
-not exist yet, which file systems answer truthfully also over a network.  Its owner adds a mark to it while the work goes on; whoever waits
-compares what is in it with what was there a minute ago, and never compares clocks.  A claim is taken over by creating the next one of the
-same key: nothing is renamed or removed under a living owner, and of two who try only one succeeds.
+Claims only save work: two processes that make the same shard write the same bytes.  A claim is a small file in `claims/` with
+its owner, a beat and the host.  A place creates it whole, and fails where there is one, also on network file systems.  Its owner
+counts up the beat while the work goes on; a process that waits compares texts, never clocks, and takes over a claim whose text
+stays the same.
 """
 
 import contextlib
 import logging
 import os
-import re
-import socket
+import platform
 import time
 from dataclasses import dataclass
-from types import TracebackType
 
-from penstock.cache import Cache, Owner, leases
+from penstock.cache import Cache, Owner
 from penstock.errors import StoreError
 
-STALE_SECONDS = 60.0  # without a new mark, the claim of another machine counts for nothing
 _BEAT_SECONDS = 5.0
 _FOLDER = "claims"
-_NAME = re.compile(r"([0-9a-f]{32})\.([0-9]{1,6})")
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim of somebody else, as one look found it."""
+    """A claim, as it was when it was read."""
 
-    owner: Owner | None  # None where it cannot be read
-    host: str
-    value: str  # changes with every mark
+    text: str
+
+    @property
+    def owner(self) -> Owner | None:
+        return Owner.parse(self.text.partition(" ")[0])
 
     @property
     def is_dead(self) -> bool:
         return self.owner is not None and self.owner.is_dead
 
     def __str__(self) -> str:
-        return f"process {self.owner.pid} on {self.host}" if self.owner else "an unknown process"
+        return f"process {self.owner.pid} on {self.text.split(' ', 3)[-1]}" if self.owner else "an unknown process"
 
 
 class Claim:
-    """A shard of one's own, until it is released.  Without a file where none could be made: then others may make it, too."""
+    """A shard that this process makes.  Without a name where no file could be created: then others may make it, too."""
 
-    def __init__(self, cache: Cache, names: tuple[str, ...] = ()) -> None:
-        self._cache = cache
-        self._names = names  # its own, and older ones that it took over
-        self._beaten = time.monotonic()
+    def __init__(self, cache: Cache, name: str = "") -> None:
+        self._cache, self._name = cache, name
+        self._beat, self._last_beat = 0, time.monotonic()
 
     def beat(self) -> None:
-        """Say that the work goes on; cheap enough to be called often."""
-        if self._names and time.monotonic() - self._beaten > _BEAT_SECONDS:
-            self._beaten = time.monotonic()
-            with contextlib.suppress(OSError, StoreError), self._cache.folder(_FOLDER) as fd:
-                file = os.open(self._names[0], os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-                try:
-                    os.write(file, b".")
-                    os.fsync(file)  # or another machine would not see it
-                finally:
-                    os.close(file)
+        """Renew the claim; cheap enough to be called often."""
+        if self._name and time.monotonic() - self._last_beat > _BEAT_SECONDS:
+            self._beat, self._last_beat = self._beat + 1, time.monotonic()
+            with contextlib.suppress(OSError, StoreError):
+                _write(self._cache, self._name, beat=self._beat, replace=True)
 
     def __enter__(self) -> "Claim":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._names:
-            with contextlib.suppress(OSError, StoreError), self._cache.folder(_FOLDER) as fd:
-                _unlink(fd, self._names)
+    def __exit__(self, *error: object) -> None:
+        if self._name:
+            with contextlib.suppress(OSError, StoreError):
+                if (held := _read(self._cache, self._name)) is not None and held.owner == Owner.me():  # not taken over
+                    self._cache.place.remove(self._name)
 
 
-def take(key: str, cache: Cache, *, stale: str = "") -> Claim | Held:
-    """A claim, or whose it is.  One whose owner is proved dead is taken over, and one that is still as `stale` says."""
+def claim_shard(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | Held:
+    """Claim a shard, or return the claim of another process.  One that is dead, or still as `stale`, is taken over."""
+    name = f"{_FOLDER}/{key}"
     try:
-        with cache.folder(_FOLDER, make=True) as fd:
-            while True:
-                mine = sorted(number for found, number in _list(fd) if found == key)
-                names = [f"{key}.{number}" for number in reversed(mine)]
-                held = _read(fd, names[0]) if mine else None
-                if held is not None and not held.is_dead and held.value != stale:
-                    return held
-                name = f"{key}.{mine[-1] + 1 if mine else 0}"
-                with contextlib.suppress(FileExistsError):  # somebody was quicker: look again
-                    _create(fd, name)
-                    return Claim(cache, (name, *names))
+        while True:
+            with contextlib.suppress(FileExistsError):
+                _write(cache, name)
+                return Claim(cache, name)
+            held = _read(cache, name)
+            if held is not None and (held.is_dead or held == stale):
+                _write(cache, name, replace=True)
+                return Claim(cache, name)
+            if held is not None:  # else it was released meanwhile
+                return held
     except (OSError, StoreError) as error:
-        _log.debug("%s: no claims can be made there (%s)", cache.root, error)
+        _log.debug("%s: claims cannot be made there (%s)", cache.root, error)
         return Claim(cache)
 
 
-def look(cache: Cache) -> dict[str, Held]:
-    """All claims, by key.  Lists the folder: on a network, asking for one file by name may tell of the past."""
-    newest: dict[str, int] = {}
-    found: dict[str, Held] = {}
-    with contextlib.suppress(OSError, StoreError), cache.folder(_FOLDER) as fd:
-        for key, number in _list(fd):
-            newest[key] = max(number, newest.get(key, 0))
-        for key, number in newest.items():
-            if (held := _read(fd, f"{key}.{number}")) is not None:
-                found[key] = held
-    return found
+def sweep_claims(cache: Cache) -> None:
+    """Remove the claims of dead processes."""
+    with contextlib.suppress(OSError, StoreError):
+        for name in cache.names(_FOLDER):
+            if (held := _read(cache, name)) is not None and held.is_dead:
+                cache.place.remove(name)
 
 
-def sweep(cache: Cache) -> None:
-    """Remove claims of the dead, and what they left half written."""
-    with contextlib.suppress(OSError, StoreError), cache.folder(_FOLDER) as fd:
-        for key, number in _list(fd):
-            held = _read(fd, f"{key}.{number}")
-            if held is not None and held.is_dead:
-                _unlink(fd, (f"{key}.{number}",))
-
-
-def _list(fd: int) -> list[tuple[str, int]]:
-    names = [_NAME.fullmatch(name) for name in os.listdir(fd)]
-    return [(parts[1], int(parts[2])) for parts in names if parts]
-
-
-def _read(fd: int, name: str) -> Held | None:
-    """None where it was released meanwhile."""
+def _read(cache: Cache, name: str) -> Held | None:
+    """None where it was released meanwhile.  The listing makes a network file system forget what it knew of the file."""
     try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        cache.place.entries(_FOLDER)
+        return Held(cache.place.read(name).decode(errors="replace"))
     except FileNotFoundError:
         return None
-    try:
-        data = os.read(file, 1 << 16)
-    finally:
-        os.close(file)
-    owner, _, rest = data.decode(errors="replace").partition(" ")
-    return Held(owner=Owner.parse(owner), host=rest.partition("\n")[0][:80], value=f"{name} {len(data)} {owner}")
 
 
-def _create(fd: int, name: str) -> None:
-    """Whole from its first moment: a claim of somebody who was killed before saying who it is would be waited for."""
-    temporary = leases.temporary_name()
-    _write(fd, temporary)
-    try:
-        os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        _write(fd, name)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=fd)
-
-
-def _write(fd: int, name: str) -> None:
-    file = os.open(name, _NEW, 0o644, dir_fd=fd)
-    try:
-        os.write(file, f"{Owner.me()} {socket.gethostname()}\n".encode())
-    except OSError:  # such as a full disk: nothing that says nothing may stay
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=fd)
-        raise
-    finally:
-        os.close(file)
-
-
-def _unlink(fd: int, names: tuple[str, ...]) -> None:
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=fd)
+def _write(cache: Cache, name: str, *, beat: int = 0, replace: bool = False) -> None:
+    """Write a claim.  No two have the same text, so that two threads of a process cannot both create one."""
+    text = f"{Owner.me()} {beat} {os.urandom(4).hex()} {platform.node()}"
+    cache.place.create(name, lambda file: file.write(text.encode()), replace=replace)

@@ -1,54 +1,72 @@
-"""What do these rows say, without reading them again?  The digest of every range, kept as long as the data's files stay as they are.
+"""Rows of a source in ranges, one for each shard, and their digests, kept as long as the files of the source stay as they are.
 
-A source that lives in files gives a stamp: their paths, sizes, inodes and times of change, and how they are read.  The same stamp
-means that nobody wrote to them, so the digests still hold; any other, and the rows are digested again.  Keys are always made of
-digests: a stamp only saves the reading.  `refresh=True` does not look here.
+A source of files has a stamp: paths, sizes, inodes and change times, and how the files are read.  An equal stamp means that the
+files were not written to, so the digests hold.  Keys are always made of digests: a stamp only saves the reading.
 """
 
 import contextlib
 import json
-from typing import Any
+from itertools import pairwise
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.fingerprint import fingerprint
-from penstock.types import Ints, Source
+from penstock.types import Source
 
-_VERSION = 2  # raise when some source digests the same rows in another way
-_HEX = set("0123456789abcdef")
+SHARD_BYTES = 8 << 20
+SHARD_ROWS = 1 << 16
+
+_VERSION = 2  # raise when a source digests the same rows in another way
 
 
 def stamp(source: Source) -> str | None:
-    """A quick look at the files of a source; None where only reading tells whether it is the same."""
+    """The stamp of a source; None where only reading shows whether it is the same."""
     method = getattr(source, "stamp", None)
     found = None if method is None else method()
     return None if found is None else fingerprint(found)
 
 
-def recall(mark: str | None, borders: Ints, cache: Cache) -> list[str] | None:
-    """The digests of the ranges between borders, as they were when the files had this stamp."""
-    if mark is None:
-        return None
-    name = _name(mark, borders)
-    with contextlib.suppress(StoreError, ValueError, TypeError, KeyError, RecursionError):
-        if cache.size(name) is not None:
-            value = json.loads(cache.read(name))
+class RowRanges:
+    """A source cut into the ranges of rows that become shards.  Without a cache, no digests are kept."""
+
+    def __init__(
+        self, source: Source, cache: Cache | None, *, num_bytes: int = SHARD_BYTES, num_rows: int = SHARD_ROWS
+    ) -> None:
+        self.borders = source.cuts(num_bytes=num_bytes, num_rows=num_rows)
+        self.pairs: list[tuple[int, int]] = list(pairwise(self.borders.tolist()))  # first row and end of each range
+        self._source, self._cache = source, cache
+        self._stamp = stamp(source)  # before a byte is read
+        key = fingerprint([_VERSION, self._stamp, self.borders.tolist()])
+        self._name = f"digests/{key[:2]}/{key}.json"
+
+    def recall(self) -> list[str] | None:
+        """The digests of the ranges, as they were when the files had the stamp of now."""
+        if self._cache is None or self._stamp is None:
+            return None
+        with contextlib.suppress(StoreError, ValueError, TypeError, KeyError, RecursionError):
+            if self._cache.size(self._name) is None:
+                return None
+            value = json.loads(self._cache.read(self._name))
             digests = [str(digest) for digest in value["digests"]]
-            fits = value["check"] == fingerprint(digests) and len(digests) == len(borders) - 1
-            if fits and all(len(digest) == 32 and set(digest) <= _HEX for digest in digests):
+            if value["check"] == fingerprint(digests) and len(digests) == len(self.pairs):
                 return digests
-    return None
+        return None
 
+    def remember(self, digests: list[str]) -> list[str]:
+        """Keep and return digests, if the source still has its stamp.  Without them the next run is slower."""
+        if self._cache is not None and self._stamp is not None and digests and stamp(self._source) == self._stamp:
+            text = json.dumps({"digests": digests, "check": fingerprint(digests)}).encode()
+            with contextlib.suppress(StoreError):
+                self._cache.publish(self._name, lambda file: file.write(text), replace=True)
+        return digests
 
-def remember(mark: str | None, source: Source, borders: Ints, digests: list[str], cache: Cache) -> None:
-    """Keep digests that were made under this stamp, if it still is the source's.  Without them all works, only slower."""
-    if mark is None or not digests or stamp(source) != mark:
-        return
-    value: dict[str, Any] = {"digests": digests, "check": fingerprint(digests)}
-    with contextlib.suppress(StoreError):
-        cache.publish(_name(mark, borders), lambda file: file.write(json.dumps(value).encode()), replace=True)
+    def sizes(self) -> list[int]:
+        """About how many bytes the records of each range take, by the positions of rows; empty where they are not known."""
+        known = [self._size(start, stop) for start, stop in self.pairs]
+        usual = sorted(known)[len(known) // 2] if known else 0
+        return [size or usual for size in known] if any(known) else []
 
-
-def _name(mark: str, borders: Ints) -> str:
-    key = fingerprint([_VERSION, mark, borders.tolist()])
-    return f"digests/{key[:2]}/{key}.json"
+    def _size(self, start: int, stop: int) -> int:
+        first, last = self._source.where(start), self._source.where(stop - 1)
+        size = max(0, last.byte - first.byte) if last.file == first.file else 0
+        return size * (stop - start) // max(1, stop - start - 1)  # the last row is as long as the others, on average

@@ -1,44 +1,37 @@
-"""What belongs to a store, and is it whole?  Written last: a manifest that exists promises every shard it names.
+"""The manifest of a store, written last: a manifest that exists promises every shard it names.
 
-It holds no path and no name, so that the same content gives the same manifest wherever it was made.  Its own digest, with
-zeros in the digest's place, makes every changed byte of it an error.
+It contains no path and no name, so the same content gives the same manifest wherever it was made.  Its own digest, computed
+with zeros in the digest's place, makes every changed byte of it an error.
 """
 
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
-from penstock.store.reader import ShardTokens, parse_shard
-from penstock.store.schema import FORMAT_VERSION, Counts, from_json, shard_name, to_json, total, whole
-from penstock.types import Ints
+from penstock.store.counts import Counts, total
+from penstock.store.shards import FORMAT_VERSION, Schema, ShardEntry, shard_name
 
 _OWN_DIGEST = re.compile(rb'^ "digest": "([0-9a-f]{32})"', flags=re.MULTILINE)  # one space: of the outermost level
-_HEX = re.compile(r"[0-9a-f]{32}")
 _ZEROS = "0" * 32
-_TRAILER = 16  # bytes of digest that end a file of lengths
-_AT_ONCE = 64 << 20  # lengths are checked when they are mapped, up to this many bytes: 10 ms
+_TRAILER = 16  # bytes of digest at the end of a file of lengths
+_CHECKED_BYTES = 64 << 20  # lengths are checked when they are mapped, up to this size: 10 ms
+_MAKE_AGAIN = "remove it, it will be made again"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardEntry:
-    """One published shard: its key, its file's size and digest, and what it holds."""
-
-    key: str
-    num_bytes: int
-    counts: Counts
-    digest: str = ""  # of every byte of the file; added by `save` where it is not known yet
+Lengths = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Manifest:
-    """The shards of a whole store, in order, and what made them.  Whoever keeps one loaded keeps its files from removal."""
+    """The shards of a whole store, in order, and what made them.  A loaded manifest keeps its files from removal."""
 
     template: dict[str, Any]
     vocab_size: int
@@ -51,6 +44,20 @@ class Manifest:
     @property
     def counts(self) -> Counts:
         return total([entry.counts for entry in self.shards])
+
+    @property
+    def schema(self) -> Schema:
+        return Schema.from_identity(self.vocab_size, self.template)
+
+    @property
+    def shard_files(self) -> dict[str, int]:
+        """The size of every shard's file, by name."""
+        return {shard_name(entry.key): entry.num_bytes for entry in self.shards}
+
+    def is_whole(self, cache: Cache) -> bool:
+        """Whether every file that this manifest promises exists, with the right size."""
+        sizes = self.shard_files | {lengths_name(self.name): _lengths_bytes(self.counts.rows)}
+        return all(cache.size(name, hold=False) == size for name, size in sizes.items())
 
 
 def store_fingerprint(keys: list[str]) -> str:
@@ -66,32 +73,15 @@ def lengths_name(name: str) -> str:
     return f"stores/{name[:2]}/{name}.lengths"
 
 
-def lengths_bytes(num_rows: int) -> int:
+def _lengths_bytes(num_rows: int) -> int:
     return 4 * num_rows + _TRAILER
 
 
-def seal(key: str, cache: Cache, *, num_rows: int, vocab_size: int) -> tuple[ShardEntry, ShardTokens]:
-    """What a manifest says of a shard, once every byte of it is read and right; and what the shard holds."""
-    import pyarrow as pa
-
-    name = shard_name(key)
-    data = cache.read(name)
-    path = cache.path(name)
-    shard = parse_shard(pa.BufferReader(data), path, key=key, num_rows=num_rows, vocab_size=vocab_size, verify=True)
-    return ShardEntry(key=key, num_bytes=len(data), counts=shard.counts, digest=digest(data)), shard
-
-
-def save(manifest: Manifest, lengths: Iterable[Ints], cache: Cache) -> Manifest:
-    """Lengths of all samples, as one raw int32 array, and then the manifest; the manifest with all digests."""
+def save(manifest: Manifest, lengths: Iterable[npt.NDArray[Any]], cache: Cache) -> None:
+    """Publish the lengths of all samples, as one raw int32 array, and then the manifest."""
     name = manifest.name
-    files = (
-        manifest_name(name),
-        lengths_name(name),
-        *dict.fromkeys(shard_name(entry.key) for entry in manifest.shards),
-    )
-    cache.hold(*files, holder=manifest)  # until it is published, only this process knows that they belong together
-    manifest = replace(manifest, shards=tuple(_sealed(entry, manifest.vocab_size, cache) for entry in manifest.shards))
-    cache.hold(*files, holder=manifest)  # by the one that is returned, too
+    names = (manifest_name(name), lengths_name(name), *manifest.shard_files)
+    cache.hold(*names, holder=manifest)  # until it is published, only this process knows that they belong together
 
     def write_lengths(file: Any) -> None:
         content = Digest()
@@ -101,48 +91,32 @@ def save(manifest: Manifest, lengths: Iterable[Ints], cache: Cache) -> Manifest:
             file.write(piece)
         file.write(bytes.fromhex(content.hexdigest()))
 
-    text = to_text(manifest)
-    # replace: whoever comes here has just read every shard, so these bytes are right whatever lay there
-    cache.publish(lengths_name(name), write_lengths, replace=True, hold=False)
-    cache.publish(manifest_name(name), lambda file: file.write(text), replace=True, hold=False)
-    cache.release(*files)  # the two manifests hold them now
-    if cache.max_bytes is not None:
-        from penstock.store.prune import prune  # here: it reads manifests
-
-        prune(cache, max_bytes=cache.max_bytes)
-    return manifest
+    # replace: every shard was just read, so these bytes are right whatever was there
+    cache.publish(names[1], write_lengths, replace=True, hold=False)
+    cache.publish(names[0], lambda file: file.write(_to_text(manifest)), replace=True, hold=False)
+    cache.release(*names)  # the manifest holds them now
 
 
-def _sealed(entry: ShardEntry, vocab_size: int, cache: Cache) -> ShardEntry:
-    if entry.digest:
-        return entry
-    return seal(entry.key, cache, num_rows=entry.counts.rows, vocab_size=vocab_size)[0]
-
-
-def to_text(manifest: Manifest) -> bytes:
-    value = {
-        "format": FORMAT_VERSION,
-        "digest": _ZEROS,
-        "template": manifest.template,
-        "vocab_size": manifest.vocab_size,
-        "counts": to_json(manifest.counts),
-        "shards": [
-            {"key": entry.key, "num_bytes": entry.num_bytes, "digest": entry.digest, "counts": to_json(entry.counts)}
-            for entry in manifest.shards
-        ],
-    }
+def _to_text(manifest: Manifest) -> bytes:
+    value = {"format": FORMAT_VERSION, "digest": _ZEROS, "counts": asdict(manifest.counts), **asdict(manifest)}
     text = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
-    return _OWN_DIGEST.sub(f' "digest": "{digest(text)}"'.encode(), text, count=1)
+    return _with_digest(text, digest(text))
+
+
+def _with_digest(text: bytes, value: str) -> bytes:
+    return _OWN_DIGEST.sub(f' "digest": "{value}"'.encode(), text, count=1)
+
+
+class _Lease:
+    """Holds the files of a manifest that is being read."""
 
 
 def load(name: str, cache: Cache) -> Manifest | None:
-    """The manifest of a whole store, or None where there is none yet.  Its files are held as long as it is."""
+    """Return the manifest of a complete store, or None if there is none.  Its files are held as long as it exists."""
     if cache.size(manifest_name(name), hold=False) is None:
         return None
-    reading = _Reading()
-    cache.hold(
-        manifest_name(name), holder=reading
-    )  # first the lease, then the look: whoever removes stores does it the other way
+    lease = _Lease()
+    cache.hold(manifest_name(name), holder=lease)  # before the manifest is read: `prune` reads them in the other order
     try:
         manifest = read(name, cache)
     except StoreError as error:
@@ -153,67 +127,45 @@ def load(name: str, cache: Cache) -> Manifest | None:
     return manifest
 
 
-class _Reading:
-    """Holds a lease until there is a manifest to hold it."""
-
-
 def read(name: str, cache: Cache) -> Manifest:
-    """A manifest, checked, and held by nobody."""
-    path = cache.path(manifest_name(name))
-    data = cache.read(manifest_name(name))
+    """Read and check a manifest, without holding it."""
+    data, path = cache.read(manifest_name(name)), cache.path(manifest_name(name))
     try:
         value = json.loads(data)
-        found = value["format"]
-        if found != FORMAT_VERSION:
-            raise StoreError(f"format {found}, expected {FORMAT_VERSION}; remove it, it will be made again")
-        shards = tuple(_entry(part) for part in value["shards"])
-        manifest = Manifest(template=dict(value["template"]), vocab_size=whole(value["vocab_size"]), shards=shards)
+        if value["format"] != FORMAT_VERSION:
+            raise StoreError(f"{path}: format {value['format']}, expected {FORMAT_VERSION}; {_MAKE_AGAIN}")
+        shards = tuple(ShardEntry(**{**part, "counts": Counts.from_json(part["counts"])}) for part in value["shards"])
+        manifest = Manifest(template=dict(value["template"]), vocab_size=value["vocab_size"], shards=shards)
+        for entry in shards:
+            shard_name(entry.key)  # raises where it is not a key
+        if manifest.name != name:
+            raise StoreError(f"{path}: lists other shards than its file name says; {_MAKE_AGAIN}")
         own = _OWN_DIGEST.search(data)
-        if manifest.name == name and (
-            own is None or own[1].decode() != digest(_OWN_DIGEST.sub(_zeroed, data, count=1))
-        ):
-            raise ValueError("its digest does not fit")
+        if own is None or own[1].decode() != digest(_with_digest(data, _ZEROS)):
+            raise ValueError("its digest does not match")
     except StoreError as error:
-        raise StoreError(f"{path}: {error}") from error
+        raise error if str(error).startswith(str(path)) else StoreError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"{path}: damaged ({error!r}); remove it, it will be made again") from error
-    if manifest.name != name:
-        raise StoreError(f"{path}: names other shards than its own name says; remove it, it will be made again")
+        raise StoreError(f"{path}: damaged ({error!r}); {_MAKE_AGAIN}") from error
     return manifest
 
 
-def _zeroed(_: re.Match[bytes]) -> bytes:
-    return f' "digest": "{_ZEROS}"'.encode()
-
-
-def _entry(part: dict[str, Any]) -> ShardEntry:
-    shard_name(part["key"])  # raises where it is none
-    if not _HEX.fullmatch(part["digest"]):
-        raise ValueError(f"{part['digest']!r} is no digest")
-    return ShardEntry(
-        key=part["key"],
-        num_bytes=whole(part["num_bytes"]),
-        counts=from_json(part["counts"]),
-        digest=part["digest"],
-    )
-
-
-def is_whole(manifest: Manifest, cache: Cache) -> bool:
-    """Whether every file that a manifest promises is still there, in its size."""
-    if cache.size(lengths_name(manifest.name), hold=False) != lengths_bytes(manifest.counts.rows):
-        return False
-    return all(cache.size(shard_name(entry.key), hold=False) == entry.num_bytes for entry in manifest.shards)
-
-
-def map_lengths(name: str, num_rows: int, cache: Cache) -> np.ndarray[Any, np.dtype[np.int32]]:
+def map_lengths(name: str, num_rows: int, cache: Cache) -> Lengths:
     """Lengths of all samples of a whole store, memory-mapped."""
-    data = cache.map(lengths_name(name), size=lengths_bytes(num_rows), hold=False)
-    if cache.verify or len(data) <= _AT_ONCE:
-        check_lengths(data, cache.path(lengths_name(name)))
+    data = cache.map(lengths_name(name), size=_lengths_bytes(num_rows), hold=False)
+    if cache.verify or len(data) <= _CHECKED_BYTES:
+        _check_lengths(data, cache.path(lengths_name(name)))
     return np.frombuffer(data[:-_TRAILER], dtype="<i4")
 
 
-def check_lengths(data: memoryview, path: Any) -> None:
+def read_lengths(name: str, cache: Cache) -> Lengths:
+    """The same, read and checked."""
+    data = memoryview(cache.read(lengths_name(name)))
+    _check_lengths(data, cache.path(lengths_name(name)))
+    return np.frombuffer(data[:-_TRAILER], dtype="<i4")
+
+
+def _check_lengths(data: memoryview, path: Path) -> None:
     """Lengths decide which samples share a row: a wrong one would be a wrong batch."""
     if digest(data[:-_TRAILER]) != data[-_TRAILER:].hex():
-        raise StoreError(f"{path}: damaged (its digest does not fit); remove it, it will be made again")
+        raise StoreError(f"{path}: damaged (its digest does not match); {_MAKE_AGAIN}")

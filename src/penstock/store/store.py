@@ -1,10 +1,11 @@
-"""What does a user hold?  Sample i of a store: shards are opened when somebody asks, and made first if they must be."""
+"""Samples by number.  A store maps its shards when they are read, and makes them first where they are missing."""
 
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,16 @@ import numpy.typing as npt
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
-from penstock.store.manifest import Manifest, map_lengths, store_fingerprint
-from penstock.store.notes import about_turns, in_words, unrendered
-from penstock.store.reader import ShardTokens, open_shard
-from penstock.store.schema import Counts, id_dtype
-from penstock.types import Bools, Ints, Source, Template, Where
+from penstock.store.counts import Counts, about_turns, unrendered
+from penstock.store.manifest import Lengths, Manifest, map_lengths, store_fingerprint
+from penstock.store.shards import Schema, ShardTokens, open_shard
+from penstock.types import Bools, Column, Ints, Source, Template, Where
+from penstock.words import short_number
 
 if TYPE_CHECKING:
-    from penstock.store.background import Background
+    from penstock.store.build import Builder
 
-_MAX_OPEN = 1024  # shards kept mapped; views into a shard outlive its place here
+_MAX_OPEN = 1024  # shards kept mapped; views of a shard outlive its place here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Sample:
     input_ids: npt.NDArray[np.unsignedinteger[Any]]
     loss_mask: Bools
     row: int
+    columns: dict[str, Any] = field(default_factory=dict)  # declared by the template: an array, or a value per sample
     _store: "Store"
 
     @property
@@ -53,8 +55,7 @@ class Sample:
 class Store:
     """Samples of one source through one template; sample i is row i of the source.
 
-    Which shards there are is known at once.  `manifest` is there when all of them are made; until then `background` is asked
-    for a shard before it is opened.
+    The list of shards is known at once.  While shards are being made, `manifest` is None, and opening a shard waits for it.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Store:
         keys: list[str],
         shard_sizes: Ints,
         manifest: Manifest | None = None,
-        background: "Background | None" = None,
+        builder: "Builder | None" = None,
     ) -> None:
         self.name = source.name
         self.source = source
@@ -74,77 +75,72 @@ class Store:
         self.cache = cache
         self.shard_sizes = shard_sizes  # (num_shards,) rows per shard
         self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(np.int64)  # (num_shards + 1,)
+        self.num_shards = len(keys)
         self.fingerprint = store_fingerprint(keys)
         self._manifest = manifest
-        self._counts = manifest.counts if manifest else None
         self._keys = keys
-        self._background = background
-        if background is not None:
-            weakref.finalize(self, background.stop)
+        self._builder = builder
+        if builder is not None:
+            weakref.finalize(self, builder.stop)
         self._starts = self.shard_starts.tolist()
         self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
-        self._lengths: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     @property
     def manifest(self) -> Manifest | None:
-        """What is promised of the store; None until all of its shards are made."""
-        if self._manifest is None and self._background is not None:
-            self._manifest = self._background.manifest
+        """None until all shards are made."""
+        if self._manifest is None and self._builder is not None:
+            self._manifest = self._builder.manifest
         return self._manifest
+
+    @cached_property
+    def schema(self) -> Schema:
+        return Schema.of(self.template) if self.manifest is None else self.manifest.schema
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of samples besides `input_ids` and `loss_mask`, as the template declared them."""
+        return self.schema.columns
 
     @property
     def vocab_size(self) -> int:
-        return self.template.vocab_size
+        return self.schema.vocab_size
 
-    @property
-    def id_dtype(self) -> np.dtype[Any]:
-        """The type of ids on disk: the narrowest that holds the vocabulary."""
-        return id_dtype(self.vocab_size)
-
-    @property
-    def num_shards(self) -> int:
-        return len(self._keys)
-
-    @property
+    @cached_property
     def counts(self) -> Counts:
-        """Rows, tokens, trained tokens, dropped by reason; of a whole store only."""
-        if self._counts is None:
-            if self.manifest is None:
-                raise StoreError(
-                    f"{self!r} is not whole yet, so its tokens are not counted; store.wait() waits for that"
-                )
-            self._counts = self.manifest.counts
-        return self._counts
+        """Rows, tokens, trained tokens, dropped by reason; known when all shards are made."""
+        if self.manifest is None:
+            raise StoreError(f"{self!r} is not complete yet, so its tokens are not counted; call store.wait() first")
+        return self.manifest.counts
 
     def wait(self) -> "Store":
-        """Return when all shards are made; at once where they were made before."""
-        if self.manifest is None and self._background is not None:
-            self._background.wait()
+        """Return when all shards are made."""
+        if self.manifest is None and self._builder is not None:
+            self._builder.wait()
         return self
 
     def want(self, shards: Iterable[int]) -> None:
-        """Shards that will be asked for soon, in this order: of a store under way, they are made first."""
-        if self.manifest is None and self._background is not None:
-            self._background.want(shards)
+        """Make these shards first, in this order: they will be read soon."""
+        if self.manifest is None and self._builder is not None:
+            self._builder.want(shards)
 
     def close(self) -> None:
-        """Stop making shards; those that are made can be read."""
-        if self._background is not None:
-            self._background.stop()
+        """Stop making shards; finished ones can be read."""
+        if self._builder is not None:
+            self._builder.stop()
 
     def __getitem__(self, row: int, /) -> Sample:
         if not -len(self) <= row < len(self):
             raise IndexError(f"sample {row} of {self!r}: expected {-len(self)} <= number < {len(self)}")
         row %= len(self)
         shard = bisect_right(self._starts, row) - 1
-        tokens = self.tokens(shard)
-        local = row - self._starts[shard]
+        tokens, local = self.tokens(shard), row - self._starts[shard]
         start, stop = tokens.offsets.item(local), tokens.offsets.item(local + 1)
-        mask = tokens.loss_mask(start, stop)
-        return Sample(input_ids=tokens.input_ids[start:stop], loss_mask=mask, row=row, _store=self)
+        columns = {column.name: tokens.column_of(column, local) for column in self.schema.columns}
+        ids, mask = tokens.input_ids[start:stop], tokens.loss_mask(start, stop)
+        return Sample(input_ids=ids, loss_mask=mask, row=row, columns=columns, _store=self)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))
@@ -155,13 +151,11 @@ class Store:
         shards = np.searchsorted(self.shard_starts, sample_ids, side="right") - 1
         return shards, sample_ids - self.shard_starts[shards]
 
-    @property
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of every sample, 0 where it was dropped: a view of a file, not to be written to.  Waits until all are made."""
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Tokens of every sample, 0 where it was dropped: a read-only view of a file.  Waits until all shards are made."""
         self.wait()
-        if self._lengths is None:
-            self._lengths = map_lengths(self.fingerprint, len(self), self.cache)
-        return self._lengths
+        return map_lengths(self.fingerprint, len(self), self.cache)
 
     def lengths_of(self, sample_ids: Ints) -> Ints:
         """Tokens of some samples; of a store under way, only their shards are made."""
@@ -182,7 +176,7 @@ class Store:
         return found
 
     def _by_shard(self, sample_ids: Ints) -> Iterator[tuple[ShardTokens, Ints, Ints]]:
-        """For each shard that samples lie in: its tokens, which of the samples, and their numbers within the shard."""
+        """For each shard of these samples: its tokens, which of the samples it contains, and their numbers within it."""
         shards, local = self.locate(sample_ids)
         order = np.argsort(shards, kind="stable")
         borders = np.flatnonzero(np.diff(shards[order], prepend=-1, append=-1))
@@ -192,74 +186,70 @@ class Store:
             yield self.tokens(int(shards[chosen[0]])), chosen, local[chosen]
 
     def tokens(self, shard: int) -> ShardTokens:
-        """All samples of a shard, flat, as views of its memory map; made first where it does not exist yet."""
+        """All samples of a shard, flat, as views of its memory map."""
         tokens = self._shards.get(shard)
         if tokens is None:
-            if self.manifest is None and self._background is not None:
-                self._background.make(shard)
-            tokens = open_shard(
-                self._keys[shard],
-                self.cache,
-                num_rows=int(self.shard_sizes[shard]),
-                vocab_size=self.vocab_size,
-                num_bytes=self._manifest.shards[shard].num_bytes if self._manifest else None,
-            )
+            manifest = self.manifest
+            if manifest is None and self._builder is not None:
+                self._builder.make(shard)
+            num_bytes = None if manifest is None else manifest.shards[shard].num_bytes
+            num_rows = int(self.shard_sizes[shard])
+            tokens = open_shard(self._keys[shard], self.cache, self.schema, num_rows=num_rows, num_bytes=num_bytes)
             self._shards[shard] = tokens
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)
         return tokens
 
     def to_hf(self) -> Any:
-        """A `datasets.Dataset` over the same files, without a copy: `input_ids`, `loss_mask`; without what was dropped."""
-        from penstock.store.hf import to_hf
+        """A `datasets.Dataset` of the samples and their columns over the same files: no copy, and no dropped rows."""
+        try:
+            import datasets
+            from datasets.table import InMemoryTable
+        except ImportError as error:
+            raise StoreError("to_hf() needs the package `datasets`: pip install datasets") from error
+        import pyarrow as pa
 
-        return to_hf(self)
+        batches = [self.tokens(shard).batch for shard in range(self.num_shards)]
+        table = pa.Table.from_batches(batches, self.schema.to_arrow()).drop_columns("row")
+        made = datasets.Dataset(InMemoryTable(table), fingerprint=self.fingerprint[:16])
+        return made if self.lengths.all() else made.select(np.flatnonzero(self.lengths))
 
     def describe(self) -> str:
-        """One line: rows in, samples out, what was dropped and where first."""
+        """Return one line: rows in, samples out, dropped rows by reason, with the first files and lines."""
         if self.manifest is None:
             return f"{len(self):,} rows in {self.num_shards:,} shards, which are made while they are used"
         counts = self.counts
-        line = f"{counts.rows:,} records → {counts.samples:,} samples, {counts.tokens:,} tokens ({counts.trained:,} in the loss mask)"
-        if counts.dropped:
-            parts = [
-                f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"
-                for reason, part in counts.dropped.items()
-            ]
-            line += f"; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}"
-        return line
+        line = (
+            f"{counts.rows:,} records → {counts.samples:,} samples, "
+            f"{counts.tokens:,} tokens ({counts.trained:,} in the loss mask)"
+        )
+        parts = [
+            f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"
+            for reason, part in counts.dropped.items()
+        ]
+        return f"{line}; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}" if parts else line
 
     def unrendered(self) -> str:
-        """One sentence: which fields the chat template does not print, in how many rows; "" where it prints all."""
+        """One sentence: fields that the chat template does not print, and in how many rows; "" where it prints all."""
         if self.manifest is None:
             return ""
-        counts = self.counts
-        found = unrendered(counts.notes, assistant_characters=counts.assistant_characters)
-        if not found:
-            return ""
-        parts = [f"{in_words(each, num_rows=counts.rows)}, first {self.source.where(each.rows[0])}" for each in found]
-        return f"the chat template does not print {'; '.join(parts)}"
+        found = unrendered(self.counts.notes, assistant_characters=self.counts.assistant_characters)
+        parts = [f"{each.describe(len(self))}, first {self.source.where(each.rows[0])}" for each in found]
+        return f"the chat template does not print {'; '.join(parts)}" if parts else ""
 
     def odd_turns(self) -> list[str]:
         """Sentences about trained turns that no token ends, or that have only a part of their header."""
-        counts = None if self.manifest is None else self.counts
-        found = [] if counts is None else about_turns(counts.notes, num_rows=counts.rows)
-        return [f"{said} (first {self.source.where(note.rows[0])})" for said, note in found]
+        found = [] if self.manifest is None else about_turns(self.counts.notes, num_rows=len(self))
+        return [f"{text} (first {self.source.where(note.rows[0])})" for text, note in found]
 
     def _check(self, sample_ids: Ints) -> None:
         if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) < len(self):
             raise IndexError(f"sample ids {sample_ids.min()}..{sample_ids.max()} of {self!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": OrderedDict(), "_lengths": None}
+        kept = {name: value for name, value in self.__dict__.items() if name != "lengths"}
+        return {**kept, "_shards": OrderedDict()}
 
     def __repr__(self) -> str:
-        tokens = "tokens not counted yet" if self.manifest is None else f"{_short(self.counts.tokens)} tokens"
+        tokens = "tokens not counted yet" if self.manifest is None else f"{short_number(self.counts.tokens)} tokens"
         return f"Store({self.name!r}, {len(self):_} samples, {tokens}, {self.fingerprint[:8]})"
-
-
-def _short(number: int) -> str:
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return str(number)

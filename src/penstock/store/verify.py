@@ -1,34 +1,25 @@
-"""Is what lies on disk what was written?  Every byte of a store is read, and nothing is mapped: a bad disk is an error, not a signal."""
+"""Check that a store on disk is what was written.  Every byte is read and nothing is mapped: a bad disk is an error, not a signal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
-from penstock.fingerprint import digest
-from penstock.store.manifest import (
-    Manifest,
-    ShardEntry,
-    check_lengths,
-    lengths_bytes,
-    lengths_name,
-    manifest_name,
-    read,
-    to_text,
-)
-from penstock.store.prune import survey
-from penstock.store.reader import parse_shard
-from penstock.store.schema import shard_name
+from penstock.store.inventory import survey
+from penstock.store.manifest import Lengths, Manifest, lengths_name, manifest_name, read, read_lengths
+from penstock.store.shards import Schema, ShardEntry, read_shard, shard_name
 from penstock.store.store import Store
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One file that is not what it should be."""
+    """One file with wrong content."""
 
     file: str  # its name in the cache
     reason: str
@@ -56,18 +47,14 @@ class Report:
 
 
 def verify(store: Store | str, cache: Cache | None = None) -> Report:
-    """Read a whole store, given as such or by its fingerprint, and hold it to its digests."""
-    name = store.fingerprint if isinstance(store, Store) else store
-    if cache is None:
-        cache = store.cache if isinstance(store, Store) else Cache()
-    check = _Check(cache)
-    manifest = check.manifest(name)
-    if manifest is not None:
-        lengths = check.lengths(manifest)
-        for entry, start in zip(manifest.shards, _starts(manifest), strict=True):
-            expected = None if lengths is None else lengths[start : start + entry.counts.rows]
-            check.shard(entry, manifest.vocab_size, expected)
-    return check.report(name)
+    """Read a whole store, given as a Store or by its fingerprint, and check it against its digests."""
+    if isinstance(store, Store):
+        return verify(store.fingerprint, cache or store.cache)
+    check = _Check(cache or Cache())
+    if (manifest := check.attempt(manifest_name(store), read, store)) is not None:
+        check.check_shards(manifest)
+    num_bytes, problems = sum(check.sizes.values()), tuple(check.problems)
+    return Report(store=store, num_files=len(check.sizes), num_bytes=num_bytes, problems=problems)
 
 
 def verify_all(cache: Cache) -> Iterator[Report]:
@@ -77,92 +64,41 @@ def verify_all(cache: Cache) -> Iterator[Report]:
 
 
 class _Check:
-    """Collects what is wrong, and goes on."""
+    """Reads files, collects problems, and continues."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._problems: list[Problem] = []
-        self._read: dict[str, int] = {}  # file → bytes
-        self._lengths_of: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]] | None] = {}  # key → of its samples
+        self.problems: list[Problem] = []
+        self.sizes: dict[str, int] = {}  # bytes read of each file
 
-    def report(self, store: str) -> Report:
-        return Report(
-            store=store,
-            num_files=len(self._read),
-            num_bytes=sum(self._read.values()),
-            problems=tuple(self._problems),
-        )
-
-    def manifest(self, store: str) -> Manifest | None:
-        name = manifest_name(store)
+    def attempt(self, name: str, read: Callable[..., _Found], *arguments: Any) -> _Found | None:
+        """Read a file by `read(*arguments, cache)`; a StoreError becomes a problem of this file."""
         try:
-            data = self._bytes(name)
-            manifest = read(store, self._cache)
-            if data != to_text(manifest):
-                raise StoreError(f"{self._cache.path(name)}: not as it was written; pass refresh=True to make it again")
+            self.sizes[name] = self._cache.size(name, hold=False) or 0
+            return read(*arguments, self._cache)
         except StoreError as error:
-            self._blame(name, error)
+            self.problems.append(Problem(file=name, reason=str(error)))
             return None
-        return manifest
 
-    def lengths(self, manifest: Manifest) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
-        name = lengths_name(manifest.name)
-        path = self._cache.path(name)
-        try:
-            data = self._bytes(name)
-            expected = lengths_bytes(manifest.counts.rows)
-            if len(data) != expected:
-                raise StoreError(f"{path}: {len(data)} bytes, expected {expected}; remove it, it will be made again")
-            check_lengths(memoryview(data), path)
-        except StoreError as error:
-            self._blame(name, error)
-            return None
-        return np.frombuffer(data, dtype="<i4", count=manifest.counts.rows)
-
-    def shard(
-        self, entry: ShardEntry, vocab_size: int, expected: np.ndarray[tuple[int], np.dtype[np.int32]] | None
-    ) -> None:
-        name = shard_name(entry.key)
-        if entry.key not in self._lengths_of:  # one shard may stand in a store twice
-            self._lengths_of[entry.key] = None
-            try:
-                self._lengths_of[entry.key] = self._shard(entry, vocab_size)
-            except StoreError as error:
-                self._blame(name, error)
-        found = self._lengths_of[entry.key]
-        if found is not None and expected is not None and not np.array_equal(found, expected):
-            path = self._cache.path(name)
-            self._blame(name, StoreError(f"{path}: samples of other lengths than the store's file of lengths says"))
-
-    def _shard(self, entry: ShardEntry, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        name = shard_name(entry.key)
-        path = self._cache.path(name)
-        data = self._bytes(name)
-        if len(data) != entry.num_bytes:
-            raise StoreError(
-                f"{path}: {len(data)} bytes, expected {entry.num_bytes}; pass refresh=True to make it again"
-            )
-        if (found := digest(data)) != entry.digest:
-            raise StoreError(f"{path}: digest {found}, expected {entry.digest}; pass refresh=True to make it again")
-        shard = parse_shard(
-            pa.BufferReader(data), path, key=entry.key, num_rows=entry.counts.rows, vocab_size=vocab_size, verify=True
-        )
-        if shard.counts != entry.counts:
-            raise StoreError(
-                f"{path}: counts {shard.counts}, expected {entry.counts}; pass refresh=True to make it again"
-            )
-        return np.diff(shard.offsets).astype(np.int64)
-
-    def _bytes(self, name: str) -> bytes:
-        self._read[name] = 0
-        data = self._cache.read(name)
-        self._read[name] = len(data)
-        return data
-
-    def _blame(self, name: str, error: StoreError) -> None:
-        self._problems.append(Problem(file=name, reason=str(error)))
+    def check_shards(self, manifest: Manifest) -> None:
+        lengths = self.attempt(lengths_name(manifest.name), read_lengths, manifest.name)
+        starts = accumulate((entry.counts.rows for entry in manifest.shards), initial=0)
+        found: dict[str, Lengths | None] = {}  # by key: a store may contain one shard twice
+        for entry, start in zip(manifest.shards, starts, strict=False):
+            name = shard_name(entry.key)
+            if entry.key not in found:
+                found[entry.key] = self.attempt(name, _shard_lengths, entry, manifest.schema)
+            own = found[entry.key]
+            if own is None or lengths is None or np.array_equal(own, lengths[start : start + entry.counts.rows]):
+                continue
+            reason = f"{self._cache.path(name)}: samples of other lengths than the store's file of lengths says"
+            self.problems.append(Problem(file=name, reason=reason))
 
 
-def _starts(manifest: Manifest) -> list[int]:
-    """The first row of each shard."""
-    return list(accumulate((entry.counts.rows for entry in manifest.shards), initial=0))[:-1]
+def _shard_lengths(entry: ShardEntry, schema: Schema, cache: Cache) -> Lengths:
+    """The lengths of a shard's samples, after every byte of it was checked."""
+    shard, found = read_shard(entry.key, cache, schema, num_rows=entry.counts.rows)
+    if found.digest != entry.digest:
+        path = cache.path(shard_name(entry.key))
+        raise StoreError(f"{path}: digest {found.digest}, expected {entry.digest}; pass refresh=True to make it again")
+    return np.diff(shard.offsets)

@@ -1,28 +1,32 @@
-"""What if no shape fits?  A function of yours: record → ids, segments or a conversation, with a version that you raise."""
+"""A template from a user's function: record → ids, segments or a conversation, and values of further columns."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.messages import Conversation
-from penstock.templates.pieces import encode_pieces
-from penstock.templates.plain import PlainText
+from penstock.templates.conversation import Conversation
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.samples import Tokens
-from penstock.templates.segments import read_pieces
-from penstock.templates.tokenizers import SpecialInText, Tokenizer
-from penstock.types import Bools, Ids, Record, Samples
+from penstock.templates.samples import read_each
+from penstock.templates.text import PlainText, read_pieces
+from penstock.templates.tokenizer.byte_offsets import borders
+from penstock.templates.tokenizer.tokenizer import SpecialInText, Tokenizer
+from penstock.types import Bools, Column, Ids, Record, Samples, Values
 
 if TYPE_CHECKING:
     from penstock.templates.chat.template import ChatTemplate
 
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
+_KEYS = ("input_ids", "segments", "conversation")  # of a dict: what becomes tokens; one of them
+_TAKEN = (*_KEYS, "labels", "loss_mask", "assistant_masks", "completion_mask", "attention_mask")
+_KINDS = {"token": "one value for each of its {} tokens", "sample": "one value", "list": "a flat list of values"}
 
 
 class PassOn:
-    """Reader of what is a conversation already."""
+    """Reader of records that hold a finished conversation."""
 
     def __call__(self, record: Record, number: int | None = None) -> Conversation:
         conversation: Conversation = record["conversation"]
@@ -33,10 +37,12 @@ class PassOn:
 
 
 class FunctionTemplate(PlainText):
-    """What `function` makes of a record, encoded.  Raise `version` when the function changes: it is part of the key.
+    """Encode the answers of `function`.  Raise `version` when the function changes: it is part of the store's key.
 
-    The function must not depend on anything but the record; for worker processes it must stand at the top of a module.
-    bos, eos: for segments.  chat: options of the chat template ({} for none), needed where it gives conversations.
+    The function must depend on nothing but the record; for worker processes it must stand at the top of a module.
+    bos, eos: for segments.  chat: options of the chat template ({} for none), needed if the function gives conversations.
+    columns: further values of each sample.  The function then gives a dict with `input_ids`, `segments` or `conversation`, and the values
+    under the names of the columns.
     """
 
     version = 1  # ours, of what is done with the function's answer
@@ -52,15 +58,17 @@ class FunctionTemplate(PlainText):
         special_in_text: SpecialInText = "token",
         on_nothing: str = "drop",
         chat: dict[str, Any] | None = None,
+        columns: Sequence[Column] = (),
     ) -> None:
         if not callable(function):
-            raise TemplateError(f"the function is {type(function).__name__}, expected something to call with a record")
+            raise TemplateError(f"function is a {type(function).__name__}, expected a callable that takes a record")
         if not isinstance(version, str) or not version:
             raise TemplateError(
                 f"version is {version!r}, expected text such as '1': it tells stores made by an older function apart"
             )
         self.function = function
         self.function_version = version
+        self.columns = _check_columns(columns)
         super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self._ids = PretokenizedTemplate(tokenizer)
         self._chat = None if chat is None else _open_chat(tokenizer, chat)
@@ -82,57 +90,95 @@ class FunctionTemplate(PlainText):
             "function_version": self.function_version,
             "ids": self._ids.identity(),
             "chat": None if self._chat is None else self._chat.identity(),
+            **({"columns": [asdict(column) for column in self.columns]} if self.columns else {}),
         }
 
-    def _encode(self, records: Sequence[Record]) -> Tokens:
-        """Answers of one kind are encoded together, then all are put back in the order of their records."""
-        kinds: dict[Callable[..., Tokens], list[tuple[int, Any]]] = {}
+    def _encode(self, records: Sequence[Record]) -> Samples:
+        """Encode answers of one kind together, then put all back in the order of their records."""
+        kinds: dict[Callable[..., Samples], list[int]] = {}
+        answers: list[Any] = []
+        values: dict[str, list[Any]] = {column.name: [] for column in self.columns}
         for number, record in enumerate(records):
-            answer = self.function(record)
-            kinds.setdefault(self._kind(answer, number), []).append((number, answer))
+            given = self.function(record)
+            encode, answer = self._kind(given, number)
+            kinds.setdefault(encode, []).append(number)
+            answers.append(answer)
+            for column in self.columns:
+                values[column.name].append(self._value(column, given, number))
         samples: dict[int, tuple[Ids, Bools]] = {}
         dropped: dict[int, str] = {}
-        for encode, numbered in kinds.items():
+        notes: dict[str, dict[int, int]] = {}
+        characters = 0
+        for encode, numbers in kinds.items():
             try:
-                tokens = encode([answer for _, answer in numbered])
+                made = encode([answers[number] for number in numbers])
             except TemplateError as error:
-                place = None if error.record is None else numbered[error.record][0]
-                raise TemplateError(f"{self.name} gave an answer that cannot be used: {error}", record=place) from error
-            dropped |= {numbered[place][0]: reason for place, reason in tokens.dropped.items()}
-            borders = np.cumsum(tokens.lengths)[:-1]
-            parts = zip(np.split(tokens.ids, borders), np.split(tokens.mask, borders), strict=True)
-            samples |= {number: part for (number, _), part in zip(numbered, parts, strict=True)}
+                place = None if error.record is None else numbers[error.record]
+                raise TemplateError(f"{self.name} returned an unusable value: {error}", record=place) from error
+            dropped |= {numbers[place]: reason for place, reason in made.dropped.items()}
+            for name, counts in made.notes.items():
+                notes.setdefault(name, {}).update({numbers[place]: count for place, count in counts.items()})
+            characters += made.assistant_characters
+            cuts = made.offsets[1:-1]
+            parts = zip(np.split(made.input_ids, cuts), np.split(made.loss_mask, cuts), strict=True)
+            samples |= dict(zip(numbers, parts, strict=True))
         ordered = [samples[number] for number in range(len(records))]
-        return Tokens(
-            ids=np.concatenate([ids for ids, _ in ordered]),
-            mask=np.concatenate([mask for _, mask in ordered]),
-            lengths=np.array([len(ids) for ids, _ in ordered], np.int64),
+        return Samples(
+            input_ids=np.concatenate([ids for ids, _ in ordered]),
+            loss_mask=np.concatenate([mask for _, mask in ordered]),
+            offsets=borders([len(ids) for ids, _ in ordered]),
             dropped=dropped,
+            notes=notes,
+            assistant_characters=characters,
+            columns={column.name: _flat(column, values[column.name]) for column in self.columns},
         )
 
-    def _kind(self, answer: Any, number: int) -> Callable[..., Tokens]:
+    def _kind(self, given: Any, number: int) -> tuple[Callable[..., Samples], Any]:
+        """How an answer is encoded, and the part of it that becomes tokens."""
+        keys = [key for key in _KEYS if key in given] if isinstance(given, dict) else []
+        answer = given[keys[0]] if len(keys) == 1 and keys != ["input_ids"] else given
         if isinstance(answer, Conversation):
             if self._chat is None:
-                raise TemplateError(f"{self.name} gave a Conversation; pass chat={{}}, or its options", record=number)
-            return self._encode_conversations
+                raise TemplateError(f"{self.name} returned a Conversation; pass chat={{}} or options", record=number)
+            return self._encode_conversations, answer
         if isinstance(answer, dict) and "input_ids" in answer:
-            return self._encode_ids
+            return self._ids.encode_all, answer
         if isinstance(answer, list):
-            return self._encode_segments
+            return self._encode_segments, answer
         raise TemplateError(
-            f"{self.name} gave {type(answer).__name__} {str(answer)[:60]!r}, expected {_EXPECTED}", record=number
+            f"{self.name} returned {type(given).__name__} {str(given)[:60]!r}, expected {_EXPECTED}", record=number
         )
 
-    def _encode_ids(self, answers: list[Record]) -> Tokens:
-        return _tokens(self._ids.encode(answers))
+    def _encode_segments(self, answers: list[Any]) -> Samples:
+        return self._encode_pieces(read_each(lambda answer: read_pieces(answer, "its list"), answers))
 
-    def _encode_segments(self, answers: list[Any]) -> Tokens:
-        pieces = [read_pieces(answer, "its list", number) for number, answer in enumerate(answers)]
-        return encode_pieces(self.tokenizer, pieces, self._ends, special=self.special_in_text)
+    def _encode_conversations(self, answers: list[Conversation]) -> Samples:
+        assert self._chat is not None  # checked by _kind
+        return self._chat.encode({"conversation": answer} for answer in answers)
 
-    def _encode_conversations(self, answers: list[Conversation]) -> Tokens:
-        assert self._chat is not None  # _kind has looked
-        return _tokens(self._chat.encode({"conversation": answer} for answer in answers))
+    def _value(self, column: Column, given: Any, number: int) -> npt.NDArray[Any]:
+        """The values of one column in an answer, checked."""
+        what = f"{self.name} returned for the column {column.name!r}"
+        if not isinstance(given, dict) or column.name not in given:
+            expected = f"a dict with {column.name!r} beside {' or '.join(_KEYS)}"
+            raise TemplateError(f"{what} no value, expected {expected}", record=number)
+        if column.per == "token" and "input_ids" not in given:
+            reason = "no input_ids, which a column with one value per token needs"
+            raise TemplateError(f"{what} {reason}", record=number)
+        size = len(given["input_ids"]) if column.per == "token" else None
+        try:
+            values = np.asarray(given[column.name])
+            made = values.astype(column.dtype)
+        except (ValueError, TypeError, OverflowError):  # lists of different lengths in a list, text, huge integers
+            values = made = np.asarray(None)
+        fits = values.shape == (size,) if size is not None else values.ndim == (0 if column.per == "sample" else 1)
+        is_exact = made.dtype.kind == "f" or np.array_equal(made, values)  # only floats are rounded
+        if not (fits and is_exact and values.dtype.kind in "biuf"):
+            found = f"{str(given[column.name])[:60]!r}"
+            raise TemplateError(
+                f"{what} {found}, expected {_KINDS[column.per].format(size)} of {column.dtype}", record=number
+            )
+        return made
 
     def __repr__(self) -> str:
         return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
@@ -144,7 +190,21 @@ def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> "ChatTemplate":
     return ChatTemplate(tokenizer, reader=PassOn(), **options)
 
 
-def _tokens(samples: Samples) -> Tokens:
-    return Tokens(
-        ids=samples.input_ids, mask=samples.loss_mask, lengths=np.diff(samples.offsets), dropped=samples.dropped
-    )
+def _check_columns(given: Sequence[Column]) -> tuple[Column, ...]:
+    for place, column in enumerate(given):
+        if not isinstance(column, Column):
+            raise TemplateError(f"columns[{place}] is {column!r}, expected a Column(name=, dtype=, per=)")
+        if column.name in (*_TAKEN, *(other.name for other in given[:place])):
+            raise TemplateError(f"columns[{place}] has the name {column.name!r}, which is taken; choose another one")
+        if column.per not in _KINDS:
+            raise TemplateError(f"column {column.name!r} has per={column.per!r}, expected one of {', '.join(_KINDS)}")
+        if column.dtype not in np.sctypeDict or np.dtype(column.dtype).kind not in "iuf":
+            expected = "a numpy type of numbers such as float32"
+            raise TemplateError(f"column {column.name!r} has the dtype {column.dtype!r}, expected {expected}")
+    return tuple(given)
+
+
+def _flat(column: Column, values: list[npt.NDArray[Any]]) -> Values:
+    if column.per == "list":
+        return Values(np.concatenate(values), borders([len(one) for one in values]))
+    return Values(np.concatenate(values) if column.per == "token" else np.array(values, column.dtype))

@@ -1,24 +1,26 @@
-"""What if the tokens are there already?  They are checked and taken, with their labels or masks; nothing is added."""
+"""Records that are tokens already: ids, labels and masks are checked and used as they are."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.keys import value_under
-from penstock.templates.samples import POLICIES, Tokens, check_choice, encode_batches
-from penstock.templates.tokenizers import Tokenizer
+from penstock.templates.fields import check_choice, value_under
+from penstock.templates.samples import POLICIES, OnNothing, encode_batches, read_each
+from penstock.templates.tokenizer.byte_offsets import borders
+from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Ids, Record, Samples
 
-MASKS = ("loss_mask", "assistant_masks", "completion_mask")
+_MASKS = ("loss_mask", "assistant_masks", "completion_mask")
+_OPTIONS = ("version", "input_key", "labels_key", "mask_key", "ignore_index", "vocab_size")
 
 
 class PretokenizedTemplate:
     """`input_ids`, trained where `labels` are not -100, or where a mask is 1, or everywhere.
 
-    mask_key: the one mask to take; None takes what is there of `labels`, loss_mask, assistant_masks, completion_mask.
+    mask_key: the one mask to use; None uses all that a record has of `labels`, loss_mask, assistant_masks and completion_mask.
     Of those, assistant_masks and completion_mask together mean both (as in trl); any others must agree.
     vocab_size: needed without a tokenizer; ids are checked against it.
     """
@@ -29,68 +31,57 @@ class PretokenizedTemplate:
         self,
         tokenizer: Tokenizer | None = None,
         *,
-        input_key: str = "input_ids",
-        labels_key: str = "labels",
-        mask_key: str | None = None,
-        ignore_index: int = -100,
-        vocab_size: int | None = None,
-        on_nothing: str = "drop",
+        input_key: Annotated[str, "column with the ids"] = "input_ids",
+        labels_key: Annotated[str, "column with the labels of the ids"] = "labels",
+        mask_key: Annotated[
+            str | None, "column with the loss mask; null finds labels, loss_mask, assistant_masks or completion_mask"
+        ] = None,
+        ignore_index: Annotated[int, "label of tokens that are not trained"] = -100,
+        vocab_size: Annotated[int | None, "number of ids, if no tokenizer is given"] = None,
+        on_nothing: OnNothing = "drop",
     ) -> None:
-        size = vocab_size if vocab_size is not None else tokenizer.vocab_size if tokenizer else None
+        size = vocab_size if vocab_size is not None or tokenizer is None else tokenizer.vocab_size
         if size is None or size < 1:
-            raise TemplateError(
-                f"vocab_size is {size}, expected how many ids the vocabulary has, or a tokenizer that knows it"
-            )
-        self.tokenizer = tokenizer
-        self.vocab_size = size
-        self.input_key = input_key
-        self.labels_key = labels_key
-        self.mask_key = mask_key
+            expected = "the size of the vocabulary, or a tokenizer that has it"
+            raise TemplateError(f"vocab_size is {size}, expected {expected}")
+        self.tokenizer, self.vocab_size = tokenizer, size
+        self.input_key, self.labels_key, self.mask_key = input_key, labels_key, mask_key
         self.ignore_index = ignore_index
         self.on_nothing = check_choice("on_nothing", on_nothing, POLICIES)
 
     def identity(self) -> dict[str, Any]:
         """Without the tokenizer: it decodes, but changes no token."""
-        return {
-            "template": "pretokenized",
-            "version": self.version,
-            "input_key": self.input_key,
-            "labels_key": self.labels_key,
-            "mask_key": self.mask_key,
-            "ignore_index": self.ignore_index,
-            "vocab_size": self.vocab_size,
-        }
+        return {"template": "pretokenized", **{name: getattr(self, name) for name in _OPTIONS}}
 
     def encode(self, records: Iterable[Record]) -> Samples:
-        return encode_batches(records, self._encode, on_nothing=self.on_nothing)
+        return encode_batches(records, self.encode_all, on_nothing=self.on_nothing)
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         if self.tokenizer is None:
-            raise TemplateError(
-                "these samples came as ids and no tokenizer was given; pass tokenizer= to read them as text"
-            )
+            raise TemplateError("the samples are ids, and no tokenizer was given; pass tokenizer= to read them as text")
         return self.tokenizer.decode(input_ids)
 
-    def _encode(self, records: Sequence[Record]) -> Tokens:
-        ids, masks = [], []
-        for number, record in enumerate(records):
-            try:
-                ids.append(self._ids(record))
-                masks.append(self._mask(record, ids[-1]))
-            except TemplateError as error:
-                raise TemplateError(str(error), record=number) from error
-        lengths = np.array([len(some) for some in ids], np.int64)
-        return Tokens(ids=np.concatenate(ids), mask=np.concatenate(masks), lengths=lengths)
+    def encode_all(self, records: Sequence[Record]) -> Samples:
+        """Encode a batch of records, and keep the tokens of those without a target."""
+        read = read_each(self._read, records)
+        ids, masks = np.concatenate([ids for ids, _ in read]), np.concatenate([mask for _, mask in read])
+        return Samples(input_ids=ids, loss_mask=masks, offsets=borders([len(ids) for ids, _ in read]))
 
-    def _ids(self, record: Record) -> Ids:
+    def _read(self, record: Record) -> tuple[Ids, Bools]:
         given = value_under(record, self.input_key, "input_key", expected="a list of ids")
-        return read_ids(given, f"key {self.input_key!r}", self.vocab_size)
+        ids = _integers(given, f"key {self.input_key!r}")
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.vocab_size):
+            place = int(np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0])
+            found = f"key {self.input_key!r} holds {ids[place]} at place {place}"
+            raise TemplateError(f"{found}, expected 0 <= id < {self.vocab_size} (vocab_size)")
+        made = ids.astype(np.uint32, copy=False)
+        return made, self._mask(record, made)
 
     def _mask(self, record: Record, ids: Ids) -> Bools:
         self._check_attention(record, ids)
         if self.mask_key is not None:
-            return read_mask(value_under(record, self.mask_key, "mask_key"), f"key {self.mask_key!r}", len(ids))
-        found = {key: read_mask(record[key], f"key {key!r}", len(ids)) for key in MASKS if record.get(key) is not None}
+            return _read_mask(value_under(record, self.mask_key, "mask_key"), self.mask_key, len(ids))
+        found = {key: _read_mask(record[key], key, len(ids)) for key in _MASKS if record.get(key) is not None}
         if "assistant_masks" in found and "completion_mask" in found:
             found["assistant_masks and completion_mask"] = found.pop("assistant_masks") & found.pop("completion_mask")
         if record.get(self.labels_key) is not None:
@@ -115,12 +106,9 @@ class PretokenizedTemplate:
         wrong = np.flatnonzero(trained & (labels != ids))
         if len(wrong):
             place = int(wrong[0])
-            shifted = trained[:-1].any() and np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]])
-            hint = (
-                "they look shifted by one already, but shifting is the loader's work: give them unshifted"
-                if shifted
-                else (f"expected the id itself, or {self.ignore_index} where nothing is trained")
-            )
+            hint = f"expected the id itself, or {self.ignore_index} where nothing is trained"
+            if trained[:-1].any() and np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
+                hint = "they look shifted by one already, but the loader shifts labels: give them unshifted"
             raise TemplateError(
                 f"{what} differs from the ids at {len(wrong)} places, first at {place}: label {labels[place]}, "
                 f"id {ids[place]}; {hint}"
@@ -128,39 +116,29 @@ class PretokenizedTemplate:
         return trained
 
     def _check_attention(self, record: Record, ids: Ids) -> None:
-        attention = record.get("attention_mask")
-        if attention is None:
+        if record.get("attention_mask") is None:
             return
-        seen = read_mask(attention, "key 'attention_mask'", len(ids))
-        if not seen.all():
+        zeros = int((~_read_mask(record["attention_mask"], "attention_mask", len(ids))).sum())
+        if zeros:
             raise TemplateError(
-                f"key 'attention_mask' has {int((~seen).sum())} zeros among {len(ids)}, expected only ones: samples are "
-                f"stored without padding; take the padding off"
+                f"key 'attention_mask' has {zeros} zeros among {len(ids)}, expected only ones: samples are stored without "
+                f"padding; remove the padding"
             )
 
     def __repr__(self) -> str:
         return f"PretokenizedTemplate({self.input_key!r}, {self.vocab_size:_} ids)"
 
 
-def read_ids(value: Any, what: str, vocab_size: int) -> Ids:
-    ids = _integers(value, what)
-    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-        place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        raise TemplateError(f"{what} holds {ids[place]} at place {place}, expected 0 <= id < {vocab_size} (vocab_size)")
-    return ids.astype(np.uint32, copy=False)
-
-
-def read_mask(value: Any, what: str, length: int) -> Bools:
+def _read_mask(value: Any, key: str, length: int) -> Bools:
     mask = np.asarray(value)
     if mask.size and mask.dtype != np.bool_:
-        numbers = _integers(value, what)
-        if not np.isin(numbers, (0, 1)).all():
-            raise TemplateError(
-                f"{what} holds {numbers[~np.isin(numbers, (0, 1))][0]}, expected 0 and 1, or true and false"
-            )
+        numbers = _integers(value, f"key {key!r}")
+        others = numbers[~np.isin(numbers, (0, 1))]
+        if len(others):
+            raise TemplateError(f"key {key!r} holds {others[0]}, expected 0 and 1, or true and false")
         mask = numbers != 0
     if mask.shape != (length,):
-        raise TemplateError(f"{what} has the shape {mask.shape} for {length} ids, expected one value each")
+        raise TemplateError(f"key {key!r} has the shape {mask.shape} for {length} ids, expected one value each")
     return mask.astype(np.bool_, copy=False)
 
 

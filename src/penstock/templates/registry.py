@@ -1,55 +1,53 @@
-"""Which template has this name, and which options does it know?  A wrong option is refused with the one that was meant."""
+"""Open a template by its name and options; with a cache, only when it is first used.
+
+Commands on a finished store need a template's identity, to find the store, and the size of its vocabulary.  Both depend only on the
+tokenizer's content, the template's name and its options, so they are kept as facts (tokenizer/facts.py), and neither a tokenizer nor a
+template engine is loaded.
+"""
 
 import inspect
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
-from penstock.errors import TemplateError
-from penstock.templates.messages import Reader
-from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.prompt_completion import PromptCompletionTemplate
-from penstock.templates.segments import SegmentsTemplate
-from penstock.templates.text import TextTemplate
-from penstock.templates.tokenizers import Tokenizer
-from penstock.types import Template
+import numpy as np
+import numpy.typing as npt
 
-_PLAIN: dict[str, Callable[..., Template]] = {
-    "text": TextTemplate,
-    "pretokenized": PretokenizedTemplate,
-    "segments": SegmentsTemplate,
-}
-_TWO_SIDED = ("prompt_completion", "query_response")  # plain text or a conversation, see `uses_chat`
-_LISTED = ("messages_key", "role_key", "content_key")
-_SHAPES: dict[str, tuple[str, ...]] = {  # the reader's own options of each shape
-    "messages": _LISTED,
-    "sharegpt": _LISTED,
-    "alpaca": ("instruction_key", "input_key", "output_key", "history_key", "separator"),
-    "prompt_completion": ("input_key", "output_key"),
-    "query_response": ("input_key", "output_key"),
-}
-_EVERY_SHAPE = (
-    *("tool_key", "system_key", "documents_key", "kwargs_key"),
-    *("role_map", "tool_arguments", "content_parts", "nulls"),
-)
-_SAME = {"chat": "messages"}
-NAMES = ("text", "messages", "chat", "sharegpt", "alpaca", *_TWO_SIDED, "pretokenized", "segments")
+from penstock.cache import Cache
+from penstock.errors import TemplateError
+from penstock.templates.chat.options import ChatOptions
+from penstock.templates.conversation import Reader
+from penstock.templates.pretokenized import PretokenizedTemplate
+from penstock.templates.shapes import SHAPES, RecordShape
+from penstock.templates.text import PlainText
+from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall
+from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.types import Column, Record, Samples, Template, columns_of, encoder_of
+from penstock.words import did_you_mean
+
+NAMES = tuple(name for shape in SHAPES.values() for name in (shape.name, shape.alias) if name)
+_ALIASES = {shape.alias: shape.name for shape in SHAPES.values() if shape.alias}
+
+_OF_SOME_SHAPES = {option for shape in SHAPES.values() for option in shape.options}
+_OF_EVERY_SHAPE = [each.name for each in fields(Reader) if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}]
+_OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
+
+_PACKAGES = ("tokenizers", "fastokens", "jinja2", "minijinja")  # their versions are part of identities
 
 
 def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any]) -> Template:
-    """A template by name, with its own options; an option it does not know is an error."""
+    """Open a template by name, with its options; an unknown option is an error."""
     chat = uses_chat(name, tokenizer, options)
     known = known_options(name, chat=chat)
     for option in options:
         if option not in known:
-            near = get_close_matches(option, known, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            with_chat = _with_other_chat(name, option, chat=chat)
             raise TemplateError(
-                f"template {name!r} has no option {option}; {meant}{with_chat}it has {', '.join(known)}"
+                f"template {name!r} has no option {option}{did_you_mean(option, known) or ';'} "
+                f"{_other_chat(name, option, chat=chat)}it has {', '.join(known)}"
             )
-    name = _SAME.get(name, name)
-    if name == "pretokenized":
+    shape = _shape(name)
+    if shape.template is PretokenizedTemplate:
         return PretokenizedTemplate(tokenizer, **options)
     if tokenizer is None:
         raise TemplateError(
@@ -57,17 +55,20 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any
             "(only template='pretokenized' with vocab_size= does without)"
         )
     options = {key: value for key, value in options.items() if key != "chat"}
-    if name in _TWO_SIDED and not chat:
-        return PromptCompletionTemplate(tokenizer, usual=name, **options)
-    if name in _PLAIN:
-        return _PLAIN[name](tokenizer, **options)
-    return _open_chat(name, tokenizer, options)
+    if shape.template is not None and not (chat and shape.reads):
+        return shape.template(tokenizer, **options)
+    reads = {key: options.pop(key) for key in (*shape.options, *_OF_EVERY_SHAPE) if key in options}
+    if shape.template is not None:
+        options.setdefault("train_on", "completion")
+    from penstock.templates.chat.template import ChatTemplate  # imports two template engines
+
+    return ChatTemplate(tokenizer, reader=Reader(shape=shape.name, **reads), **options)
 
 
 def uses_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> bool:
-    """Whether a two-sided record becomes a conversation, rendered by a chat template.
+    """Whether a record with two sides becomes a conversation, rendered by a chat template.
 
-    Where `chat` is not given, questions and answers do if there is a chat template: a model tuned for chat expects it.
+    Without the option `chat`, questions and answers do if there is a chat template: a model tuned for chat expects it.
     A prompt and its completion stay plain text, as in trl.
     """
     if options.get("chat") is not None:
@@ -76,46 +77,129 @@ def uses_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
     return name == "query_response" and has_template
 
 
+def may_use_chat(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether records can become conversations, with any tokenizer."""
+    shape = _shape(name)
+    if not _is_two_sided(shape):
+        return shape.reads is not None
+    return name == "query_response" if options.get("chat") is None else bool(options["chat"])
+
+
 def known_options(name: str, *, chat: bool | None = False) -> list[str]:
-    """What `open_template` takes for this name; `chat` is what that option was set to, None where either may come."""
+    """The options of `open_template` for this name; `chat` is the value of that option, None for either."""
+    shape = _shape(name)
+    if shape.reads is None:
+        return _parameters(shape.template)
+    as_chat = [*shape.options, *_OF_EVERY_SHAPE, *_parameters(ChatOptions)]
+    if not _is_two_sided(shape):
+        return as_chat
+    as_text = _parameters(shape.template)
+    found = [*as_text, *as_chat] if chat is None else as_chat if chat else as_text
+    return list(dict.fromkeys([*found, "chat"]))
+
+
+def _parameters(maker: Callable[..., Any] | None) -> list[str]:
+    """The options of a template, its own first."""
+    assert maker is not None
+    names = [name for name in inspect.signature(maker).parameters if name not in ("tokenizer", "usual")]
+    return sorted(names, key=_OF_EVERY_TEXT.__contains__)
+
+
+def _shape(name: str) -> RecordShape:
     if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise TemplateError(f"template {name!r} is not known; {meant}expected 'auto' or one of {', '.join(NAMES)}")
-    name = _SAME.get(name, name)
-    if name in _PLAIN:
-        return _parameters(_PLAIN[name])
-    two_sided = ["chat"] if name in _TWO_SIDED else []
-    if two_sided and chat is None:
-        return list(dict.fromkeys([*known_options(name, chat=False), *known_options(name, chat=True)]))
-    if two_sided and not chat:
-        return [*_parameters(PromptCompletionTemplate), *two_sided]
-    return [*_SHAPES[name], *_EVERY_SHAPE, *_parameters(_chat_template()), *two_sided]
+        raise TemplateError(
+            f"template {name!r} is not known{did_you_mean(name, NAMES) or ';'} expected 'auto' or one of {', '.join(NAMES)}"
+        )
+    return SHAPES[_ALIASES.get(name, name)]
 
 
-def _with_other_chat(name: str, option: str, *, chat: bool) -> str:
-    """A hint where the option belongs to the other form of a two-sided template."""
-    if name not in _TWO_SIDED or option not in known_options(name, chat=not chat):
+def _is_two_sided(shape: RecordShape) -> bool:
+    """Whether records of this shape become plain text or a conversation."""
+    return shape.reads is not None and shape.template is not None
+
+
+def _other_chat(name: str, option: str, *, chat: bool) -> str:
+    """A hint if the option belongs to the other form of a two-sided template."""
+    if not _is_two_sided(_shape(name)) or option not in known_options(name, chat=not chat):
         return ""
     if chat:
         return "these rows are rendered by the chat template; with chat=False (plain text) it has; "
     return "with chat=True it has; "
 
 
-def _open_chat(shape: str, tokenizer: Tokenizer, options: dict[str, Any]) -> Template:
-    reads = {name: options.pop(name) for name in (*_SHAPES[shape], *_EVERY_SHAPE) if name in options}
-    if shape in _TWO_SIDED:
-        options.setdefault("train_on", "completion")
-    return _chat_template()(tokenizer, reader=Reader(shape=shape, **reads), **options)
+def remembered_template(
+    name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache | None
+) -> Template:
+    """A template that is opened when it is first used; at once without a cache, or if JSON cannot hold an option."""
+    try:
+        is_plain = json.loads(json.dumps(options, allow_nan=False)) == options
+    except (TypeError, ValueError):
+        is_plain = False
+    if cache is None or not is_plain:
+        return open_template(name, tokenizer, options)
+    return RememberedTemplate(name, tokenizer, options, cache)
 
 
-def _chat_template() -> Callable[..., Template]:
-    from penstock.templates.chat.template import (
-        ChatTemplate,  # only where it is asked for: it brings two template engines
-    )
-
-    return ChatTemplate
+def opened_template(template: Template) -> Template:
+    """The template itself, opened if it was only remembered."""
+    return template.opened() if isinstance(template, RememberedTemplate) else template
 
 
-def _parameters(maker: Callable[..., Template]) -> list[str]:
-    return [name for name in inspect.signature(maker).parameters if name not in ("tokenizer", "usual", "reader")]
+class RememberedTemplate:
+    """Identity, vocabulary size and columns of a template from the cache.  Everything else opens the template."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache) -> None:
+        self._name, self._tokenizer, self._options, self._cache = name, tokenizer, options, cache
+        self._template: Template | None = None
+        about = {
+            "template": name,
+            "options": options,
+            # with the path, because warnings name it
+            "tokenizer": None if tokenizer is None else [tokenizer.content, tokenizer.wants_fast, tokenizer.path],
+            "versions": [package_version(package) for package in _PACKAGES],
+        }
+        known = recall("template", about=about, compute=self._learn, cache=cache)
+        self._identity: dict[str, Any] = known["identity"]
+        self.vocab_size: int = known["vocab_size"]
+        self.columns = tuple(Column(**column) for column in known["columns"])
+
+    def _learn(self) -> dict[str, Any]:
+        self._template = made = open_template(self._name, self._tokenizer, self._options)
+        columns = [asdict(column) for column in columns_of(made)]
+        return {"identity": made.identity(), "vocab_size": made.vocab_size, "columns": columns}
+
+    def identity(self) -> dict[str, Any]:
+        return self._identity
+
+    def with_engine(self, *, fast: bool) -> "RememberedTemplate":
+        """The same template; `fast` decides whether fastokens may encode."""
+        if self._tokenizer is None or self._tokenizer.wants_fast == fast:
+            return self
+        return RememberedTemplate(self._name, self._tokenizer.with_engine(fast=fast), self._options, self._cache)
+
+    def encode(self, records: Iterable[Record]) -> Samples:
+        return self.opened().encode(records)
+
+    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
+        return encoder_of(self.opened())
+
+    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
+        return self.opened().decode(input_ids)
+
+    def opened(self) -> Template:
+        if self._template is None:
+            with collected_warnings():  # logged when the identity was recalled
+                self._template = open_template(self._name, self._tokenizer, self._options)
+        return self._template
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes that only some templates have: `rendering`, `num_turns`, `tokenizer` …"""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.opened(), name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_template": None}  # a worker opens it in its own process
+
+    def __repr__(self) -> str:
+        return repr(self.opened())

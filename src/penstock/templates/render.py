@@ -2,7 +2,7 @@
 
 minijinja takes a quarter of jinja2's time.  It is used only where it renders the made-up conversations as jinja2 does.  A template that
 was not written here is first tried in a child process (trial.py).  Both engines get the instrumented template (chat/instrument.py), so that
-a rendering holds marks which say who printed what; chat/attribution.py reads them.
+a rendering holds marks which say who printed what.
 """
 
 import copy
@@ -10,7 +10,6 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -18,8 +17,8 @@ import jinja2.nodes as nodes
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
+from penstock.templates.chat.analysis import needs_jinja2
 from penstock.templates.chat.instrument import LOOP_FUNCTION, SET_FUNCTION, Marker, instrument
-from penstock.templates.engine_choice import wants_reference
 from penstock.templates.sandbox import LimitExceeded, Sandbox
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 _FUEL = 20_000_000  # instructions of minijinja; a conversation takes some ten thousand
 _MOST_FORMAT = 100  # characters of a date's format
 _MOST_INDENT = 64  # characters of an indent or a separator of JSON
+_usual_json = json.JSONEncoder(ensure_ascii=False).encode
 # What a template raises by itself, or by doing to a value what the value cannot do.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
 
@@ -35,16 +35,16 @@ _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeErr
 class Renderer:
     """A chat template, compiled once.  Pickles as its text."""
 
-    def __init__(self, text: str, *, today: str, engine: str = "jinja2") -> None:
-        """`today` is an ISO date: a template that prints the date must print the same one tomorrow."""
+    def __init__(
+        self, text: str, today: str, engine: str = "jinja2", reason: str = "not compared with minijinja"
+    ) -> None:
+        """`reason`: why this engine.  `today` is an ISO date: a template that prints the date must print the same one tomorrow."""
         self.text = text
         self.today = today
-        self.reason = "not compared with minijinja"
+        self.reason = reason
         self._moment = datetime.datetime.fromisoformat(today)
-        instrumented = instrument(text)
-        self._source = instrumented.source
-        self._plain_source = instrumented.plain
-        self.has_generation = instrumented.has_generation
+        self._instrumented = instrument(text)
+        self.has_generation = self._instrumented.has_generation
         self._marker = Marker()
         self._sandbox: Sandbox | None = None
         self._reference: jinja2.Template | None = None
@@ -60,14 +60,16 @@ class Renderer:
 
     @property
     def engine(self) -> str:
+        from penstock.templates.tokenizer.facts import package_version  # the child process of a trial does without
+
         name = "minijinja" if self._fast is not None else "jinja2"
-        return f"{name} {version(name)}"
+        return f"{name} {package_version(name)}"
 
     def tree(self) -> nodes.Template:
         """The template as jinja2 reads it."""
         self._open_reference()
         assert self._sandbox is not None
-        return self._sandbox.parse(self._source)
+        return self._sandbox.parse(self._instrumented.source)
 
     def try_fast(self, contexts: Iterable[dict[str, Any]]) -> None:
         """Render all of these with both engines; use minijinja if it renders them as jinja2 does."""
@@ -82,7 +84,7 @@ class Renderer:
             return
         # copies: minijinja lets a template change what it is given
         same = [outcome(self._render_fast, copy.deepcopy(context)) for context in contexts] == expected
-        if (why := wants_reference(self.tree())) is not None:
+        if (why := needs_jinja2(self.tree())) is not None:
             self._fast, self.reason = None, f"{why} is left to jinja2"
         elif same:
             self.reason = "minijinja renders the made-up conversations as jinja2 does"
@@ -119,7 +121,9 @@ class Renderer:
             if type(error).__name__ == "PanicException":  # Rust's own; no Exception to Python
                 raise _refusal(error) from error
             raise
-        return self._checked(text)
+        if len(text) > sandbox.MOST_CHARACTERS:
+            sandbox.stop()
+        return text
 
     def render_reference(self, context: dict[str, Any]) -> str:
         """The same by jinja2."""
@@ -141,12 +145,7 @@ class Renderer:
             raise _refusal(error) from error
         except (RecursionError, MemoryError) as error:
             raise LimitExceeded("the chat template nests calls or values too deeply, or fills the memory") from error
-        return self._checked("".join(parts))
-
-    def _checked(self, text: str) -> str:
-        if len(text) > sandbox.MOST_CHARACTERS:
-            sandbox.stop()
-        return text
+        return "".join(parts)
 
     def _open_fast(self) -> "minijinja.Environment":
         import minijinja
@@ -156,25 +155,19 @@ class Renderer:
         environment.add_filter("tojson", _to_json)
         environment.add_test("iterable", lambda value: isinstance(value, str | list | tuple | dict))  # None is not
         environment.add_test("sequence", lambda value: isinstance(value, str | list | tuple | dict))  # text is one
-        environment.add_global("raise_exception", _raise)
-        environment.add_global("strftime_now", self._now)
-        environment.add_global(LOOP_FUNCTION, self._marker.loop)
-        environment.add_global(SET_FUNCTION, self._marker.set)
-        environment.add_template("chat", self._source)
-        environment.add_template("plain", self._plain_source)
+        for name, function in self._globals().items():
+            environment.add_global(name, function)
+        environment.add_template("chat", self._instrumented.source)
+        environment.add_template("plain", self._instrumented.plain)
         return environment
 
     def _open_reference(self) -> jinja2.Template:
         if self._reference is None:
             environment = Sandbox()
             environment.filters["tojson"] = _to_json
-            environment.globals |= {
-                "strftime_now": self._now,
-                LOOP_FUNCTION: self._marker.loop,
-                SET_FUNCTION: self._marker.set,
-            }
+            environment.globals |= self._globals()
             try:
-                self._reference = environment.from_string(self._source)
+                self._reference = environment.from_string(self._instrumented.source)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
             except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
@@ -182,19 +175,18 @@ class Renderer:
             self._sandbox = environment
         return self._reference
 
+    def _globals(self) -> dict[str, Callable[..., Any]]:
+        """Functions that a template may call."""
+        marks = {LOOP_FUNCTION: self._marker.loop, SET_FUNCTION: self._marker.set}
+        return {"raise_exception": sandbox.raise_exception, "strftime_now": self._now, **marks}
+
     def _now(self, format: str) -> str:
         if len(format) > _MOST_FORMAT:
             sandbox.stop()
         return self._moment.strftime(format)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.text, self.today, "jinja2" if self._fast is None else "minijinja", self.reason)
-
-
-def _reopen(text: str, today: str, engine: str, reason: str) -> Renderer:
-    renderer = Renderer(text, today=today, engine=engine)
-    renderer.reason = reason
-    return renderer
+        return Renderer, (self.text, self.today, "jinja2" if self._fast is None else "minijinja", self.reason)
 
 
 def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> str | None:
@@ -207,10 +199,6 @@ def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) ->
         return None
 
 
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
 def _refusal(error: BaseException) -> TemplateError:
     return TemplateError(f"the chat template refuses the conversation: {_reason(error)}")
 
@@ -218,19 +206,18 @@ def _refusal(error: BaseException) -> TemplateError:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As transformers has it: jinja's own would escape HTML characters."""
+    """Return JSON as transformers writes it: jinja's own filter would escape HTML characters."""
+    if indent is None and separators is None and not ensure_ascii and not sort_keys:
+        return _usual_json(value)
     separators = None if separators is None else tuple(separators)
-    if any(_is_wide(value) for value in (indent, *(separators or ()))):
-        sandbox.stop()
+    for width in (indent, *(separators or ())):
+        if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _MOST_INDENT:
+            sandbox.stop()
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _is_wide(value: Any) -> bool:
-    return (isinstance(value, str) and len(value) > _MOST_INDENT) or (isinstance(value, int) and value > _MOST_INDENT)
-
-
 def _reason(error: BaseException) -> str:
-    """The first line that says something; minijinja puts the raised exception behind its own."""
+    """Return the first informative line of an error; minijinja puts the raised exception after its own."""
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__

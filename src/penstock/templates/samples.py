@@ -1,112 +1,181 @@
-"""How do batches of tokens become samples?  Joined flat, and those with nothing to train dropped by name."""
+"""Samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
 from penstock.errors import TemplateError
-from penstock.types import Bools, Ids, Ints, Record, Samples, join_notes
+from penstock.reasons import NOTHING_TO_TRAIN
+from penstock.templates.tokenizer.byte_offsets import Encoded, borders
+from penstock.types import Bools, Column, Ints, Record, Samples, Values, join_notes
 
-NOTHING_TO_TRAIN = "nothing_to_train"
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
 SPECIAL = ("token", "text", "error")  # of special_in_text: what a special token in a text becomes
+IN_TEXT = "how a special token inside a text is encoded: token, text or error"
+TRAINED = "what is trained: assistant, last, completion, all, or a list of roles"
+OnNothing = Annotated[str, "what to do with a sample without trained tokens: drop or stop"]
 
 _BATCH = 1024  # records encoded at once
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """Some texts encoded, flat: text i is `ids[sum(lengths[:i]):][:lengths[i]]`."""
-
-    ids: Ids
-    mask: Bools  # as long as ids
-    lengths: Ints
-    dropped: dict[int, str] = field(default_factory=dict)  # text → reason, where that is known; such a text has no ids
-    notes: dict[str, dict[int, int]] = field(default_factory=dict)  # what was noticed → text → characters
-    assistant_characters: int = 0
-
-
-Choice = TypeVar("Choice", bound=str)
-
-
-def check_choice(option: str, value: Choice, known: Sequence[str]) -> Choice:
-    if value not in known:
-        raise TemplateError(f"{option}={value!r} is not known, expected one of {', '.join(map(repr, known))}")
-    return value
-
-
-def check_template_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Refuse variables that every rendering sets by itself: they would have no effect."""
-    kwargs = dict(given or {})
-    if kwargs.get("add_generation_prompt"):
-        raise TemplateError(
-            "template_kwargs has add_generation_prompt, which has no effect: a training sample ends with its last message; "
-            "leave it out"
-        )
-    for name in ("messages", "tools", "documents"):
-        if name in kwargs:
-            raise TemplateError(
-                f"template_kwargs has {name!r}, which has no effect: each record gives its own; leave it out"
-            )
-    return kwargs
+T = TypeVar("T")
+Spans = list[tuple[int, int]]
 
 
 def encode_batches(
-    records: Iterable[Record], encode: Callable[[Sequence[Record]], Tokens], *, on_nothing: str
+    records: Iterable[Record],
+    encode: Callable[[Sequence[Record]], Samples],
+    *,
+    on_nothing: str,
+    columns: Sequence[Column] = (),
 ) -> Samples:
     """Samples of all records; an error of `encode` names a record by its number in the batch."""
-    parts: list[Tokens] = []
-    first = 0
-    for batch in batches(records):
+    parts: list[Samples] = []
+    first, rest = 0, iter(records)
+    while batch := list(islice(rest, _BATCH)):
         try:
             parts.append(encode(batch))
         except TemplateError as error:
             raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
         first += len(batch)
-    return join(parts, on_nothing=on_nothing)
+    return join(parts, on_nothing=on_nothing, columns=columns)
 
 
-def batches(records: Iterable[Record], size: int = _BATCH) -> Iterator[list[Record]]:
-    rest = iter(records)
-    while batch := list(islice(rest, size)):
-        yield batch
+def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
+    """Read all records; an error names a record by its number."""
+    made = []
+    for number, record in enumerate(records):
+        try:
+            made.append(read(record))
+        except TemplateError as error:
+            raise TemplateError(str(error), record=number) from error
+    return made
 
 
-def join(parts: Sequence[Tokens], *, on_nothing: str = "drop") -> Samples:
-    """One after another; a sample without a target loses its tokens and is named, or stops everything."""
-    ids = np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])
-    mask = np.concatenate([np.zeros(0, np.bool_), *(part.mask for part in parts)])
-    lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
-    firsts = np.cumsum([0, *(len(part.lengths) for part in parts)]).tolist()
-    known = {
-        first + number: why for first, part in zip(firsts, parts, strict=False) for number, why in part.dropped.items()
-    }
-    notes = join_notes((first, part.notes) for first, part in zip(firsts, parts, strict=False))
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-    targets = Samples(input_ids=ids, loss_mask=mask, offsets=offsets).num_targets()
+def join(parts: Sequence[Samples], *, on_nothing: str = "drop", columns: Sequence[Column] = ()) -> Samples:
+    """Join samples.  One without a target loses its tokens and is counted as dropped, or stops the work."""
+    ids = np.concatenate([np.zeros(0, np.uint32), *(part.input_ids for part in parts)])
+    mask = np.concatenate([np.zeros(0, np.bool_), *(part.loss_mask for part in parts)])
+    lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(part.offsets) for part in parts)])
+    numbered = list(zip(borders([len(part.offsets) - 1 for part in parts]).tolist(), parts, strict=False))
+    known = {first + number: why for first, part in numbered for number, why in part.dropped.items()}
+    targets = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths)).num_targets()
     dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(targets == 0).tolist()}
-    if dropped:
-        empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
-        if on_nothing == "stop" and empty is not None:
-            raise TemplateError(
-                "no token of this record is trained, or only its first, which nothing predicts; pass on_nothing='drop' to leave "
-                "such records out and count them",
-                record=empty,
-            )
-        kept = np.repeat(targets > 0, lengths)
-        ids, mask = ids[kept], mask[kept]
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.where(targets > 0, lengths, 0))))
-    characters = sum(part.assistant_characters for part in parts)
+    empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
+    if on_nothing == "stop" and empty is not None:
+        raise TemplateError(
+            "no token of this record is trained, or only its first, which nothing predicts; pass on_nothing='drop' to leave "
+            "such records out and count them",
+            record=empty,
+        )
+    kept = np.repeat(targets > 0, lengths) if dropped else slice(None)
     return Samples(
-        input_ids=ids, loss_mask=mask, offsets=offsets, dropped=dropped, notes=notes, assistant_characters=characters
+        input_ids=ids[kept],
+        loss_mask=mask[kept],
+        offsets=borders(np.where(targets > 0, lengths, 0)),
+        dropped=dropped,
+        notes=join_notes((first, part.notes) for first, part in numbered),
+        assistant_characters=sum(part.assistant_characters for part in parts),
+        columns={column.name: _join_values(column, parts, kept) for column in columns},
     )
 
 
-def count_trained(mask: Bools, lengths: Ints) -> Ints:
-    """Trained tokens of each text."""
-    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)))
-    stops = np.cumsum(lengths)
-    return np.asarray(counts[stops] - counts[stops - lengths], np.int64)
+def _join_values(column: Column, parts: Sequence[Samples], kept: Any) -> Values:
+    """The values of one column, without those of tokens that are dropped."""
+    found = [part.columns[column.name] for part in parts]
+    values = np.concatenate([np.zeros(0, column.dtype), *(one.values for one in found)])
+    if column.per == "token":
+        return Values(values[kept])
+    if column.per == "sample":
+        return Values(values)
+    counts = [np.diff(one.offsets) for one in found if one.offsets is not None]
+    return Values(values, borders(np.concatenate([np.zeros(0, np.int64), *counts])))
+
+
+# Masks of rendered conversations: characters → bytes → tokens, a batch at a time
+
+
+@dataclass(slots=True)
+class Rendering:
+    """A conversation as text, and the character ranges that are trained."""
+
+    text: str
+    spans: Spans
+    plain: Spans = field(default_factory=list)  # words of the data, in which special tokens are text
+    unrendered: dict[str, int] = field(default_factory=dict)  # field → its characters that the template does not print
+    assistant_characters: int = 0  # of the record, printed or not
+    num_unended: int = 0  # trained turns that no token ends
+    num_partial: int = 0  # trained turns after an incomplete generation prompt
+
+
+def covered(size: int, spans: Spans) -> Bools:
+    """(size,) True inside the spans."""
+    inside = np.zeros(size, np.bool_)
+    for begin, end in spans:
+        inside[begin:end] = True
+    return inside
+
+
+def runs(flags: Bools) -> Spans:
+    """Ranges in which flags are True."""
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def num_bytes(text: str) -> int:
+    """Length in UTF-8, without a copy of plain ASCII."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def byte_spans(text: str, spans: Spans) -> Spans:
+    """Character ranges, ascending, as byte ranges of the text's UTF-8."""
+    if text.isascii():
+        return spans
+    found, place, size = [], 0, 0
+    for begin, end in spans:  # each character is encoded once
+        size += len(text[place:begin].encode())
+        start = size
+        size += len(text[begin:end].encode())
+        found.append((start, size))
+        place = end
+    return found
+
+
+def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> Bools:
+    """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too."""
+    owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
+    change = np.zeros(len(encoded.ids) + 1, np.int32)
+    if owners:
+        # All texts one after another: first places in characters, then in bytes.  One search finds the tokens of all spans.
+        firsts = borders([len(rendering.text) for rendering in batch])[:-1]
+        spans = np.array([span for rendering in batch for span in rendering.spans], np.int64) + firsts[owners, None]
+        is_ascii = all(rendering.text.isascii() for rendering in batch)
+        data = np.frombuffer(b"" if is_ascii else b"".join([made.text.encode() for made in batch]), np.uint8)
+        inner = np.flatnonzero((data & 0xC0) == 0x80)  # bytes that continue a character
+        inner -= np.arange(len(inner))  # the characters that begin before each of them
+        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (firsts, *spans.T))
+        base = np.repeat(bases, np.diff(encoded.offsets))
+        low = np.searchsorted(encoded.stops + base, begins, side="right")
+        high = np.searchsorted(encoded.starts + base, ends, side="left")
+        begins -= bases[owners]
+        low += _only_blanks(encoded, low, begins, [batch[owner].text for owner in owners], special)
+        np.add.at(change, low, 1)
+        np.add.at(change, np.maximum(high, low), -1)
+    mask: Bools = np.cumsum(change[:-1]) > 0
+    return mask
+
+
+def _only_blanks(
+    encoded: Encoded, first: Ints, begins: Ints, texts: Sequence[str], special: Mapping[int, str]
+) -> Bools:
+    """Whether the first token of a span is a special token before it that only covers blanks of the span."""
+    found = np.zeros(len(first), np.bool_)
+    inside = np.flatnonzero(first < len(encoded.ids))
+    for span in inside[encoded.starts[first[inside]] < begins[inside]].tolist():
+        token, begin = int(first[span]), int(begins[span])
+        start, stop = int(encoded.starts[token]), int(encoded.stops[token])
+        content = special.get(int(encoded.ids[token]), "")
+        found[span] = bool(content) and content.encode() in texts[span].encode()[start : min(begin, stop)]
+    return found

@@ -1,4 +1,4 @@
-"""Limits on chat templates, which are programs by strangers: how large their source is, what they reach, how long they run.
+"""Limit chat templates, which are untrusted programs: the size of their source, what they can access, how long they run.
 
 A template meets its limits in three places.  `check_source` looks at its tokens before anything compiles it.  `trial.py` renders made-up
 conversations in a child process with limits set by the operating system.  In the user's process `Sandbox` keeps it from Python and counts
@@ -55,7 +55,6 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters["penstock_turns"] = jinja2.pass_context(lambda context, values: self._counted(values))
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
-        self.globals["raise_exception"] = _raise
 
     def start(self) -> None:
         """Begin a rendering."""
@@ -92,7 +91,7 @@ def stop() -> NoReturn:
 
 
 def check_source(text: str) -> None:
-    """Refuse a template that is too large or too deeply nested to be compiled: engines overflow their stack on such."""
+    """Refuse a template that is too large or too deeply nested: compiling it could overflow an engine's stack."""
     _check(len(text.encode("utf-8", "surrogatepass")), MOST_BYTES, "{} bytes")
     lexer = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).lexer
     tokens = in_tag = brackets = 0
@@ -113,7 +112,7 @@ def check_source(text: str) -> None:
             elif kind == "operator":
                 brackets += (value in "([{") - (value in ")]}")
                 if value == "=" and in_tag == 4 and blocks and blocks[-1] == "set":
-                    blocks.pop()  # `set x = …` is no block
+                    blocks.pop()  # `set x = …` opens no block
             before = kind
             _check(tokens, MOST_TOKENS, "{} tokens or more", line)
             _check(in_tag, MOST_IN_TAG, "a tag of {} tokens or more", line)
@@ -138,7 +137,7 @@ def _check(found: int, limit: int, what: str, line: int | None = None) -> None:
         raise LimitExceeded(f"the chat template has {what.format(f'{found:_}')}{where}, expected at most {limit:_}")
 
 
-def _raise(message: str) -> NoReturn:
+def raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(str(message))
 
 

@@ -1,7 +1,8 @@
 """The child process of trial.py: render made-up conversations with an untrusted chat template, under limits of the operating system.
 
-Run as a script.  Reads one JSON request from standard input; writes a line "ready", and the verdict as one line of JSON.  Only the modules
-that render are imported: the packages' own `__init__` files, which import much more, are passed over.
+Run as a script.  Reads from standard input a line of JSON that says where modules are, imports the engines, and reads the request, which
+is JSON too; writes a line "ready", and the verdict as one line of JSON.  Only the modules that render are imported: the packages' own
+`__init__` files, which import much more, are passed over.
 """
 
 import json
@@ -17,9 +18,9 @@ _MOST_REASON = 400  # characters of a reason
 def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints does not end up in the verdict
-    request = json.load(sys.stdin)
-    sys.path[:] = request["path"]
-    for name, folder in request["packages"].items():
+    places = json.loads(sys.stdin.readline())
+    sys.path[:] = places["path"]
+    for name, folder in places["packages"].items():
         package = types.ModuleType(name)
         package.__path__ = [folder]
         sys.modules[name] = package
@@ -27,13 +28,15 @@ def main() -> None:
     from penstock.templates.render import Renderer
     from penstock.templates.sandbox import LimitExceeded, check_source
 
+    request = json.load(sys.stdin)
     _limit(request["cpu_seconds"], request["memory"])
     print("ready", file=answer, flush=True)
     try:
         check_source(request["text"])
         renderer = Renderer(request["text"], today=request["today"])
         renderer.try_fast(request["contexts"])
-        verdict: dict[str, Any] = {"engine": renderer.engine.split()[0], "reason": renderer.reason}
+        engine = "minijinja" if renderer.is_fast else "jinja2"
+        verdict: dict[str, Any] = {"engine": engine, "reason": renderer.reason}
     except TemplateError as error:
         verdict = {"refused": str(error)[:_MOST_REASON], "limit": isinstance(error, LimitExceeded)}
     except (MemoryError, RecursionError) as error:

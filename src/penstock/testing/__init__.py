@@ -1,4 +1,4 @@
-"""Does your own source, template, engine or training loop keep the rules?  Contracts to call from your tests; they raise AssertionError.
+"""Contracts for your own source, template, engine, place or training loop.  Call them from your tests; they raise AssertionError.
 
 from penstock.testing import check_resume, check_source
 
@@ -10,8 +10,9 @@ def test_my_run_resumes():
 """
 
 from penstock.testing.engine import check_engine
+from penstock.testing.place import check_place
 from penstock.testing.resume import check_resume
 from penstock.testing.source import check_source
 from penstock.testing.template import check_template
 
-__all__ = ["check_engine", "check_resume", "check_source", "check_template"]
+__all__ = ["check_engine", "check_place", "check_resume", "check_source", "check_template"]

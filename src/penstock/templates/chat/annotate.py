@@ -1,44 +1,39 @@
 """Render a conversation and find its trained spans, in the fastest way that is proven for its kinds of messages.
 
-minijinja renders messages of kinds on which it agrees with jinja2.  Plain chats take the layout of their order of roles (layout.py).  All
-others are attributed (attribution.py, trained_spans.py).  What is remembered is learned from made-up messages, never from records.
+minijinja renders messages of kinds on which it agrees with jinja2.  Conversations take the layout of their order of kinds (layout.py).  All
+others are attributed (instrument.py, trained_spans.py).  What is remembered is learned from made-up messages, never from records.
 """
 
 import json
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from typing import Any
 
+import orjson
+
 from penstock.errors import TemplateError
-from penstock.templates.chat.attribution import Attribution, attribute
-from penstock.templates.chat.headers import Headers, Render
-from penstock.templates.chat.kinds import REASONING, Kind, Kinds, MadeUp
-from penstock.templates.chat.layout import Layout, learn_layout
-from penstock.templates.chat.prompt_reads import known_names, prompt_reads_text
+from penstock.templates.chat.analysis import known_names, prompt_reads_text
+from penstock.templates.chat.headers import LEADS, Headers, Render, learn_ends
+from penstock.templates.chat.instrument import MARK, Attribution, attribute
+from penstock.templates.chat.kinds import CALL, TOOL, USER, Kinds, MadeUp, role_of, with_reasoning
+from penstock.templates.chat.layout import Layout, has_layouts, learn_layout, strings_of
+from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.trained_spans import Chat, SpanFinder
-from penstock.templates.chat.turn_ends import learn_ends
-from penstock.templates.chat.values import checked, plain, with_reasoning
-from penstock.templates.masks import Rendering
-from penstock.templates.messages import Conversation, Message
+from penstock.templates.chat.unrendered import Unrendered, count_words
+from penstock.templates.conversation import Conversation, Message
 from penstock.templates.render import Renderer, outcome
-from penstock.templates.tokenizers import Tokenizer
+from penstock.templates.samples import Rendering, Spans
+from penstock.templates.tokenizer.tokenizer import Tokenizer
 
 # Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.
-_ODD = re.compile("[\x1c-\x1f\ufffd]")
-_MANY_LAYOUTS = 4096  # orders of roles; beyond these, they are too rare to be worth a layout
+_ODD = ("\x1c", "\x1d", "\x1e", "\x1f", "\ufffd")
+_MANY_ORDERS = 4096  # orders of kinds; beyond these, they are too rare to be worth a layout
 _MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
-
-_USER: Kind = ("user", "text")
-_LEADS: tuple[tuple[Kind, ...], ...] = ((), (_USER,), (_USER, ("assistant", "text")), (_USER, MadeUp.call_kind()))
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "penstocktoola",
-        "description": "Does.",
-        "parameters": {"type": "object", "properties": {"penstockkey": {"type": "string", "description": "A key."}}},
-    },
-}
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+HEADER, BODY, END, BETWEEN = "header", "body", "end", "between"
+_CALLED = "penstockcalled"  # the name of a made-up call
 
 
 class EnginesDiffer(TemplateError):
@@ -52,37 +47,50 @@ class Annotated:
     made: Rendering
     context: dict[str, Any]
     render: Callable[[dict[str, Any]], str]
-    whole: Attribution | None  # None where the rendering is a known layout, which prints every word
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPart:
+    """Consecutive characters of a rendering that one message printed, and which part of its turn they are."""
+
+    start: int
+    stop: int
+    message: int  # -1 where no message printed it
+    role: str
+    name: str  # header, body, end; "between" for white space behind the end, and for what no message printed
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is known of conversations whose messages are of these kinds, in this order."""
+
+    is_fast: bool  # both engines agree on these kinds
+    is_simple: bool  # nothing but roles and text
+    answers: list[int]  # places of the assistant's messages
+    layouts: dict[tuple[bool, ...], Layout | None] | None  # by (has tools, *trained); None: always the usual way
+    once: set[tuple[bool, ...]] = field(default_factory=set)  # keys of layouts that one conversation had
 
 
 class Annotator:
     """Renders the conversations of one chat template."""
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        tokenizer: Tokenizer,
-        options: dict[str, Any],
-        *,
-        train_all: bool,
-        train_reasoning: bool,
-        verify_all: bool,
-    ) -> None:
-        """options: template_kwargs.  train_all: the whole text is trained.  verify_all: hold what was learned against every row."""
+    def __init__(self, renderer: Renderer, tokenizer: Tokenizer, options: ChatOptions) -> None:
         self.renderer = renderer
-        self._given = {**tokenizer.special_tokens, **options}
-        self._train_all, self._train_reasoning, self._verify_all = train_all, train_reasoning, verify_all
+        self._options = options
+        self._given = {**tokenizer.special_tokens, **(options.template_kwargs or {})}
         tree = renderer.tree()
         self.learned = not prompt_reads_text(tree)
         self._kinds = Kinds(known_names(tree))
-        self._layouts: dict[tuple[tuple[int, ...], tuple[bool, ...]], Layout | None] = {}
+        self.unrendered = Unrendered(self._text, self._kinds)
+        self._orders: dict[tuple[int, ...], _Order] = {}
         self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
         self._agreed: dict[int, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
-        self.ends = learn_ends(self._made_up({})(False), tokenizer.added_tokens, tokenizer.stop_tokens)
+        self.needs_null = self._needs_null()
+        self.ends = learn_ends(self._made_up({}, False), tokenizer.added_tokens, tokenizer.stop_tokens)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Headers are learned again in another process."""
-        return {**self.__dict__, "_finders": {}}
+        """Headers and layouts are learned again in another process."""
+        return {**self.__dict__, "_finders": {}, "_orders": {}}
 
     @property
     def main_header(self) -> str | None:
@@ -91,70 +99,151 @@ class Annotator:
     def annotate(self, conversation: Conversation, trained: list[bool], *, verify: bool) -> Annotated:
         """verify: compare both engines on this conversation."""
         messages = with_reasoning(conversation.messages)
-        kinds = [self._kinds.number(message) for message in messages]
-        beside = conversation.tools or conversation.documents or conversation.kwargs
-        simple = not beside and all(self._kinds[kind][1] == "text" for kind in set(kinds))
-        context = checked(self.context(messages, conversation), simple=simple)
-        render = self._engine(kinds)
-        fast = self.renderer.is_fast and render == self.renderer.render
-        if simple and fast and not verify and (made := self._by_layout(context, kinds, trained)) is not None:
-            return Annotated(made, context, render, None)
-        whole = attribute(render(context))
-        if fast:
-            if _ODD.search(whole.text) is not None:
-                render = self.renderer.render_reference
-                whole = attribute(render(context))
-            elif verify:
-                self._compare(context)
-        chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
-        return Annotated(self._spans(chat, trained, conversation), context, render, whole)
+        kinds, strings = self._kinds.read(messages)
+        order = self._orders.get(kinds) or self._order(kinds)
+        beside = conversation.documents or conversation.kwargs
+        given = self.context(messages, conversation)
+        context = _checked(given, strings if order.is_simple and not beside and not conversation.tools else None)
+        renderer = self.renderer
+        if order.layouts is not None and not beside and not verify and context is given:
+            made = self._by_layout(order, kinds, strings, conversation, context, trained)
+            if made is not None:
+                return Annotated(made, context, renderer.render)
+        render = renderer.render if order.is_fast else renderer.render_reference
+        rendered = render(context)
+        if order.is_fast and renderer.is_fast:
+            if _has_odd(rendered):
+                render = renderer.render_reference
+                rendered = render(context)
+            elif verify and outcome(renderer.render_reference, context) != rendered:
+                raise EnginesDiffer(
+                    "minijinja and jinja2 render this conversation in different ways, which made-up ones did not show; "
+                    "pass template_engine='jinja2', and please report the chat template"
+                )
+        whole = attribute(rendered)
+        made = Rendering(whole.text, [(0, len(whole.text))])  # train_on="all"
+        if self._options.train_on != "all":
+            chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
+            finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
+            found = finder.find(chat, trained, check=self._options.verify == "all")
+            made.spans, made.num_unended, made.num_partial = found.spans, found.num_unended, found.num_partial
+        made.unrendered = self.unrendered.find(conversation, kinds, whole.text, whole.printed_by)
+        made.assistant_characters, _ = count_words(conversation.messages, ())
+        return Annotated(made, context, render)
 
-    def _by_layout(self, context: dict[str, Any], kinds: list[int], trained: list[bool]) -> Rendering | None:
-        """A chat of nothing but text, if it is printed as made-up ones are."""
-        key = (tuple(kinds), tuple(trained))
-        if key not in self._layouts:
-            if len(self._layouts) > _MANY_LAYOUTS:
+    def _order(self, kinds: tuple[int, ...]) -> _Order:
+        renderer, different = self.renderer, set(kinds)
+        is_fast = not renderer.is_fast or all(self._agree_on(kind) for kind in different)
+        is_simple = all(self._kinds.is_text(kind) for kind in different)
+        can = renderer.is_fast and is_fast and self.learned
+        can = can and self._options.train_reasoning and self._options.train_on != "all"
+        if not is_simple:
+            can = can and not renderer.has_generation and all(has_layouts(self._kinds[kind]) for kind in different)
+        answers = [place for place, kind in enumerate(kinds) if role_of(self._kinds[kind]) == "assistant"]
+        known = _Order(is_fast, is_simple, answers, {} if can else None)
+        if len(self._orders) < _MANY_ORDERS:
+            self._orders[kinds] = known
+        return known
+
+    def _by_layout(
+        self,
+        order: _Order,
+        kinds: tuple[int, ...],
+        strings: list[Any],
+        conversation: Conversation,
+        context: dict[str, Any],
+        trained: list[bool],
+    ) -> Rendering | None:
+        """The conversation, if it is printed as made-up ones are."""
+        assert order.layouts is not None
+        key = (bool(conversation.tools), *trained)
+        if key not in order.layouts:
+            if not order.is_simple and key not in order.once:  # orders with tools may be too many to be worth learning
+                order.once.add(key)
                 return None
-            self._layouts[key] = self._layout(kinds, trained)
-        layout = self._layouts[key]
-        if layout is None:
+            if len(order.layouts) > _MANY_ORDERS:
+                return None
+            order.layouts[key] = self._layout(kinds, trained, key[0])
+        if (layout := order.layouts[key]) is None:
             return None
-        words = [message["content"] for message in context["messages"]]
         try:
             text = self.renderer.render_plain(context)
         except TemplateError:
             return None
-        spans = layout.spans(text, words)
-        if spans is None or _ODD.search(text) is not None:
+        if _has_odd(text) or (spans := layout.spans(text, strings)) is None:
             return None
-        said = sum(len(m["content"]) for m in context["messages"] if m["role"] == "assistant")
-        return Rendering(text, spans, assistant_characters=said)
+        if order.is_simple:
+            said, missing = sum([len(strings[place]) for place in order.answers]), dict[str, int]()
+        if not order.is_simple or layout.absent:
+            said, missing = count_words(conversation.messages, layout.absent)
+        missing |= self.unrendered.unused(conversation) if conversation.tools else {}
+        return Rendering(text, spans, unrendered=missing, assistant_characters=said)
 
-    def _layout(self, kinds: list[int], trained: list[bool]) -> Layout | None:
-        if not self.renderer.is_fast or not self.learned or not self._train_reasoning or self._train_all:
-            return None
+    def _layout(self, kinds: Sequence[int], trained: list[bool], tools: bool) -> Layout | None:
         made = MadeUp([self._kinds[kind] for kind in kinds])
-        render = self._made_up({})(False)
+        render = self._made_up({}, tools)
         try:
             whole = render(made.messages, add_generation_prompt=False)
-            found = self._finder({}).find(Chat(made.messages, kinds, False, whole, render), trained, check=True)
+            found = self._finder({}).find(Chat(made.messages, kinds, tools, whole, render), trained, check=True)
+            bare = self._made_up({}, False)(made.messages, add_generation_prompt=False).text if tools else None
         except TemplateError:
             return None
-        return None if found.unended or found.num_partial else learn_layout(made, whole.text, found.spans, trained)
+        places = [number for number, chosen in enumerate(trained) if chosen]
+        usual = all(self._ends_by_itself(made, whole, number, found.spans) for number in places)
+        if not usual or found.num_unended or found.num_partial:
+            return None
+        return learn_layout(made.messages, whole, bare, found.spans)
 
-    def text(self, conversation: Conversation) -> str | None:
+    def _ends_by_itself(self, made: MadeUp, whole: Attribution, number: int, spans: Spans) -> bool:
+        """Return whether an answer is one run with one span, whose end follows from the text that the template prints after its strings.
+
+        Elsewhere what a message says may decide where its turn ends, or that it is refused.
+        """
+        runs, text = whole.runs_of(number), whole.text
+        inside = [span for span in spans if runs and runs[0][0] <= span[0] < runs[0][1]]
+        if len(runs) != 1 or len(inside) != 1 or made.messages[number].get("role") != "assistant":
+            return False
+        begin, end = inside[0]
+        said = strings_of(made.messages[number])
+        last = max(
+            (text.rfind(some, begin, end) + len(some) for some in said if some in text[begin:end]), default=begin
+        )
+        return self.renderer.has_generation or self.ends.stops_at(text, last, end)
+
+    def outline(self, conversation: Conversation) -> list[TurnPart]:
+        """A rendered conversation, cut at the headers and ends of its turns.  A message without a known header is all body."""
+        context = _checked(self.context(with_reasoning(conversation.messages), conversation), None)
+        render, messages = self.renderer.render_reference, context["messages"]
+        whole = attribute(render(context))
+        kinds, _ = self._kinds.read(messages)
+        chat = Chat(messages, kinds, bool(conversation.tools), whole, _first(render, context))
+        finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
+        drawn: list[tuple[int, int, int, str]] = []  # later ones cover earlier ones
+        ends = []
+        for number in range(len(messages)):
+            own, spans = whole.runs_of(number), finder.turn(chat, number)
+            drawn += [(start, stop, number, BETWEEN if spans else BODY) for start, stop, _ in own]
+            if spans:
+                drawn.append((own[0][0], spans[0][0], number, HEADER))
+                drawn += [(start, stop, number, BODY) for start, stop in spans]
+                ends.append((self.ends.begin(whole.text, *spans[-1]), spans[-1][1], number, END))
+        drawn += ends  # last, as the next message may have printed the token that ends this one
+        painted = [(-1, BETWEEN)] * len(whole.text)
+        for start, stop, number, name in drawn:
+            painted[start:stop] = [(number, name)] * max(stop - start, 0)
+        found, place = [], 0
+        for (number, name), group in groupby(painted):
+            stop = place + len(list(group))
+            role = str(messages[number].get("role", "")) if number >= 0 else ""
+            found.append(TurnPart(place, stop, number, role, name))
+            place = stop
+        return found
+
+    def _text(self, conversation: Conversation) -> str | None:
         """A conversation as text; None where the template refuses it."""
         context = plain(self.context(with_reasoning(conversation.messages), conversation))
         found = outcome(self.renderer.render, context)
         return None if found is None else attribute(found).text
-
-    def _spans(self, chat: Chat, trained: list[bool], conversation: Conversation) -> Rendering:
-        text = chat.whole.text
-        if self._train_all:
-            return Rendering(text, [(0, len(text))])
-        finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
-        found = finder.find(chat, trained, check=self._verify_all)
-        return Rendering(text, found.spans, num_unended=len(found.unended), num_partial=found.num_partial)
 
     def _finder(self, kwargs: dict[str, Any], *, documents: bool = False) -> SpanFinder:
         key = json.dumps([kwargs, documents], sort_keys=True, default=repr)
@@ -162,66 +251,45 @@ class Annotator:
             if len(self._finders) > _MANY_OPTIONS:
                 self._finders.clear()
             known = self._finders[key] = SpanFinder(
-                Headers(self._made_up(kwargs), self._kinds),
+                Headers(partial(self._made_up, kwargs), self._kinds),
                 self.ends,
                 learned=self.learned and not documents,
                 tagged=self.renderer.has_generation,
-                reasoning=self._train_reasoning,
+                reasoning=self._options.train_reasoning,
             )
         return known
 
-    def _made_up(self, kwargs: dict[str, Any]) -> Callable[[bool], Render]:
+    def _made_up(self, kwargs: dict[str, Any], tools: bool) -> Render:
         """Renders made-up messages, with a made-up tool or without."""
+        given = Conversation(messages=[], tools=[TOOL] if tools else None, kwargs=kwargs)
+        return lambda messages, **options: attribute(self.renderer.render(self.context(messages, given, **options)))
 
-        def with_tools(tools: bool) -> Render:
-            given = Conversation(messages=[], tools=[_TOOL] if tools else None, kwargs=kwargs)
-            return lambda messages, **options: attribute(self.renderer.render(self.context(messages, given, **options)))
+    def _agree_on(self, number: int) -> bool:
+        """Whether minijinja renders made-up messages of a kind as jinja2 does."""
+        if number not in self._agreed:
+            given, leads = Conversation(messages=[], tools=[TOOL]), (*LEADS[:3], (USER, CALL))
+            contexts = [self.context(MadeUp([*lead, self._kinds[number]]).messages, given) for lead in leads]
+            engines = self.renderer.render, self.renderer.render_reference
+            self._agreed[number] = all(len({outcome(engine, some) for engine in engines}) == 1 for some in contexts)
+        return self._agreed[number]
 
-        return with_tools
-
-    def _engine(self, kinds: Sequence[int]) -> Callable[[dict[str, Any]], str]:
-        """Which engine renders messages of these kinds: minijinja where it renders made-up ones as jinja2 does."""
-        if not self.renderer.is_fast:
-            return self.renderer.render
-        agreed = self._agreed
-        for kind in kinds:
-            if kind not in agreed:
-                agreed[kind] = self._agree(self._kinds[kind])
-            if not agreed[kind]:
-                return self.renderer.render_reference
-        return self.renderer.render
-
-    def _agree(self, kind: Kind) -> bool:
-        given = Conversation(messages=[], tools=[_TOOL])
-        for lead in _LEADS:
-            context = self.context(MadeUp([*lead, kind]).messages, given)
-            if outcome(self.renderer.render, context) != outcome(self.renderer.render_reference, context):
-                return False
-        return True
-
-    def _compare(self, context: dict[str, Any]) -> None:
-        expected, made = (outcome(engine, context) for engine in (self.renderer.render_reference, self.renderer.render))
-        if expected != made:
-            raise EnginesDiffer(
-                "minijinja and jinja2 render this conversation in different ways, which made-up ones did not show; "
-                "pass template_engine='jinja2', and please report the chat template"
-            )
-
-    def forgets(self) -> bool:
-        """Whether reasoning of earlier turns is not printed, while that of the last one is."""
-        fields = (("content", "text"), *((name, "text") for name in REASONING))
-        inline = (("content", "thought"),)
-        for answer in (fields, inline):
-            made = MadeUp([_USER, ("assistant", answer), _USER, ("assistant", answer)])
-            text = outcome(self.renderer.render, self.context(made.messages)) or ""
-            if made.words[1][0] not in text and made.words[3][0] in text:
+    def _needs_null(self) -> bool:
+        """Whether calls are printed beside a content of null and not beside none at all, as by DeepSeek-V3's template."""
+        asked = {"role": "user", "content": "question"}
+        for arguments in ({"key": "value"}, '{"key": "value"}'):
+            function = {"name": _CALLED, "arguments": arguments}
+            called = {
+                "role": "assistant",
+                "tool_calls": [{"id": "a23456789", "type": "function", "function": function}],
+            }
+            answers = {**called, "content": None}, called
+            contexts = [self.context([asked, answer], Conversation(messages=[], tools=[TOOL])) for answer in answers]
+            beside, alone = (_CALLED in (outcome(self.renderer.render_reference, each) or "") for each in contexts)
+            if beside and not alone:
                 return True
         return False
 
-    def context(
-        self, messages: list[Message], conversation: Conversation | None = None, **options: Any
-    ) -> dict[str, Any]:
-        given = conversation or Conversation(messages=[])
+    def context(self, messages: Sequence[Message], given: Conversation, **options: Any) -> dict[str, Any]:
         return {
             **self._given,
             **given.kwargs,
@@ -233,6 +301,44 @@ class Annotator:
         }
 
 
+def _has_odd(text: str) -> bool:
+    return any(character in text for character in _ODD)
+
+
 def _first(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> Render:
     """Renders the first messages of a conversation with its own options."""
     return lambda messages, **options: attribute(render({**context, "messages": list(messages), **options}))
+
+
+def _checked(context: dict[str, Any], strings: list[str] | None) -> dict[str, Any]:
+    """The context of plain values.  `strings`: all that it holds, if that is text only."""
+    if strings is not None:
+        has_mark = MARK in "".join(strings)
+    else:
+        try:
+            has_mark = MARK.encode() in orjson.dumps(context, option=_STRICT)
+        except TypeError:  # something else than JSON, a number of more than 64 bits, or half of a surrogate pair
+            context = plain(context)
+            has_mark = ascii(MARK)[1:-1] in ascii(context)
+    if has_mark:
+        raise TemplateError(f"the record contains {MARK!r}, which Penstock uses to mark messages; remove it")
+    return context
+
+
+def plain(value: Any) -> Any:
+    """Return the same with plain values only: a template must not get objects with methods, such as an array that can write files."""
+    kind = type(value)
+    if kind is dict:
+        return {plain(key): plain(inner) for key, inner in value.items()}
+    if kind is list:
+        return [plain(inner) for inner in value]
+    if kind is tuple:
+        return tuple(plain(inner) for inner in value)
+    if kind in (str, int, float, bool, type(None)):
+        return value
+    for base in (bool, int, float, str):
+        if isinstance(value, base):
+            return base(value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of numpy
+        return plain(value.item())
+    return plain(dict(value)) if isinstance(value, dict) else f"<{kind.__name__}>"

@@ -1,30 +1,31 @@
-"""Find where a trained turn begins: behind its header, which is what a generation prompt prints in that place.
+"""Find where a trained turn begins, and learn its end-of-turn text.
 
-The header of a turn is not the model's to write; everything behind it is.  It is learned once for each kind of turn from
-made-up messages (kinds.py), and looked up.  Where made-up messages do not tell, the messages before the turn are rendered with
-a generation prompt, and that rendering is compared with the whole.  What cannot be proven is refused.
+A turn begins behind its header, which is what a generation prompt prints in that place.  The header is not the model's to write;
+everything behind it is.  It is learned once for each kind of turn from made-up messages (kinds.py), and looked up.  Where made-up messages
+do not tell, the messages before the turn are rendered with a generation prompt, and that rendering is compared with the whole.  What
+cannot be proven is refused.  A turn ends with the tokens that close it, or at which generation stops.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.attribution import Attribution, Run
-from penstock.templates.chat.kinds import Kind, Kinds, MadeUp
-from penstock.templates.messages import Message
+from penstock.templates.chat.instrument import Attribution, Run
+from penstock.templates.chat.kinds import ANSWER, CALL, RESULT, SYSTEM, USER, Kind, Kinds, MadeUp, with_text
+from penstock.templates.conversation import Message
 
 # (messages, add_generation_prompt=…) → attribution; raises TemplateError where the template refuses the messages
 Render = Callable[..., Attribution]
 
 
 class Unproven(TemplateError):
-    """Which characters a message printed cannot be told from the rendering."""
+    """The rendering does not show which characters a message printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before a turn of some kind."""
+    """The text before a turn of some kind."""
 
     text: str
     is_partial: bool = False  # it is the beginning of the generation prompt, whose rest is thinking tags
@@ -36,32 +37,26 @@ class Header:
 # whether there are tools.
 Around = tuple[int, int, int, int, bool]
 
-
-_USER: Kind = ("user", "text")
-_ANSWER: Kind = ("assistant", "text")
-_SYSTEM: Kind = ("system", "text")
-_CALL: Kind = MadeUp.call_kind()
-_RESULT: Kind = ("tool", (("name", "text"), ("tool_call_id", "text"), ("content", "text")))
-_ROUND = (_USER, _CALL, _RESULT, _ANSWER)
-# What may come before the two messages that are looked at.  A template accepts some of these; all of those must tell the same.
-_LEADS: tuple[tuple[Kind, ...], ...] = (
+_ROUND = (USER, CALL, RESULT, ANSWER)
+# What may come before the two messages under test.  A template accepts some of these; all accepted ones must give the same result.
+LEADS: tuple[tuple[Kind, ...], ...] = (
     (),
-    (_USER,),
-    (_USER, _ANSWER),
-    (_SYSTEM,),
-    (_SYSTEM, _USER),
-    (_SYSTEM, _USER, _ANSWER),
+    (USER,),
+    (USER, ANSWER),
+    (SYSTEM,),
+    (SYSTEM, USER),
+    (SYSTEM, USER, ANSWER),
     _ROUND[:3],
     _ROUND,
-    (*_ROUND, _USER),
+    (*_ROUND, USER),
 )
 _TAGS = re.compile(r"(?:\s|<[^<>\s]+>|\[[^\[\]\s]+\])*")
 _OPENING, _CLOSING = ("<think>", "<thinking>", "<reasoning>"), ("</think>", "</thinking>", "</reasoning>")
-_THINKING = (*_OPENING, *_CLOSING, "<|think|>")
+_THINKING = re.compile("|".join(map(re.escape, (*_OPENING, *_CLOSING, "<|think|>"))))
 
 
 class Headers:
-    """Headers of a template's turns, learned from made-up messages."""
+    """The headers of a template's turns, learned from made-up messages."""
 
     def __init__(self, render: Callable[[bool], Render], kinds: Kinds) -> None:
         """`render(tools)` gives a function that renders messages, with made-up tools or without."""
@@ -69,68 +64,66 @@ class Headers:
         self._kinds = kinds
         self._known: dict[Around, Header | Unproven | None] = {}
         self.main: Header | None = None  # before an answer to a user
-        usual = (-1, kinds.number_of(_USER), kinds.number_of(_ANSWER), -1, False)
-        if isinstance(found := self._learn(usual), Header):
+        found = self._learn((-1, kinds.number_of(USER), kinds.number_of(ANSWER), -1, False))
+        if isinstance(found, Header):
             self.main = found if found.text else self._label()
 
     def _label(self) -> Header:
-        """What stands before an answer where the template prints no generation prompt: a label is a header, white space is not."""
-        made = MadeUp((_USER, _ANSWER))
+        """The text before an answer if the template prints no generation prompt: a label is a header, white space is not."""
+        made = MadeUp((USER, ANSWER))
         whole = self._render(False)(made.messages, add_generation_prompt=False)
         label = whole.text[first_run(whole, 1)[0] : _before_first_word(whole, 1, made.words[1])]
-        label = label[: min((place for tag in _THINKING if (place := label.find(tag)) >= 0), default=len(label))]
+        label = _THINKING.split(label, maxsplit=1)[0]
         return Header(label if label.strip() else "")
 
     def learned(self, around: Around) -> Header | Unproven | None:
-        """The header of such turns; why they cannot be followed; or None where made-up messages do not tell."""
+        """Return the header of such turns, the reason why they are refused, or None if made-up messages do not show it."""
         if around not in self._known:
             self._known[around] = self._learn(around)
         return self._known[around]
 
     def _learn(self, around: Around) -> Header | Unproven | None:
-        leads = _LEADS if around[0] >= 0 else _LEADS[:1]
-        found = [made for lead in leads if (made := self._behind(lead, around)) is not None]
-        refused = next((made for made in found if isinstance(made, Unproven)), None)
-        refused = refused or next(
-            (made for lead in leads if (made := self._misprinted(lead, around)) is not None), None
-        )
-        return refused or (found[0] if found and all(made == found[0] for made in found) else None)
-
-    def _misprinted(self, lead: Sequence[Kind], around: Around) -> Unproven | None:
-        """Whether words are printed by another message where the turn and its neighbours have text for content, as they may not have."""
-        around = self._with_text_around(around)
-        made, number = self._made_up(lead, around)
-        try:
-            whole = self._render(around[-1])(made.messages, add_generation_prompt=False)
-        except TemplateError:
-            return None
-        return None if (why := _misplaced(whole, made, number)) is None else Unproven(why)
-
-    def _made_up(self, lead: Sequence[Kind], around: Around) -> tuple[MadeUp, int]:
-        """Made-up messages, and the number of the turn."""
-        numbers = around[:-1]
-        kinds = [self._kinds[number] for number in numbers if number >= 0]
-        return MadeUp([*lead, *kinds]), len(lead) + sum(before >= 0 for before in numbers[:2])
+        leads = LEADS if around[0] >= 0 else LEADS[:1]
+        found = [self._behind(lead, around) for lead in leads]
+        if (texts := self._with_text_around(around)) != around:
+            found += [self._misprinted(lead, texts) for lead in leads]
+        if (refused := next((made for made in found if isinstance(made, Unproven)), None)) is not None:
+            return refused
+        headers = [made for made in found if made is not None]
+        return headers[0] if headers and all(made == headers[0] for made in headers) else None
 
     def _with_text_around(self, around: Around) -> Around:
-        before, previous, own, after = (
-            number if number < 0 else self._kinds.number_of(_with_text(self._kinds[number])) for number in around[:-1]
-        )
-        return before, previous, own, after, around[-1]
+        """Return the same surroundings with text in the turn and its neighbours, so that text of other messages shows."""
+        kinds = self._kinds
+        texts = [number if number < 0 else kinds.number_of(with_text(kinds[number])) for number in around[:4]]
+        return texts[0], texts[1], texts[2], texts[3], around[4]
 
-    def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
-        made, number = self._made_up(lead, around)
-        render = self._render(around[-1])
+    def _made_up(self, lead: Sequence[Kind], around: Around) -> tuple[MadeUp, int, Attribution] | None:
+        """Made-up messages, the number of the turn, and their rendering; None where the template refuses them."""
+        made = MadeUp([*lead, *(self._kinds[number] for number in around[:4] if number >= 0)])
         try:
-            whole = render(made.messages, add_generation_prompt=False)
+            whole = self._render(around[4])(made.messages, add_generation_prompt=False)
         except TemplateError:
             return None
-        if (why := _misplaced(whole, made, number)) is not None:
+        return made, len(lead) + sum(before >= 0 for before in around[:2]), whole
+
+    def _misprinted(self, lead: Sequence[Kind], around: Around) -> Unproven | None:
+        """Return why a turn is refused: other messages print its text, or it prints theirs."""
+        if (found := self._made_up(lead, around)) is None or (why := _misplaced(*found)) is None:
+            return None
+        return Unproven(why)
+
+    def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
+        if (found := self._made_up(lead, around)) is None:
+            return None
+        made, number, whole = found
+        if (why := _misplaced(*found)) is not None:
             return Unproven(why)
-        if _is_silent(whole, made, number, render):
+        render = self._render(around[4])
+        if _is_silent(made, number, whole, render):
             return Unproven(
-                "the chat template prints nothing of what a message says; if it expects content in parts, or as text, "
-                "write the records so"
+                "the chat template prints no text of a message; if it expects content as a list of parts, or as text, "
+                "write the records in that form"
             )
         try:
             if made.messages[number]["role"] == "assistant":
@@ -154,32 +147,21 @@ class Headers:
             return first[0] + before.index(self.main.text) + len(self.main.text), False
 
     def _before_text(self, whole: Attribution, number: int, made: MadeUp, around: Around) -> int:
-        """Where the words of a message begin that is not an assistant's: behind what stands before one that is plain text."""
-        kind, first = _with_text(self._kinds[around[2]]), first_run(whole, number)
-        if kind == self._kinds[around[2]]:
+        """Where the content of a message that is not an assistant's begins: after the text before a plain-text message."""
+        first, text = first_run(whole, number), self._kinds.number_of(with_text(self._kinds[around[2]]))
+        header = None if text == around[2] else self.learned((*around[:2], text, *around[3:]))
+        if not isinstance(header, Header):
             return _before_first_word(whole, number, made.words[number])
-        text = self.learned((*around[:2], self._kinds.number_of(kind), *around[3:]))
-        if not isinstance(text, Header):
-            return _before_first_word(whole, number, made.words[number])
-        if not whole.text.startswith(text.text, first[0], first[1]):
-            raise Unproven("the header of a message is not the one that a message of text has")
-        return first[0] + len(text.text)
-
-
-def _with_text(kind: Kind) -> Kind:
-    """The same kind with text for content."""
-    role, fields = kind
-    if fields == "text":
-        return kind
-    fields = {**dict(fields), "content": "text"}
-    return (role, "text") if len(fields) == 1 else (role, tuple(fields.items()))
+        if not whole.text.startswith(header.text, first[0], first[1]):
+            raise Unproven("the header of a message differs from that of a message of plain text")
+        return first[0] + len(header.text)
 
 
 def first_run(whole: Attribution, number: int) -> Run:
-    run = next((run for run in whole.runs if run[2] == number), None)
-    if run is None:
+    runs = whole.runs_of(number)
+    if not runs:
         raise Unproven("the chat template prints this message outside its loops over the messages, or not at all")
-    return run
+    return runs[0]
 
 
 def find_start(
@@ -194,6 +176,8 @@ def find_start(
     if prompted is None:  # the conversation begins with it, or the template refuses one that ends before it
         return _behind_main(whole, first, main)
     found = _behind_prompt(whole, first, prompted, lambda: render(before, add_generation_prompt=False))
+    if found is None and all(run[2] < 0 for run in prompted.runs):  # such as a system message outside the loops
+        return _behind_main(whole, first, main)
     if found is None:
         raise Unproven("the text before a turn is not what a generation prompt prints there")
     start, partial = found
@@ -205,13 +189,58 @@ def find_start(
 
 
 def _behind_main(whole: Attribution, first: Run, main: Header | None) -> tuple[int, bool]:
-    """The usual header stands at the beginning of the turn, or behind nothing but a tag such as the BOS token."""
-    place = whole.text.find(main.text, first[0], first[1]) if main is not None and main.text else -1
-    if place >= 0 and main is not None and _TAGS.fullmatch(whole.text, first[0], place):
-        return place + len(main.text), False
-    if main is not None and (found := _before_thinking(whole.text, first, main.text)) is not None:
-        return found
+    """Find the usual header at the beginning of the turn, or directly after a tag such as the BOS token."""
+    if main is not None and main.text:
+        place = whole.text.find(main.text, first[0], first[1])
+        if place >= 0 and _TAGS.fullmatch(whole.text, first[0], place):
+            return place + len(main.text), False
+        if (found := _before_thinking(whole.text, first, main.text)) is not None:
+            return found
     raise Unproven("the header of a turn cannot be found: the template renders nothing that ends right before the turn")
+
+
+def _behind_prompt(
+    whole: Attribution, first: Run, prompted: Attribution, unprompted: Callable[[], Attribution]
+) -> tuple[int, bool] | None:
+    """Compare what is printed with a generation prompt, up to the turn, with the whole."""
+    text, start = whole.text, first[0]
+    epilogue = prompted.text
+    if owned := [run for run in prompted.runs if run[2] >= 0]:
+        # the last message before the turn, and all that follows it, is in the whole as well
+        last, tail, epilogue = owned[-1], prompted.text[owned[-1][0] :], prompted.text[owned[-1][1] :]
+        same = whole.runs_of(last[2])[len(prompted.runs_of(last[2])) - 1 :]
+        if same and same[0][0] < start and text.startswith(tail, same[0][0]):
+            return max(start, same[0][0] + len(tail)), False
+    if epilogue and text.startswith(epilogue, start):
+        return start + len(epilogue), False
+    try:
+        bare = unprompted().text
+    except TemplateError:
+        return _before_thinking(text, first, epilogue)
+    if not epilogue and bare == prompted.text:
+        return start, False
+    prompt = prompted.text[num_common(bare, prompted.text) :]
+    if prompt and text.startswith(prompt, start):
+        return start + len(prompt), False
+    return _before_thinking(text, first, epilogue or prompt)
+
+
+def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] | None:
+    """The turn begins with the first part of the generation prompt; the rest of the prompt is thinking tags that the turn does not have."""
+    common = num_common(text[first[0] : first[1]], epilogue)
+    opened = max(epilogue.rfind(tag, 0, common) for tag in _OPENING)
+    if opened >= 0 and any(tag in epilogue[common:] for tag in _CLOSING):
+        common = opened  # the prompt closes a thought, which the turn opens by itself
+    for cut in (common, epilogue.rfind("<", 0, common)):  # "<" is common to "<think>" and "<answer>"
+        if cut > 0 and not _THINKING.sub("", epilogue[cut:]).strip():
+            return first[0] + cut, True
+    return None
+
+
+def num_common(a: str, b: str) -> int:
+    """How many characters two texts have in common from the start."""
+    size = min(len(a), len(b))
+    return size if a[:size] == b[:size] else next(place for place in range(size) if a[place] != b[place])
 
 
 def find_closing(
@@ -222,98 +251,26 @@ def find_closing(
     Closing: what ends the turn but is printed by the message behind it.  Gemma 4 opens a tool's answer so, and the model learns to open it.
     Tail: what the turn prints only because another message follows, such as that message's header.
     """
-    if number + 1 >= len(messages):
-        return "", ""
     try:
-        alone = render(messages[: number + 1], add_generation_prompt=False)
+        alone = render(messages[: number + 1], add_generation_prompt=False) if number + 1 < len(messages) else None
     except TemplateError:
+        alone = None
+    if alone is None or not alone.runs_of(number):
         return "", ""
-    if number not in (run[2] for run in alone.runs):
-        return "", ""
-    run = first_run(whole, number)
-    printed, last = whole.text[run[0] : run[1]], _text_of(alone, first_run(alone, number))
-    rest = last[len(printed) :].rstrip() if last.startswith(printed) else ""
-    closing = rest if rest and whole.text.startswith(rest, run[1]) else ""
-    behind, behind_last = (_behind_words(_text_of(some, _last_run(some, number)), words) for some in (whole, alone))
-    tail = behind[len(behind_last) :] if behind.startswith(behind_last) else ""
+    runs = [some.runs_of(number) for some in (whole, alone)]
+    first, last = (some.text[own[0][0] : own[0][1]] for some, own in zip((whole, alone), runs, strict=True))
+    rest = last[len(first) :].rstrip() if last.startswith(first) else ""
+    closing = rest if rest and whole.text.startswith(rest, runs[0][0][1]) else ""
+    behind = []  # what each prints behind the last of these words
+    for some, own in zip((whole, alone), runs, strict=True):
+        text = some.text[own[-1][0] : own[-1][1]]
+        behind.append(text[max((text.rfind(word) + len(word) for word in words if word in text), default=0) :])
+    tail = behind[0][len(behind[1]) :] if behind[0].startswith(behind[1]) else ""
     return closing, tail if tail.strip() else ""
 
 
-def _text_of(whole: Attribution, run: Run) -> str:
-    return whole.text[run[0] : run[1]]
-
-
-def _last_run(whole: Attribution, number: int) -> Run:
-    return next(run for run in reversed(whole.runs) if run[2] == number)
-
-
-def _behind_words(text: str, words: Sequence[str]) -> str:
-    """What a run prints behind the last of these words; all of it where there are none."""
-    return text[max((text.rfind(word) + len(word) for word in words if word in text), default=0) :]
-
-
-def _behind_prompt(
-    whole: Attribution, first: Run, prompted: Attribution, unprompted: Callable[[], Attribution]
-) -> tuple[int, bool] | None:
-    """Compare what is printed with a generation prompt, up to the turn, with the whole."""
-    text, start = whole.text, first[0]
-    owned = [run for run in prompted.runs if run[2] >= 0]
-    if owned:  # the last message before the turn, and all that follows it, stands in the whole as well
-        last = owned[-1]
-        place = [run for run in owned if run[2] == last[2]].index(last)
-        same = [run for run in whole.runs if run[2] == last[2]]
-        tail = prompted.text[last[0] :]
-        if place < len(same) and same[place][0] < start and text.startswith(tail, same[place][0]):
-            return max(start, same[place][0] + len(tail)), False
-    epilogue = prompted.text[owned[-1][1] :] if owned else prompted.text
-    if epilogue and text.startswith(epilogue, start):
-        return start + len(epilogue), False
-    try:
-        bare = unprompted().text
-    except TemplateError:
-        bare = None
-    if bare is not None:
-        if not epilogue and bare == prompted.text:
-            return start, False
-        prompt = prompted.text[num_common(bare, prompted.text) :]
-        if prompt and text.startswith(prompt, start):
-            return start + len(prompt), False
-        epilogue = epilogue or prompt
-    return _before_thinking(text, first, epilogue)
-
-
-def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] | None:
-    """The beginning of the generation prompt stands before the turn, and the rest of it is thinking tags that the turn has lost."""
-    common = num_common(text[first[0] : first[1]], epilogue)
-    opened = max((epilogue.rfind(tag, 0, common) for tag in _OPENING), default=-1)
-    if opened >= 0 and any(tag in epilogue[common:] for tag in _CLOSING):
-        common = opened  # the prompt closes a thought, which the turn opens by itself
-    for cut in (common, epilogue.rfind("<", 0, common)):  # "<" is common to "<think>" and "<answer>"
-        if cut > 0 and _only_thinking(epilogue[cut:]):
-            return first[0] + cut, True
-    return None
-
-
-def _only_thinking(text: str) -> bool:
-    for tag in _THINKING:
-        text = text.replace(tag, "")
-    return not text.strip()
-
-
-def num_common(a: str, b: str) -> int:
-    """How many characters two texts have in common from the start."""
-    size = min(len(a), len(b))
-    if a[:size] == b[:size]:
-        return size
-    low, high = 0, size
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle)
-    return low
-
-
 def _before_first_word(whole: Attribution, number: int, words: list[str]) -> int:
-    """Where the words of a message begin that is not an assistant's."""
+    """Return where the text of a user, system or tool message begins."""
     first = first_run(whole, number)
     places = [place for word in words if (place := whole.text.find(word, first[0], first[1])) >= 0]
     if not places:
@@ -321,30 +278,94 @@ def _before_first_word(whole: Attribution, number: int, words: list[str]) -> int
     return min(places)
 
 
-def _misplaced(whole: Attribution, made: MadeUp, number: int) -> str | None:
-    """Whether words of this message stand in another's runs, or another's in its own: in words, or None."""
-    for owner, words in enumerate(made.words):
-        for word in words:
-            place = whole.text.find(word)
-            while place >= 0:
-                run = next(run for run in whole.runs if run[0] <= place < run[1])
-                if run[2] != owner and number in (run[2], owner):
-                    where = "outside its loops over the messages" if run[2] < 0 else "among those of another message"
-                    return f"the chat template prints words of a message {where}, so it cannot be told what is trained"
-                place = whole.text.find(word, place + 1)
+def _misplaced(made: MadeUp, number: int, whole: Attribution) -> str | None:
+    """Return why a message is misplaced: its text is in another message's run, or another's text is in its run; else None."""
+    for start, stop, printer in whole.runs:
+        for owner, words in enumerate(made.words):
+            if (
+                printer != owner
+                and number in (printer, owner)
+                and any(word in whole.text[start:stop] for word in words)
+            ):
+                where = "outside its loops over the messages" if printer < 0 else "among those of another message"
+                return f"the chat template prints words of a message {where}, so the trained tokens are ambiguous"
     return None
 
 
-def _is_silent(whole: Attribution, made: MadeUp, number: int, render: Render) -> bool:
-    """Whether nothing of a message's words is printed: other words give the same text."""
-    own = _own_text(whole, number)
-    if not made.contents[number] or any(word in own for word in made.words[number]):
+def _is_silent(made: MadeUp, number: int, whole: Attribution, render: Render) -> bool:
+    """Return whether no text of a message is printed: other words give the same rendering."""
+    message, own = made.messages[number], whole.printed_by(number)
+    calls = [call.get("function", call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+    printed = [*made.words[number], *(call["name"] for call in calls if isinstance(call.get("name"), str))]
+    says = any(word in repr(message.get("content")) for word in made.words[number])
+    if not says or any(word in own for word in printed):
         return False
     try:
-        return _own_text(render(made.with_other_words(), add_generation_prompt=False), number) == own
+        return render(made.changed(other_word), add_generation_prompt=False).printed_by(number) == own
     except TemplateError:
         return False
 
 
-def _own_text(whole: Attribution, number: int) -> str:
-    return "".join(whole.text[run[0] : run[1]] for run in whole.runs if run[2] == number)
+def other_word(word: str) -> str:
+    """Another word of the same length."""
+    return "".join(chr((ord(letter) - ord("a") + 1) % 26 + ord("a")) for letter in word)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a turn."""
+
+    usual: str  # what the template prints behind an answer, white space aside; "" where it prints nothing
+    added: frozenset[str]  # the tokenizer's added tokens
+    stops: frozenset[str]  # tokens at which generation stops
+
+    def closes(self, text: str, start: int, stop: int) -> bool:
+        """Return whether text[start:stop] ends with an end-of-turn text."""
+        return text.endswith(tuple(filter(None, (self.usual, *self.added))), start, stop)
+
+    def stops_at(self, text: str, start: int, stop: int) -> bool:
+        """Whether text[start:stop] ends with the usual end of a turn, or with a token at which generation stops."""
+        return text.endswith(tuple(filter(None, (self.usual, *self.stops))), start, stop)
+
+    def begin(self, text: str, start: int, stop: int) -> int:
+        """Where the tokens begin that end text[start:stop]; `stop` where nothing does."""
+        ends = (_ending(some, text, start, stop) for some in ((self.usual,), self.stops, self.added))
+        return stop - len(next(filter(None, ends), ""))
+
+    def num_closing(self, text: str, start: int, stop: int) -> int:
+        """How many added tokens text[start:stop] ends with."""
+        count = 0
+        while token := _ending(self.added, text, start, stop):
+            count, stop = count + 1, stop - len(token)
+        return count
+
+    def token_at(self, text: str, place: int, among: Collection[str]) -> str:
+        """The longest of these tokens that begins here, or ""."""
+        return max((token for token in among if text.startswith(token, place)), key=len, default="")
+
+
+def _ending(ends: Iterable[str], text: str, start: int, stop: int) -> str:
+    """The longest of these that text[start:stop] ends with, or ""."""
+    return max((end for end in ends if text.endswith(end, start, stop)), key=len, default="")
+
+
+def learn_ends(render: Render, added: Collection[str], stops: Collection[str]) -> Ends:
+    """Learn the text after an answer that another message follows, else after the last one."""
+    followed, last = (_printed_behind(render, kinds) for kinds in ((USER, ANSWER, USER), (USER, ANSWER)))
+    # What is printed only where another message follows may be that one's header.
+    usual = last if last and followed.startswith(last) else followed or last
+    return Ends(usual, frozenset(added), frozenset(stops))
+
+
+def _printed_behind(render: Render, kinds: Sequence[Kind]) -> str:
+    """Return the common end of two answers with different words."""
+    made = MadeUp(kinds)
+    try:
+        wholes = [render(some, add_generation_prompt=False) for some in (made.messages, made.changed(other_word))]
+    except TemplateError:
+        return ""
+    runs = [[whole.text[start:stop] for start, stop, _ in whole.runs_of(1)] for whole in wholes]
+    if not all(runs):
+        return ""
+    a, b = (some[-1][::-1] for some in runs)
+    return a[: num_common(a, b)][::-1].rstrip()

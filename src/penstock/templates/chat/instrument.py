@@ -1,9 +1,9 @@
-"""Rewrite a chat template so that its rendering says which message printed which characters.
+"""Make a chat template's rendering say which message printed which characters.
 
-A chat template prints its messages in loops.  A call is put behind every `{% for … %}`: where the loop variable *is* one of the
-messages handed in, by identity, it prints a mark with the loop's level and the message's number.  A constant mark behind
-`{% endfor %}` leaves the level.  `attribution.py` reads the marks.  Messages are not altered, and a template cannot read what
-it has printed outside macros and other captures, where no marks are put: so the rendering without its marks is the plain rendering.
+A chat template prints its messages in loops.  `instrument` puts a call behind every `{% for … %}`: where the loop variable *is* one of the
+messages handed in, by identity, it prints a mark with the loop's level and the message's number.  A constant mark behind `{% endfor %}`
+leaves the level.  `attribute` reads the marks and takes them out.  Messages are not altered, and a template cannot read what it has printed
+outside macros and other captures, where no marks are put: so the rendering without its marks is the plain rendering.
 
 `{% generation %}` tags become marks as well.  White space control is resolved while rewriting, so that the result means the same to
 jinja2 and to minijinja; compile it with `trim_blocks=False, lstrip_blocks=False, keep_trailing_newline=True`.
@@ -19,44 +19,30 @@ import jinja2.ext
 
 from penstock.errors import TemplateError
 
-MARK = (
-    "\ufdd0"  # a noncharacter: no text means anything by it.  A mark is MARK, a level and a number, one character each.
-)
+MARK = "\ufdd0"  # a noncharacter.  A mark is MARK, a level and a number, one character each.
 LOOP_FUNCTION = (
     "penstock_loop"  # (level, *values) → a mark for the message among the values, or one that leaves the level
 )
 SET_FUNCTION = "penstock_set"  # (level, value) → a mark if the value is a message, else ""
-FIRST_LEVEL = 0x30  # level l is chr(FIRST_LEVEL + l)
-FIRST_NUMBER = 0x100  # message n is chr(FIRST_NUMBER + n)
-NOBODY = chr(0x30)  # the number of a mark that leaves its level
-SET_BIT = 0x80  # added to the level of marks that a `{% set %}` makes
-GENERATION, END_GENERATION = chr(0x21), chr(0x22)  # levels of the marks around what a generation block prints
-MOST_MESSAGES = 0xD800 - FIRST_NUMBER
+_FIRST_LEVEL = 0x30  # level l is chr(_FIRST_LEVEL + l)
+_SET_BIT = 0x80  # added to the level of marks that a `{% set %}` makes
+_FIRST_NUMBER = 0x100  # message n is chr(_FIRST_NUMBER + n)
+_NO_MESSAGE = chr(0x30)  # the number of a mark that leaves its level
+_TAGS = {"generation": chr(0x21), "endgeneration": chr(0x22)}  # levels of the marks around a generation block
+_MOST_MESSAGES = 0xD800 - _FIRST_NUMBER
 _MOST_LEVELS = 0x40
 
-_LEXER = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+_LEXER = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]).lexer
 _CAPTURES = ("macro", "call", "filter", "block")
-# Loops over these, and variables set to these, are never messages.
+_SCOPES = ("if", "with", "autoescape")
+# Fields of messages, and filters that make text: loops over these, and variables set to these, are never messages.
 _NOT_MESSAGES = frozenset(
     (
-        *(
-            "items",
-            "dictsort",
-            "tool_calls",
-            "function",
-            "content",
-            "arguments",
-            "parameters",
-            "properties",
-            "name",
-            "role",
-        ),
-        *("reasoning_content", "thinking", "text", "type", "id", "length", "trim", "tojson", "string"),
+        *("items", "dictsort", "tool_calls", "function", "content", "arguments", "parameters", "properties"),
+        *("name", "role", "reasoning_content", "thinking", "text", "type", "id", "length", "trim", "tojson"),
+        *("string",),
     )
 )
-_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-
-Token = tuple[str, str]  # type and text
 
 
 @dataclass(slots=True)
@@ -64,44 +50,40 @@ class _Statement:
     """A piece of the template: text, `{{ … }}` or `{% … %}`."""
 
     kind: str  # data, print or block
-    tokens: list[Token]
+    tokens: list[tuple[str, str]]  # type and text
     line: int
-    word: str = ""  # the first name in a block: for, endfor, set …
 
-    def text(self) -> str:
+    @property
+    def word(self) -> str:
+        """The first name in a block: for, endfor, set …"""
+        return next((text for kind, text in self.tokens if kind == "name"), "") if self.kind == "block" else ""
+
+    def text(self, newlines: int = 0) -> str:
+        """The source.  `newlines` move it down to its line of the template, so that errors name that one."""
         inside = "".join(text for _, text in self.tokens)
         if self.kind == "data":
             return _literal(inside)
-        return f"{{{{ {inside} }}}}" if self.kind == "print" else f"{{% {inside} %}}"
+        begin, end = ("{{", "}}") if self.kind == "print" else ("{%", "%}")
+        return f"{begin}{chr(10) * newlines} {inside} {end}"
 
-    def at_line(self, written: int) -> str:
-        """The text, moved down to its line of the template, so that errors name that one."""
-        text = self.text()
-        return text if self.kind == "data" else f"{text[:2]}{chr(10) * max(0, self.line - 1 - written)}{text[2:]}"
-
-
-@dataclass(slots=True)
-class _Loop:
-    """An open `{% for %}`."""
-
-    level: int
-    marked: bool  # whether it prints marks
+    def words(self) -> list[tuple[str, str]]:
+        return [token for token in self.tokens if token[0] not in ("whitespace", "comment")]
 
 
 @dataclass(slots=True)
 class _Block:
-    """An open block of any kind."""
+    """An open block."""
 
-    word: str
-    loop: _Loop | None = None
+    is_capture: bool = False
+    level: int | None = None  # of a loop
+    is_marked: bool = False  # whether the loop prints marks
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Instrumented:
     source: str
     plain: str  # the same without marks
     has_generation: bool  # whether the template has `{% generation %}` tags
-    num_loops: int = field(default=0)  # loops that may mark messages
 
 
 def instrument(text: str) -> Instrumented:
@@ -110,93 +92,147 @@ def instrument(text: str) -> Instrumented:
         statements = list(_statements(text))
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
-    return _Writer(statements).write()
+    marked = _Writer(statements).write()
+    untagged = [statement for statement in statements if statement.word not in _TAGS]
+    plain = "".join(statement.text() for statement in untagged)
+    return Instrumented(marked, plain, has_generation=len(untagged) < len(statements))
+
+
+def _statements(text: str) -> Iterator[_Statement]:
+    kind, tokens, began = "", list[tuple[str, str]](), 0
+    for line, token, value in _LEXER.tokeniter(text, None):
+        if token == "data":
+            yield _Statement("data", [(token, value)], line)
+        elif token in ("block_begin", "variable_begin"):
+            kind, tokens, began = "block" if token == "block_begin" else "print", [], line
+        elif token in ("block_end", "variable_end"):
+            yield _Statement(kind, tokens, began)
+            kind = ""
+        elif kind:
+            tokens.append((token, value))
 
 
 class _Writer:
+    """Writes the statements of a template out again, with marks."""
+
     def __init__(self, statements: list[_Statement]) -> None:
         self._statements = statements
-        self._ends = _matching_ends(statements)
         self._out: list[str] = []
         self._open: list[_Block] = []
-        self._captures = 0
         self._lines = 0  # written so far
-        self._found = Instrumented("", "", has_generation=False)
 
-    def write(self) -> Instrumented:
+    def write(self) -> str:
         for place, statement in enumerate(self._statements):
-            if statement.kind == "block":
-                self._block(place, statement)
-            else:
-                self._copy(statement)
-        self._found.source = "".join(self._out)
-        tags = ("generation", "endgeneration")
-        self._found.plain = "".join(part.text() for part in self._statements if part.word not in tags)
-        return self._found
+            word = statement.word
+            if word in _TAGS:
+                if self._in_capture():
+                    raise TemplateError(
+                        "the chat template has a generation tag inside a macro or a set block, where what it prints cannot be "
+                        "followed; move the tag around the place where the text is printed"
+                    )
+                self._out.append(f"{MARK}{_TAGS[word]}{_NO_MESSAGE}")
+                continue
+            self._out.append(statement.text(max(0, statement.line - 1 - self._lines)))
+            self._lines += self._out[-1].count("\n")
+            if word == "for":
+                self._enter(place, statement)
+            elif word.startswith("end"):
+                self._close()
+            elif word in _SCOPES:
+                self._open.append(_Block())
+            elif word in _CAPTURES or (word == "set" and _is_capture(statement)):
+                self._open.append(_Block(is_capture=True))
+            elif word == "set":
+                self._set(statement)
+        return "".join(self._out)
 
-    def _copy(self, statement: _Statement) -> None:
-        self._out.append(statement.at_line(self._lines))
-        self._lines += self._out[-1].count("\n")
+    def _in_capture(self) -> bool:
+        return any(block.is_capture for block in self._open)
 
-    def _block(self, place: int, statement: _Statement) -> None:
-        word = statement.word
-        if word in ("generation", "endgeneration"):
-            self._generation(word)
-            return
-        self._copy(statement)
-        if word.startswith("end"):
-            self._close(word)
-        elif word == "for":
-            self._enter(place, statement)
-        elif word == "if" or word in _CAPTURES or (word == "set" and _is_capture(statement)):
-            self._captures += word != "if"
-            self._open.append(_Block(word))
-        elif word == "set":
-            self._set(statement)
-
-    def _generation(self, word: str) -> None:
-        if self._captures:
-            raise TemplateError(
-                "the chat template has a generation tag inside a macro or a set block, where what it prints cannot be followed; "
-                "move the tag around the place where the text is printed"
-            )
-        self._found.has_generation = True
-        self._out.append(f"{MARK}{GENERATION if word == 'generation' else END_GENERATION}{NOBODY}")
-
-    def _close(self, word: str) -> None:
-        block = self._open.pop() if self._open else _Block("")
-        if word == "endfor" and block.loop is not None and block.loop.marked:
-            self._out.append(_leave(block.loop.level))
-        elif block.word == "for recursive" or (block.word not in ("if", "for", "")):
-            self._captures -= 1
+    def _close(self) -> None:
+        block = self._open.pop() if self._open else _Block()
+        if block.is_marked and block.level is not None:
+            self._out.append(_mark(block.level))
 
     def _enter(self, place: int, statement: _Statement) -> None:
-        targets, recursive = _targets(statement)
-        if recursive:  # `loop(…)` gives its text as a value: a capture
-            self._captures += 1
-            self._open.append(_Block("for recursive"))
+        targets, is_recursive = _targets(statement)
+        if is_recursive:  # `loop(…)` gives its text as a value: a capture
+            self._open.append(_Block(is_capture=True))
             return
-        body = self._statements[place + 1 : self._ends.get(place, len(self._statements))]
-        level = sum(block.loop is not None for block in self._open)
-        prints = not self._captures and level < _MOST_LEVELS and any(part.kind != "block" for part in body)
-        sets = any(part.kind == "block" and part.word == "set" and _set_name(part) for part in body)
-        loop = _Loop(level, marked=prints and bool(targets or sets))
-        self._open.append(_Block("for", loop))
-        if loop.marked:
-            self._found.num_loops += 1
+        level = sum(block.level is not None for block in self._open)
+        body = list(self._body(place))
+        prints = not self._in_capture() and level < _MOST_LEVELS and any(part.kind != "block" for part in body)
+        sets = any(part.word == "set" and _set_name(part) for part in body)
+        block = _Block(level=level, is_marked=prints and bool(targets or sets))
+        self._open.append(block)
+        if block.is_marked:
             values = "".join(f", {target}" for target in targets)
-            self._out.append(f"{{{{ {LOOP_FUNCTION}({level}{values}) }}}}" if targets else _leave(level))
+            self._out.append(f"{{{{ {LOOP_FUNCTION}({level}{values}) }}}}" if targets else _mark(level))
+
+    def _body(self, place: int) -> Iterator[_Statement]:
+        """What is inside the loop that begins at `place`."""
+        depth = 1
+        for statement in self._statements[place + 1 :]:
+            depth += (statement.word == "for") - (statement.word == "endfor")
+            if not depth:
+                return
+            yield statement
 
     def _set(self, statement: _Statement) -> None:
         """Mark `{% set message = messages[i] %}` directly inside a loop; attribution ignores it if the loop is over messages itself."""
-        loop = next((block.loop for block in reversed(self._open) if block.loop is not None), None)
-        name = _set_name(statement)
-        if loop is not None and loop.marked and name and not self._captures:
+        loop = next((block for block in reversed(self._open) if block.level is not None), _Block())
+        if loop.is_marked and not self._in_capture() and (name := _set_name(statement)):
             self._out.append(f"{{{{ {SET_FUNCTION}({loop.level}, {name}) }}}}")
 
 
-def _leave(level: int) -> str:
-    return f"{MARK}{chr(FIRST_LEVEL + level)}{NOBODY}"
+def _literal(text: str) -> str:
+    """Return text as template source, escaped if it looks like code."""
+    if MARK in text:
+        raise TemplateError(f"the chat template prints {MARK!r}, which Penstock uses to mark messages; remove it")
+    looks_like_code = text.endswith("{") or any(a == "{" and b in "{%#" for a, b in pairwise(text))
+    return f"{{% raw %}}{text}{{% endraw %}}" if looks_like_code else text
+
+
+def _targets(statement: _Statement) -> tuple[list[str], bool]:
+    """The loop variables that may be a message, and whether the loop is recursive."""
+    words = statement.words()
+    border = words.index(("name", "in"))
+    iterable = [word for word in words[border + 1 :] if word != ("name", "recursive")]
+    iterable = iterable[: iterable.index(("name", "if"))] if ("name", "if") in iterable else iterable
+    names = [text for kind, text in words[1:border] if kind == "name"]
+    return names if _may_hold_messages(iterable) else [], words[-1] == ("name", "recursive")
+
+
+def _may_hold_messages(words: list[tuple[str, str]]) -> bool:
+    """Return whether an expression may be a message or messages: it is not a constant, a range or a field."""
+    texts = [text.strip("'\"") for _, text in words]
+    if words[0][0] == "string" or texts[:2] == ["range", "("] or texts[-3:] == ["items", "(", ")"]:
+        return False
+    if len(words) == 1 and (words[0][0] != "name" or texts[0].lower() in ("true", "false", "none")):
+        return False
+    return texts[-2 if texts[-1] == "]" else -1] not in _NOT_MESSAGES
+
+
+def _is_capture(statement: _Statement) -> bool:
+    """Whether `{% set x %}` opens a block: it has no `=` outside brackets."""
+    depth = 0
+    for kind, text in statement.tokens:
+        depth += ((text in "([{") - (text in ")]}")) if kind == "operator" else 0
+        if not depth and (kind, text) == ("operator", "="):
+            return False
+    return True
+
+
+def _set_name(statement: _Statement) -> str | None:
+    """Return the name in `{% set name = value %}` if the value may be a message."""
+    words = statement.words()
+    if len(words) < 4 or words[1][0] != "name" or words[2] != ("operator", "=") or not _may_hold_messages(words[3:]):
+        return None
+    return words[1][1]
+
+
+def _mark(level: int, number: int | None = None) -> str:
+    return f"{MARK}{chr(_FIRST_LEVEL + level)}{_NO_MESSAGE if number is None else chr(_FIRST_NUMBER + number)}"
 
 
 class Marker:
@@ -206,99 +242,86 @@ class Marker:
         self._numbers: dict[int, int] = {}  # identity of a message → its number
 
     def start(self, context: dict[str, Any]) -> dict[str, Any]:
-        """Begin a rendering; return the context to render, in which no message stands twice."""
+        """Begin a rendering; return the context to render, in which no message is there twice."""
         messages = context["messages"]
-        if len(messages) > MOST_MESSAGES:
-            raise TemplateError(f"the conversation has {len(messages):_} messages, expected at most {MOST_MESSAGES:_}")
+        if len(messages) > _MOST_MESSAGES:
+            raise TemplateError(f"the conversation has {len(messages):_} messages, expected at most {_MOST_MESSAGES:_}")
         self._numbers = {id(message): number for number, message in enumerate(messages)}
         if len(self._numbers) < len(messages):  # one object at several places
-            messages = [dict(message) for message in messages]
-            self._numbers = {id(message): number for number, message in enumerate(messages)}
-            context = {**context, "messages": messages}
+            return self.start({**context, "messages": [dict(message) for message in messages]})
         return context
 
     def loop(self, level: int, *values: Any) -> str:
         for value in values:
             if (number := self._numbers.get(id(value))) is not None:
-                return f"{MARK}{chr(FIRST_LEVEL + level)}{chr(FIRST_NUMBER + number)}"
-        return _leave(level)
+                return f"{MARK}{chr(_FIRST_LEVEL + level)}{chr(_FIRST_NUMBER + number)}"  # not by _mark: it is called often
+        return _mark(level)
 
     def set(self, level: int, value: Any) -> str:
         number = self._numbers.get(id(value))
-        return "" if number is None else f"{MARK}{chr(FIRST_LEVEL + SET_BIT + level)}{chr(FIRST_NUMBER + number)}"
+        return "" if number is None else _mark(_SET_BIT + level, number)
 
 
-def _statements(text: str) -> Iterator[_Statement]:
-    kind, tokens, began = "", list[Token](), 0
-    for line, token, value in _LEXER.lexer.tokeniter(text, None):
-        if token == "data":
-            yield _Statement("data", [(token, value)], line)
-        elif token in ("block_begin", "variable_begin"):
-            kind, tokens, began = "block" if token == "block_begin" else "print", [], line
-        elif token in ("block_end", "variable_end"):
-            word = next((value for name, value in tokens if name == "name"), "")
-            yield _Statement(kind, tokens, began, word if kind == "block" else "")
-            kind = ""
-        elif kind:
-            tokens.append((token, value))
+Run = tuple[int, int, int]  # start, stop, message; -1 where no message printed it
 
 
-def _matching_ends(statements: list[_Statement]) -> dict[int, int]:
-    """Place of each `for` → place of its `endfor`."""
-    waiting: list[int] = []
-    ends: dict[int, int] = {}
-    for place, statement in enumerate(statements):
-        if statement.word == "for":
-            waiting.append(place)
-        elif statement.word == "endfor" and waiting:
-            ends[waiting.pop()] = place
-    return ends
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """A rendering as text, which message printed which part, and which parts were in generation blocks."""
+
+    text: str
+    runs: list[Run]  # ascending, none empty, neighbours belong to different messages
+    tagged: list[tuple[int, int]]
+    _owned: dict[int, list[Run]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for run in self.runs:
+            self._owned.setdefault(run[2], []).append(run)
+
+    def runs_of(self, number: int) -> list[Run]:
+        return self._owned.get(number, [])
+
+    def printed_by(self, number: int) -> str:
+        """All that a message printed in loops over the messages."""
+        return "".join([self.text[start:stop] for start, stop, _ in self.runs_of(number)])
 
 
-def _literal(text: str) -> str:
-    """Text as template source, whatever it looks like."""
-    if MARK in text:
-        raise TemplateError(f"the chat template prints {MARK!r}, a noncharacter that marks messages here; remove it")
-    looks_like_code = text.endswith("{") or any(a == "{" and b in "{%#" for a, b in pairwise(text))
-    return f"{{% raw %}}{text}{{% endraw %}}" if looks_like_code else text
+def attribute(rendered: str) -> Attribution:
+    """Take the marks out of a rendering.
 
-
-def _targets(statement: _Statement) -> tuple[list[str], bool]:
-    """The loop variables that may be a message, and whether the loop is recursive."""
-    words = [token for token in statement.tokens if token[0] not in ("whitespace", "comment")]
-    border = next(place for place, token in enumerate(words) if token == ("name", "in"))
-    names = [text for kind, text in words[1:border] if kind == "name"]
-    iterable = [text for kind, text in words[border + 1 :] if (kind, text) != ("name", "recursive")]
-    iterable = iterable[: iterable.index("if")] if "if" in iterable else iterable
-    if (
-        iterable[:2] == ["range", "("]
-        or iterable[-3:] == ["items", "(", ")"]
-        or iterable[-1].strip("'\"") in _NOT_MESSAGES
-    ):
-        names = []
-    return names, words[-1] == ("name", "recursive")
-
-
-def _at_top(statement: _Statement) -> Iterator[tuple[int, Token]]:
-    """Tokens outside all brackets, with their places."""
-    depth = 0
-    for place, (kind, text) in enumerate(statement.tokens):
-        depth += _BRACKETS.get(text, 0) if kind == "operator" else 0
-        if not depth:
-            yield place, (kind, text)
-
-
-def _is_capture(statement: _Statement) -> bool:
-    """Whether `{% set x %}` opens a block."""
-    return not any(token == ("operator", "=") for _, token in _at_top(statement))
-
-
-def _set_name(statement: _Statement) -> str | None:
-    """The name that `{% set name = value %}` gives to what may be a message; None for constants and attributes."""
-    words = [token for token in statement.tokens if token[0] != "whitespace"]
-    if len(words) < 4 or words[1][0] != "name" or words[2] != ("operator", "="):
-        return None
-    constant = len(words) == 4 and (words[3][0] != "name" or words[3][1].lower() in ("true", "false", "none"))
-    last = words[-2] if words[-1] == ("operator", "]") else words[-1]
-    field = last[0] in ("name", "string") and last[1].strip("'\"") in _NOT_MESSAGES and len(words) > 4
-    return None if constant or field or words[3][0] == "string" else words[1][1]
+    Marks nest by level: a mark closes its own level and all deeper ones.  Characters belong to the message of the deepest open
+    level, or to none.
+    """
+    first, *parts = rendered.split(MARK)
+    texts, runs, tagged = [first], list[Run](), list[tuple[int, int]]()
+    stack: list[tuple[int, int, bool]] = []  # levels entered: level, message, whether by a loop
+    size, owner, opened = len(first), -1, -1
+    if first:
+        runs.append((0, size, -1))
+    for part in parts:
+        level = ord(part[0]) - _FIRST_LEVEL
+        if level >= 0:
+            is_set = level >= _SET_BIT
+            level -= _SET_BIT * is_set
+            if not (is_set and any(known == level and by_loop for known, _, by_loop in stack)):
+                while stack and stack[-1][0] >= level:
+                    stack.pop()
+                if part[1] != _NO_MESSAGE:
+                    stack.append((level, ord(part[1]) - _FIRST_NUMBER, not is_set))
+                owner = stack[-1][1] if stack else -1
+        elif part[0] == _TAGS["generation"]:
+            opened = size
+        else:
+            if 0 <= opened < size:
+                tagged.append((opened, size))
+            opened = -1
+        if length := len(part) - 2:
+            if runs and runs[-1][2] == owner:
+                runs[-1] = (runs[-1][0], size + length, owner)
+            else:
+                runs.append((size, size + length, owner))
+            texts.append(part[2:])
+            size += length
+    if opened >= 0:
+        raise TemplateError("the chat template leaves a generation block early; remove the break or continue inside it")
+    return Attribution("".join(texts), runs, tagged)

@@ -1,26 +1,32 @@
-"""Describe messages by what a chat template can tell apart, and make up messages of the same kind from words of our own.
+"""Describe messages by the properties that a chat template can distinguish, and make up messages of the same kind.
 
 A kind says who speaks and which fields hold what: text, nothing, white space, an inline thought, parts, tool calls, which types of
 arguments.  It does not say which words.  So what is learned from made-up messages holds for all messages of their kind.
 """
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from penstock.templates.messages import Message
+from penstock.templates.conversation import Message
 
-Kind = tuple[Any, ...]
+Kind = tuple[Any, ...]  # of a message, as of any dict: ("dict", ((key, kind of its value), …))
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names that transformers treats as one
 THOUGHT_END = "</think>"
-_MOST_CALLS = 3  # four calls are printed like three
+_ARGUMENTS = ("arguments", "parameters")
+_OBJECTS = (*_ARGUMENTS, "content")  # dicts of any keys: only types count, and names that the template looks up
+_LITERAL = ("role", "type")
+_LABELS = ("id", "name", "tool_call_id")
+_LISTS = (list, tuple)
+_MOST = {"tool_calls": 3}  # four calls are printed like three
 _MOST_PARTS = 8
-_WORD = re.compile("penstock[a-j]+word")
-_OTHER_LETTERS = str.maketrans("abcdefghijklmnopqrstuvwxyz", "bcdefghijklmnopqrstuvwxyza")
+_WORD = re.compile("penstock(?:[a-j]+word|tool[abc])")
 
-# Values of each type of argument, as engines may print them in different ways.
+# Values of each type, as engines may print them in different ways.
 _LEAVES: dict[str, Any] = {
+    "empty": "",
+    "blank": "  \n",
     "int": 7,
     "big": 1 << 60,
     "float": 1.5,
@@ -34,136 +40,174 @@ _LEAVES: dict[str, Any] = {
 }
 
 
-def kind_of(message: Message, known: Container[str] = frozenset()) -> Kind:
-    """The kind of a message.  `known`: names that the template looks up; arguments of these names count by themselves."""
-    content = message.get("content")
-    if len(message) == 2 and type(content) is str and content and not content.isspace() and THOUGHT_END not in content:
-        return (message["role"], "text")  # nearly always
-    fields = tuple((key, _value_kind(key, value, known)) for key, value in message.items() if key != "role")
-    return (message.get("role"), fields)
+def read_kind(key: str, value: Any, strings: list[Any], known: Container[str] = frozenset()) -> Any:
+    """Return the kind of a key's value.  Append its texts and objects to `strings`, in an order that depends on the kind.
 
-
-def _value_kind(key: str, value: Any, known: Container[str]) -> Any:
+    `known`: names that the template looks up; arguments of these names count by themselves.
+    """
     if isinstance(value, str):
-        if not value.strip():
-            return "blank" if value else "empty"
-        return "thought" if THOUGHT_END in value and key not in REASONING else "text"
-    if isinstance(value, list | tuple):
-        if key == "tool_calls":
-            return ("calls", tuple(_call_kind(call, known) for call in value[:_MOST_CALLS]))
-        return ("parts", tuple(_part_kind(part) for part in value[:_MOST_PARTS]))
-    return _object_kind(value) if isinstance(value, dict) else _leaf_kind(value)
+        if key in _LITERAL:
+            return ("is", value)
+        if not value or value.isspace() or (key in _ARGUMENTS and value.strip() == "{}"):
+            return "blank" if value.isspace() and key not in _ARGUMENTS else "empty"
+        strings.append(value)
+        return "thought" if key == "content" and THOUGHT_END in value else "text"
+    if isinstance(value, dict):
+        if key in _OBJECTS:
+            if value:
+                strings.append(value)
+            named = tuple([(name, _leaf_kind(inner)) for name, inner in value.items() if name in known])
+            return ("types", (tuple(sorted(_types(value, set()))), named))
+        pairs = []
+        for name, inner in value.items():
+            if name in _LABELS and type(inner) is str and inner and not inner.isspace():  # by far the most common ones
+                strings.append(inner)
+                pairs.append((name, "text"))
+            else:
+                pairs.append((name, read_kind(name, inner, strings, known)))
+        return ("dict", tuple(pairs))
+    if isinstance(value, _LISTS):
+        read = [read_kind("part", inner, strings, known) for inner in value]
+        return ("list", tuple(read[: _MOST.get(key, _MOST_PARTS)]))
+    return _leaf_kind(value)
 
 
 def _leaf_kind(value: Any) -> str:
     if isinstance(value, str):
-        return "text" if value.strip() else "empty"
+        return "text" if value and not value.isspace() else "empty"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return "big" if value.bit_length() > 50 else "int"
     if isinstance(value, float):
-        return (
-            "exponent"
-            if not repr(value)[-1:].isdigit() or "e" in repr(value)
-            else "whole"
-            if value.is_integer()
-            else "float"
-        )
-    return "none" if value is None else "list" if isinstance(value, list | tuple) else "dict"
+        if not repr(value)[-1].isdigit() or "e" in repr(value):
+            return "exponent"
+        return "whole" if value.is_integer() else "float"
+    return "none" if value is None else "list" if isinstance(value, _LISTS) else "dict"
 
 
-def _object_kind(value: dict[str, Any]) -> Any:
-    return ("object", tuple((name, _leaf_kind(inner)) for name, inner in value.items()))
-
-
-def _part_kind(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return _leaf_kind(part)
-    return ("part", part.get("type"), tuple((name, _leaf_kind(v)) for name, v in part.items() if name != "type"))
-
-
-def _call_kind(call: Any, known: Container[str]) -> Any:
-    if not isinstance(call, dict):
-        return _leaf_kind(call)
-    function = call.get("function")
-    nested = isinstance(function, dict)
-    return (tuple(call), nested, _function_kind(function if nested else call, known))
-
-
-def _function_kind(function: Any, known: Container[str]) -> Any:
-    given = function.get("arguments", function.get("parameters"))
-    if isinstance(given, dict):
-        kinds: set[str] = set()
-        _collect(given, kinds)
-        named = tuple((key, _leaf_kind(value)) for key, value in given.items() if key in known)
-        return (tuple(function), ("types", tuple(sorted(kinds)), named))
-    if isinstance(given, str):
-        return (tuple(function), "text" if given.strip() not in ("", "{}") else "empty")
-    return (tuple(function), _leaf_kind(given))
-
-
-def _collect(value: Any, kinds: set[str]) -> None:
+def _types(value: Any, found: set[str]) -> set[str]:
     """Types of everything in an argument."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not key.isascii():
-                kinds.add("key")
-            _collect_inner(inner, kinds)
-    else:
-        for inner in value:
-            _collect_inner(inner, kinds)
+    for key, inner in value.items() if isinstance(value, dict) else (("", inner) for inner in value):
+        if not str(key).isascii():
+            found.add("key")
+        kind = _leaf_kind(inner)
+        is_filled = kind in ("list", "dict") and inner
+        found.add(f"filled {kind}" if is_filled else kind)
+        if is_filled:
+            _types(inner, found)
+    return found
 
 
-def _collect_inner(inner: Any, kinds: set[str]) -> None:
-    kind = _leaf_kind(inner)
-    if kind in ("list", "dict") and inner:
-        kinds.add(f"filled {kind}")
-        _collect(inner, kinds)
-    else:
-        kinds.add(kind)
+def kind_of(message: Message) -> Kind:
+    found: Kind = read_kind("", message, [])
+    return found
+
+
+def text_kind(role: Any) -> Kind:
+    """The kind of a message that is nothing but text."""
+    return kind_of({"role": role, "content": "text"})
+
+
+def role_of(kind: Kind) -> Any:
+    return dict(kind[1]).get("role", ("is", None))[1]
+
+
+def with_text(kind: Kind) -> Kind:
+    """The same kind with text for content."""
+    return ("dict", tuple({**dict(kind[1]), "content": "text"}.items()))
+
+
+_A_CALL = {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": {"b": "c"}}}
+USER, ANSWER, SYSTEM = text_kind("user"), text_kind("assistant"), text_kind("system")
+CALL = kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL]})
+RESULT = kind_of({"role": "tool", "name": "a", "tool_call_id": "call00000", "content": "text"})
+THINKING = kind_of({"role": "assistant", **dict.fromkeys(REASONING, "text"), "content": "text"})
+INLINE = kind_of({"role": "assistant", "content": f"thought{THOUGHT_END}text"})
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "penstocktoola",
+        "description": "Does.",
+        "parameters": {"type": "object", "properties": {"penstockkey": {"type": "string", "description": "A key."}}},
+    },
+}
+
+
+def with_reasoning(messages: list[Message]) -> list[Message]:
+    """Reasoning under the names that templates look for, as transformers does it."""
+    out = None
+    for place, message in enumerate(messages):
+        if len(message) > 2 or "content" not in message:
+            thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+            if thought is not None:
+                out = list(messages) if out is None else out
+                out[place] = {"thinking": thought, **message, "reasoning_content": thought}
+    return messages if out is None else out
 
 
 class Kinds:
     """Numbers for kinds, so that they are cheap to compare."""
 
     def __init__(self, known: Container[str]) -> None:
+        """`known`: names that the template looks up."""
         self._known = known
         self._numbers: dict[Kind, int] = {}
+        self._texts: dict[str, int] = {}  # role → number of the kind that is nothing but text
         self._kinds: list[Kind] = []
 
-    def number(self, message: Message) -> int:
-        return self.number_of(kind_of(message, self._known))
+    def read(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], list[Any]]:
+        """The kinds of messages, and their texts and objects."""
+        texts, strings = self._texts, list[Any]()
+        numbers = []
+        for message in messages:
+            number = texts.get(message.get("role", "")) if is_text(message) else None
+            if number is None:
+                number = self.number_of(read_kind("", message, strings, self._known))
+            else:  # nearly always
+                strings.append(message["content"])
+            numbers.append(number)
+        return tuple(numbers), strings
 
     def number_of(self, kind: Kind) -> int:
         if (number := self._numbers.get(kind)) is None:
             number = self._numbers[kind] = len(self._kinds)
             self._kinds.append(kind)
+            if kind == text_kind(role := role_of(kind)):
+                self._texts[role] = number
         return number
+
+    def is_text(self, number: int) -> bool:
+        """Return whether such messages have only a role and text."""
+        return number in self._texts.values()
 
     def __getitem__(self, number: int) -> Kind:
         return self._kinds[number]
+
+
+def is_text(message: Message) -> bool:
+    """Whether a message is nothing but a role and text."""
+    content = message.get("content")
+    if len(message) != 2 or type(content) is not str or THOUGHT_END in content:
+        return False
+    return bool(content) and not content.isspace()
 
 
 class MadeUp:
     """Messages of given kinds, made of words that occur nowhere else."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
-        self.words: list[list[str]] = []  # of each message: what is its own to say; names of tools are not
-        self.contents: list[bool] = []  # whether its content has words
+        self.words: list[list[str]] = []  # of each message: what is its own to say; names and ids are not
         self._number = 0
-        self.messages = [self._message(kind) for kind in kinds]
+        self.messages: list[Message] = []
+        for kind in kinds:
+            self.words.append([])
+            self._thought = ""  # one for all names of reasoning
+            self.messages.append(self._value("", kind))
 
-    @staticmethod
-    def call_kind() -> Kind:
-        """The kind of a message that calls one tool."""
-        function = {"name": "a", "arguments": {"b": "c"}}
-        call = {"id": "call00000", "type": "function", "function": function}
-        return kind_of({"role": "assistant", "content": "", "tool_calls": [call]})
-
-    def with_other_words(self) -> list[Message]:
-        """The same messages with other words of the same length."""
-        return [_other_words(message) for message in self.messages]
+    def changed(self, change: Callable[[str], str]) -> list[Message]:
+        """Return the same messages with other words and other tool names."""
+        return [_changed(message, lambda found: change(found[0])) for message in self.messages]
 
     def _word(self) -> str:
         self._number += 1
@@ -171,77 +215,45 @@ class MadeUp:
         self.words[-1].append(f"penstock{letters}word")
         return self.words[-1][-1]
 
-    def _message(self, kind: Kind) -> Message:
-        self.words.append([])
-        role, fields = kind
-        fields = (("content", "text"),) if fields == "text" else fields
-        message: Message = {"role": role}
-        thought = next((self._word() for key, value in fields if key in REASONING and value == "text"), "")
-        before = len(self.words[-1])
-        if (content := dict(fields).get("content")) is not None:
-            made = self._value("content", content)
-        self.contents.append(len(self.words[-1]) > before)
-        for key, value in fields:
-            is_thought = key in REASONING and value == "text"
-            message[key] = thought if is_thought else made if key == "content" else self._value(key, value)
-        return message
+    def _value(self, key: str, kind: Any, place: int = 0) -> Any:
+        if not isinstance(kind, tuple):
+            return self._leaf(key, kind, place)
+        what, inside = kind
+        if what == "dict":
+            return {name: self._value(name, inner, place) for name, inner in inside}
+        if what == "list":
+            return [self._value("part", inner, number) for number, inner in enumerate(inside)]
+        if what == "types":
+            keys = [f"penstock{'é' if inner == 'key' else ''}key{number}" for number, inner in enumerate(inside[0])]
+            pairs = [*zip(keys, inside[0], strict=True), *inside[1]]
+            return {name: self._leaf("", inner, place) for name, inner in pairs}
+        return inside
 
-    def _value(self, key: str, kind: Any) -> Any:
-        if key == "tool_call_id" and kind == "text":
-            return "call00000"
-        if key == "name" and kind == "text":
-            return "penstocktoola"
+    def _leaf(self, key: str, kind: str, place: int) -> Any:
+        if kind == "text":
+            return self._text(key, place)
         if kind == "thought":
             return f"<think>\n{self._word()}\n</think>\n\n{self._word()}"
-        if isinstance(kind, tuple) and kind[0] == "calls":
-            return [self._call(call, number) for number, call in enumerate(kind[1])]
-        if isinstance(kind, tuple) and kind[0] == "parts":
-            return [self._part(part) for part in kind[1]]
-        if isinstance(kind, tuple) and kind[0] == "object":
-            return {name: self._leaf(inner) for name, inner in kind[1]}
-        return self._leaf(kind)
+        if kind == "key":
+            return self._word()
+        if kind.startswith("filled "):
+            return [self._word()] if kind.endswith("list") else {"penstockinner": self._word()}
+        return "{}" if kind == "empty" and key in _ARGUMENTS else _LEAVES[kind]
 
-    def _leaf(self, kind: str) -> Any:
-        if kind in ("text", "key", "filled list", "filled dict"):
-            word = self._word()
-            return word if kind in ("text", "key") else [word] if kind == "filled list" else {"penstockinner": word}
-        return {"blank": "  \n", "empty": "", **_LEAVES}[kind]
-
-    def _part(self, kind: Any) -> Any:
-        if not isinstance(kind, tuple):
-            return self._leaf(kind)
-        made = {} if kind[1] is None else {"type": kind[1]}
-        return {**made, **{name: self._leaf(inner) for name, inner in kind[2]}}
-
-    def _call(self, kind: Any, number: int) -> Any:
-        if not isinstance(kind, tuple):
-            return self._leaf(kind)
-        keys, nested, (names, arguments) = kind
-        function = {name: self._function_field(name, arguments, number) for name in names}
-        if not nested:
-            return function
-        return {key: function if key == "function" else _call_field(key, number) for key in keys}
-
-    def _function_field(self, name: str, kind: Any, number: int) -> Any:
-        if name == "name":
-            return f"penstocktool{'abc'[number]}"
-        if name not in ("arguments", "parameters"):
-            return _call_field(name, number)
-        if isinstance(kind, tuple):  # some types
-            made = {f"penstock{'é' if t == 'key' else ''}key{place}": self._leaf(t) for place, t in enumerate(kind[1])}
-            return {**made, **{key: self._leaf(inner) for key, inner in kind[2]}}
-        return (
-            f'{{"penstockkey": "{self._word()}"}}' if kind == "text" else "{}" if kind == "empty" else self._leaf(kind)
-        )
+    def _text(self, key: str, place: int) -> str:
+        if key == "name":
+            return f"penstocktool{'abc'[place % 3]}"
+        if key in _LABELS:
+            return f"call{place:05}"
+        if key in REASONING:
+            self._thought = self._thought or self._word()
+            return self._thought
+        return f'{{"penstockkey": "{self._word()}"}}' if key in _ARGUMENTS else self._word()
 
 
-def _call_field(key: str, number: int) -> Any:
-    return f"call{number:05d}" if key in ("id", "tool_call_id") else "function" if key == "type" else number
-
-
-def _other_words(value: Any) -> Any:
+def _changed(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
     if isinstance(value, str):
-        return _WORD.sub(lambda word: word[0].translate(_OTHER_LETTERS), value)
+        return _WORD.sub(change, value)
     if isinstance(value, dict):
-        return {key: _other_words(inner) for key, inner in value.items()}
-    return [_other_words(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _changed(inner, change) for key, inner in value.items()}
+    return [_changed(inner, change) for inner in value] if isinstance(value, list) else value

@@ -1,13 +1,13 @@
-"""Turn conversations into tokens and loss masks: rendered once, whole, by their own chat template; encoded once.
+"""Turn conversations into tokens and loss masks: render the whole conversation once with its chat template, and encode it once.
 
-The rendering itself says which message printed which characters (instrument.py, attribution.py); trained_spans.py finds what of them is
-trained.  A record's tokens and mask depend on that record, the tokenizer and the options alone.  A conversation whose mask cannot be
-proven is refused by name, never guessed.
+The rendering itself says which message printed which characters (instrument.py); trained_spans.py finds what of them is trained.
+A record's tokens and mask depend on that record, the tokenizer and the options alone.  A conversation whose mask cannot be proven is
+refused by name, never guessed.
 """
 
 import copy
-import logging
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,39 +16,29 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.builtin import CHATML, find_templates
-from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer
-from penstock.templates.chat.attribution import attribute
+from penstock.templates.chat.annotate import Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
-from penstock.templates.chat.special import SpecialFinder
-from penstock.templates.masks import Rendering, byte_spans, token_mask
-from penstock.templates.messages import Conversation, Message, train_flag
-from penstock.templates.probes import probes
+from penstock.templates.chat.instrument import attribute
+from penstock.templates.chat.options import ChatOptions
+from penstock.templates.conversation import Conversation
+from penstock.templates.fields import check_roles, train_flag
 from penstock.templates.render import Renderer
-from penstock.templates.roles import check_roles
-from penstock.templates.samples import POLICIES, SPECIAL, Tokens, check_choice, check_template_kwargs, join
+from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask
 from penstock.templates.sandbox import LimitExceeded
-from penstock.templates.token_bytes import Encoded
-from penstock.templates.tokenizers import Tokenizer
-from penstock.templates.trial import open_untrusted
-from penstock.templates.unrendered import Unrendered
+from penstock.templates.tokenizer.byte_offsets import Encoded
+from penstock.templates.tokenizer.facts import warn
+from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
 from penstock.types import PARTIAL, UNENDED, UNRENDERED, Record, Samples
-
-_log = logging.getLogger("penstock")
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
-_OPTIONS = (
-    *("train_on", "train_reasoning", "template_kwargs", "verify", "on_refused", "on_nothing", "on_unrendered"),
-    *("special_in_text", "template_engine"),
-)
+_PLACEHOLDER = "\ufdd1"  # a noncharacter; behind it a number as one character
+_FIRST_TOKEN = 0x100
 
 
 class _NotPrinted(TemplateError):
     """A record has fields that the chat template does not print."""
-
-
-_REASONS = {Unproven: "mask_unverified", _NotPrinted: "unrendered"}
 
 
 @dataclass(slots=True)
@@ -61,112 +51,56 @@ class _Run:
     dropped: dict[int, str] = field(default_factory=dict)
 
     def refused(self, number: int, error: TemplateError) -> None:
-        stops = self.on_unrendered == "stop" if isinstance(error, _NotPrinted) else self.on_refused == "stop"
-        final = isinstance(error, LimitExceeded | EnginesDiffer)
-        if stops or final:
-            told = final or isinstance(error, _NotPrinted)  # the message says what to do
-            hint = "" if told else "; fix the record, or set on_refused to 'skip' (skips are counted)"
-            raise TemplateError(f"{error}{hint}", record=number) from error
-        self.dropped[number] = next(
-            (why for kind, why in _REASONS.items() if isinstance(error, kind)), "template_refused"
-        )
+        """Count a record as dropped, or stop."""
+        unprinted, final = isinstance(error, _NotPrinted), isinstance(error, LimitExceeded | EnginesDiffer)
+        if final or (self.on_unrendered if unprinted else self.on_refused) == "stop":
+            hint = "; fix the record, or set on_refused to 'skip' (skips are counted)"
+            raise TemplateError(f"{error}{'' if final or unprinted else hint}", record=number) from error
+        unproven = isinstance(error, Unproven)
+        self.dropped[number] = "unrendered" if unprinted else "mask_unverified" if unproven else "template_refused"
 
 
 class ChatTemplate:
-    """Conversations through a chat template.
+    """Conversations through a chat template, with the options of ChatOptions."""
 
-    train_on: "assistant", "last" (the last assistant turn), "completion" (what follows the prompt), "all", or a list of roles.
-    verify: "first" rows of every shard, or "all".  on_refused: "stop", or "skip" and count.
-    on_unrendered: records with fields that the chat template does not print: "warn" and count, "stop", or "skip" and count.
-    special_in_text: what a special token in a message becomes: "token", "text", or "error" (a refusal).
-    template_engine: "auto" renders with minijinja where it agrees with jinja2; "jinja2" always with that.
-    """
-
-    version = 3  # raise when the same record gives other tokens
+    version = 5  # raise when the same record gives other tokens or another mask
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        reader: Any,
-        chat_template: str | None = None,
-        train_on: str | Sequence[str] = "assistant",
-        train_reasoning: bool = True,
-        template_kwargs: dict[str, Any] | None = None,
-        today: str = "2025-01-01",
-        verify: str = "first",
-        on_refused: str = "stop",
-        on_nothing: str = "drop",
-        on_unrendered: str = "warn",
-        special_in_text: str = "token",
-        template_engine: str = "auto",
-    ) -> None:
-        check_choice("verify", verify, ("first", "all"))
-        check_choice("on_refused", on_refused, ("stop", "skip"))
-        check_choice("on_nothing", on_nothing, POLICIES)
-        check_choice("on_unrendered", on_unrendered, ("warn", "stop", "skip"))
-        check_choice("special_in_text", special_in_text, SPECIAL)
-        check_choice("template_engine", template_engine, ("auto", "jinja2"))
-        if isinstance(train_on, str):
-            check_choice("train_on", train_on, ("assistant", "last", "completion", "all"))
-        else:
-            train_on = check_roles(train_on, getattr(reader, "names", {}))
+    def __init__(self, tokenizer: Tokenizer, *, reader: Any, **options: Any) -> None:
+        self.options = ChatOptions(**options)
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.reader = reader
-        self.train_on = train_on
-        self.train_reasoning = train_reasoning
-        self.template_kwargs = check_template_kwargs(template_kwargs)
-        self.verify = verify
-        self.on_refused = on_refused
-        self.on_nothing = on_nothing
-        self.on_unrendered = on_unrendered
-        self.special_in_text = special_in_text
-        self.template_engine = template_engine
-        text, for_tools = find_templates(tokenizer, chat_template)
-        self.renderer = self._open_renderer(text, today)
-        self._annotator = self._open_annotator()
+        train_on = self.options.train_on
+        self.train_on = train_on if isinstance(train_on, str) else check_roles(train_on, getattr(reader, "names", {}))
+        self.on_unrendered = self.options.on_unrendered  # `check` asks templates with this what they do not print
+        self._kwargs = self.options.template_kwargs or {}
+        text, for_tools = find_templates(tokenizer, self.options.chat_template)
+        self.renderer = self._open_renderer(text)
+        self._annotator = Annotator(self.renderer, tokenizer, self.options)
         self.ends = self._annotator.ends
-        self._special_words = SpecialFinder(tokenizer.special_added)
+        self._special_words = _SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
-        self._unrendered = Unrendered(self._annotator.text)
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
-            options = {name: getattr(self, name) for name in _OPTIONS}
-            self._for_tools = ChatTemplate(tokenizer, reader=reader, chat_template=for_tools, today=today, **options)
+            self._for_tools = ChatTemplate(tokenizer, reader=reader, **{**options, "chat_template": for_tools})
         if remark := self.how_turns_end():
-            _log.warning("%s", remark)
+            warn(remark)
 
-    def _open_renderer(self, text: str, today: str) -> Renderer:
-        given = {**self.tokenizer.special_tokens, **self.template_kwargs}
+    def _open_renderer(self, text: str) -> Renderer:
+        given = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
         contexts = [
-            {
-                **given,
-                "messages": probe.messages,
-                "tools": probe.tools,
-                "documents": None,
-                "add_generation_prompt": prompt,
-            }
+            {**given, "messages": probe.messages, "tools": probe.tools, "add_generation_prompt": prompt}
             for probe in probes()
             for prompt in (False, True)
         ]
+        today = self.options.today
         if text == CHATML:
             renderer = Renderer(text, today=today)
             renderer.try_fast(contexts)
         else:
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
-        return renderer if self.template_engine == "auto" else Renderer(text, today=today)
-
-    def _open_annotator(self) -> Annotator:
-        return Annotator(
-            self.renderer,
-            self.tokenizer,
-            self.template_kwargs,
-            train_all=self.train_on == "all",
-            train_reasoning=self.train_reasoning,
-            verify_all=self.verify == "all",
-        )
+        return renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
@@ -177,20 +111,19 @@ class ChatTemplate:
 
     def how_turns_end(self) -> str | None:
         """What is wrong with how turns end, if anything."""
-        if self.train_on == "all" or self.renderer.has_generation:
-            return None
         end = self.ends.usual
+        if self.train_on == "all" or self.renderer.has_generation or (not end and self.ends.stops):
+            return None  # the next turn's first token may end a turn; what does not end is counted
         if not end:
-            if self.ends.stops:
-                return None  # the next turn's first token may end it; what does not end is counted
             return "no token was found that ends a turn in this chat template: a model would not learn to stop"
         ids, _ = self.tokenizer.encode([end])
-        if any(end.endswith(token) for token in self.ends.added):
+        if len(ids) <= 1 or any(end.endswith(token) for token in self.ends.added):
             return None
-        advice = "add it to the tokenizer, or pass the chat_template that goes with it"
-        return f"the end of a turn, {end!r}, is {len(ids)} tokens here, not one; {advice}" if len(ids) > 1 else None
+        advice = "add it to the tokenizer, or pass a chat_template that fits the tokenizer"
+        return f"the end of a turn, {end!r}, is {len(ids)} tokens here, not one; {advice}"
 
     def identity(self) -> dict[str, Any]:
+        options = self.options
         return {
             "template": "chat",
             "version": self.version,
@@ -199,12 +132,12 @@ class ChatTemplate:
             "today": self.renderer.today,
             "reader": self.reader.identity(),
             "train_on": self.train_on,
-            "train_reasoning": self.train_reasoning,
-            "template_kwargs": self.template_kwargs,
-            "verify": self.verify,  # "all" may find another rendering where "first" did not look
-            "on_refused": self.on_refused,
-            "on_unrendered": self.on_unrendered,
-            "special_in_text": self.special_in_text,
+            "train_reasoning": options.train_reasoning,
+            "template_kwargs": self._kwargs,
+            "verify": options.verify,  # "all" may find another rendering where "first" did not look
+            "on_refused": options.on_refused,
+            "on_unrendered": options.on_unrendered,
+            "special_in_text": options.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
@@ -212,23 +145,24 @@ class ChatTemplate:
         }
 
     def describe(self) -> str:
-        """How this template renders, and how it finds what is trained."""
-        header = self._annotator.main_header
+        """Describe how this template renders, and how it finds the trained spans."""
         how = "the template's generation tags" if self.renderer.has_generation else "what each message printed"
-        learned = (
-            ""
-            if self._annotator.learned
-            else "; the generation prompt depends on what messages say, so headers are found anew for each"
-        )
-        lines = (
+        lines = [
             f"rendered by {self.renderer.engine} ({self.renderer.reason})",
-            f"trained characters found by {how}; header {header!r}, end of turn {self.ends.usual or 'not found'!r}{learned}",
-            "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
-            if self._annotator.forgets()
-            else "",
-            f"conversations with tools: {self._for_tools.describe()}" if self._for_tools is not None else "",
-        )
-        return "\n".join(filter(None, lines))
+            f"trained characters found by {how}; header {self._annotator.main_header!r}, "
+            f"end of turn {self.ends.usual or 'not found'!r}",
+        ]
+        if not self._annotator.learned:
+            lines[1] += (
+                "; the generation prompt depends on what messages say, so headers are found for each conversation"
+            )
+        if self._annotator.unrendered.forgets():
+            lines.append(
+                "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
+            )
+        if self._for_tools is not None:
+            lines.append(f"conversations with tools: {self._for_tools.describe()}")
+        return "\n".join(lines)
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return self.tokenizer.decode(input_ids)
@@ -239,12 +173,12 @@ class ChatTemplate:
         return self.encoder()(records)
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        """`encode` for the records of a shard in several parts: what was verified in one counts in the next."""
-        return partial(self._encode, run=_Run(self.on_refused, self.on_unrendered))
+        """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
+        return partial(self._encode, run=_Run(self.options.on_refused, self.on_unrendered))
 
     def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
         run.dropped = {}
-        parts: list[Tokens] = []
+        parts: list[Samples] = []
         batch: list[Rendering] = []
         first = 0
         for number, record in enumerate(records):
@@ -252,43 +186,49 @@ class ChatTemplate:
                 made = self._rendering(record, number, run)
                 if made.unrendered and self.on_unrendered != "warn":
                     raise _NotPrinted(_not_printed(made.unrendered))
-                batch.append(made)
             except TemplateError as error:
                 run.refused(number, error)
-                batch.append(Rendering("", []))
+                made = Rendering("", [])
+            batch.append(made)
             run.num_records += 1
             if len(batch) == _BATCH:
-                parts.append(self._tokens(batch, first, run))
+                parts.append(self._samples(batch, first, run))
                 batch, first = [], number + 1
-        return join([*parts, self._tokens(batch, first, run)], on_nothing=self.on_nothing)
+        return join([*parts, self._samples(batch, first, run)], on_nothing=self.options.on_nothing)
 
     def rendering(self, record: Record) -> Rendering:
-        """One record as text with its trained ranges, verified: what `encode` makes tokens of."""
+        """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
         return self._rendering(record, 0, _Run("stop"))
+
+    def outline(self, record: Record) -> list[TurnPart]:
+        """The text of `rendering`, cut at the headers and ends of its turns."""
+        conversation, _, chosen = self._read(record, 0)
+        return chosen._annotator.outline(conversation) if conversation.messages else []
 
     def num_turns(self, record: Record) -> int:
         """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""
         try:
-            return sum(self._trained(self.reader(record, 0)))
+            return sum(self._trained(self.read(record, 0)))
         except TemplateError:
             return 1  # the error comes where it can say which record it is
 
-    def _tokens(self, batch: list[Rendering], first: int, run: _Run) -> Tokens:
+    def _samples(self, batch: list[Rendering], first: int, run: _Run) -> Samples:
         while (encoded := self._encoded(batch, first, run)) is None:
             pass  # each turn refuses one record more
-        dropped = {number - first: why for number, why in run.dropped.items() if number >= first}
         notes: dict[str, dict[int, int]] = {}
         for number, made in enumerate(batch):
-            for name, characters in made.unrendered.items():
-                notes.setdefault(f"{UNRENDERED}{name}", {})[number] = characters
-            for name, turns in ((UNENDED, made.num_unended), (PARTIAL, made.num_partial)):
-                if turns:
-                    notes.setdefault(name, {})[number] = turns
-        return Tokens(
-            ids=encoded.ids,
-            mask=token_mask(encoded, batch, self._special),
-            lengths=np.diff(encoded.offsets),
-            dropped=dropped,
+            counts = {f"{UNRENDERED}{name}": size for name, size in made.unrendered.items()}
+            if made.num_unended:
+                counts[UNENDED] = made.num_unended
+            if made.num_partial:
+                counts[PARTIAL] = made.num_partial
+            for name, count in counts.items():
+                notes.setdefault(name, {})[number] = count
+        return Samples(
+            input_ids=encoded.ids,
+            loss_mask=token_mask(encoded, batch, self._special),
+            offsets=encoded.offsets,
+            dropped={number - first: why for number, why in run.dropped.items() if number >= first},
             notes=notes,
             assistant_characters=sum(made.assistant_characters for made in batch),
         )
@@ -309,56 +249,57 @@ class ChatTemplate:
 
     # One conversation → text and trained spans
 
-    def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
-        conversation = self.reader(record, number)
-        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
-        return chosen._rendered(record, conversation, run)
+    def read(self, record: Record, number: int | None = None) -> Conversation:
+        """A record as a conversation.  A content of null is left out, as transformers does, unless the template needs it."""
+        conversation: Conversation = self.reader(record, number)
+        if self._annotator.needs_null or getattr(self.reader, "nulls", None) == "keep":
+            return conversation
+        messages = conversation.messages
+        if all(message.get("content", "") is not None for message in messages):
+            return conversation
+        given = [m if m.get("content", "") is not None else {k: m[k] for k in m if k != "content"} for m in messages]
+        return replace(conversation, messages=given)
 
-    def _rendered(self, record: Record, conversation: Conversation, run: _Run) -> Rendering:
+    def _read(self, record: Record, number: int) -> tuple[Conversation, list[bool], "ChatTemplate"]:
+        """A conversation, which of its messages are trained, and the template that renders it."""
+        conversation = self.read(record, number)
         trained = self._trained(conversation)
+        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
+        return conversation, trained, chosen
+
+    def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
+        conversation, trained, chosen = self._read(record, number)
         if not conversation.messages:
             return Rendering("", [])
-        verify = self.verify == "all" or run.num_records < _FIRST_ROWS
-        found = self._annotator.annotate(conversation, trained, verify=verify)
-        made = self._with_special(found)
-        if (whole := found.whole) is not None:
-            made.unrendered, made.assistant_characters = self._unrendered.find(
-                conversation, made.text, lambda number: whole.text if (own := whole.printed_by(number)) is None else own
-            )
-        return made
-
-    def _with_special(self, found: Annotated) -> Rendering:
-        if self.special_in_text == "error" and (token := self._special_words.first_in(found.context)) is not None:
-            raise TemplateError(
-                f"special token {token!r} stands in a message; choose special_in_text='token' to let it be one, "
-                f"or 'text' to encode its letters"
-            )
-        if self.special_in_text == "text":
-            plain = self._special_words.places(
+        verify = self.options.verify == "all" or run.num_records < _FIRST_ROWS
+        found = chosen._annotator.annotate(conversation, trained, verify=verify)
+        if self.options.special_in_text == "error":
+            self._special_words.refuse(found.context)
+        elif self.options.special_in_text == "text":
+            found.made.plain = self._special_words.places(
                 found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
             )
-            return replace(found.made, plain=plain)
         return found.made
 
     def _trained(self, conversation: Conversation) -> list[bool]:
-        """Which messages are trained; a message's own word counts most."""
-        messages = conversation.messages
-        roles = self.train_on if isinstance(self.train_on, list) else ["assistant"]
+        """Return which messages are trained; a message's own flag takes precedence."""
+        messages, train_on = conversation.messages, self.train_on
+        roles = train_on if isinstance(train_on, list) else ("assistant",)
         chosen = [message.get("role") in roles for message in messages]
-        if self.train_on == "last":
+        if train_on == "last":
             last = max((place for place, yes in enumerate(chosen) if yes), default=-1)
             chosen = [place == last for place in range(len(messages))]
-        if self.train_on == "completion":
+        elif train_on == "completion":
             start = conversation.prompt_length
             if start is None:
                 raise TemplateError(
                     "train_on='completion' needs records with a prompt and a completion; choose 'assistant' or 'last'"
                 )
             chosen = [yes and place >= start for place, yes in enumerate(chosen)]
-        for place, message in enumerate(messages):
-            if (flag := _flag(message)) is not None:
+        for place in [place for place, message in enumerate(messages) if len(message) > 2]:
+            if (flag := train_flag(messages[place])) is not None:
                 chosen[place] = flag
         return chosen
 
@@ -376,13 +317,69 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
 
 
 def _not_printed(fields: dict[str, int]) -> str:
-    listed = ", ".join(f"{name} ({characters:,} characters)" for name, characters in fields.items())
+    listed = ", ".join(name + (f" ({size:,} characters)" if size else "") for name, size in fields.items())
     return (
         f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
         f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
     )
 
 
-def _flag(message: Message) -> bool | None:
-    """What a message says of its own loss; one with just a role and content says nothing."""
-    return None if len(message) == 2 else train_flag(message)
+class _SpecialFinder:
+    """Finds special tokens in the text of messages, not in the text of the template.
+
+    Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the tokens put back equals the
+    rendering of the record as it is, the places of the placeholders are the places of the tokens.
+    """
+
+    def __init__(self, special: Collection[str]) -> None:
+        self._tokens = sorted(special, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
+
+    def refuse(self, context: dict[str, Any]) -> None:
+        """Raise if the text of a message contains a special token."""
+        if found := self._hidden(context)[1]:
+            raise TemplateError(
+                f"special token {found[0]!r} is in a message; choose special_in_text='token' to encode it as one, "
+                f"or 'text' to encode its letters"
+            )
+
+    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
+        """Character spans of special tokens that people wrote."""
+        hidden, written = self._hidden(context)
+        if not written:
+            return []
+        first, *rest = render(hidden).split(_PLACEHOLDER)
+        shown, spans = first, list[tuple[int, int]]()
+        for part in rest:
+            token = self._tokens[ord(part[0]) - _FIRST_TOKEN]
+            spans.append((len(shown), len(shown) + len(token)))
+            shown += token + part[1:]
+        if shown != text:
+            raise Unproven(
+                "the chat template looks for a special token that a message holds, so it cannot be encoded as text"
+            )
+        return spans
+
+    def _hidden(self, context: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The context with placeholders, and the tokens that were replaced."""
+        written: list[str] = []
+
+        def hide(match: re.Match[str]) -> str:
+            written.append(match[0])
+            return f"{_PLACEHOLDER}{chr(_FIRST_TOKEN + self._tokens.index(match[0]))}"
+
+        parts = {name: self._changed(context.get(name), hide) for name in ("messages", "tools", "documents")}
+        return {**context, **parts}, written
+
+    def _changed(self, value: Any, hide: Callable[[re.Match[str]], str], key: str = "") -> Any:
+        if isinstance(value, str):
+            return value if key == "role" else self._pattern.sub(hide, value)
+        if isinstance(value, dict):
+            return {name: self._changed(inner, hide, name) for name, inner in value.items()}
+        if not isinstance(value, list | tuple):
+            return value
+        texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        count = self._pattern.findall
+        if len(texts) > 1 and len(count("".join(texts))) > sum(len(count(text)) for text in texts):
+            raise Unproven("two parts of a message together form a special token; write the text as one part")
+        return [self._changed(inner, hide) for inner in value]

@@ -1,0 +1,309 @@
+"""The commands about data and recipes.  Each imports what it needs when it runs, calls the library and prints."""
+
+import json
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click import FloatRange, IntRange, UsageError, option
+from click.exceptions import Exit
+
+from penstock.cli import screen
+from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, Request, command
+from penstock.words import plural, size
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
+
+_PATH = click.Path(path_type=Path)
+
+
+@command("tokenizer", "template", metavar="DATA", about="Files, globs or folders.")
+@option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
+@option("--rows", type=COUNT, default=1000, help="Rows to tokenize, spread over the data.")
+@option("--force", is_flag=True, help="Replace the recipe if it exists.")
+def init(request: Request, output: Path, rows: int, force: bool) -> None:
+    """Write a recipe for your data.
+
+    Samples rows to find the format, the template and lengths in tokens, and prints what it found.  In a folder, files named
+    test, dev, valid, val or eval become eval sets.
+    """
+    from penstock.errors import RecipeError
+    from penstock.recipe.draft import VARIABLE, Draft
+    from penstock.report.numbers import plain
+
+    if output.exists() and not force:
+        raise RecipeError(f"{output}: exists already; choose another name, or pass --force to replace it")
+    if not output.absolute().parent.is_dir():
+        raise RecipeError(f"{output}: its folder does not exist; create it first")
+    found = Draft(request.data, rows=rows, given=request.keys, **request.given)
+    text = found.text(output)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
+    if request.json:
+        screen.as_json({"recipe": str(output), "text": text, **plain(found.facts())})
+        return
+    for finding in found.findings:
+        screen.say(finding)
+    name_it = f"name a tokenizer in it, or set the variable {VARIABLE}; then " if found.is_estimate else ""
+    screen.say(f"wrote {output}; next: {name_it}penstock check {output}", style="bold")
+
+
+@command(*RECIPE, "max_length")
+@option("--rows", type=FROM_0, default=2000, help="Rows to check, spread over each data set; 0 checks all of them.")
+def check(request: Request, rows: int) -> None:
+    """Check a recipe and its data for problems.
+
+    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, disk:
+    each is ok, a warning or a failure.  Nothing is prepared.  Exit code 1 if anything fails.
+    """
+    recipe = request.recipe()
+    from penstock.recipe.run import check_recipe
+    from penstock.report import numbers, text
+
+    found = []
+    for part in recipe.parts:
+        for checked in check_recipe(recipe, part=part, rows=rows):
+            found.append((part, checked))
+            if not request.json:
+                screen.show(text.checked(checked))
+    answers = [verdict.answer for _, checked in found for verdict in checked.verdicts]
+    if request.json:
+        screen.as_json([{"part": part, **numbers.plain(checked)} for part, checked in found])
+    else:
+        screen.say(f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}")
+    if "fail" in answers:
+        raise Exit(1)
+
+
+@command(*RECIPE, "name", "engine")
+@option("--refresh", is_flag=True, help="Prepare every shard again.")
+def prepare(request: Request, refresh: bool) -> None:
+    """Tokenize all data sets of a recipe into the cache.
+
+    Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.
+    """
+    recipe = request.recipe(**({"refresh": True} if refresh else {}), progress="none" if request.json else "auto")
+    from penstock.recipe.run import prepare_recipe
+
+    stores = []
+    for part in recipe.parts:
+        stores += [(part, name, store) for name, store in prepare_recipe(recipe, part=part).items()]
+    if request.json:
+        from penstock.store.inventory import summary
+
+        found = [{"part": part, "data_set": name, **summary(store)} for part, name, store in stores]
+        screen.as_json(found if recipe.file else summary(stores[0][2]))
+        return
+    for part, name, store in stores:
+        called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
+        screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
+    screen.note(f"in {stores[0][2].cache.root}")
+
+
+@command(*RECIPE, *LOADER)
+@option("--row", type=int, help="Which record, counted from 0; -1 is the last.")
+@option("--step", type=FROM_0, help="A step instead: its rows, drawn as segments.")
+@option("--random", is_flag=True, help="A record chosen at random.")
+@option("--source", help="Name of the data set, if there are several.")
+def show(request: Request, row: int | None, step: int | None, random: bool, source: str | None) -> None:
+    """Show one record as data, as tokens, and where it is trained.
+
+    Trained tokens are coloured, or between ⟦ and ⟧.  Of a conversation, each turn begins with its number and role, headers are coloured,
+    or between ‹ and ›, ends of turns coloured, or between « and ».  With --step, the rows of a step instead, drawn as segments.
+    If the data is not prepared, one record is read and its position in training is not shown; --step prepares all of it first.
+    """
+    if sum((row is not None, step is not None, random)) > 1:
+        raise UsageError("give one of --row, --step and --random")
+    recipe = request.recipe()
+    from penstock.plan.ranks import row_of
+    from penstock.recipe.run import open_recipe
+    from penstock.report import numbers, text, trace
+
+    opened = open_recipe(recipe, part=request.part, rows=1)
+    names = [each.name for each in opened]
+    if source is not None and source not in names:
+        raise UsageError(f"unknown data set {source!r}, expected one of {', '.join(names)}")
+    number = 0 if source is None else names.index(source)
+    loader = request.prepared_loader(recipe, opened)
+    if step is not None:  # its rows depend on the length of every sample
+        _show_step(request, loader or request.loader(recipe), step)
+        return
+    if random:
+        row = secrets.randbelow(max(len(opened[number].rows), 1))
+    if loader is None:
+        chosen, store = opened[number].prepare_row(row or 0)
+        found = trace.unprepared(store, recipe.plan_settings(request.part), chosen, opened[number].name)
+    else:
+        found = trace.record(loader, row or 0, source=number)
+    drawn = None
+    if loader is not None and found.landings:
+        position = found.landings[0]
+        drawn = trace.row(loader, position.step, row_of(position.rank, position.row, request.world_size))
+    pieces = [] if drawn is None else text.row(drawn, width=screen.width())
+    request.answer({**numbers.plain(found), "packed_row": drawn}, [*text.record(found), *pieces])
+
+
+def _show_step(request: Request, loader: "Loader", step: int) -> None:
+    from penstock.report import text, trace
+
+    rows = [trace.row(loader, step, place) for place in range(loader.batch_size * request.world_size)]
+    drawn = ((text.row(each, width=screen.width()), text.tokens(each.tokens)) for each in rows)
+    request.answer(rows, (piece for pieces in drawn for each in pieces for piece in each))
+
+
+@command(*RECIPE, *LOADER)
+@option("--compare-length", type=COUNT, multiple=True, help="A max_length to compare; again for more.")
+@option("--compare-packing", multiple=True, help="A packing to compare; again for more.")
+def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tuple[str, ...]) -> None:
+    """Show lengths, tokens, dropped samples, and other packings.
+
+    Tokens and trained tokens of each data set, a histogram of lengths, what is dropped and where, and the same data under
+    other max_length and packings.
+    """
+    loader = request.loader(request.recipe())
+    from penstock.report import numbers, text
+
+    sources, lengths = numbers.sources(loader), numbers.lengths(numbers.stores(loader).values())
+    settings, counters = loader.plan.settings, numbers.counters(loader)
+    fits = numbers.fits(
+        loader, max_lengths=list(compare_length) or None, packings=list(compare_packing) or None, known=counters
+    )
+    chosen = {"max_length": settings.max_length, "packing": settings.packing}
+    found = {"sources": sources, "lengths": lengths, **chosen, "counters": counters, "fits": fits}
+    said = f"max_length {settings.max_length:,}, overflow {settings.overflow}"
+    histogram = text.histogram(lengths, width=screen.width(), max_length=settings.max_length)
+    table = text.fits(fits, chosen=(settings.max_length, settings.packing))
+    request.answer(found, [*text.sources(sources), *histogram, *text.dropped(sources, counters, settings=said), *table])
+
+
+@command(*RECIPE, *LOADER)
+@option("--epoch", type=FROM_0, default=0, help="Which epoch, counted from 0.")
+@option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
+def plan(request: Request, epoch: int, compare: Path | None) -> None:
+    """Show the steps, rows, tokens and shares of an epoch, and a digest of its order."""
+    loader = request.loader(request.recipe())
+    from penstock.report import numbers, text
+
+    found = numbers.epoch(loader, epoch)
+    fit = None if compare is None else numbers.compare_state(loader, saved_state(compare))
+    if request.json:
+        screen.as_json({**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})})
+    else:
+        screen.show([*text.epoch(found), *text.mixing(found)])
+        if fit is not None:
+            screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
+        if not found.rows:
+            screen.say(text.no_step(found), style="red")
+    if not found.rows or (fit is not None and not fit.fits):
+        raise Exit(1)
+
+
+@command(*RECIPE, *LOADER)
+@option("--step", type=FROM_0, required=True, help="Which step, counted from 0.")
+@option("--rank", type=FROM_0, help="Which rank; else all of them.")
+@option("--state", type=_PATH, help="A saved state, as JSON: steps from there on, under another world size too.")
+def trace(request: Request, step: int, rank: int | None, state: Path | None) -> None:
+    """List the records of a step by file and line.
+
+    Nothing is run: the plan knows them.  Data that is not prepared is prepared first: a position depends on the lengths of all samples.
+    """
+    loader = request.loader(request.recipe())
+    from penstock.report import text
+    from penstock.report.trace import step as trace_step
+
+    if state is not None:
+        loader.load_state_dict(saved_state(state))
+    found = trace_step(loader, step, rank=rank)
+    request.answer(found, text.step(found))
+
+
+@command(*RECIPE, *LOADER)
+@option("-o", "--output", type=_PATH, default="report.html", help="Where the page goes.")
+@option("--samples", type=IntRange(0, 500), default=24, help="Samples to show, chosen at random.")
+@option("--rows", type=IntRange(1, 500), default=24, help="Rows to draw, spread over the epoch.")
+@option("--compare/--no-compare", default=True, help="Also compare other lengths and packings; packs all data again.")
+@option("--title", help="The page's title; else the recipe's name.")
+def report(request: Request, output: Path, samples: int, rows: int, compare: bool, title: str | None) -> None:
+    """Write one page with plots and samples.
+
+    Lengths, trained tokens, data sets, what is dropped, packing, rows as segments, samples with their tokens in colour.  The page
+    is one file that loads nothing.  It contains text of your data.
+    """
+    from penstock.report import html
+    from penstock.report.progress import stages
+
+    html.checked(output)
+    recipe = request.recipe()
+    loader = request.loader(recipe)
+    file = Path(recipe.file or "")
+    named = "" if file.stem == "recipe" else file.stem
+    with stages("none" if request.json else "auto") as stage:
+        num_bytes = html.write(
+            loader, output, title=title or named, recipe=recipe.to_yaml(file.parent), num_samples=samples, num_rows=rows,
+            compare=compare, stage=stage,
+        )  # fmt: skip
+    if request.json:
+        screen.as_json({"page": str(output), "num_bytes": num_bytes, "plan": loader.plan.fingerprint})
+    else:
+        screen.say(f"{output}: {size(num_bytes)}, open it in a browser")
+
+
+@command(*RECIPE, *LOADER)
+@option(
+    "--model-tokens-per-second",
+    "model",
+    type=FloatRange(min=0),
+    help="Speed of the model; exit code 1 if the loader is slower.",
+)
+@option("--seconds", type=FloatRange(min=0.1), default=5.0, help="How long the loader is measured.")
+@option("--rows", type=COUNT, default=20_000, help="Rows of each data set to prepare, without the cache.")
+def bench(request: Request, model: float | None, seconds: float, rows: int) -> None:
+    """Measure the speed of preparation and of the loader, in tokens per second."""
+    recipe = request.recipe(per_epoch=False, epochs=None)
+    loader = request.loader(recipe)
+    from penstock.recipe.run import open_recipe
+    from penstock.report import numbers, progress, text
+
+    def prepare_some() -> list[Any]:
+        options = {"num_proc": recipe.settings.get("num_proc"), "cache": False, "progress": "none"}
+        return [each.prepare(first=rows, **options) for each in open_recipe(recipe, part=request.part)]
+
+    screen.quiet()  # epochs end while the loader is measured
+    found = [
+        progress.preparation_speed(prepare_some, model=model),
+        progress.loading_speed(loader, seconds=seconds, model=model),
+    ]
+    values = [
+        {**numbers.plain(each), "tokens_per_second": each.tokens_per_second, "headroom": each.headroom}
+        for each in found
+    ]
+    request.answer(values, text.speeds(found))
+    if found[1].headroom is not None and found[1].headroom < 1:
+        raise Exit(1)
+
+
+def saved_state(path: Path) -> dict[str, Any]:
+    """A loader's saved state, from a JSON file; also if a trainer wrapped it in another dict."""
+    from penstock.errors import PlanError
+
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"cannot be read as a saved state: {error}; expected JSON of loader.state_dict()"
+        raise PlanError(f"{path}: {why}") from error
+    found = _inner_state(value)
+    if found is None:
+        raise PlanError(f"{path}: contains no saved state, expected the JSON of loader.state_dict()")
+    return found
+
+
+def _inner_state(value: Any, depth: int = 0) -> dict[str, Any] | None:
+    if not isinstance(value, dict) or depth > 4:
+        return None
+    if "plan" in value and "block" in value:
+        return value
+    return next((found for part in value.values() if (found := _inner_state(part, depth + 1))), None)

@@ -1,0 +1,133 @@
+"""The options of a Loader and the layout of its batches, each as one frozen value, checked once; arrays as tensors.
+
+torch is imported only by the functions that need it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PlanError
+from penstock.plan.settings import PlanSettings, check_settings, setting, weights_as_text, whole_number
+from penstock.words import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """How a Loader runs: none of it decides which rows come in which order."""
+
+    batch_size: int = setting("rows per rank and step", whole=True, least=1)
+    epochs: int | None = setting("passes over the data; null never ends", 1, choices=(None,), whole=True, least=0)
+    rank: int | None = setting("which rank this is", None)
+    world_size: int | None = setting("how many ranks there are", None)
+    replicas: int = setting("neighbouring ranks that share their rows", 1)
+    mesh: Any = setting("the data-parallel dimension of a device mesh, instead of ranks", None)
+    run_id: str | None = setting(
+        "under this name, ranks without torch.distributed compare their plans through the cache", None
+    )
+    prefetch: int = setting(
+        "steps made ahead by a thread; small ones are made several at once, so it may be a few more",
+        2,
+        whole=True,
+        least=0,
+    )
+    workers: int = setting(
+        "processes of torch's DataLoader that make batches, each `prefetch` steps ahead, for a slow collate; 0 is a thread",
+        0, whole=True, least=0,
+    )  # fmt: skip
+    per_epoch: bool = setting(
+        "an iteration ends with its epoch, for trainers that loop over epochs", False, choices=(True, False)
+    )
+    skip: Iterable[int] = setting("steps that are left out", ())
+    collate: Callable[..., Any] | None = setting(
+        "for plain records, makes a batch of a list of them; for tokens, is given the arrays of a batch and its rows (their spans say "
+        "source, sample, start, stop) and returns the arrays to deliver",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if isinstance(self.skip, str) or not isinstance(self.skip, Iterable):
+            raise PlanError(f"skip is {self.skip!r}, expected steps, as skip=[41203] or skip=range(41200, 41210)")
+        object.__setattr__(self, "skip", frozenset(whole_number("a step in skip", step, least=0) for step in self.skip))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForm:
+    """How rows become arrays.  Nothing here changes which tokens a step holds, so it may change when a run resumes."""
+
+    output: str = setting("torch or numpy", "torch", choices=("numpy", "torch"))
+    padding_free: bool = setting("one flat row of all tokens", False, choices=(True, False))
+    padding: str = setting("of unpacked rows: longest or max_length", "longest", choices=("longest", "max_length"))
+    pad_side: str = setting("right or left", "right", choices=("right", "left"))
+    pad_to: int = setting("lengths become a multiple of this", 1, whole=True, least=1)
+    pad_id: int = setting("the id of padding", 0, whole=True, least=0)
+    labels: str = setting(
+        "unshifted, or shifted for models that do not shift", "unshifted", choices=("unshifted", "shifted")
+    )
+    attention_mask: str = setting(
+        "auto (a plain mask for unpacked rows), none, or 4d (block-diagonal and causal)",
+        "auto",
+        choices=("auto", "none", "4d"),
+    )
+    pin_memory: bool = setting("tensors in pinned memory", False, choices=(True, False))
+    use_cache: bool | None = setting(
+        "batches with several samples in a row carry `use_cache=False`: with a cache, models of transformers ignore where positions "
+        "restart; null leaves it out, for models that do not take it",
+        False,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.use_cache not in (False, None):
+            raise PlanError(
+                f"use_cache is {self.use_cache!r}, expected False or None: with a cache, packed samples attend to each other"
+            )
+        if self.pin_memory and self.output != "torch":
+            raise PlanError("pin_memory is for output='torch'; numpy arrays cannot be pinned")
+        if self.padding_free and self.attention_mask == "4d":
+            raise PlanError("a 4-D mask of one flat row would need (number of tokens)² values; use cu_seqlens instead")
+        if self.padding_free and self.pad_side == "left":
+            raise PlanError("padding_free rows have no padding to put on the left")
+
+
+def split_options(
+    weights: list[float] | None, max_length: int, options: Mapping[str, Any]
+) -> tuple[PlanSettings, BatchForm]:
+    """Return the settings of the order and those of the layout; refuse any other option."""
+    of_plan, of_form, of_loader = (
+        {each.name for each in fields(kind)} for kind in (PlanSettings, BatchForm, LoaderSettings)
+    )
+    if "weights" in options:
+        raise PlanError("pass each weight with its store: Loader({'name': (store, weight), …})")
+    for name in options.keys() - of_plan - of_form:
+        known = (of_plan | of_form | of_loader) - {"weights"}
+        raise PlanError(f"Loader has no option {name!r}{did_you_mean(name, known) or f'; it has {sorted(known)}'}")
+    order, form = ({name: options[name] for name in options.keys() & known} for known in (of_plan, of_form))
+    return PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order), BatchForm(**form)
+
+
+def require_torch(option: str, instead: str) -> None:
+    """Refuse an option that needs torch if torch is not installed."""
+    if find_spec("torch") is None:
+        raise PlanError(f"{option} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}")
+
+
+def as_tensors(arrays: dict[str, Any], *, pin_memory: bool) -> dict[str, Any]:
+    """Return arrays as tensors that share their memory, pinned on request; plain numbers stay."""
+    import torch
+
+    out = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+    return pin(out) if pin_memory else out
+
+
+def pin(values: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors as copies in memory that a device can read by itself."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        raise PlanError("pin_memory needs a device such as a GPU, and torch finds none; leave it out")
+    return {name: value.pin_memory() if torch.is_tensor(value) else value for name, value in values.items()}

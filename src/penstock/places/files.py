@@ -1,0 +1,176 @@
+"""Find, identify and read files, wherever they are.  A place (local folders, later buckets) is not a format.
+
+The scheme of a path or URL chooses its place.  All functions raise SourceError.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from penstock.errors import SourceChanged, SourceError
+from penstock.places.local import LOCAL
+from penstock.places.place import File, FileId, Place
+from penstock.words import plural
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
+_MAGIC = re.compile(r"[*?[]")
+_NUMBER = re.compile(r"([0-9]+)")
+_SHOWN = 300  # characters of a path in an error: a text may be given instead of a path
+
+
+def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
+    """Return the place that a path or URL belongs to, and its name there."""
+    text = os.fspath(path)
+    if "://" in text and _SCHEME.match(text):
+        raise SourceError(f"{text[:_SHOWN]}: remote paths are not supported yet; copy the files to a local folder")
+    return LOCAL, os.path.expanduser(text) if text[:1] == "~" else text  # noqa: PTH111 - may be a glob
+
+
+def local(path: str | os.PathLike[str]) -> str:
+    """Return a path of this machine with `~` expanded; refuse remote places."""
+    return open_place(path)[1]
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key under which part-2 comes before part-10: text and numbers in turn."""
+    parts: list[Any] = _NUMBER.split(name)
+    parts[1::2] = [(int(part), part) for part in parts[1::2]]
+    return parts
+
+
+def find(pattern: str | os.PathLike[str]) -> list[str]:
+    """Return the files of a path, a glob (`**` too) or a folder: absolute, in natural order, never an empty list.
+
+    Of a folder: its files that are not hidden, without those in folders below.
+    """
+    place, text = open_place(pattern)
+    if not text:
+        raise SourceError("the path is empty, expected a file, a folder or a glob")
+    whole, kind = place.absolute(text), place.kind(text)
+    if kind == "folder":
+        entries = _entries(place, whole)
+        # A broken link or a fifo is listed, and refused when it is identified: it must not be left out silently.
+        found = [f"{whole.rstrip('/')}/{name}" for name, is_folder in entries if not is_folder]
+        expected = "a file in this folder"
+        if folders := len(entries) - len(found):
+            above = text.rstrip("/")
+            expected += f"; the folder has {plural(folders, 'folder')} in it: {above}/** selects all files below"
+    elif kind or not _MAGIC.search(text):
+        found, expected = [identify(whole).path], "a file"
+    else:
+        with _explained(whole):  # a folder that cannot be listed must not be left out silently
+            found = place.glob(whole)
+        expected = f"at least one file to match (current folder: {place.absolute('')})"
+    if not found:
+        raise SourceError(f"{text}: nothing found, expected {expected}")
+    return sorted(found, key=natural)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is anything of this name, a broken link too."""
+    place, name = open_place(path)
+    return bool(place.kind(name))
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder exists.  False if this process has no permission to see it, or if it cannot be a path at all."""
+    place, name = open_place(path)
+    return place.kind(name) == "folder"
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file exists.  False if this process has no permission to see it."""
+    place, name = open_place(path)
+    return place.kind(name) == "file"
+
+
+def has_folders(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a folder with folders in it that are not hidden."""
+    place, name = open_place(path)
+    return place.kind(name) == "folder" and any(is_folder for _, is_folder in _entries(place, name))
+
+
+def identify(path: str | os.PathLike[str]) -> FileId:
+    """Return the identity of a file, which must exist and be a regular file."""
+    place, name = open_place(path)
+    try:
+        return place.stat(name)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        reason = getattr(error, "strerror", None) or error
+        why = "nothing found, expected a file" if isinstance(error, FileNotFoundError) else reason
+        raise SourceError(f"{name[:_SHOWN]}: {why}; check the path (current folder: {place.absolute('')})") from error
+
+
+def check_settled(known: FileId) -> None:
+    """Raise SourceChanged if a file has changed, or changed so recently that another change could get the same time."""
+    changed = known.ctime_ns or known.mtime_ns
+    tick = 2_000_000_000 if changed % 1_000_000_000 == 0 else 20_000_000  # times of whole seconds: a coarse file system
+    if identify(known.path) != known or time.time_ns() - changed <= tick:
+        raise SourceChanged(f"{known.path}: changed since it was opened, or just now; open the source again")
+
+
+def open_file(identity: FileId) -> File:
+    """Open a file that was identified."""
+    place, name = open_place(identity.path)
+    with _explained(name):
+        return place.open(name, identity)
+
+
+def read_file(identity: FileId) -> bytes:
+    """Return all of a small file that was identified.  No file stays open."""
+    place, name = open_place(identity.path)
+    with _explained(name):
+        return place.read(name, identity)
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """Return all of a small file."""
+    place, name = open_place(path)
+    with _explained(name):
+        return place.read(name)
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Turn an OSError into a SourceError with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(f"{error.filename or path}: {error.strerror}; check the path and its permissions") from error
+
+
+def _entries(place: Place, folder: str) -> list[tuple[str, bool]]:
+    with _explained(folder):
+        return [entry for entry in place.entries(folder) if entry[0][0] != "."]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a small JSON file that describes its folder."""
+    raw = read(path)
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: not JSON: {error}; make the folder again") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path}: a JSON {type(found).__name__}, expected an object; make the folder again")
+    return found
+
+
+def inside(folder: Path, name: Any, *, named_by: Path) -> str:
+    """Return the path of a file that a downloaded description names; refuse names that lead out of its folder."""
+    is_name = isinstance(name, str) and name and "\0" not in name
+    absolute = is_name and (PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive)
+    if not is_name or absolute or ".." in name.replace("\\", "/").split("/"):
+        raise SourceError(f"{named_by}: names the file {name!r}, expected one inside its folder")
+    path = folder / name
+    above, real = os.path.realpath(folder), os.path.realpath(path)
+    if os.path.commonpath([above, real]) != above:
+        raise SourceError(f"{named_by}: names the file {name!r}, a link that leads out of its folder to {real}")
+    if not is_file(real):
+        raise SourceError(f"{path}: missing, but {named_by} names it; restore the file or make the folder again")
+    return str(path)

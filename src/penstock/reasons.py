@@ -1,0 +1,42 @@
+"""Why a record, a sample or a piece of one does not reach a batch: one table of reasons, used for counting and for every report."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What a reason means, for people, and what changes it."""
+
+    meaning: str
+    advice: str = ""
+
+
+NOTHING_TO_TRAIN = "nothing_to_train"
+OVERLONG = "overlong"
+TRUNCATED = "truncated"
+TAIL = "tail"
+EMPTY = "empty"  # samples that the store has already counted under a reason of their own
+
+_FIX = 'fix the row, or pass on_bad="skip"'
+
+REASONS: dict[str, Reason] = {
+    # sources: rows that cannot be read
+    "bad_json": Reason("not valid JSON", _FIX),
+    "bad_value": Reason("a value cannot be read", _FIX),
+    "duplicate_key": Reason("a key appears twice in one object", _FIX),
+    "not_an_object": Reason("not a JSON object", _FIX),
+    "open_quote": Reason("a quoted field is not closed", _FIX),
+    "too_long": Reason("the row is longer than the limit", _FIX),
+    "wrong_width": Reason("another number of fields than the header", _FIX),
+    # templates and plan
+    NOTHING_TO_TRAIN: Reason("no token to train on", "raise max_length, or check train_on"),
+    EMPTY: Reason("dropped when prepared"),
+    OVERLONG: Reason("longer than max_length", "raise max_length, or choose overflow: split or truncate"),
+    TRUNCATED: Reason("cut at max_length", "raise max_length, or choose overflow: split"),
+    TAIL: Reason("in the last step of the epoch, which is not full", "choose tail: pad"),
+}
+
+
+def meaning(reason: str) -> str:
+    """The meaning of a reason in words; a reason that a user's own template counts speaks for itself."""
+    return REASONS[reason].meaning if reason in REASONS else reason.replace("_", " ")

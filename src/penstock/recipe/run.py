@@ -1,0 +1,153 @@
+"""Run a recipe: open, prepare, check and load the data sets that it names."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.api import by_turns, choose_template, open_for_prepare, prepare
+from penstock.cache import Cache
+from penstock.errors import PlanError, RecipeError
+from penstock.recipe.document import DataSet, location
+from penstock.recipe.recipe import Recipe
+from penstock.sources import concat
+from penstock.types import Source, Template
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
+    from penstock.report.checks import Checked
+    from penstock.store import Store
+    from penstock.store.miss import Miss
+
+
+def load(recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **changes: Any) -> "Loader":
+    """Make a loader from one file: open, prepare and mix the data sets of a recipe.
+
+    part: "train", or the name of an eval set ("eval" if there is only one).  An eval set is one pass in the order of its file, unless the
+    recipe says otherwise.
+    changes: any key of a recipe, in place of what the file says; and what differs between processes: rank, world_size, mesh, collate,
+    progress.
+    """
+    from penstock.loader import Loader
+
+    found = Recipe.read(recipe).changed(**changes)
+    options = _loader_options(found, part)
+    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+
+
+def load_prepared(recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> "Loader | None":
+    """The loader that `load` makes, if all stores are in the cache already; else None.  No record is read and nothing is made."""
+    from penstock.loader import Loader
+    from penstock.store.build import find
+
+    found = recipe.changed(**changes)
+    if not found.run_options().get("cache", True):
+        return None
+    stores, cache = {}, Cache(found.settings.get("cache_dir"))
+    for each in opened:
+        store = find(each.rows, each.template_for_all, cache=cache)
+        if store is None:
+            return None
+        stores[each.name] = store
+    return Loader(found.mixture(stores, part), **_loader_options(found, part))
+
+
+def _loader_options(found: Recipe, part: str) -> dict[str, Any]:
+    options = found.loader_options(part)
+    if "batch_size" not in options:
+        hint = "add 'batch_size: 8' (rows per rank), or pass it: load(…, batch_size=8)"
+        raise RecipeError(f"{location(found.file)}no batch_size; {hint}")
+    return options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSet:
+    """A data set of a recipe, opened.  No tokenizer is loaded before a row is encoded or decoded."""
+
+    name: str
+    source: Source
+    template: Template
+    fan_out: bool
+    rows: Source  # those that become samples: with fan_out one for each trained turn
+
+    def template_for_all(self) -> Template:
+        """The template with the engine that `prepare` uses for all rows."""
+        return choose_template(self.source, self.template, None, {}, facts=None)
+
+    def prepare(self, first: int | None = None, **options: Any) -> "Store":
+        """Prepare all rows, or the first ones."""
+        source = self.source if first is None else concat([self.source])[:first]
+        return prepare(source, template=self.template, fan_out=self.fan_out, **options)
+
+    def prepare_row(self, row: int) -> "tuple[int, Store]":
+        """Prepare one row and keep it nowhere: its number, and a store that holds nothing else.  No other row is read."""
+        num_rows = len(self.rows)
+        if not -num_rows <= row < num_rows:
+            raise PlanError(f"row {row} does not exist: {self.name!r} has {num_rows:,} rows, counted from 0")
+        number = row % num_rows
+        one = concat([self.rows])[number : number + 1]
+        return number, prepare(one, template=self.template, num_proc=1, cache=False, progress="none")
+
+
+def open_recipe(
+    recipe: Recipe, *, part: str = "train", rows: int | None = None, skip_bad: bool = False
+) -> list[OpenSet]:
+    """Open the data sets of one part.
+
+    rows: how many rows of each will be encoded, if not all; for few, fastokens is not loaded.
+    skip_bad: rows that cannot be read do not stop the choice of a template, whatever on_bad says.
+    """
+    return [_opened(recipe, data, rows, skip_bad=skip_bad) for data in recipe.part(part)]
+
+
+def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) -> OpenSet:
+    run = recipe.run_options()
+    keeps = run.get("cache", True)
+    folder = Cache(run.get("cache_dir")) if keeps else Cache.temporary()
+    with recipe.with_location(data):
+        place = list(data.path) if isinstance(data.path, tuple) else data.path
+        options = recipe.prepare_options(data)
+        source = open_for_prepare(place, folder, data.name, recipe.open_options(data), options)
+        fan_out = options.pop("fan_out", False)
+        tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
+        made = choose_template(
+            source, template, tokenizer, options, facts=folder if keeps else None, rows=rows,
+            shared=frozenset(recipe.settings) - frozenset(data.options), skip_bad=skip_bad,
+        )  # fmt: skip
+        turns = by_turns(source, made) if fan_out else source
+        return OpenSet(name=data.name, source=source, template=made, fan_out=fan_out, rows=turns)
+
+
+def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]":
+    """The stores of one part of a recipe, by the names of its data sets."""
+    options = recipe.run_options() | {name: value for name, value in recipe.settings.items() if name == "progress"}
+    return {each.name: each.prepare(**options) for each in open_recipe(recipe, part=part)}
+
+
+def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
+    """Explain, by data set name, why `prepare` would not find its store: the differences from the nearest one in the cache."""
+    from penstock.engines import LocalEngine
+    from penstock.store.build import digest_shards
+    from penstock.store.miss import explain_miss
+    from penstock.store.shards import template_identity
+
+    answers, cache = {}, Cache(recipe.settings.get("cache_dir"))
+    for each in open_recipe(recipe, part=part):
+        template = each.template_for_all()
+        borders, records = digest_shards(each.rows, engine=LocalEngine(), cache=cache)
+        answers[each.name] = explain_miss(template_identity(template), records, borders, cache)
+    return answers
+
+
+def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "Iterator[Checked]":
+    """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared."""
+    from penstock.report.checks import check, uses_chat_template
+
+    settings = recipe.plan_settings(part)
+    opened = open_recipe(recipe, part=part, rows=rows or None, skip_bad=True)
+    chats = [each.name for each in opened if uses_chat_template(each.template)]
+    for data, each in zip(recipe.part(part), opened, strict=True):
+        yield check(
+            each.rows, each.template, settings, cache=Cache(recipe.settings.get("cache_dir")).root,
+            at_most=rows or len(each.rows), name=each.name, on_bad=recipe.open_options(data).get("on_bad", "stop"), beside=chats,
+        )  # fmt: skip

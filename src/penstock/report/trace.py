@@ -1,0 +1,286 @@
+"""Follow one record through every stage; show one row as segments, and one step as rows.
+
+    record(loader, sample)      raw → rendered → tokens → positions in training
+    row(loader, step, number)   a row as segments: which samples, how many of their tokens are trained, how much is padding
+    step(loader, number)        all rows of a step, or those of one rank
+
+All results are frozen values made of plain ones; `numbers.plain` makes JSON of them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PenstockError, PlanError
+from penstock.loader import Loader
+from penstock.plan.block import Rows
+from penstock.plan.ranks import rank_of
+from penstock.plan.settings import PlanSettings
+from penstock.report.numbers import epoch_rows, stores
+from penstock.report.record import PADDING, Token, Turn, record_text, rendered_text, sample_tokens, turns_of
+from penstock.store import Sample, Store
+
+_MOST_LANDINGS = 16  # of one sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """The position of a sample, or of a piece of it, in an epoch."""
+
+    epoch: int
+    step: int
+    rank: int
+    row: int  # in that rank's batch
+    place: int  # of the first token in the row
+    start: int  # tokens start..stop of the sample
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordTrace:
+    """One record through every stage.  `outcome` says in words what happened to it."""
+
+    source: str
+    sample: int  # its row number
+    where: str
+    raw: str  # JSON; for a row that cannot be read, the reason
+    rendered: str | None  # as text, before it became tokens; only of conversations
+    tokens: tuple[Token, ...]
+    turns: tuple[Turn, ...]  # of a conversation
+    trained: int  # targets: trained tokens without the first one, which nothing predicts
+    landings: tuple[Landing, ...]
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Neighbouring tokens of one sample in a row."""
+
+    source: str
+    sample: int
+    where: str
+    place: int  # of the first token in the row
+    start: int  # tokens start..stop of the sample
+    stop: int
+    length: int  # of the whole sample
+    trained: int  # targets among these tokens: a segment's first token never is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTrace:
+    """A row as segments; the rest up to `max_length` is padding.  Only `row` fills in `tokens`, which are as long as the row."""
+
+    step: int
+    rank: int
+    row: int  # in that rank's batch
+    max_length: int
+    used: int
+    trained: int
+    segments: tuple[Segment, ...]
+    tokens: tuple[Token, ...] = ()
+
+    @property
+    def padding(self) -> int:
+        return self.max_length - self.used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """A step: the rows of one rank, or of all, in the global order.  Rows beyond `num_real` fill up the epoch's last step."""
+
+    plan: str
+    step: int
+    epoch: int
+    batch_size: int
+    world_size: int
+    rank: int | None  # None: all ranks
+    num_real: int
+    num_repeated: int
+    rows: tuple[RowTrace, ...]
+
+
+def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> RecordTrace:
+    """Trace one record of one source, from its file to its positions in an epoch."""
+    name, store = list(stores(loader).items())[source]
+    if not -len(store) <= sample < len(store):
+        raise PlanError(f"record {sample} does not exist: {name!r} has {len(store):,} records, counted from 0")
+    made = store[sample]
+    positions = Positions(loader, [(source, made.row)], epoch)
+    for rows in epoch_rows(loader, epoch) if len(made) else ():
+        positions.add(rows)
+        found = sum(each.stop - each.start for each in positions.of(source, made.row))
+        if positions.is_full or (found == len(made) and loader.plan.settings.weights is None):
+            break  # without weights, no sample is repeated
+    landings = positions.of(source, made.row)
+    return trace_sample(store, made, name, landings, outcome(loader.plan.settings, made, landings, epoch))
+
+
+def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> RecordTrace:
+    """Trace one record of a data set that is not prepared; `store` holds it alone, as its row 0.  Its positions are not known."""
+    made = store[0]
+    if not len(made):
+        what = f"dropped: {', '.join(store.counts.dropped)}"
+    elif len(made) > settings.capacity and settings.overflow == "drop":
+        what = _overlong(made, settings)
+    else:
+        what = "not known: this data set is not prepared; run penstock prepare first"
+    return replace(trace_sample(store, made, name, (), what), sample=number)
+
+
+def trace_sample(
+    store: Store,
+    made: Sample,
+    name: str,
+    landings: tuple[Landing, ...],
+    outcome: str,
+    shown: Sequence[slice] = (slice(None),),
+) -> RecordTrace:
+    """Trace a sample whose positions are known; `shown`: which of its tokens."""
+    raw: dict[str, Any] = {}
+    try:
+        raw = store.source[made.row]
+        text = record_text(raw)
+    except PenstockError as error:
+        text = str(error)
+    rendered = rendered_text(store, raw) if len(made) else None
+    tokens = sample_tokens(store, made, raw, rendered, shown)
+    return RecordTrace(
+        source=name,
+        sample=made.row,
+        where=str(made.where),
+        raw=text,
+        rendered=rendered,
+        tokens=tokens,
+        turns=turns_of(tokens),
+        trained=int(np.count_nonzero(made.loss_mask[1:])),
+        landings=landings,
+        outcome=outcome,
+    )
+
+
+def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
+    """Return the rows of a step, without running to it."""
+    world, per_step = loader.world, loader.batch_size * loader.world.size
+    if rank is not None and not 0 <= rank < world.size:
+        raise PlanError(f"rank {rank} does not exist: the loader has world size {world.size}; ranks are counted from 0")
+    found, taken = stores(loader), loader.look_up(number)
+    places = [place for place in range(per_step) if rank is None or rank_of(place, world.size)[0] == rank]
+    return StepTrace(
+        plan=loader.plan.fingerprint,
+        step=number,
+        epoch=taken.epoch,
+        batch_size=loader.batch_size,
+        world_size=world.size,
+        rank=rank,
+        num_real=taken.num_real,
+        num_repeated=taken.num_repeated,
+        rows=tuple(trace_row(loader, found, taken.rows[place], number, place) for place in places),
+    )
+
+
+def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
+    """Return row `place` of step `number`, counted over all ranks, with its tokens."""
+    found, rows, num_rows = stores(loader), loader.look_up(number).rows, loader.batch_size * loader.world.size
+    if not 0 <= place < num_rows:
+        raise PlanError(f"row {place} does not exist: step {number} has {num_rows} rows, counted from 0")
+    chosen = trace_row(loader, found, rows[place], number, place)
+    tokens: list[Token] = []
+    for segment in chosen.segments:
+        store = found[segment.source]
+        raw = store.source[segment.sample]
+        whole = sample_tokens(store, store[segment.sample], raw, rendered_text(store, raw))
+        tokens += [PADDING] * (segment.place - len(tokens))
+        tokens += [replace(whole[segment.start], trained=False), *whole[segment.start + 1 : segment.stop]]
+    tokens += [PADDING] * (chosen.max_length - len(tokens))
+    return replace(chosen, tokens=tuple(tokens))
+
+
+def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, place: int) -> RowTrace:
+    """Return the row of these spans, which is row `place` of step `number`, counted over all ranks."""
+    settings, named, segments, used = loader.plan.settings, list(found.items()), [], 0
+    for source, sample, start, stop in spans.tolist():
+        name, store = named[source]
+        made = store[sample]
+        trained = int(np.count_nonzero(made.loss_mask[start + 1 : stop]))
+        segments.append(
+            Segment(
+                source=name, sample=sample, where=str(made.where), place=used, start=start, stop=stop, length=len(made),
+                trained=trained,
+            )
+        )  # fmt: skip
+        used += -(-(stop - start) // settings.align) * settings.align
+    rank, row = rank_of(place, loader.world.size)
+    trained = sum(segment.trained for segment in segments)
+    return RowTrace(
+        step=number, rank=rank, row=row, max_length=settings.max_length, used=used, trained=trained, segments=tuple(segments)
+    )  # fmt: skip
+
+
+class Positions:
+    """Finds the positions of some samples in an epoch; `add` takes the epoch's rows in order."""
+
+    def __init__(self, loader: Loader, samples: Iterable[tuple[int, int]], epoch: int = 0) -> None:
+        self._loader, self._stores, self._epoch, self._num_rows = loader, stores(loader), epoch, 0
+        self._found: dict[tuple[int, int], list[Landing]] = {each: [] for each in samples}
+        self._samples = np.unique([sample for _, sample in self._found])
+        self._per_step = loader.batch_size * loader.world.size
+        self._steps_before = loader.plan.num_steps(self._per_step, epochs=epoch) if epoch else 0
+
+    @property
+    def is_full(self) -> bool:
+        return all(len(found) == _MOST_LANDINGS for found in self._found.values())
+
+    def of(self, source: int, sample: int) -> tuple[Landing, ...]:
+        return tuple(self._found[source, sample])
+
+    def add(self, rows: Rows) -> None:
+        for span in np.flatnonzero(np.isin(rows.spans["sample"], self._samples)).tolist():
+            found = self._found.get((int(rows.spans["source"][span]), int(rows.spans["sample"][span])))
+            if found is not None and len(found) < _MOST_LANDINGS:
+                number = int(np.searchsorted(rows.starts, span, side="right")) - 1
+                row = self.row(rows, number)
+                own = row.segments[span - int(rows.starts[number])]
+                found.append(
+                    Landing(
+                        epoch=self._epoch, step=row.step, rank=row.rank, row=row.row,
+                        place=own.place, start=own.start, stop=own.stop,
+                    )
+                )  # fmt: skip
+        self._num_rows += rows.num_rows
+
+    def row(self, rows: Rows, number: int) -> RowTrace:
+        """Return row `number` of `rows`, which are about to be added."""
+        step, place = divmod(self._num_rows + number, self._per_step)
+        return trace_row(self._loader, self._stores, rows[number], self._steps_before + step, place)
+
+
+def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...], epoch: int) -> str:
+    """Say in words what happened to a sample."""
+    length, kept = len(sample), sum(landing.stop - landing.start for landing in landings)
+    if not length:
+        return "dropped when it was prepared: it has no tokens to train on"
+    if len(landings) > 1:
+        rest = f": {kept:,} of {length:,} tokens, nothing in the rest is trained" if kept < length else ""
+        return f"split into {len(landings)} pieces{rest}" if kept <= length else f"{len(landings)} times in the epoch"
+    if landings:
+        return "in one row, not split" if kept >= length else f"cut: {kept:,} of {length:,} tokens are kept"
+    if length > settings.capacity and settings.overflow == "drop":
+        return _overlong(sample, settings)
+    if settings.weights is None or _lacks_targets(sample, settings):
+        return f"dropped as nothing_to_train: cut at max_length {settings.max_length:,}, no piece of it holds a target"
+    return f"not in epoch {epoch}: the mixture takes only part of this data set"
+
+
+def _overlong(sample: Sample, settings: PlanSettings) -> str:
+    return f"dropped as too long: {len(sample):,} tokens, max_length is {settings.max_length:,}"
+
+
+def _lacks_targets(sample: Sample, settings: PlanSettings) -> bool:
+    """Return whether a sample is cut into pieces without any target."""
+    length, capacity = len(sample), settings.capacity
+    if length <= capacity or settings.packing == "concat":
+        return False
+    starts = range(0, length, capacity) if settings.overflow == "split" else (0,)
+    return not any(sample.loss_mask[start + 1 : start + capacity].any() for start in starts)

@@ -1,0 +1,309 @@
+"""Data of `datasets`: folders that it wrote, read without it, and its Dataset and IterableDataset in memory.
+
+Two kinds of folders: what `save_to_disk` writes (`state.json` beside the data; `dataset_dict.json` above the splits), and the cache of
+`load_dataset` (`dataset_info.json` beside `name-split-00000-of-00004.arrow`).  Their JSON names Arrow streams.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import SourceError
+from penstock.places.files import find, inside, is_file, natural, read, read_json
+from penstock.places.place import File, FileId
+from penstock.sources.arrow import ArrowSource
+from penstock.sources.bad import BadRows
+from penstock.sources.base import RowAccess
+from penstock.sources.columnar import reading
+from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.values import ToRecords, check_nulls
+from penstock.sources.views import Selection
+from penstock.types import BadRow, Ints, Record, RemovedNulls
+
+_DICT, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+# What maps and shuffles leave in the same folder is called cache-….arrow.
+_CACHED = re.compile(r"(?!cache-|tmp)(?P<name>.+?)-(?P<split>[^-]+)(?:-\d{5}-of-(?P<total>\d{5}))?\.arrow")
+_ROWS = 1000  # read at once
+_DICTS = ("DatasetDict", "IterableDatasetDict")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    files: list[str]
+    columns: list[str] | None = None  # those that the data set was formatted to show
+    indices: tuple[str, ...] = ()  # files that say which rows, in which order
+    num_rows: int | None = None  # as the folder says
+
+
+class HfFolderSource(ArrowSource):
+    """The Arrow streams of a folder.  Values as stored: a class label is its number, an image {"bytes", "path"}.
+
+    Cells of the feature type `Json` are values, as they are for `datasets`.
+    """
+
+    shape = "hf"
+    OPTIONS = ("split", *ArrowSource.OPTIONS)
+    parse_json = True
+
+    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+        if len(paths) != 1:
+            raise SourceError(f"{len(paths)} folders of datasets, expected one; join them with concat")
+        folder = Path(paths[0])
+        found = _find(folder, split)
+        super().__init__(found.files, name=name or folder.name, **{"columns": found.columns, **rest})
+        self.split = split
+        self.indices = found.indices
+        if found.num_rows is not None and found.num_rows != len(self):
+            raise SourceError(
+                f"{folder}: {len(self)} rows, but {_INFO} says {found.num_rows}; "
+                f"a file is damaged or of another run: load the data set again"
+            )
+
+    def ordered(self) -> RowAccess:
+        """Return the rows in the order that the data set was saved with."""
+        return Selection(self, _order(self.indices, len(self))) if self.indices else self
+
+
+def is_hf_folder(path: str) -> bool:
+    """Return whether `datasets` made this folder."""
+    folder = Path(path)
+    if is_file(folder / _DICT):
+        return True
+    return is_file(folder / _INFO) and (is_file(folder / _STATE) or bool(_cached(folder)))
+
+
+def _find(folder: Path, split: str | None) -> _Found:
+    if is_file(folder / _DICT):
+        splits = _strings(read_json(folder / _DICT).get("splits"), folder / _DICT, "splits")
+        chosen = _choose(folder, splits, split)
+        inside(folder, f"{chosen}/{_STATE}", named_by=folder / _DICT)
+        return _saved(folder / chosen, None)
+    if is_file(folder / _STATE):
+        return _saved(folder, split)
+    if is_file(folder / _INFO) and (cached := _cached(folder)):
+        return _from_cache(folder, cached, _choose(folder, sorted(cached, key=natural), split))
+    raise SourceError(f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} beside .arrow files")
+
+
+def _saved(folder: Path, split: str | None) -> _Found:
+    """Read what Dataset.save_to_disk wrote."""
+    state = read_json(folder / _STATE)
+    if split is not None and split != state.get("_split"):
+        found = f"only the split {state['_split']!r}" if state.get("_split") else "one data set without splits"
+        raise SourceError(f"{folder}: split {split!r} asked for, but it holds {found}; leave split out")
+    files = _names(state.get("_data_files"), folder)
+    if not files:
+        raise SourceError(f"{folder / _STATE}: names no data files, expected _data_files; save the data set again")
+    # datasets before 2.0 kept a selection or shuffle as a list of row numbers beside all rows
+    indices = _names(state.get("_indices_files") or state.get("_indices_data_files") or [], folder)
+    columns = state.get("_format_columns")
+    if columns is not None:
+        columns = _strings(columns, folder / _STATE, "_format_columns")
+    return _Found(files=files, columns=None if state.get("_output_all_columns") else columns, indices=tuple(indices))
+
+
+def _cached(folder: Path) -> dict[str, dict[str, int]]:
+    """Return the splits in the cache of load_dataset: their file names, and how many files each name says there are."""
+    splits: dict[str, dict[str, int]] = {}
+    for name in (Path(path).name for path in find(folder)):
+        if found := _CACHED.fullmatch(name):
+            splits.setdefault(found["split"], {})[name] = int(found["total"] or 1)
+    return splits
+
+
+def _from_cache(folder: Path, cached: dict[str, dict[str, int]], split: str) -> _Found:
+    names = cached[split]
+    totals = sorted(set(names.values()))
+    if totals != [len(names)]:
+        of = " and ".join(map(str, totals))
+        found = f"split {split!r} has {len(names)} files whose names say {of}"
+        raise SourceError(f"{folder}: {found}; load the data set again")
+    splits = read_json(folder / _INFO).get("splits")
+    info = splits.get(split) if isinstance(splits, dict) else None
+    num_rows = info.get("num_examples") if isinstance(info, dict) else None
+    files = [inside(folder, name, named_by=folder / _INFO) for name in names]
+    return _Found(files=files, num_rows=num_rows if isinstance(num_rows, int) else None)
+
+
+def _choose(folder: Any, splits: list[str], split: str | None) -> str:
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split is None or split not in splits:
+        asked = "none was chosen" if split is None else f"{split!r} is none of them"
+        advice = f"name one: {folder}:{splits[0]}, or split=" if isinstance(folder, Path) else "pass split="
+        raise SourceError(f"{folder}: it holds the splits {', '.join(splits)} and {asked}; {advice}")
+    return split
+
+
+def _names(entries: Any, folder: Path) -> list[str]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise SourceError(f"{folder / _STATE}: its lists of files are not lists of objects; save the data set again")
+    return [inside(folder, entry.get("filename"), named_by=folder / _STATE) for entry in entries]
+
+
+def _strings(found: Any, path: Path, key: str) -> list[str]:
+    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
+        raise SourceError(f"{path}: {key} is {found!r}, expected a list of names; save the data set again")
+    return found
+
+
+def _order(paths: tuple[str, ...], num_rows: int) -> Ints:
+    """Read row numbers from the files of an indices mapping."""
+    pieces = []
+    for path in paths:
+        with reading(path, "Arrow"):
+            column = pa.ipc.open_stream(read(path)).read_all().column("indices")
+            column.validate(full=True)
+            pieces.append(column.to_numpy())
+    order: Ints = np.concatenate(pieces).astype(np.int64)
+    if len(order) and not 0 <= order.min() <= order.max() < num_rows:
+        row = order.max() if order.max() >= num_rows else order.min()
+        raise SourceError(f"{paths[0]}: names the row {row}, but the data has {num_rows} rows; save the data set again")
+    return order
+
+
+def is_hf_iterable(place: Any) -> bool:
+    return _kind(place) == "IterableDataset"
+
+
+def pick_split(place: Any, split: str | None) -> Any:
+    """Return one data set out of a DatasetDict; anything else as it is."""
+    if _kind(place) in _DICTS:
+        return place[_choose(f"a {_kind(place)}", list(place), split)]
+    if split is not None and str(place.split) != split:
+        raise SourceError(f"split {split!r} asked for, but a {_kind(place)} is one split already; leave split out")
+    return place
+
+
+def hf_iterable(place: Any, *, nulls: str = "deep") -> Callable[[], Iterator[Record]]:
+    """Return a function that iterates an IterableDataset from its start, as plain Python values."""
+    return partial(_iterate, place, check_nulls(nulls))
+
+
+class _DatasetPart(Part):
+    """The rows of a Dataset in memory."""
+
+    def __init__(self, dataset: Any, nulls: str, file: File) -> None:
+        self.file = file
+        self.num_rows = len(dataset)
+        self.num_bytes = dataset.data.nbytes
+        self._is_custom = dataset.format["type"] == "custom"
+        self._dataset = dataset
+        if not self._is_custom:
+            self._dataset = dataset.with_format("arrow", columns=dataset.format["columns"])
+        self._nulls = nulls
+
+    def record(self, row: int) -> Record | BadRow:
+        return next(self.records(row, row + 1))
+
+    def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
+        for start in range(first, last, _ROWS):
+            found = self._dataset[start : min(start + _ROWS, last)]
+            if self._is_custom:
+                yield from (dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True))
+            else:
+                for batch in found.to_batches():
+                    yield from self._to_records(batch.schema)(batch)
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        batches = () if self._is_custom else self._dataset[row : row + 1].to_batches()
+        return sum((self._to_records(batch.schema).removed_nulls(batch) for batch in batches), start=RemovedNulls())
+
+    def _to_records(self, schema: Any) -> ToRecords:
+        """Made of the first rows: only they show the format's schema."""
+        if not hasattr(self, "_made"):
+            self._made = ToRecords(schema, parse_json=True, nulls=self._nulls)
+        return self._made
+
+    def borders(self, num_bytes: int) -> Ints:
+        """Cut as if all rows were selected: the size of a selection is not known."""
+        rows_per_cut = max(1, self._dataset.data.num_rows * num_bytes // max(self.num_bytes, 1))
+        return np.arange(0, self.num_rows, rows_per_cut, dtype=np.int64)
+
+
+class _InMemory:
+    """Takes the place of a file that can change."""
+
+    def check(self) -> None:
+        return
+
+
+class HfDatasetSource(FilesSource):
+    """Rows of a Dataset in memory: with its selections and shuffles, its renamed and formatted columns.
+
+    Values are as in its folder (see `HfFolderSource`) whatever the format's type, but a function given to `set_transform` is applied.
+    Pickles as the Dataset does: its files by name, tables in memory whole.
+    """
+
+    shape = "datasets"
+    OPTIONS = ("nulls",)
+    nulls: str = "deep"
+
+    def __init__(self, dataset: Any, *, name: str | None = None, bad: BadRows | None = None, **options: Any) -> None:
+        if _kind(dataset) != "Dataset":
+            raise SourceError(f"a {type(dataset).__name__} has no rows by number, expected a Dataset")
+        facts = (dataset.info.dataset_name, dataset.split)
+        self._dataset = dataset
+        name = name or "-".join(str(fact) for fact in facts if fact) or "dataset"
+        super().__init__([], cache=None, name=name, bad=bad, **options)  # type: ignore[arg-type]  # nothing is kept
+        self.identities = [FileId(name, dataset.data.nbytes, 0)]
+        self._first_rows = [0, len(dataset)]
+
+    def check_options(self) -> None:
+        check_nulls(self.nulls)
+
+    def part(self, identity: FileId) -> Part:
+        return _DatasetPart(self._dataset, self.nulls, _InMemory())  # type: ignore[arg-type]  # it is never read
+
+    @property
+    def files(self) -> list[str]:
+        return [file["filename"] for file in self._dataset.cache_files]
+
+    @property
+    def num_bytes(self) -> None:  # type: ignore[override]
+        return None
+
+    stamp = RowAccess.stamp  # only reading shows a change
+
+    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
+        part = cast(_DatasetPart, self._part(0))
+        return sum((part.removed_nulls(self._row(row)) for row in rows), start=RemovedNulls())
+
+    def __repr__(self) -> str:
+        return f"HfDatasetSource({self.name!r}, {len(self):_} rows)"
+
+
+def _iterate(dataset: Any, nulls: str) -> Iterator[Record]:
+    plain = dataset.with_format(None)
+    to_records = ToRecords(dataset.features.arrow_schema if dataset.features is not None else [], nulls=nulls)
+    if dataset.features is not None:
+        raw = {name: _undecoded(feature) for name, feature in dataset.features.items()}
+        if raw != dict(dataset.features):
+            plain = plain.cast(type(dataset.features)(raw))
+    for record in plain:
+        yield to_records.convert(dict(record))
+
+
+def _undecoded(feature: Any) -> Any:
+    """Return a feature whose images and sounds stay the bytes they are stored as; JSON becomes values."""
+    if isinstance(feature, dict):
+        return {name: _undecoded(inner) for name, inner in feature.items()}
+    if hasattr(feature, "feature"):  # a list
+        return replace(feature, feature=_undecoded(feature.feature))
+    if getattr(feature, "decode", False) is True and type(feature).__name__ != "Json":
+        return replace(feature, decode=False)
+    return feature
+
+
+def _kind(place: Any) -> str:
+    """Return the class of `datasets` that this is or descends from, by name: importing it takes seconds."""
+    for base in type(place).__mro__:
+        if base.__module__.partition(".")[0] == "datasets" and base.__name__ in ("Dataset", "IterableDataset", *_DICTS):
+            return base.__name__
+    return ""

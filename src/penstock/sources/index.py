@@ -1,0 +1,303 @@
+"""What the cache keeps of a file: where its rows begin, found by one scan and used as long as it is true.
+
+An index is stored under the file's size and a probe of its content, with a digest of all of the content.  A note under the file's path
+records the file's metadata when its index was last confirmed.
+
+| the file | what happens |
+|---|---|
+| small | it is scanned, which is faster than looking up and publishing; nothing is kept |
+| as noted: size, times of the last write and the last change, inode, probe | the index is mapped; nothing else is read |
+| touched, moved, copied, or written so lately that its time cannot tell | one pass for the digest, several times faster than a scan |
+| longer than noted | one pass for the digest of the old part; if it is the same, only the new part is scanned |
+| anything else | a scan |
+
+A probe alone never proves an old part unchanged: a line rewritten in the middle, at equal length, moves none of it, and offsets that are
+off by one row give wrong records.
+
+Every file that is kept is a payload, a digest for each MiB of it, a JSON value, and a footer.  Opening one checks up to 64 blocks: all of
+a payload of 64 MiB, else the first, the last and 62 between.  `penstock verify --all` checks every block.
+"""
+
+import contextlib
+import json
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+import numpy as np
+
+from penstock.cache import Cache
+from penstock.errors import PenstockError, StoreError
+from penstock.fingerprint import Digest, digest, fingerprint
+from penstock.places.files import identify
+from penstock.places.local import buffer
+from penstock.places.place import File, FileId
+from penstock.types import Ints
+
+_log = logging.getLogger("penstock")
+
+BLOCK = 1 << 20  # bytes of payload under one digest
+_MAX_CHECKED = 64  # blocks checked when a file is opened
+_DIGEST = 16  # bytes
+# Magic, bytes of the payload and of the JSON value; a digest of all but the payload follows.
+_FOOTER = struct.Struct("<8sQQ")
+_MAGIC = b"PSSUMS02"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The payload of a file, memory-mapped, and its JSON value."""
+
+    payload: memoryview
+    value: Any
+
+
+def publish(cache: Cache, name: str, write: Callable[[IO[bytes]], Any]) -> None:
+    """Publish a file; `write` writes the payload front to back and returns the JSON value."""
+
+    def write_all(out: IO[bytes]) -> None:
+        payload = _Payload(out)
+        value = json.dumps(write(cast(IO[bytes], payload))).encode()
+        payload.flush()
+        tail = payload.digests + value + _FOOTER.pack(_MAGIC, payload.num_bytes, len(value))
+        out.write(tail + bytes.fromhex(digest(tail)))
+
+    cache.publish(name, write_all, replace=True)
+
+
+_CHECKED: set[FileId] = set()  # files that this process has found undamaged
+
+
+def load(cache: Cache, name: str) -> Loaded | None:
+    """Map a published file; return None if there is none or it is damaged."""
+    num_bytes = cache.size(name)
+    if num_bytes is None:
+        return None
+    data = cache.map(name, size=num_bytes)
+    version = identify(str(cache.path(name)))
+    if version not in _CHECKED:
+        if (found := fault(data)) is not None:
+            _log.warning("%s: %s; Penstock makes it again", cache.path(name), found)
+            return None
+        _CHECKED.add(version)
+    start = num_bytes - _DIGEST - _FOOTER.size
+    _, num_payload, num_value = _FOOTER.unpack_from(data, start)
+    return Loaded(data[:num_payload], json.loads(bytes(data[start - num_value : start])))
+
+
+def fault(data: memoryview | bytes, *, full: bool = False) -> str | None:
+    """Return what is wrong with a file, or None.  `full` checks every block."""
+    start = len(data) - _DIGEST - _FOOTER.size
+    magic, size, num_value = _FOOTER.unpack_from(data, start) if start >= 0 else (b"", 0, 0)
+    count = -(-size // BLOCK)
+    if magic != _MAGIC or size + count * _DIGEST + num_value != start:
+        return "its footer is missing or damaged"
+    if bytes.fromhex(digest(data[size:-_DIGEST])) != data[-_DIGEST:]:
+        return "its checksums are not what was written"
+    some = range(count) if full or count <= _MAX_CHECKED else np.linspace(0, count - 1, _MAX_CHECKED).astype(int)
+    for block in map(int, some):
+        begin, end = block * BLOCK, min((block + 1) * BLOCK, size)
+        if bytes.fromhex(digest(data[begin:end])) != data[size + block * _DIGEST : size + (block + 1) * _DIGEST]:
+            return f"bytes {begin}..{end} are not what was written"
+    return None
+
+
+class _Payload:
+    """A file that is written and digested block by block."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self._held = bytearray()
+        self.digests = b""
+        self.num_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._held += data
+        while len(self._held) >= BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write one block, or what is left of it."""
+        block = bytes(self._held[:BLOCK])
+        del self._held[:BLOCK]
+        self.digests += bytes.fromhex(digest(block)) if block else b""
+        self.num_bytes += self._out.write(block)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """One file of a cache, checked in full."""
+
+    name: str
+    num_bytes: int
+    problem: str | None  # what is wrong with it, and what to do
+
+
+def verify_files(cache: Cache) -> Iterator[CheckedFile]:
+    """Check offset indexes, row counts, unpacked text and chunks of spooled streams, one after another."""
+    from penstock.sources.memory import chunk_fault  # memory.py needs this module
+
+    for folder in ("offsets", "spools", "iterables"):
+        for entry in cache.entries(folder):
+            try:
+                if entry.name.endswith(".jsonl"):
+                    problem = chunk_fault(entry.name.rpartition("/")[2], cache.read(entry.name))
+                elif entry.name.endswith((".rows", ".unpacked")):
+                    problem = fault(cache.map(entry.name, size=entry.num_bytes, hold=False), full=True)
+                else:
+                    continue
+                if problem is not None:
+                    problem = f"{cache.path(entry.name)}: {problem}; remove it, it will be made again"
+            except PenstockError as error:
+                problem = str(error)
+            yield CheckedFile(entry.name, entry.num_bytes, problem)
+
+
+SMALL = 1 << 16  # bytes of a file without an index: publishing ten thousand of them would cost minutes
+_READ = 1 << 20
+_PROBE = 1 << 14
+MANY = 64  # files whose row counts are kept together; fewer are counted faster than looked up
+_VERSION = 4  # of indexes and counts: part of their names
+
+WORD = np.dtype("<i8")
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Row i is at bytes starts[i]..starts[i + 1] and begins in line lines[i], counted from 1."""
+
+    size: int  # bytes of the file
+    content: str  # digest of all of them
+    starts: Ints  # (num_rows + 1,)
+    lines: Ints  # (num_rows + 1,)
+
+
+# Calls its first argument with (byte, line) pairs of rows, the last pair is the end of the last row, and returns the digest of the content.
+# The second argument is the index of a file that may be the beginning of this one.
+Scan = Callable[[Callable[[Ints], object], Index | None], str]
+
+
+def index(file: File, cache: Cache, *, kind: str, scan: Scan) -> Index:
+    """Return the index of a file: from the cache, or made and left there.  `kind` names the scan with all its settings."""
+    known = file.identity
+    if known.size <= SMALL:
+        tables = [np.zeros((0, 2), WORD)]
+        content = scan(tables.append, None)
+        file.check()
+        return _index(known.size, content, np.concatenate(tables))
+    is_settled = settled(known)  # before any byte is read
+    probe = _probe(file)
+    note_name, name = _name("notes", [kind, known.path], "json"), _name("index", [kind, known.size, probe], "rows")
+    note, found = _read_note(cache, note_name), _load(cache, name, known.size)
+    if found is not None and note == _note(known, probe, found.content, settled=True):
+        return found
+    if found is None or digest_of(file) != found.content:
+        old = None
+        if note is not None and note["size"] < known.size:
+            old = _load(cache, _name("index", [kind, note["size"], note["probe"]], "rows"), note["size"])
+
+        def write(out: IO[bytes]) -> str:
+            content = scan(lambda table: out.write(table.astype(WORD).tobytes()), old)
+            file.check()  # a file that grew or shrank meanwhile has no index
+            return content
+
+        publish(cache, name, write)
+        found = _load(cache, name, known.size)
+        if found is None:
+            raise StoreError(f"{cache.path(name)}: not what was just written; does another program write to the cache?")
+    text = json.dumps(_note(known, probe, found.content, settled=is_settled)).encode()
+    with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
+        cache.publish(note_name, lambda out: out.write(text), replace=True)
+    return found
+
+
+def digest_of(file: File) -> str:
+    """Return the digest of a whole file."""
+    content = Digest()
+    extend(content, file, file.identity.size)
+    return content.hexdigest()
+
+
+def extend(content: Digest, file: File, stop: int) -> None:
+    """Add the first `stop` bytes of a file to a digest."""
+    for _, block in blocks(file, 0, stop):
+        content.extend(block.data)
+
+
+def blocks(file: File, start: int, stop: int) -> Iterator[tuple[int, Bytes]]:
+    """Yield (position, bytes) over a range.  All blocks share one buffer: use a block before asking for the next."""
+    room = buffer(_READ)
+    while start < stop and (count := min(file.readinto(room, start), stop - start)):
+        yield start, np.frombuffer(room, dtype=np.uint8, count=count)
+        start += count
+    file.check()
+
+
+def settled(known: FileId) -> bool:
+    """Return whether the clock has moved on since the last write, so that another write would get another time.
+
+    Kernels stamp in ticks of up to 10 ms; a time of whole seconds comes from a file system that counts in those.
+    """
+    now = time.time_ns()
+    times = (known.mtime_ns, known.ctime_ns)
+    return all(now - written > (2_000_000_000 if written % 1_000_000_000 == 0 else 20_000_000) for written in times)
+
+
+def _probe(file: File) -> str:
+    """Return a digest of the first, middle and last bytes: it distinguishes most files at the cost of three small reads."""
+    size = file.identity.size
+    content = Digest()
+    for start in (0, max(0, (size - _PROBE) // 2), max(0, size - _PROBE)):
+        content.update(file.read(start, min(size, start + _PROBE)))
+    return content.hexdigest()
+
+
+def _index(size: int, content: str, table: Ints) -> Index:
+    return Index(size, content, starts=table[:, 0], lines=table[:, 1])
+
+
+def _load(cache: Cache, name: str, size: int) -> Index | None:
+    found = load(cache, name)
+    return None if found is None else _index(size, found.value, np.frombuffer(found.payload, WORD).reshape(-1, 2))
+
+
+def _read_note(cache: Cache, name: str) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        note = None if cache.size(name) is None else json.loads(cache.read(name))
+        if isinstance(note, dict) and isinstance(note.get("size"), int) and isinstance(note.get("probe"), str):
+            return note
+    return None
+
+
+def _note(known: FileId, probe: str, content: str, *, settled: bool) -> dict[str, Any]:
+    times = {"mtime_ns": known.mtime_ns, "ctime_ns": known.ctime_ns, "inode": known.inode}
+    return {"size": known.size, **times, "probe": probe, "content": content, "settled": settled}
+
+
+def _name(folder: str, parts: list[Any], suffix: str) -> str:
+    key = fingerprint([_VERSION, *parts])
+    return f"offsets/{folder}/{key[:2]}/{key}.{suffix}"
+
+
+def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]) -> list[int]:
+    """Return the rows of each of many files, from one file of the cache, or by `count` of each file's number.
+
+    Reading thousands of small files takes most of the time of opening them.  If the path, size, inode or time of one differs, or
+    one was written so lately that its time cannot tell, all are counted again.
+    """
+    if not all(map(settled, files)):  # before any byte is read
+        return [count(number) for number in range(len(files))]
+    stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns] for known in files]
+    name = _name("counts", [kind, stats], "rows")
+    with contextlib.suppress(StoreError):
+        if (found := load(cache, name)) is not None:
+            known_counts: list[int] = np.frombuffer(found.payload, WORD).tolist()
+            return known_counts
+    counts = [count(number) for number in range(len(files))]
+    with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
+        publish(cache, name, lambda out: out.write(np.array(counts, WORD).tobytes()))
+    return counts

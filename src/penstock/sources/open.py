@@ -1,0 +1,352 @@
+"""Open a path, a glob, a folder, a list, a data set or a stream as a source.
+
+A new format needs one line in SHAPES.  Its source is called as `source(paths, cache=, name=, bad=, **options)`, and its attribute
+`OPTIONS` names the options that it takes.  Its module is imported when the first such file is opened.
+"""
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from penstock.cache import Cache
+from penstock.errors import SourceError
+from penstock.places.files import find, has_folders, is_file, is_folder, local
+from penstock.sources.bad import BadRows
+from penstock.sources.base import RowAccess
+from penstock.sources.concat import Concat, concat, is_source
+from penstock.sources.memory import ListSource, SpooledSource
+from penstock.sources.names import Cut, Name, Split, read_name, read_split
+from penstock.words import did_you_mean
+
+_log = logging.getLogger("penstock")
+
+_COMMON = ("shape", "split", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A format.  Suffixes may have several parts (`.jsonl.gz`); the longest that fits decides."""
+
+    module: str
+    source: str
+    suffixes: tuple[str, ...] = ()
+    folder: str = ""  # module.function that tells whether a folder as a whole has this format
+    marks: tuple[str, ...] = ()  # it is called for a folder that holds one of these files
+    is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
+
+    def load(self) -> Callable[..., Any]:
+        """Return the class or function that opens files of this format."""
+        return _load(f"{self.module}.{self.source}")
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"penstock.sources.{module}"), attribute)
+    return found
+
+
+def _packed(*suffixes: str) -> tuple[str, ...]:
+    """Return these suffixes, plain and compressed."""
+    return tuple(suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz"))
+
+
+_HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
+_CHUNK_MARKS = ("metadata.json",)
+
+SHAPES = {
+    "jsonl": Shape("jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
+    "json": Shape("jsonl", "JsonSource", _packed(".json")),
+    "csv": Shape("csv", "CsvSource", _packed(".csv", ".tsv")),
+    "text": Shape("text", "TextSource", _packed(".txt", ".text", ".md")),
+    "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
+    "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
+    "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
+    "parquet_chunks": Shape(
+        "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
+    ),
+    "pt": Shape("pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS),
+    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
+}
+_SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
+_MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
+# Files beside data that are not data.  A list of data sets is opened by its own name only.
+_BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
+
+
+def suffix_of(path: str) -> str:
+    """Return the longest suffix of any format that a path ends in, in lower case, or ""."""
+    return _known_suffix(".".join(_file_name(path).lower().rsplit(".", _MOST_DOTS)[1:]))
+
+
+@lru_cache  # thousands of files have one ending
+def _known_suffix(ending: str) -> str:
+    while ending and f".{ending}" not in _SHAPE_OF:
+        ending = ending.partition(".")[2]
+    return f".{ending}" if ending else ""
+
+
+def _file_name(path: str) -> str:
+    return path.rpartition("/")[2]  # asked of every file of a folder, and Path takes ten times as long
+
+
+def shape_of(path: str) -> str:
+    """Return the format of a file, by its name."""
+    if suffix := suffix_of(path):
+        return _SHAPE_OF[suffix]
+    if path.lower().endswith(".pt"):
+        listed = Path(path).parent / "metadata.json"
+        if is_file(listed):
+            raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
+        raise SourceError(f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})")
+    known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
+    shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
+    raise SourceError(
+        f"{path}: unknown shape {Path(path).suffix!r}, expected one of {known}; or say what it is with shape= ({shapes})"
+    )
+
+
+def is_data_file(path: str) -> bool:
+    """Return whether a file of a folder holds records, by its name; a README beside them does not."""
+    return bool(suffix_of(path)) and not _BESIDE.fullmatch(_file_name(path))
+
+
+def folder_shape(place: str, asked: str | None) -> str | None:
+    """Return the format of a folder that is one data set as a whole; None for any other folder or file."""
+    if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
+        return None
+    path = local(place)
+    for name, shape in SHAPES.items():
+        marked = asked is None and any(is_file(Path(path) / mark) for mark in shape.marks)
+        if asked == name or (marked and _load(shape.folder)(path)):
+            return name
+    return None
+
+
+def is_data_set_folder(place: str) -> bool:
+    """Return whether a folder is one data set as a whole, such as one that `datasets` saved."""
+    return folder_shape(place, None) is not None
+
+
+def bare_name(path: str) -> str:
+    """Return a file's name without the suffix of its format."""
+    name, suffix = Path(path).name, suffix_of(path)
+    return name[: -len(suffix)] if suffix and len(suffix) < len(name) else Path(path).stem
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of `open_source`."""
+
+    cache: Cache
+    name: str | None = None
+    shape: str | None = None
+    split: str | None = None
+    bad: BadRows = field(default_factory=BadRows)
+    options: dict[str, Any] = field(default_factory=dict)  # the format's own
+    defaults: dict[str, Any] = field(default_factory=dict)  # the same, for formats that take them
+
+    def options_of(self, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the options for one format; raise SourceError for an unknown one."""
+        known = tuple(known)
+        for option in self.options:
+            if option not in known:
+                hint = did_you_mean(option, (*known, *_COMMON))
+                raise SourceError(f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}")
+        return {name: value for name, value in self.defaults.items() if name in known} | self.options
+
+
+def open_source(
+    place: Any,
+    *,
+    cache: Cache,
+    name: str | None = None,
+    shape: str | None = None,
+    split: str | None = None,
+    bad: BadRows | None = None,
+    defaults: dict[str, Any] | None = None,
+    **options: Any,
+) -> RowAccess:
+    """Open files by path, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
+
+    shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
+    format's own.  defaults: options for formats that take them; other formats ignore them.
+    """
+    settings = Settings(cache, name, shape, split, bad or BadRows(), options, defaults or {})
+    if shape is not None and shape not in SHAPES:
+        raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}")
+    if isinstance(place, str | os.PathLike):
+        return _open_places([os.fspath(place)], settings)
+    if isinstance(place, Sequence) and place and all(isinstance(each, str | os.PathLike) for each in place):
+        return _open_places([os.fspath(each) for each in place], settings)
+    kind = type(place).__name__
+    if shape is not None:
+        raise SourceError(f"shape={shape!r} is for files, but a {kind} was given; leave shape out")
+    # by name: importing `datasets`, or the module that reads it, takes long
+    if any(base.__module__.partition(".")[0] == "datasets" for base in type(place).__mro__):
+        splits = read_split(split) if split is not None else (None,)
+        return _joined([_open_dataset(place, each, settings) for each in splits], name)
+    if split is not None:
+        raise SourceError(f"split={split!r}, but a {kind} has no splits; leave split out")
+    return _open_records(place, settings)
+
+
+def _open_records(place: Any, settings: Settings) -> RowAccess:
+    """Open a source, records in memory, or a stream of them."""
+    if is_source(place):
+        settings.options_of("a source that is open already")
+        if settings.bad.on_bad != "stop":
+            why = "the source is open already; pass it where the files are opened"
+            raise SourceError(f"on_bad={settings.bad.on_bad!r}, but {why}")
+        if isinstance(place, RowAccess) and settings.name in (None, place.name):
+            return place
+        return Concat([place], name=settings.name or place.name)
+    if not isinstance(place, bytes | bytearray | memoryview | Mapping):
+        if isinstance(place, Sequence):
+            settings.options_of("a list of records")
+            return ListSource(place, name=settings.name or "list")
+        if isinstance(place, Iterable | Callable):
+            return _open_stream(place, settings, settings.options_of("an iterable", SpooledSource.OPTIONS))
+    raise SourceError(
+        f"cannot open a {type(place).__name__} as a source; expected a path, a glob, a folder, a list of those, "
+        f"a list of dicts, a function that yields dicts, or a data set of `datasets`"
+    )
+
+
+def _open_stream(make: Any, settings: Settings, options: dict[str, Any]) -> RowAccess:
+    return SpooledSource(make, cache=settings.cache, name=settings.name, bad=settings.bad, **options)
+
+
+def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAccess:
+    from penstock.sources import hf  # it imports pyarrow
+
+    chosen = hf.pick_split(place, split.name if split else None)
+    if not hf.is_hf_iterable(chosen):
+        options = settings.options_of("a Dataset", hf.HfDatasetSource.OPTIONS)
+        return _cut(hf.HfDatasetSource(chosen, name=settings.name, bad=settings.bad, **options), split)
+    options = settings.options_of("an IterableDataset", ("version", "nulls"))
+    nulls = options.pop("nulls", "deep")
+    if options.get("version") is not None and nulls == "keep":  # it changes what is spooled
+        options["version"] = f"{options['version']} nulls=keep"
+    return _cut(_open_stream(hf.hf_iterable(chosen, nulls=nulls), settings, options), split)
+
+
+def _open_places(places: list[str], settings: Settings) -> RowAccess:
+    names = [read_name(place, split=settings.split) for place in places]
+    if all(not name.splits and not name.cuts and folder_shape(name.place, settings.shape) is None for name in names):
+        return _open_files([path for name in names for path in _data_files(name.place, settings.shape)], settings)
+    return _joined([_open_name(name, settings) for name in names], settings.name)
+
+
+def _open_name(name: Name, settings: Settings) -> RowAccess:
+    source = _joined([_open_split(name.place, split, settings) for split in name.splits or (None,)], settings.name)
+    for cut in name.cuts:
+        source = _chosen(source, cut, f"{name.place}@{cut}")
+    return source
+
+
+def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
+    shape = folder_shape(place, settings.shape)
+    if shape is None:
+        return _cut(_open_files(_of_split(place, _data_files(place, settings.shape), split), settings), split)
+    opener = SHAPES[shape].load()
+    options = settings.options_of(shape, (*getattr(opener, "OPTIONS", ()), "split"))
+    options |= {} if split is None else {"split": split.name}
+    folder = str(Path(local(place)).absolute())
+    source = opener([folder], cache=settings.cache, name=settings.name, bad=settings.bad, **options)
+    return _cut(source.ordered(), split)
+
+
+def _open_files(paths: list[str], settings: Settings) -> RowAccess:
+    shapes = Counter(settings.shape or shape_of(path) for path in paths)
+    if len(shapes) > 1:
+        counts = ", ".join(f"{count} {shape}" for shape, count in sorted(shapes.items()))
+        most = max(shapes, key=lambda shape: shapes[shape])
+        raise SourceError(
+            f"{_common(paths)}: files of several shapes ({counts}); name those of one shape, such as "
+            f"'{_common(paths)}/*{SHAPES[most].suffixes[0]}'; "
+            "in a recipe each shape can be a separate data set, in Python penstock.concat joins them"
+        )
+    shape = SHAPES[next(iter(shapes))]
+    opener = shape.load()
+    options = settings.options_of(next(iter(shapes)), getattr(opener, "OPTIONS", ()))
+    if shape.is_list:
+        options["defaults"] = settings.defaults
+    # one file: its own name; several: the folder they share
+    name = settings.name or (bare_name(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files")
+    source: RowAccess = opener(paths, cache=settings.cache, name=name, bad=settings.bad, **options)
+    return source
+
+
+def _data_files(place: str, asked: str | None) -> list[str]:
+    """Return the files of a place.  From a folder or a glob of everything, those that are data; the others are logged."""
+    paths = find(place)
+    if not is_folder(place) and not re.search(r"\*\*?$", place):
+        return paths
+    if asked is not None:
+        known = [path for path in paths if suffix_of(path) in SHAPES[asked].suffixes] or paths
+    else:
+        known = [path for path in paths if is_data_file(path)]
+    if not known:
+        known = [path for path in paths if suffix_of(path)]
+        shape_of((known or paths)[0])  # raises where no file has a known format
+        if has_folders(place):
+            raise SourceError(
+                f"{place}: no data beside {_few(known)}; name such a file to open it, "
+                f"or write {place.rstrip('/')}/** for the files in the folders below"
+            )
+    if len(known) < len(paths):
+        left = sorted(set(paths) - set(known))
+        _log.info("%s: %d files are not data and are left out: %s", place, len(left), _few(left))
+    return known
+
+
+def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
+    """Return files whose name, or a folder above, is the split's.  Data without splits is called train, as `datasets` does."""
+    if split is None:
+        return paths
+    root = _common(paths)
+    word = re.compile(rf"(?<![a-z0-9]){re.escape(split.name)}(?![a-z0-9])", re.IGNORECASE)
+    found = [path for path in paths if word.search(os.path.relpath(path, root))] if len(paths) > 1 else []
+    if found or (len(paths) == 1 and word.search(Path(paths[0]).name)):
+        return found or paths
+    if split.name == "train" and not any(re.search(r"(?<![a-z])(test|valid|dev)", Path(path).name) for path in paths):
+        return paths
+    raise SourceError(
+        f"{place}: no file name contains the split {split.name!r}; there are {_few(paths)}; "
+        f"leave split out to open all of them"
+    )
+
+
+def _cut(source: RowAccess, split: Split | None) -> RowAccess:
+    if split is None or split.cut is None:
+        return source
+    return _chosen(source, split.cut, f"{source.name}: the split {split.name}{split.cut}")
+
+
+def _chosen(source: RowAccess, cut: Cut, what: str) -> RowAccess:
+    """Return some rows of a source; a name that chooses none is an error."""
+    chosen = source[cut.of(len(source))]
+    if not len(chosen):
+        raise SourceError(f"{what} selects none of {len(source):,} rows; select at least one row")
+    return chosen
+
+
+def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
+    return sources[0] if len(sources) == 1 else concat(sources, name=name)
+
+
+def _common(paths: list[str]) -> str:
+    # all paths between the first and the last in order share what these two share
+    return os.path.commonpath([min(paths), max(paths)]) if len(paths) > 1 else str(Path(paths[0]).parent)
+
+
+def _few(paths: list[str]) -> str:
+    names = [Path(path).name for path in paths[:5]]
+    return ", ".join([*names, f"{len(paths) - 5} more"] if len(paths) > 5 else names)

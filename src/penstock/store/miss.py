@@ -1,0 +1,130 @@
+"""Explain a cache miss: compare with the nearest store, field by field and shard by shard.
+
+A manifest does not contain its records.  But a shard's key is made of records and template, so the same records under that
+store's template give its keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.cache import Cache
+from penstock.errors import StoreError
+from penstock.store.inventory import Origin, load_origin, survey
+from penstock.store.manifest import Manifest, store_fingerprint
+from penstock.store.shards import shard_key, shard_name
+from penstock.types import Ints
+
+_MAX_TEXT = 60
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field of a template's identity."""
+
+    field: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.before} → {self.after}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """What exists of a store, and how it differs from the nearest one."""
+
+    store: str
+    num_shards: int
+    num_ready: int  # of its shards, whether or not the store is finished
+    is_hit: bool
+    nearest: str | None = None
+    seen: Origin | None = None  # of the nearest store; the name of this key in `cache why --json`
+    template: tuple[Change, ...] = ()
+    rows: tuple[tuple[int, int], ...] = ()  # ranges of our rows that the nearest store does not contain
+    num_rows: tuple[int, int] = (0, 0)  # of the nearest store, and of this one
+
+    @property
+    def lines(self) -> list[str]:
+        """For people, the cause first."""
+        if self.is_hit:
+            return [f"{self.store[:8]} is complete in the cache: this is a hit"]
+        lines = [f"{self.store[:8]} is not in the cache; {self.num_ready} of its {self.num_shards} shards are"]
+        if self.num_ready == self.num_shards:
+            return [*lines, "all its shards are made, only its manifest is missing: prepare will finish at once"]
+        if self.nearest is None:
+            return [*lines, "no other store shares its data or its template"]
+        lines.append(f"nearest: {self.nearest[:8]}{f' ({self.seen.name})' if self.seen else ''}")
+        return [*lines, *(f"template, {change}" for change in self.template), *self._data_lines()]
+
+    def _data_lines(self) -> list[str]:
+        before, after = self.num_rows
+        if not self.rows and before == after:
+            return ["data: the same"]
+        lines = [f"data: {before:,} rows → {after:,}"] if before != after else []
+        if self.rows == ((0, after),) and self.num_shards > 1:
+            lines.append("data: no shard is shared")
+        elif self.rows:
+            ranges = ", ".join(f"{start:,}..{stop:,}" for start, stop in self.rows[:5])
+            more = f" and {len(self.rows) - 5} more ranges" if len(self.rows) > 5 else ""
+            lines.append(f"data: changed or new within rows {ranges}{more}")
+        return lines
+
+
+def explain_miss(template: dict[str, Any], records: Sequence[str], borders: Ints, cache: Cache) -> Miss:
+    """`template`: its identity.  `records`: the digest of each shard's records, rows borders[i]..borders[i + 1]."""
+    keys = [shard_key(content, template) for content in records]
+    store = store_fingerprint(keys)
+    found = survey(cache)
+    whole = {name: manifest for name, manifest in found.manifests.items() if not isinstance(manifest, StoreError)}
+    num_ready = sum(shard_name(key) in found.entries for key in keys)
+    is_hit = store in whole and whole[store].is_whole(cache)
+    miss = Miss(store=store, num_shards=len(keys), num_ready=num_ready, is_hit=is_hit)
+    shared = {name: _shared_shards(records, manifest) for name, manifest in whole.items()}
+    rated = [(sum(shared[name]), manifest.template == template, name) for name, manifest in whole.items()]
+    if is_hit or not rated or max(rated)[:2] == (0, False):
+        return miss
+    nearest = whole[max(rated)[2]]
+    return replace(
+        miss,
+        nearest=nearest.name,
+        seen=load_origin(nearest.name, cache),
+        template=tuple(changes(nearest.template, template)),
+        rows=tuple(_changed_rows(shared[nearest.name], borders.tolist())),
+        num_rows=(nearest.counts.rows, int(borders[-1])),
+    )
+
+
+def _shared_shards(records: Sequence[str], manifest: Manifest) -> list[bool]:
+    """Whether each of our shards is made of records that the other store contains."""
+    theirs = {entry.key for entry in manifest.shards}
+    return [shard_key(content, manifest.template) in theirs for content in records]
+
+
+def _changed_rows(shared: Sequence[bool], borders: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of rows whose shards are not shared, joined where they touch."""
+    ranges: list[tuple[int, int]] = []
+    for is_shared, start, stop in zip(shared, borders, borders[1:], strict=False):
+        if not is_shared:
+            start = ranges.pop()[0] if ranges and ranges[-1][1] == start else start
+            ranges.append((start, stop))
+    return ranges
+
+
+def changes(before: Any, after: Any, field: str = "") -> list[Change]:
+    """Fields in which two plain JSON values differ, by their dotted names."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        parts = []
+        for key in sorted({*before, *after}):
+            name = f"{field}.{key}" if field else str(key)
+            parts += changes(before.get(key, _MISSING), after.get(key, _MISSING), name)
+        return parts
+    if type(before) is type(after) and before == after:
+        return []
+    return [Change(field, _short(before), _short(after))]
+
+
+def _short(value: Any) -> str:
+    text = "not there" if value is _MISSING else repr(value)
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}… ({len(text)} characters)"

@@ -1,0 +1,368 @@
+"""Write and read shard files: Arrow IPC, one record batch, readable with plain pyarrow.
+
+    input_ids  list<uint16 | uint32>   narrowest type for the vocabulary; empty where the record was dropped
+    loss_mask  list<bool>              one bit per token
+    row        int32                   record number, counted from the shard's first record
+    …                                  columns that the template declares: list<dtype> per token or list, dtype per sample
+
+Rows are counted inside the shard because a shard is named by the content of its records, not by their position.
+The schema's metadata contains one JSON value under `penstock`: the shard's key, its counts and a digest of its content.
+"""
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cache import Cache
+from penstock.errors import StoreError
+from penstock.fingerprint import Digest, digest, fingerprint
+from penstock.store.counts import Counts
+from penstock.types import Bools, Column, Ints, Samples, Template, Values, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # imported where it is used: 30 ms
+
+FORMAT_VERSION = 4  # raise when the same samples give other bytes; announced under "On-disk format"
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_METADATA = b"penstock"
+_MAX_VALUES = (1 << 31) - 1  # Arrow's list offsets are int32
+_OWN_COLUMNS = ("input_ids", "loss_mask", "row")
+_PER = ("token", "sample", "list")
+# Types of declared columns.  Without bool: Arrow packs it into bits, which numpy cannot view.
+_DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+_COLUMNS_KEY = "sample_columns"  # in a template's identity
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What samples consist of: ids of a vocabulary, and the columns that the template declares."""
+
+    vocab_size: int
+    columns: tuple[Column, ...] = ()
+
+    @classmethod
+    def of(cls, template: Template) -> "Schema":
+        """The schema of a template's samples; raise StoreError where a column cannot be stored."""
+        columns = columns_of(template)
+        names = [column.name for column in columns]
+        for column in columns:
+            where = f"{type(template).__name__} declares column {column.name!r}"
+            if column.name in _OWN_COLUMNS or names.count(column.name) > 1:
+                raise StoreError(f"{where}: the name is taken, choose another one")
+            if column.per not in _PER:
+                raise StoreError(f"{where} per {column.per!r}, expected one of {', '.join(_PER)}")
+            if column.dtype not in _DTYPES:
+                raise StoreError(f"{where} of dtype {column.dtype!r}, expected one of {', '.join(_DTYPES)}")
+        return cls(template.vocab_size, columns)
+
+    @classmethod
+    def from_identity(cls, vocab_size: int, identity: dict[str, Any]) -> "Schema":
+        """The schema of samples whose template had this identity, as `template_identity` returns it."""
+        return cls(vocab_size, tuple(Column(**column) for column in identity.get(_COLUMNS_KEY, ())))
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """The narrowest type for all ids."""
+        return np.dtype("<u2") if self.vocab_size <= 1 << 16 else np.dtype("<u4")
+
+    def to_arrow(self, metadata: dict[str, Any] | None = None) -> "pa.Schema":
+        import pyarrow as pa
+
+        ids = pa.from_numpy_dtype(self.id_dtype)
+        fields = [("input_ids", pa.list_(ids)), ("loss_mask", pa.list_(pa.bool_())), ("row", pa.int32())]
+        for column in self.columns:
+            kind = pa.from_numpy_dtype(np.dtype(column.dtype))
+            fields.append((column.name, kind if column.per == "sample" else pa.list_(kind)))
+        text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+        return pa.schema(fields, metadata={_METADATA: text.encode()} if metadata else None)
+
+
+def template_identity(template: Template) -> dict[str, Any]:
+    """What a template adds to the keys of its shards: its identity, and the columns that it declares."""
+    columns = [asdict(column) for column in columns_of(template)]
+    return {**template.identity(), _COLUMNS_KEY: columns} if columns else template.identity()
+
+
+def shard_key(records: str, template: dict[str, Any]) -> str:
+    """The key of a shard: the digest of its records, and everything that makes tokens of them."""
+    return fingerprint({"format": FORMAT_VERSION, "records": records, "template": template})
+
+
+def shard_name(key: str) -> str:
+    """Return the name of a shard in the cache; raise StoreError if `key` is not a key, for example a path."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise StoreError(f"{key!r} is not a shard key, expected 32 hex digits; the manifest that names it is damaged")
+    return f"shards/{key[:2]}/{key}.arrow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEntry:
+    """One published shard: its key, its file's size and digest, and its counts."""
+
+    key: str
+    num_bytes: int
+    counts: Counts
+    digest: str  # of every byte of the file
+
+
+def check_samples(samples: Samples, num_records: int, schema: Schema) -> None:
+    """Raise StoreError if a template, which may be the user's own, returned inconsistent samples."""
+    ids, offsets = samples.input_ids, samples.offsets
+    if len(offsets) - 1 != num_records:
+        raise StoreError(f"the template gave {len(offsets) - 1} samples for {num_records} records")
+    if len(ids) and int(ids.max()) >= schema.vocab_size:
+        raise StoreError(
+            f"the template gave id {int(ids.max())}, expected ids below its vocab_size {schema.vocab_size}"
+        )
+    if len(samples.loss_mask) != len(ids):
+        raise StoreError(f"the template gave {len(ids)} ids and a loss mask of {len(samples.loss_mask)}")
+    if not _are_offsets(offsets, num_records, len(ids)):
+        raise StoreError("the template gave offsets that do not rise from 0 to the number of ids")
+    if wrong := set(np.flatnonzero(np.diff(offsets) == 0).tolist()) ^ set(samples.dropped):
+        raise StoreError(
+            f"the template gave record {min(wrong)} no tokens and no reason, or tokens and a reason for dropping it"
+        )
+    if undeclared := samples.columns.keys() - {column.name for column in schema.columns}:
+        raise StoreError(f"the template gave column {min(undeclared)!r}, which it does not declare in `columns`")
+    for column in schema.columns:
+        if column.name not in samples.columns:
+            raise StoreError(f"the template declares column {column.name!r}, but gave no values for it")
+        if problem := _column_problem(samples.columns[column.name], column, num_records, len(ids)):
+            raise StoreError(f"the template gave column {column.name!r} {problem}")
+
+
+def _column_problem(found: Values, column: Column, num_records: int, num_tokens: int) -> str | None:
+    values, offsets = found.values, found.offsets
+    if values.dtype != np.dtype(column.dtype) or values.ndim != 1:
+        return f"as {values.dtype} of {values.ndim} dimensions, expected {column.dtype} of 1 dimension, as declared"
+    expected = {"token": num_tokens, "sample": num_records, "list": len(values)}[column.per]
+    if len(values) != expected:
+        return f"with {len(values)} values, expected {expected}: one per {column.per}"
+    if (offsets is not None) != (column.per == "list"):
+        return f"with offsets {offsets}, expected them only for a column per list"
+    if offsets is not None and not _are_offsets(offsets, num_records, len(values)):
+        return f"with offsets that do not rise from 0 to its {len(values)} values"
+    return None
+
+
+def _are_offsets(offsets: Array, num_records: int, num_values: int) -> bool:
+    is_complete = len(offsets) == num_records + 1 and offsets[0] == 0 and offsets[-1] == num_values
+    return bool(is_complete and (np.diff(offsets) >= 0).all())
+
+
+def encode_shard(samples: Samples, schema: Schema, key: str) -> tuple["pa.Buffer", ShardEntry]:
+    """The bytes of a shard file, and its entry.  The file contains its key, so a file under a wrong name is noticed."""
+    import pyarrow as pa
+
+    flat = [samples.input_ids, *(values.values for values in samples.columns.values())]
+    if (longest := max(map(len, flat))) > _MAX_VALUES:
+        raise StoreError(f"{longest} values in one shard, expected at most {_MAX_VALUES}: split its records")
+    counts = Counts.of(samples)
+    ids = samples.input_ids.astype(schema.id_dtype, copy=False)
+    offsets = samples.offsets.astype("<i4")
+    bits = np.packbits(samples.loss_mask, bitorder="little")
+    columns = {column.name: _on_disk(samples.columns[column.name]) for column in schema.columns}
+    content = _content_digest(offsets, ids, bits, columns)
+    metadata = {"format": FORMAT_VERSION, "key": key, "counts": asdict(counts), "digest": content}
+    arrow = schema.to_arrow(metadata)
+    parts: dict[str, tuple[Array, int, Array | None]] = {  # values, their number, offsets of lists
+        "input_ids": (ids, len(ids), offsets),
+        "loss_mask": (bits, len(ids), offsets),
+        "row": (np.arange(counts.rows, dtype="<i4"), counts.rows, None),
+    }
+    for column in schema.columns:
+        values, own = columns[column.name].values, columns[column.name].offsets
+        parts[column.name] = values, len(values), offsets if column.per == "token" else own
+
+    def array(kind: "pa.DataType", values: Array, length: int, starts: Array | None = None) -> "pa.Array":
+        # Not `pa.array`, which imports pandas if it is installed: 0.3 s in every process.
+        if starts is None:
+            return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(values)])
+        children = [array(kind.value_type, values, length)]
+        return pa.Array.from_buffers(kind, counts.rows, [None, pa.py_buffer(starts)], children=children)
+
+    file = pa.BufferOutputStream()
+    with pa.ipc.new_file(file, arrow) as writer:
+        arrays = [array(field.type, *parts[field.name]) for field in arrow]
+        writer.write_batch(pa.record_batch(arrays, schema=arrow))
+    data = file.getvalue()
+    return data, ShardEntry(key=key, num_bytes=data.size, counts=counts, digest=digest(memoryview(data)))
+
+
+def _on_disk(column: Values) -> Values:
+    """A column as it is written: contiguous, little-endian, with offsets of Arrow's width."""
+    values = np.ascontiguousarray(column.values, column.values.dtype.newbyteorder("<"))
+    return Values(values, None if column.offsets is None else column.offsets.astype("<i4"))
+
+
+def _content_digest(offsets: Array, ids: Array, bits: Array, columns: dict[str, Values]) -> str:
+    """A digest of everything in a shard that reaches a trainer."""
+    content = Digest()
+    declared = [part for each in columns.values() for part in (each.values, each.offsets) if part is not None]
+    for part in (offsets, ids, bits, *declared):
+        content.update(np.ascontiguousarray(part).view(np.uint8).data)
+    return content.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTokens:
+    """Samples of a shard, flat, as views of its file: sample i is `input_ids[offsets[i]:offsets[i + 1]]`."""
+
+    input_ids: npt.NDArray[np.unsignedinteger[Any]]  # (num_tokens,) uint16 or uint32
+    offsets: npt.NDArray[np.int32]  # (num_rows + 1,)
+    mask_bits: npt.NDArray[np.uint8]  # (ceil(num_tokens / 8),) token t is trained if bit t % 8 of byte t // 8 is set
+    columns: dict[str, Values]  # as the template declares them; a dropped sample has a value per sample, too
+    counts: Counts
+    batch: "pa.RecordBatch"  # all of it, as Arrow
+
+    def column_of(self, column: Column, sample: int) -> Any:
+        """The values of one sample: a view, or one value of a column per sample."""
+        found = self.columns[column.name]
+        if column.per == "sample":
+            return found.values[sample]
+        offsets = self.offsets if found.offsets is None else found.offsets
+        return found.values[offsets.item(sample) : offsets.item(sample + 1)]
+
+    def loss_mask(self, start: int, stop: int) -> Bools:
+        """True where tokens start..stop of the shard are trained."""
+        if start >= stop:
+            return np.zeros(0, dtype=np.bool_)
+        first = start // 8
+        bits = np.unpackbits(self.mask_bits[first : (stop + 7) // 8], bitorder="little")
+        return bits[start - 8 * first : stop - 8 * first].view(np.bool_)
+
+    def any_trained(self, starts: Ints, stops: Ints) -> Bools:
+        """Whether a token of start..stop is trained, for each range.  Reads the bits of the ranges, not of the shard."""
+        found = stops > starts
+        if self.counts.trained == self.counts.tokens:
+            return found
+        first, last = starts[found], stops[found] - 1
+        low, high = first >> 3, (last >> 3) + 1
+        if not low.size:
+            return found
+        bits = memoryview(self.mask_bits)  # type: ignore[arg-type]  # numpy's types do not say that arrays are buffers
+        joined = bytearray().join(map(bits.__getitem__, map(slice, low.tolist(), high.tolist())))
+        flat = np.frombuffer(joined, np.uint8)
+        ends = np.cumsum(high - low)
+        begins = ends - (high - low)
+        flat[begins] &= (0xFF << (first & 7)).astype(np.uint8)  # bits of earlier tokens
+        flat[ends - 1] &= (0xFF >> (7 - (last & 7))).astype(np.uint8)  # bits of later ones
+        found[found] = np.bitwise_or.reduceat(flat, begins) > 0
+        return found
+
+
+def open_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int, num_bytes: int | None = None) -> ShardTokens:
+    """Map a published shard; raise StoreError if it does not match its name.
+
+    Sizes, header and offsets are always checked; content is checked against its digest where the cache verifies.
+    """
+    import pyarrow as pa
+
+    name = shard_name(key)
+    path = cache.path(name)
+
+    def read(name: str) -> ShardTokens:
+        with cache.place.opened(name) as fd:
+            if num_bytes not in (None, found := os.fstat(fd).st_size):
+                raise StoreError(f"{path}: {found} bytes, expected {num_bytes}; remove the file, it will be made again")
+            # Not `cache.map`: a map of Python keeps a descriptor, and a store maps a thousand shards.
+            with pa.memory_map(_reopened(fd, path)) as file:
+                return _parse(file, path, key, schema, num_rows=num_rows, verify=cache.verify)
+
+    return cache.reading(name, read)
+
+
+def read_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int) -> tuple[ShardTokens, ShardEntry]:
+    """A published shard and its entry, after every byte of it was read and checked."""
+    import pyarrow as pa
+
+    data = cache.read(shard_name(key))
+    path = cache.path(shard_name(key))
+    shard = _parse(pa.BufferReader(data), path, key, schema, num_rows=num_rows, verify=True)
+    return shard, ShardEntry(key=key, num_bytes=len(data), counts=shard.counts, digest=digest(data))
+
+
+def _reopened(fd: int, path: Path) -> str:
+    """A path for an open file: pyarrow takes no descriptors, and the file's own path may name another file by now."""
+    folder = next((folder for folder in ("/proc/self/fd", "/dev/fd") if Path(folder).is_dir()), None)
+    return f"{folder}/{fd}" if folder else str(path)
+
+
+def _parse(file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_rows: int, verify: bool) -> ShardTokens:
+    """The samples of an open shard file; they keep its memory alive."""
+    import pyarrow as pa
+
+    try:
+        reader = pa.ipc.open_file(file)
+        metadata = json.loads(reader.schema.metadata[_METADATA])
+        if metadata["format"] != FORMAT_VERSION:
+            raise ValueError(f"format {metadata['format']}, expected {FORMAT_VERSION}")
+        if metadata["key"] != key:
+            raise ValueError(f"it is shard {metadata['key']}, expected {key}")
+        if not reader.schema.equals(expected := schema.to_arrow()):
+            texts = [", ".join(f"{each.name}: {each.type}" for each in part) for part in (reader.schema, expected)]
+            raise ValueError(f"columns {texts[0]}, expected {texts[1]}")
+        if reader.num_record_batches != 1:
+            raise ValueError(f"{reader.num_record_batches} record batches, expected 1")
+        batch = reader.get_batch(0)  # zero-copy; keeps the map alive after the file is closed
+        batch.validate()  # a damaged header may promise more than the file holds
+        if batch.num_rows != num_rows:
+            raise ValueError(f"{batch.num_rows} rows, expected {num_rows}")
+        shard = _views(batch, Counts.from_json(metadata["counts"]), schema)
+        if verify:
+            _verify_content(shard, str(metadata["digest"]))
+        return shard
+    except OSError as error:  # also pyarrow's error for a file that ends too early
+        raise StoreError(f"{path}: cannot be read: {error}; check the disk, or pass refresh=True") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
+        raise StoreError(f"{path}: damaged ({error}); pass refresh=True to make it again") from error
+
+
+def _views(batch: "pa.RecordBatch", counts: Counts, schema: Schema) -> ShardTokens:
+    flat = {
+        name: getattr(array, "values", array) for name, array in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    if any(array.null_count for array in (*batch.columns, *flat.values())):
+        raise ValueError("values are missing")
+    num_tokens = len(flat["input_ids"])
+
+    def values(name: str, dtype: npt.DTypeLike, length: int) -> Array:
+        return np.frombuffer(flat[name].buffers()[1], dtype)[:length]
+
+    def starts(name: str) -> npt.NDArray[np.int32]:
+        found = np.frombuffer(batch.column(name).buffers()[1], "<i4")[: len(batch) + 1]
+        if not _are_offsets(found, len(batch), len(flat[name])):
+            raise ValueError(f"offsets and values of {name} disagree")
+        return found
+
+    columns = {}
+    for column in schema.columns:
+        own = values(column.name, np.dtype(column.dtype).newbyteorder("<"), len(flat[column.name]))
+        columns[column.name] = Values(own, starts(column.name) if column.per == "list" else None)
+    per_token = ["loss_mask", *(column.name for column in schema.columns if column.per == "token")]
+    if (counts.rows, counts.tokens) != (len(batch), num_tokens) or any(len(flat[n]) != num_tokens for n in per_token):
+        raise ValueError("counts, offsets and ids disagree")
+    return ShardTokens(
+        input_ids=values("input_ids", schema.id_dtype, num_tokens),
+        offsets=starts("input_ids"),
+        mask_bits=values("loss_mask", np.uint8, (num_tokens + 7) // 8),
+        columns=columns,
+        counts=counts,
+        batch=batch,
+    )
+
+
+def _verify_content(shard: ShardTokens, expected: str) -> None:
+    if _content_digest(shard.offsets, shard.input_ids, shard.mask_bits, shard.columns) != expected:
+        raise ValueError("its tokens are not those that were written")
+    if (trained := int(np.bitwise_count(shard.mask_bits).sum())) != shard.counts.trained:
+        raise ValueError(f"{trained} trained tokens, expected {shard.counts.trained}")

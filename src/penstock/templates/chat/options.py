@@ -1,0 +1,55 @@
+"""The options of a chat template.  They are apart from the template, so that a recipe can be checked without its two engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from penstock.errors import TemplateError
+from penstock.templates.fields import check_choice
+from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """Keyword arguments of ChatTemplate."""
+
+    chat_template: Annotated[
+        str | None, "a chat template, the name of one that the tokenizer has, or a file that holds one"
+    ] = None
+    train_on: Annotated[str | Sequence[str], TRAINED] = "assistant"
+    train_reasoning: Annotated[bool, "whether the reasoning of a trained turn is trained"] = True
+    template_kwargs: Annotated[dict[str, Any] | None, "variables for the chat template"] = None
+    today: Annotated[str, "the date that the chat template sees"] = "2025-01-01"
+    verify: Annotated[
+        str, "conversations rendered a second time to verify their masks: first of every shard, or all"
+    ] = "first"
+    on_refused: Annotated[str, "what to do with a conversation that the chat template refuses: stop or skip"] = "stop"
+    on_nothing: OnNothing = "drop"
+    on_unrendered: Annotated[
+        str, "what to do with a record that has fields the chat template does not print: warn (and count), stop or skip"
+    ] = "warn"
+    special_in_text: Annotated[str, IN_TEXT] = "token"
+    template_engine: Annotated[
+        str, "what renders conversations: auto (minijinja where it agrees with jinja2) or jinja2"
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("verify", self.verify, ("first", "all"))
+        check_choice("on_refused", self.on_refused, ("stop", "skip"))
+        check_choice("on_nothing", self.on_nothing, POLICIES)
+        check_choice("on_unrendered", self.on_unrendered, ("warn", "stop", "skip"))
+        check_choice("special_in_text", self.special_in_text, SPECIAL)
+        check_choice("template_engine", self.template_engine, ("auto", "jinja2"))
+        if isinstance(self.train_on, str):
+            check_choice("train_on", self.train_on, ("assistant", "last", "completion", "all"))
+        kwargs = self.template_kwargs or {}
+        if kwargs.get("add_generation_prompt"):
+            raise TemplateError(
+                "template_kwargs has add_generation_prompt, which has no effect: a training sample ends with its last message; "
+                "leave it out"
+            )
+        for name in ("messages", "tools", "documents"):
+            if name in kwargs:
+                raise TemplateError(
+                    f"template_kwargs has {name!r}, which has no effect: each record gives its own; leave it out"
+                )

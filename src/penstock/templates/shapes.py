@@ -1,0 +1,237 @@
+"""The shapes of records: one table, from which readers, the registry of templates, detection and the keys of recipes are made.
+
+A reader never changes a record, and what it returns may share parts with it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import TemplateError
+from penstock.templates.conversation import LIST, Message, Read, Reader
+from penstock.templates.fields import one_key, query_keys, query_pair, role_names, text_under, value_under
+from penstock.templates.pretokenized import PretokenizedTemplate
+from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
+from penstock.types import Record, Template
+
+CONVERSATIONS = ("conversations", "conversation", "messages")  # usual keys of a list of messages
+_COMMON = ("tools", "system", "system_prompt", "documents", "chat_template_kwargs")
+_ROLES = frozenset(role_names(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How one row fits a shape: the options that it needs, and the keys that are read."""
+
+    options: tuple[tuple[str, Any], ...] = ()
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordShape:
+    """One way to write a record.  A shape with both `reads` and `template` is a conversation or plain text, see `uses_chat`."""
+
+    name: str
+    looks_like: Callable[[Record, Mapping[str, Any]], Fit | bool | None]  # False: the column is empty in this row
+    reads: Callable[[Reader, Record], Read] | None = None  # as a conversation
+    options: tuple[str, ...] = ()  # of the reader
+    template: Callable[..., Template] | None = None  # as plain text, or as ids
+    alias: str | None = None
+
+
+# Reading a record as a conversation
+
+
+def _read_messages(reader: Reader, record: Record) -> Read:
+    key = reader.messages_key or "messages"
+    role, content = reader.role_key or "role", reader.content_key or "content"
+    return reader.listed(value_under(record, key, "messages_key", expected=LIST), key, role, content), None
+
+
+def _read_sharegpt(reader: Reader, record: Record) -> Read:
+    key = reader.messages_key or one_key(record, ("conversations", "conversation")) or "conversations"
+    value = value_under(record, key, "messages_key", expected=LIST)
+    return reader.listed(value, key, reader.role_key, reader.content_key), None
+
+
+def _read_alpaca(reader: Reader, record: Record) -> Read:
+    input_key, output_key = reader.input_key or "input", reader.output_key or "output"
+    asked = [text_under(record, reader.instruction_key, "instruction_key")]
+    asked.append(text_under(record, input_key, "input_key") if record.get(input_key) is not None else "")
+    answer = text_under(record, output_key, "output_key")
+    messages: list[Message] = []
+    for place, turn in enumerate(record.get(reader.history_key) or ()):
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
+            raise TemplateError(f"{reader.history_key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    messages.append({"role": "user", "content": reader.separator.join(filter(None, asked))})
+    messages.append({"role": "assistant", "content": answer})
+    return messages, len(messages) - 1
+
+
+def _read_prompt_completion(reader: Reader, record: Record) -> Read:
+    output_key = reader.output_key or one_key(record, ("completion", "response")) or "completion"
+    return _read_sides(reader, record, reader.input_key or "prompt", output_key)
+
+
+def _read_query_response(reader: Reader, record: Record) -> Read:
+    return _read_sides(reader, record, *query_pair(record, reader.input_key, reader.output_key))
+
+
+def _read_sides(reader: Reader, record: Record, input_key: str, output_key: str) -> Read:
+    """Each side is a string, one message or a list of messages."""
+    messages: list[Message] = []
+    num_before = 0
+    for key, option, role in ((input_key, "input_key", "user"), (output_key, "output_key", "assistant")):
+        num_before = len(messages)
+        side = value_under(record, key, option)
+        messages += [{"role": role, "content": side}] if isinstance(side, str) else reader.listed(side, key)
+    return messages, num_before
+
+
+# Whether a record looks like a shape
+
+
+def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    key = options.get("key", "text")
+    return Fit(uses=(key,)) if isinstance(record.get(key), str) else False if _is_null(record, key) else None
+
+
+def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    key = options.get("messages_key") or "messages"
+    turns = _turns(record.get(key))
+    if not turns:
+        return False if _is_null(record, key) else None
+    role_key = options.get("role_key") or "role"
+    return Fit(uses=(key, *_COMMON)) if all(role_key in turn for turn in turns) else None
+
+
+def _like_sharegpt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    key = options.get("messages_key") or one_key(record, CONVERSATIONS)
+    turns = _turns(record.get(key)) if key else None
+    if key is None or not turns:
+        return False if key and _is_null(record, key) else None
+    usual = key in CONVERSATIONS[:2]
+    if options.get("role_key"):
+        fits = usual and all(options["role_key"] in turn for turn in turns)
+    else:
+        roles = () if usual else ("role",)  # under another key, turns with a role are messages
+        fits = all(_is_turn(turn) and not any(role in turn for role in roles) for turn in turns)
+    found = () if usual else (("messages_key", key),)
+    return Fit(found, (key, *_COMMON)) if fits else None
+
+
+def _like_alpaca(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    instruction = options.get("instruction_key", "instruction")
+    input_key, output_key = options.get("input_key") or "input", options.get("output_key") or "output"
+    fits = isinstance(record.get(instruction), str) and isinstance(record.get(output_key), str)
+    optional = isinstance(record.get(input_key), str | None)
+    return Fit(uses=(instruction, input_key, output_key, "history", *_COMMON)) if fits and optional else None
+
+
+def _like_prompt_completion(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    input_key = options.get("input_key") or "prompt"
+    output_key = options.get("output_key") or one_key(record, ("completion", "response"))
+    if input_key != "prompt" or output_key is None:
+        return None  # other names: query and response
+    return _like_sides(record, input_key, output_key)
+
+
+def _like_query_response(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    queries, responses = (
+        [options[option]] if options.get(option) else [key for key in found if _is_side(record[key])]
+        for option, found in zip(("input_key", "output_key"), query_keys(record), strict=True)
+    )
+    if len(queries) != 1 or len(responses) != 1:
+        return None
+    fit = _like_sides(record, queries[0], responses[0])
+    return fit and Fit((("input_key", queries[0]), ("output_key", responses[0]), *fit.options), fit.uses)
+
+
+def _like_sides(record: Record, input_key: str, output_key: str) -> Fit | None:
+    sides = [record.get(input_key), record.get(output_key)]
+    if not all(map(_is_side, sides)):
+        return None
+    if all(isinstance(side, str) for side in sides):
+        return Fit(uses=(input_key, output_key))
+    return Fit((("chat", True),), (input_key, output_key, *_COMMON))
+
+
+def _like_pretokenized(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    key = options.get("input_key") or "input_ids"
+    ids = record.get(key)
+    if isinstance(ids, list):
+        return Fit(uses=(key,)) if ids and type(ids[0]) is int else False if not ids else None
+    is_array = isinstance(ids, np.ndarray) and ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+    return Fit(uses=(key,)) if is_array else None
+
+
+def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    key = options.get("key", "segments")
+    segments = _turns(record.get(key))
+    if not segments:
+        return False if _is_null(record, key) else None
+    return Fit(uses=(key,)) if all("text" in segment and "label" in segment for segment in segments) else None
+
+
+def _is_null(record: Record, key: str) -> bool:
+    """A column that is there and empty in this row."""
+    value = record.get(key)
+    return key in record and (value is None or (isinstance(value, list | dict) and not value))
+
+
+def _turns(value: Any) -> list[dict[str, Any]] | None:
+    """A list of dicts, or JSON text of one (taken for messages when it begins like them)."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        return [{"role": ""}] if '"role"' in value[:200] else None
+    if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):
+        return value
+    return None
+
+
+def _is_turn(turn: dict[str, Any]) -> bool:
+    if "from" in turn:
+        return "value" in turn
+    return "role" in turn or any(isinstance(key, str) and key.lower() in _ROLES for key in turn)
+
+
+def _is_side(value: Any) -> bool:
+    """Text, a message or messages."""
+    turns = [value] if isinstance(value, dict) else value if isinstance(value, list) and value else None
+    return isinstance(value, str) or bool(turns and all(isinstance(turn, dict) and _is_turn(turn) for turn in turns))
+
+
+_LISTED = ("messages_key", "role_key", "content_key")
+_SIDES = ("input_key", "output_key")
+
+_ALL = (
+    RecordShape(name="text", looks_like=_like_text, template=TextTemplate),
+    RecordShape(name="messages", alias="chat", looks_like=_like_messages, reads=_read_messages, options=_LISTED),
+    RecordShape(name="sharegpt", looks_like=_like_sharegpt, reads=_read_sharegpt, options=_LISTED),
+    RecordShape(
+        name="alpaca",
+        looks_like=_like_alpaca,
+        reads=_read_alpaca,
+        options=("instruction_key", *_SIDES, "history_key", "separator"),
+    ),
+    RecordShape(
+        name="prompt_completion",
+        looks_like=_like_prompt_completion,
+        reads=_read_prompt_completion,
+        options=_SIDES,
+        template=PromptCompletionTemplate,
+    ),
+    RecordShape(
+        name="query_response",
+        looks_like=_like_query_response,
+        reads=_read_query_response,
+        options=_SIDES,
+        template=partial(PromptCompletionTemplate, usual="query_response"),
+    ),
+    RecordShape(name="pretokenized", looks_like=_like_pretokenized, template=PretokenizedTemplate),
+    RecordShape(name="segments", looks_like=_like_segments, template=SegmentsTemplate),
+)
+SHAPES = {shape.name: shape for shape in _ALL}

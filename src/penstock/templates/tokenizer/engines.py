@@ -1,0 +1,340 @@
+"""The engines of a tokenizer.json, opened when they are first needed, and the facts about them.
+
+`tokenizers` is the reference and loads a large file in 0.4 to 1.7 s; `fastokens` takes 1.4 to 4.8 s.  What most commands need (ids of
+special tokens, size of the vocabulary, whether fastokens gives the same ids) is kept in the cache under the content of the files, so only
+processes that encode or decode load an engine.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from penstock.cache import Cache
+from penstock.errors import TemplateError
+from penstock.fingerprint import digest
+from penstock.templates.tokenizer.byte_offsets import ByteTable, Encoded, Ranges, by_reference, byte_places, byte_table
+from penstock.templates.tokenizer.facts import package_version, recall, warn
+from penstock.templates.tokenizer.files import TokenizerFiles, read_files, with_added
+from penstock.templates.trial import start_early
+from penstock.types import Source
+
+if TYPE_CHECKING:
+    import fastokens
+    import tokenizers
+
+_THREADS = "FASTOKENS_BPE_THREADS"
+_MARK = "\ufdd0\ufdd5\ufddb"  # noncharacters, which no text uses
+_WORD = re.compile(r"\w")
+
+# Data from this size on is encoded by fastokens.  `tokenizers` encodes 2 to 3 MB/s: for less data, loading fastokens costs what it saves.
+FAST_BYTES = 8 << 20
+_PIECES = 16  # data of unknown size is measured by how many pieces of a sixteenth of FAST_BYTES it can be cut into
+
+# Texts on which the engines are compared: scripts, code, digits, white space, emoji, combining marks, where pre-tokenizers may differ.
+PROBE = (
+    "",
+    "Hello, world! It's 12,345.67 o'clock; they're HERE'S. I'LL WE'VE ’s",
+    "  two  spaces\t\ttabs\n\n\nlines\r\nand trailing   ",
+    "\n \n  \n\t \r\n \u3000\u2003x \u00a0 y  z\x0b\x0c\x85.",
+    "def f(x):\n    return {'a': [x ** 2, None], \"b\": f'{x!r}'}  # comment\n",
+    '#include <map>\nint main(){for(int i=0;i<10;++i)printf("%d\\n",i);return 0;}//!?...===>>>',
+    '{"key": [1, 2.5e-3, true, null], "väl": "\\u00e9\\n"}\n<div class="x">&amp;</div>\n\\frac{a}{b}^2 $x_1$',
+    "Grüße aus Köln, señor; naïve café — “quoted” … Ω≈ç√∫ ﬁ ½ ² Ⅷ ﷺ İı ẞß",
+    "你好，世界！今天天气很好。 こんにちは、ｶﾀｶﾅ 안녕하세요 1２３ ①",
+    "Привет мир مرحبا بالعالم שָׁלוֹם नमस्ते हिन्दी สวัสดี ສະບາຍດີ ქართული Հայերեն አማርኛ தமிழ் ខ្មែរ မြန်မာ",
+    "🙂👩‍👩‍👧‍👦🇩🇪👍🏽 e\u0301 \u00e9 \u1e9b\u0323 q\u0307\u0323 \u1100\u1161\u11a8 \u2028 \u00a0 \ufeff \x00 \x7f \u200b\u200d",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𓀀 𠀋 \ue000 \U000f0041 \U0010fffd \ufffd \u0378",
+    "https://example.org/a?b=1&c=%20#x <b>tag</b> <|endoftext|> </s> [INST] <s> ▁ ▁▁x <0x0A> Ġ Ċ",
+    "1234567890 " * 8 + "a" * 300 + " " * 70 + "-" * 70 + "\n" * 20,
+)
+
+
+def is_worth_fast(source: Source, rows: int | None = None) -> bool:
+    """Whether a source has so much data that fastokens is worth its loading time.
+
+    Depends on the data alone, because the engine is part of a store's key.  rows: how many rows are encoded, if not all.
+    """
+    share = 1.0 if rows is None else min(1.0, rows / max(1, len(source)))
+    if (getattr(source, "num_bytes", None) or 0) * share >= FAST_BYTES:  # only our own sources have it
+        return True
+    borders = source.cuts(num_bytes=FAST_BYTES // _PIECES, num_rows=1 << 62)
+    return (len(borders) - 1) * share >= _PIECES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFacts:
+    """What Penstock learns when it opens a tokenizer; JSON values only."""
+
+    digest: str  # of tokenizer.json with all added tokens
+    special_tokens: dict[str, str]
+    additional_special_tokens: list[str]
+    chat_templates: dict[str, str]
+    vocab_size: int  # the largest id, plus one
+    prefix: list[int]  # ids that the post-processor puts before a text
+    suffix: list[int]  # and after it
+    added_tokens: dict[str, int]
+    special_added: list[str]
+    stop_tokens: list[str]  # that end generation: the eos_token, and those in generation_config.json
+    unknown: list[Any] | None  # id and name of the token for unknown text
+    model_max_length: int | None  # the longest sequence of the model, if the files say so
+    is_changed: bool  # whether the files beside tokenizer.json add tokens or change how one is found
+    warning: str
+
+
+class Engines:
+    """The engines of one tokenizer, whose files are at `path` or in `packed` (JSON).  `content` is a digest of the files."""
+
+    def __init__(self, path: str | None, content: str, packed: bytes, cache_root: str | None) -> None:
+        self.path, self.content = path, content
+        self.origin = (path, content, packed, cache_root)  # what it takes to make these in another process
+        self.cache = None if cache_root is None else Cache(cache_root)
+        self.where = path or "tokenizer"
+        self.facts = TokenizerFacts(**self._recall("tokenizer", lambda: asdict(self._learn()), "tokenizers"))
+        if self.facts.warning:
+            warn(f"{self.where}: {self.facts.warning}")
+
+    @cached_property
+    def reference(self) -> "tokenizers.Tokenizer":
+        """`tokenizers`; encodes and decodes."""
+        opened, _, _ = self._opened
+        opened.post_processor = None  # it could only trim offsets now
+        return opened
+
+    @cached_property
+    def selective(self) -> "SelectiveReference":
+        """A second reference, which encodes some special tokens as text: the switch is not safe between threads."""
+        unknown = None if self.facts.unknown is None else self.facts.unknown[0]
+        return SelectiveReference(_open_reference(self._json, self.where), unknown=unknown)
+
+    @cached_property
+    def verdict(self) -> tuple[bool, str]:
+        """Whether fastokens gives the same ids as `tokenizers`, and why this is known."""
+        same, reason = self._recall("engine", self._compare, "tokenizers", "fastokens")
+        return same, reason
+
+    @cached_property
+    def fast(self) -> "fastokens.Tokenizer | None":
+        """Return fastokens if it gives the same ids."""
+        return self._open_fast() if self.verdict[0] else None
+
+    @cached_property
+    def table(self) -> ByteTable | str:
+        """Return the bytes of every id, or the reason why there is no such table."""
+        return byte_table(orjson.loads(self._json), self.facts.added_tokens, self.facts.vocab_size)
+
+    def _recall(self, kind: str, compute: Callable[[], Any], *packages: str) -> Any:
+        about = {"content": self.content, **{name: package_version(name) for name in packages}}
+        return recall(kind, about=about, compute=compute, cache=self.cache)
+
+    @cached_property
+    def _files(self) -> TokenizerFiles:
+        path, content, packed, _ = self.origin
+        return TokenizerFiles(**orjson.loads(packed)) if path is None else read_files(Path(path), content)
+
+    @cached_property
+    def _opened(self) -> "tuple[tokenizers.Tokenizer, str, str]":
+        """The reference, its tokenizer.json with all added tokens, and a warning about those."""
+        opened = _open_reference(self._files.text, self.where)
+        added = with_added(opened, self._files)
+        if added is None:
+            return opened, self._files.text, ""
+        return _open_reference(added[0], self.where), *added
+
+    @property
+    def _json(self) -> str:
+        """tokenizer.json with all added tokens."""
+        return self._opened[1] if self.facts.is_changed else self._files.text
+
+    def _learn(self) -> TokenizerFacts:
+        start_early()
+        opened, text, warning = self._opened
+        prefix, suffix = _around(opened, self.where)
+        added = opened.get_added_tokens_decoder()
+        unknown = _unknown_id(opened, text)
+        listed = [token for number in self._files.stop_ids if (token := opened.id_to_token(number)) is not None]
+        if (eos := self._files.special_tokens.get("eos_token")) is not None:
+            listed.append(eos)
+        return TokenizerFacts(
+            digest=digest(text.encode()),
+            special_tokens=self._files.special_tokens,
+            additional_special_tokens=self._files.additional_special_tokens,
+            chat_templates=self._files.chat_templates,
+            vocab_size=_vocab_size(opened),
+            prefix=prefix,
+            suffix=suffix,
+            added_tokens={token.content: number for number, token in added.items()},
+            special_added=[token.content for token in added.values() if token.special],
+            stop_tokens=sorted(set(listed)),
+            unknown=None if unknown is None else [unknown, opened.id_to_token(unknown)],
+            model_max_length=self._files.model_max_length,
+            is_changed=text is not self._files.text,
+            warning=warning,
+        )
+
+    def _open_fast(self) -> "fastokens.Tokenizer":
+        import fastokens
+
+        with _one_thread():
+            fast = fastokens.Tokenizer.from_json_str(self._json)
+            fast.no_padding()
+            fast.no_truncation()
+            fast.encode("a")  # reads the number of threads
+        return fast
+
+    def _compare(self) -> tuple[bool, str]:
+        """Encode probe texts with both engines."""
+        probe = [*PROBE, *_probe_added(list(self.facts.added_tokens))]
+        try:
+            fast = self._open_fast()
+            for text in probe:  # one by one: a batch may start threads
+                if list(fast.encode(text).ids) != self.reference.encode(text, add_special_tokens=False).ids:
+                    return False, f"fastokens gives other ids for {text!r}"
+        except Exception as error:  # whatever it refuses, the reference takes over
+            return False, f"fastokens refuses this tokenizer: {error}"
+        self.fast = fast  # it is open now
+        return True, f"fastokens gives the same ids as tokenizers on {len(probe)} probe texts"
+
+
+def _open_reference(text: str, where: str) -> "tokenizers.Tokenizer":
+    """`tokenizers` with this tokenizer.json."""
+    import tokenizers
+
+    try:
+        opened = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise TemplateError(f"{where}: cannot read this tokenizer.json: {error}") from error
+    opened.no_padding()  # a file can set both, but a store keeps samples whole
+    opened.no_truncation()
+    return opened
+
+
+def _vocab_size(opened: "tokenizers.Tokenizer") -> int:
+    """The largest id, plus one: the number of tokens, unless there are gaps between ids."""
+    size = opened.get_vocab_size(with_added_tokens=True)
+    if None in map(opened.id_to_token, range(size)):
+        return max(opened.get_vocab(with_added_tokens=True).values()) + 1
+    return size
+
+
+def _around(opened: "tokenizers.Tokenizer", where: str) -> tuple[list[int], list[int]]:
+    """Ids that the post-processor puts before and after a text, such as one BOS."""
+    for text in ("a", "0", "."):
+        bare = opened.encode(text, add_special_tokens=False).ids
+        full = opened.encode(text, add_special_tokens=True).ids
+        for start in range(len(full) - len(bare) + 1):
+            if bare and full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+    if opened.num_special_tokens_to_add(is_pair=False):
+        raise TemplateError(f"{where}: cannot tell which special tokens go before and after a text")
+    return [], []
+
+
+def _unknown_id(opened: "tokenizers.Tokenizer", text: str) -> int | None:
+    """The id for unknown text.  It is often a special token, which then need not be in the text."""
+    if type(opened.model).__name__ == "Unigram":
+        found: int | None = orjson.loads(text)["model"].get("unk_id")  # the object does not have it
+        return found
+    unknown = getattr(opened.model, "unk_token", None)
+    return opened.token_to_id(unknown) if unknown else None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Make fastokens use one thread, unless the user has set a number.  It reads the number at its first text."""
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_THREADS, None)
+
+
+def _probe_added(added: list[str]) -> list[str]:
+    """Texts around added tokens: between words, between blanks, doubled, cut short; the first and last of many."""
+    chosen = added if len(added) <= 40 else [*added[:30], *added[-10:]]
+    texts = [f"word{token}word {token} \n{token}{token}\t{token[:-1]} {token.upper()}" for token in chosen]
+    return [*texts, "".join(chosen), " ".join(chosen)]
+
+
+class SelectiveReference:
+    """`tokenizers` with some special tokens as text.  Slow, and used only for texts that need it.
+
+    Every special token gets a twin that no text can hold: its content behind noncharacters, an added token that is not special.  The
+    engine takes special tokens for text, and those that stay tokens are written as their twins, which cut the text, include blanks and ask
+    for word borders just as the originals do.
+    """
+
+    def __init__(self, engine: "tokenizers.Tokenizer", *, unknown: int | None) -> None:
+        engine.post_processor = None
+        engine.encode_special_tokens = True
+        added = engine.get_added_tokens_decoder()
+        self._ids = {token.content: number for number, token in added.items() if token.special}
+        self._single = {token.content for token in added.values() if token.single_word}
+        longest_first = sorted((token.content for token in added.values()), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        engine.add_tokens([_twin(token) for token in added.values() if token.special])
+        self._engine = engine
+        self._special = np.array([number for number in self._ids.values() if number != unknown], dtype=np.uint32)
+
+    def encode(self, texts: Sequence[str], record: int, plain: Ranges | None) -> Encoded:
+        """Encode one of the texts; special tokens that touch a range of `plain` are text, all of them if that is None."""
+        text = texts[record]
+        kept = [] if plain is None else self._kept(text, plain)
+        if kept and _MARK in text:
+            reason = "the text holds the noncharacters U+FDD0 U+FDD5 U+FDDB beside a special token; remove them"
+            raise TemplateError(reason, record=record)
+        borders = [0, *(start for start, _ in kept), len(text)]
+        marked = _MARK.join(text[start:stop] for start, stop in pairwise(borders))
+        encoding = self._engine.encode(marked, add_special_tokens=False)
+        is_twin = np.array([bool(kept) and _MARK in token for token in encoding.tokens], dtype=np.bool_)
+        assert is_twin.sum() == len(kept), (text, kept)
+        mark_places = np.array(borders[1:-1], dtype=np.int64) + len(_MARK) * np.arange(len(kept))  # in the marked text
+        chars = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        chars -= len(_MARK) * np.searchsorted(mark_places, chars, side="left")
+        encoded = by_reference([text], [SimpleNamespace(ids=encoding.ids, offsets=chars)])
+        if (leaked := np.isin(encoded.ids, self._special) & ~is_twin).any():
+            token = self._engine.id_to_token(int(encoded.ids[leaked][0]))
+            reason = f"special token {token!r} is in the text; this vocabulary can encode it only as one token"
+            raise TemplateError(f"{reason}; choose special_in_text='token' to encode it as one", record=record)
+        encoded.ids[is_twin] = [self._ids[text[start:stop]] for start, stop in kept]
+        return encoded
+
+    def _kept(self, text: str, plain: Ranges) -> list[tuple[int, int]]:
+        """Special tokens that touch no range, as (start, stop) in characters."""
+        places = byte_places(text)
+        starts, stops = (np.searchsorted(places, [pair[side] for pair in plain]) for side in (0, 1))
+        kept, at = [], 0
+        while match := self._pattern.search(text, at):
+            start, stop = match.span()
+            at = stop
+            if match[0] not in self._ids or (match[0] in self._single and _is_inside_word(text, start, stop)):
+                continue
+            if ((starts < stop) & (stops > start) & (starts < stops)).any():
+                at = start + 1  # text after all: another token may begin within it
+            else:
+                kept.append((start, stop))
+        return kept
+
+
+def _twin(token: "tokenizers.AddedToken") -> "tokenizers.AddedToken":
+    import tokenizers
+
+    flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip")}
+    return tokenizers.AddedToken(_MARK + token.content, **flags, normalized=False, special=False)
+
+
+def _is_inside_word(text: str, start: int, stop: int) -> bool:
+    """Whether a letter is directly before or after."""
+    return bool(_WORD.match(text[start - 1 : start]) or _WORD.match(text[stop : stop + 1]))

@@ -1,0 +1,81 @@
+"""Numbers, names and differences as text for people, and rows spread over a source.  Every room uses these."""
+
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_MISSING = object()
+_JOINERS = {"\u200c", "\u200d"}  # inside words of some languages and inside emoji; they move nothing
+_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (with bidi), surrogates, line and paragraph separators
+
+
+def plural(number: int, word: str) -> str:
+    """1 row, 2 rows, 1,024 rows."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def size(num_bytes: float) -> str:
+    """417 B, 3.0 kB, 1.4 GB."""
+    for unit, amount in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= amount:
+            return f"{num_bytes / amount:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def short_number(number: float) -> str:
+    """Three digits: 1.24 M."""
+    for unit, amount in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= amount:
+            return f"{number / amount:.3g} {unit}" if number < 999.5 * amount else f"{number / amount:,.0f} {unit}"
+    return f"{number:,.3g}" if number != int(number) else f"{int(number):,}"
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` in at most `most` characters, an ellipsis where it was cut."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def escape(text: object, *, keep: str = "") -> str:
+    """`text` with every character that could steer a terminal, or hide, spelled out; characters in `keep` stay.
+
+    For all text from data, file names and errors.
+    """
+    plain = str(text)
+    if plain.isascii() and plain.isprintable():
+        return plain
+    return "".join(
+        char if char in keep or not _steers(char) else char.encode("unicode_escape").decode() for char in plain
+    )
+
+
+def _steers(char: str) -> bool:
+    return unicodedata.category(char) in _STEERING and char not in _JOINERS
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """; did you mean 'packing'? or nothing, to append to an error."""
+    from difflib import get_close_matches  # only for an error
+
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def spread(total: int, at_most: int) -> list[int]:
+    """Up to `at_most` row numbers, evenly spread over `total` rows, the first always among them."""
+    if total <= at_most:
+        return list(range(total))
+    return sorted({place * total // at_most for place in range(at_most)})
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Each key whose value differs, as `key old → new`; values as JSON."""
+    return [
+        f"{key} {_as_json(old.get(key, _MISSING))} → {_as_json(new.get(key, _MISSING))}"
+        for key in sorted({*old, *new})
+        if old.get(key, _MISSING) != new.get(key, _MISSING)
+    ]
+
+
+def _as_json(value: Any) -> str:
+    return "absent" if value is _MISSING else json.dumps(value, ensure_ascii=False, default=repr)

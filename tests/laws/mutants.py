@@ -1,0 +1,319 @@
+"""Mistakes for the laws to find.  Each mutant names a function of the package and says what the function does wrong.
+
+As a pytest plugin (`-p tests.laws.mutants`), this module makes the mistake that the environment variable PENSTOCK_MUTANT names.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+Change = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+LAWS = "tests/laws/test_laws.py"
+LAW_1 = f"{LAWS}::test_law_1_order_does_not_depend_on_ranks_or_batch_size"
+LAW_2 = f"{LAWS}::test_law_2_nothing_is_lost_and_nothing_repeated"
+LAW_3 = f"{LAWS}::test_law_3_resume_after_any_cuts_under_any_world"
+LAW_4 = f"{LAWS}::test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought"
+LAW_5 = f"{LAWS}::test_law_5_tokens_in_are_tokens_out_and_tokens_counted"
+STREAMS = f"{LAWS}::test_law_2_rows_of_a_stream_come_if_they_hold_a_target"
+EPOCHS = f"{LAWS}::test_every_epoch_has_a_new_order_of_the_same_samples"
+SHARES = f"{LAWS}::test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block"
+FAIL_CLOSED = "tests/laws/test_fail_closed.py"
+MIXING = "tests/laws/test_mixing.py::test_law_10_every_tenth_of_an_epoch_is_like_the_whole"
+WINDOWS = "tests/laws/test_mixing.py::test_windows_hold_1024_shards_and_a_small_rest_joins_the_last"
+PACKING = "tests/plan/test_packing.py"
+PERMUTATION = "tests/plan/test_permutation.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    function: str  # module:qualified name, below penstock
+    change: Change  # the right function → the wrong one
+    noticed_by: str  # tests that must fail
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(function: str, noticed_by: str) -> Callable[[Change], Change]:
+    def add(change: Change) -> Change:
+        MUTANTS[change.__name__.replace("_", " ")] = Mutant(function, change, noticed_by)
+        return change
+
+    return add
+
+
+def find(path: str) -> FunctionType:
+    """The function at module:qualified.name, also behind a property, a static method or a cache."""
+    module, _, name = path.partition(":")
+    owner: Any = importlib.import_module(f"penstock.{module}")
+    for part in name.split("."):
+        owner = vars(owner)[part]
+    for attribute in ("fget", "func", "__func__", "__wrapped__"):
+        owner = getattr(owner, attribute, None) or owner
+    assert isinstance(owner, FunctionType), path
+    return owner
+
+
+def apply(name: str) -> None:
+    """Change the function in place, so that every reference to it, also in tables and caches, gets the mistake."""
+    mutant = MUTANTS[name]
+    function = find(mutant.function)
+    right = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    right.__kwdefaults__ = function.__kwdefaults__
+    assert not function.__closure__, f"{mutant.function} is a closure"
+    key = f"mutant of {mutant.function}"
+    function.__globals__[key] = mutant.change(right)
+    namespace: dict[str, Any] = {}
+    exec(f"def wrong(*given, **options):\n    return globals()[{key!r}](*given, **options)", namespace)
+    function.__code__ = namespace["wrong"].__code__
+    function.__defaults__ = function.__kwdefaults__ = None
+
+
+# Seeds and permutations
+
+
+@mutant("plan.permutation:derive", EPOCHS)
+def the_epoch_is_not_in_any_seed(right):
+    return lambda seed, *path: right(seed, *(part for part in path if isinstance(part, str)))
+
+
+@mutant("plan.permutation:derive", EPOCHS)
+def seeds_are_added(right):
+    return lambda seed, *path: right(seed + sum(map(len, map(str, path))))
+
+
+@mutant("plan.shuffle:SourceOrder._make_epoch_layout", FAIL_CLOSED)
+def the_order_of_shards_is_the_same_in_every_epoch(right):
+    return lambda self, epoch: right(self, 0)
+
+
+@mutant("plan.shuffle:SourceOrder._make_window_permutation", LAW_2)
+def the_permutation_of_a_window_is_shorter_than_the_window(right):
+    return lambda self, epoch, window, size: right(self, epoch, window, max(size - 1, 1))
+
+
+@mutant("plan.permutation:Permutation._network", PERMUTATION)
+def the_permutation_loses_a_digit(right):
+    return lambda self, values, inverse: right(self, values, inverse) & ~np.uint64(0 if inverse else 1)
+
+
+@mutant("plan.permutation:_round", PERMUTATION)
+def the_round_function_is_linear(right):
+    multiply, low, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xFFFFFFFF), np.uint64(32)
+    return lambda digit, key, radix: (((digit * multiply) ^ key) & low) * radix >> half
+
+
+# Shares of a mixture
+
+
+@mutant("plan.mix:Concatenation.shares", LAW_2)
+def the_last_block_of_an_epoch_is_forgotten(right):
+    return lambda self, epoch, block: right(self, epoch, block + 1) and right(self, epoch, block)
+
+
+@mutant("plan.mix:Concatenation._places", FAIL_CLOSED)
+def sources_do_not_count_their_epochs(right):
+    return lambda self, epoch, border: right(self, 0, border)
+
+
+@mutant("plan.mix:Clock.place", SHARES)
+def every_share_is_rounded_down(right):
+    return lambda self, amount: right(self, Fraction(max(int(amount), 1)) if amount > 0 else amount)
+
+
+@mutant("plan.mix:WeightedMix.shares", LAW_2)
+def an_epoch_of_a_mixture_begins_anew(right):
+    return lambda self, epoch, block: right(self, 0, block)
+
+
+@mutant("plan.block:Block.delivered_tokens", SHARES)
+def dropped_samples_count_towards_a_share_of_rows(right):
+    return lambda self: np.maximum(right(self), 1)
+
+
+@mutant("plan.block:Block._kept_lengths", SHARES)
+def dropped_tokens_count_towards_a_share_of_tokens(right):
+    return lambda self: self.lengths.copy()
+
+
+@mutant("plan.settings:PlanSettings.window_borders", MIXING)
+def windows_hold_one_shard(right):
+    return lambda self, num_shards: np.arange(num_shards + 1)
+
+
+@mutant("plan.settings:PlanSettings.window_borders", MIXING)
+def windows_grow_from_one_shard(right):
+    return lambda self, num_shards: np.array(
+        sorted({0, *(2**n - 1 for n in range(20) if 2**n <= num_shards), num_shards})
+    )
+
+
+@mutant("plan.settings:PlanSettings.window_borders", WINDOWS)
+def the_rest_of_the_shards_of_a_window_stays_alone(right):
+    return lambda self, num_shards: np.array(sorted({*range(0, num_shards, 1024), num_shards}))
+
+
+# Cutting, dropping, packing
+
+
+@mutant("plan.block:Block._with_target", LAW_2)
+def pieces_without_a_target_are_kept(right):
+    return lambda self, pieces: right(self, pieces) if self.settings.method.cuts else None
+
+
+@mutant("plan.block:Block._with_target", STREAMS)
+def rows_of_a_stream_without_a_target_are_kept(right):
+    return lambda self, pieces: None if self.settings.method.cuts else right(self, pieces)
+
+
+@mutant("plan.block:Block._count", LAW_5)
+def pieces_without_a_target_are_not_counted(right):
+    def wrong(*given):
+        counters = right(*given)
+        del counters.tokens_dropped["nothing_to_train"]
+        return counters
+
+    return wrong
+
+
+@mutant("plan.block:Block._count", LAW_5)
+def overlong_samples_are_not_counted(right):
+    def wrong(*given):
+        counters = right(*given)
+        del counters.samples_dropped["overlong"]
+        return counters
+
+    return wrong
+
+
+@mutant("plan.block:Block._pieces", LAW_2)
+def a_split_sample_loses_its_rest(right):
+    def wrong(self, kept):
+        if self.settings.overflow == "split":
+            capacity = self.settings.capacity
+            kept = np.where(kept > capacity, kept // capacity * capacity, kept)
+        return right(self, kept)
+
+    return wrong
+
+
+@mutant("plan.block:Block._order_rows", FAIL_CLOSED)
+def rows_are_not_shuffled(right):
+    return lambda self, *given, **where: right(
+        replace(self, settings=replace(self.settings, shuffle=False)), *given, **where
+    )
+
+
+@mutant("plan.packing:next_fit", PACKING)
+def next_fit_overfills_a_row(right):
+    return lambda lengths, capacity, max_per_row: right(lengths, capacity + 1, max_per_row)
+
+
+@mutant("plan.packing:_move_groups", LAW_2)
+def best_fit_gives_a_row_to_two_groups(right):
+    def wrong(histogram, capacity, max_per_row):
+        first_rows, num_rows, per_row = right(histogram, capacity, max_per_row)
+        return np.minimum(first_rows, max(int(first_rows.max()) - 1, 0)), num_rows, per_row
+
+    return wrong
+
+
+@mutant("plan.settings:PlanSettings.aligned", LAW_2)
+def alignment_is_forgotten(right):
+    return lambda self, lengths: lengths
+
+
+# Positions, tails, ranks
+
+
+@mutant("plan.plan:Plan._take", LAW_2)
+def an_epoch_begins_at_its_second_block(right):
+    def wrong(self, position, num_rows):
+        rows, after, counters = right(self, position, num_rows)
+        return rows, replace(after, block=1) if after.epoch > position.epoch else after, counters
+
+    return wrong
+
+
+@mutant("plan.block:Rows.slice", LAW_2)
+def a_row_is_repeated_at_the_end_of_a_block(right):
+    return lambda self, start, stop: right(self, max(0, start - (stop == self.num_rows)), stop)
+
+
+@mutant("plan.plan:Plan._take", LAW_3)
+def the_position_is_off_by_one_row(right):
+    def wrong(self, position, num_rows):
+        rows, after, counters = right(self, position, num_rows)
+        return rows, replace(after, row=after.row + (after.row > 9)), counters
+
+    return wrong
+
+
+@mutant("plan.plan:Plan._take", LAW_3)
+def the_position_counts_padding_as_rows(right):
+    def wrong(self, position, num_rows):
+        rows, after, counters = right(self, position, num_rows)
+        return rows, replace(after, rows=position.rows + num_rows), counters
+
+    return wrong
+
+
+def with_tail(function, right_tail: str, wrong_tail: str):
+    """The function, which takes one tail for another."""
+
+    @functools.wraps(function)
+    def wrong(self, *given, **options):
+        if self.settings.tail != right_tail:
+            return function(self, *given, **options)
+        settings, self.settings = self.settings, replace(self.settings, tail=wrong_tail)
+        try:
+            return function(self, *given, **options)
+        finally:
+            self.settings = settings
+
+    return wrong
+
+
+@mutant("plan.plan:Plan._next", LAW_3)
+def the_tail_is_repeated_where_it_should_be_padded(right):
+    return with_tail(right, "pad", "repeat")
+
+
+@mutant("plan.plan:Plan.step", LAW_3)
+def the_tail_is_dropped_where_it_should_be_padded(right):
+    return with_tail(right, "pad", "drop")
+
+
+@mutant("plan.plan:Plan.num_steps", LAW_4)
+def the_number_of_steps_is_rounded_down(right):
+    return with_tail(right, "pad", "drop")
+
+
+@mutant("plan.ranks:row_of", LAW_1)
+def ranks_take_runs_that_overlap(right):
+    return lambda rank, row, world_size: row + rank
+
+
+# Refusals
+
+
+@mutant("plan.plan:Plan.identity", FAIL_CLOSED)
+def a_setting_is_not_in_the_fingerprint(right):
+    return lambda self: {key: value for key, value in right(self).items() if key != "align"}
+
+
+@mutant("plan.plan:Plan.check_summary", FAIL_CLOSED)
+def a_state_of_another_plan_is_accepted(right):
+    return lambda self, fingerprint, summary: None
+
+
+if name := os.environ.get("PENSTOCK_MUTANT"):
+    apply(name)

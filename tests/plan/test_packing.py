@@ -1,0 +1,219 @@
+"""Packers: capacity is kept, every piece has one row, and the results match slow and plain versions of the same idea."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import Overlong, PlanError
+from penstock.plan.block import Block
+from penstock.plan.packing import (
+    UNBOUNDED,
+    argsort_small,
+    best_fit,
+    first_fit,
+    next_fit,
+    parse_packing,
+    window_fit,
+)
+from penstock.plan.settings import PlanSettings
+
+pieces = st.lists(st.integers(1, 40), max_size=200).map(lambda values: np.array(values, np.int64))
+bounds = st.sampled_from([1, 2, 5, UNBOUNDED])
+count_rows = parse_packing("best_fit").count_rows
+
+
+@given(
+    pieces,
+    st.integers(40, 90),
+    bounds,
+    st.sampled_from(["best_fit", "first_fit", "next_fit", "window_3", "window_500", "none"]),
+)
+def test_rows_keep_their_bounds(lengths, capacity, bound, name):
+    rows = parse_packing(name).assign(lengths, capacity, bound)
+    assert rows.size == lengths.size
+    loads, counts = np.bincount(rows, weights=lengths), np.bincount(rows)
+    assert (counts > 0).all()  # rows are numbered without holes
+    assert rows.size == 0 or (loads.max() <= capacity and counts.max() <= bound)
+
+
+@given(pieces, st.integers(40, 90), bounds)
+def test_best_fit_equals_the_slow_version(lengths, capacity, bound):
+    """Longest piece first, into the open row with the least sufficient space: as many rows, the same loads."""
+    spaces: list[list[int]] = []  # [space, pieces]
+    for length in sorted(lengths.tolist(), reverse=True):
+        fitting = [row for row in spaces if row[0] >= length and row[1] < bound]
+        if fitting:
+            row = min(fitting, key=lambda row: row[0])
+            row[0] -= length
+            row[1] += 1
+        else:
+            spaces.append([capacity - length, 1])
+    rows = best_fit(lengths, capacity, bound)
+    assert count_rows(lengths, capacity, bound) == (rows.max() + 1 if rows.size else 0)
+    if bound == UNBOUNDED:
+        loads = np.bincount(rows, weights=lengths).astype(int)
+        assert sorted(capacity - row[0] for row in spaces) == sorted(loads.tolist())
+
+
+@given(pieces, st.integers(40, 90), bounds)
+def test_first_fit_equals_the_slow_version(lengths, capacity, bound):
+    spaces: list[list[int]] = []
+    expected = []
+    for length in lengths.tolist():
+        row = next((i for i, (space, left) in enumerate(spaces) if space >= length and left), len(spaces))
+        if row == len(spaces):
+            spaces.append([capacity, bound])
+        spaces[row] = [spaces[row][0] - length, spaces[row][1] - 1]
+        expected.append(row)
+    assert first_fit(lengths, capacity, bound).tolist() == expected
+
+
+@given(pieces, st.integers(40, 90), bounds)
+def test_next_fit_equals_the_slow_version(lengths, capacity, bound):
+    row, space, left, expected = -1, 0, 0, []
+    for length in lengths.tolist():
+        if length > space or not left:
+            row, space, left = row + 1, capacity, bound
+        space, left = space - length, left - 1
+        expected.append(row)
+    assert next_fit(lengths, capacity, bound).tolist() == expected
+
+
+def test_a_window_larger_than_the_data_and_a_window_of_one():
+    lengths = np.array([9, 5, 1, 6, 4])
+    assert window_fit(lengths, 10, UNBOUNDED, 1000).tolist() == [0, 1, 0, 2, 1]
+    assert window_fit(lengths, 10, UNBOUNDED, 1).tolist() == [0, 1, 2, 3, 4]
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=100))
+def test_argsort_small_is_stable(values):
+    array = np.array(values, np.int64)
+    assert argsort_small(array).tolist() == np.argsort(array, kind="stable").tolist()
+
+
+def test_best_fit_fills_rows():
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(5.8, 1.0, 65_536), 1, 4096).astype(np.int64)
+    assert lengths.sum() / (count_rows(lengths, 4096, UNBOUNDED) * 4096) > 0.995
+
+
+def block_of(lengths, settings: PlanSettings) -> Block:
+    array = np.array(lengths, np.int64)
+    return Block(np.zeros(array.size, np.int64), np.arange(array.size) + 100, array, settings, ["made"])
+
+
+def rows_of(lengths, **options) -> tuple[list, object]:
+    settings = PlanSettings(**{"max_length": 10, "shuffle": False, **options})
+    rows, counters = block_of(lengths, settings).pack(epoch=0, number=0)
+    assert block_of(lengths, settings).num_rows() == rows.num_rows
+    return [
+        [(int(s["sample"]) - 100, int(s["start"]), int(s["stop"])) for s in rows[r]] for r in range(rows.num_rows)
+    ], counters
+
+
+def test_concat_cuts_one_stream():
+    rows, counters = rows_of([4, 0, 13, 5], packing="concat")
+    assert rows == [[(0, 0, 4), (2, 0, 6)], [(2, 6, 13), (3, 0, 3)], [(3, 3, 5)]]
+    assert counters.samples_split == 2 and counters.samples_dropped == {"empty": 1} and counters.tokens_out == 22
+
+
+def test_concat_with_alignment_starts_samples_at_multiples():
+    rows, _ = rows_of([3, 9, 2], packing="concat", align=4)  # room for 8 in 10
+    assert rows == [[(0, 0, 3), (1, 0, 4)], [(1, 4, 9)], [(2, 0, 2)]]
+
+
+@pytest.mark.parametrize(
+    ("overflow", "expected", "dropped"),
+    [
+        ("drop", [[(0, 0, 4)], [(2, 0, 10)]], {"overlong": 23}),
+        ("truncate", [[(0, 0, 4)], [(1, 0, 10)], [(2, 0, 10)]], {"truncated": 13}),
+        ("split", [[(0, 0, 4), (1, 20, 23)], [(1, 0, 10)], [(1, 10, 20)], [(2, 0, 10)]], {}),
+    ],
+)
+def test_overlong_samples(overflow, expected, dropped):
+    rows, counters = rows_of([4, 23, 10], overflow=overflow)
+    assert rows == expected
+    assert counters.tokens_dropped == dropped
+    assert counters.samples_dropped.total() == (overflow == "drop")
+    assert (counters.samples_truncated, counters.samples_split) == (overflow == "truncate", overflow == "split")
+
+
+def test_overlong_error_names_the_sample():
+    with pytest.raises(
+        Overlong, match=r"sample 101 of source 'made' has 23 tokens, max_length is 10 .*overflow='drop'"
+    ):
+        rows_of([4, 23], overflow="error")
+
+
+def test_alignment_is_counted_before_capacity():
+    rows, _ = rows_of([3, 3, 3], align=8, max_length=16)  # three times 8 places do not fit into 16
+    assert sorted(len(row) for row in rows) == [1, 2]
+
+
+def test_groups_hold_alike_lengths():
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(1, 500, 1000)
+    settings = PlanSettings(max_length=500, packing="group_16")
+    rows, _ = block_of(lengths, settings).pack(epoch=0, number=0)
+    sizes = (rows.spans["stop"] - rows.spans["start"])[: 1000 // 16 * 16].reshape(-1, 16)
+    assert (sizes.max(axis=1) - sizes.min(axis=1)).mean() < 12
+    assert (np.diff(sizes[:, 0]) < 0).any()  # the groups themselves are shuffled
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"packing": "bfd"}, "packing 'bfd' is not known; choose best_fit"),
+        ({"packing": "window_0"}, "window_N"),
+        ({"overflow": "cut"}, "overflow is 'cut', expected one of drop"),
+        ({"tail": "last"}, "tail is 'last', expected one of pad"),
+        ({"max_length": 0}, "max_length is 0"),
+        ({"max_length": 4.5}, "max_length is 4.5"),
+        ({"align": 16}, "align 16 is larger than max_length 10"),
+        ({"window": 0}, "window is 0"),
+        ({"window": "some"}, "window is 'some'"),
+        ({"weights": ("1", "-1")}, "weight -1 is not positive"),
+        ({"weights": ("1", "many")}, "not all numbers"),
+        ({"mix_by": "tokens"}, "no weights were given"),
+        ({"stop": "all"}, "no weights were given"),
+        ({"shuffle": "false"}, "shuffle is 'false'"),
+        ({"packing": None}, "packing None is not known"),
+        ({"block": True}, "block is True"),
+        ({"packing": "concat", "overflow": "error"}, "has no effect"),
+        ({"packing": "concat", "max_per_row": 3}, "cannot limit the samples of a row"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"weights": ("1",), "mix_by": "bytes"}, "mix_by is 'bytes'"),
+        ({"weights": ("1",), "stop": "never"}, "stop is 'never'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(PlanError, match=message):
+        PlanSettings(**{"max_length": 10, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_packed", "cuts", "orders", "number"),
+    [
+        ("best_fit", True, False, False, 0),
+        ("window_64", True, False, False, 64),
+        ("concat", True, True, False, 0),
+        ("none", False, False, False, 0),
+        ("group_16", False, False, True, 16),
+    ],
+)
+def test_the_name_of_a_packing_says_what_it_does(name, is_packed, cuts, orders, number):
+    found = parse_packing(name)
+    assert (found.name, found.number) == (name, number)
+    assert (found.is_packed, found.cuts, found.orders) == (is_packed, cuts, orders)
+    assert PlanSettings(max_length=8, packing=name).method is found  # parsed once
+
+
+@pytest.mark.parametrize(
+    "name", ["window_N", "group_N", "window_0", "group_", "none_3", "best_fit_2", "", "window_٣", 3]
+)
+def test_other_names_of_packings_are_refused(name):
+    with pytest.raises(
+        PlanError, match="is not known; choose best_fit, first_fit, next_fit, window_N, concat, none or"
+    ):
+        parse_packing(name)
