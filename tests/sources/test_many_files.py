@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged
 from penstock.sources import BadRows, open_source
-from penstock.sources.index import settled
 
 LINES = [
     b'{"row": 1}\n',
@@ -37,21 +35,12 @@ def small_files(folder: Path, count: int = 150) -> list[bytes]:
     return contents
 
 
-def wait(folder: Path) -> None:
-    """Until the clock has moved on since the last write, so that counts may be kept."""
-    from penstock.places.files import identify
-
-    while not all(settled(identify(str(path))) for path in folder.iterdir()):
-        time.sleep(0.01)
-
-
 def test_many_small_files_give_the_rows_and_digests_of_one_large_file(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     contents = small_files(tmp_path / "many")
     large = b"".join(content + (b"" if content.endswith(b"\n") or not content else b"\n") for content in contents)
     (tmp_path / "large.jsonl").write_bytes(large + json.dumps({"filler": "x" * (1 << 17)}).encode() + b"\n")
     one = open_source(tmp_path / "large.jsonl", cache=Cache(tmp_path / "cache"))[:-1]
-    wait(tmp_path / "many")
     for _ in range(2):  # counted, then from the cache
         many = open_source(tmp_path / "many", cache=Cache(tmp_path / "cache"))
         assert list(many) == list(one) and len(many) == len(one) > 100
@@ -76,7 +65,6 @@ def test_a_digest_does_not_depend_on_whether_a_file_is_read_whole(tmp_path: Path
 def test_counts_are_kept_in_one_file_and_found_again(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     small_files(tmp_path / "many")
-    wait(tmp_path / "many")
     cache = Cache(tmp_path / "cache")
     num_rows = len(open_source(tmp_path / "many", cache=cache))
     (entry,) = cache.entries("offsets/counts")
@@ -91,7 +79,6 @@ def test_a_file_that_changed_between_two_openings_is_counted_again(tmp_path: Pat
     (tmp_path / "many").mkdir()
     for number in range(100):
         (tmp_path / "many" / f"{number}.jsonl").write_text('{"a": 1}\n')
-    wait(tmp_path / "many")
     assert len(open_source(tmp_path / "many", cache=Cache(tmp_path / "cache"))) == 100
     changed = tmp_path / "many" / "50.jsonl"
     before = changed.stat()
@@ -127,7 +114,6 @@ def test_many_small_json_documents_are_not_taken_for_lines(tmp_path: Path) -> No
     for number in range(100):
         text = '{"a": [{"n": 1},\n{"n": 2}], "b": [{"n": 3}]}\n'
         (tmp_path / "many" / f"{number}.json").write_text(text)
-    wait(tmp_path / "many")
     for field, expected in (("a", [{"n": 1}, {"n": 2}]), ("b", [{"n": 3}])) * 2:
         source = open_source(tmp_path / "many", cache=Cache(tmp_path / "cache"), field=field)
         assert list(source) == expected * 100 and source[len(source) - 1] == expected[-1]

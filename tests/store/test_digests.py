@@ -14,6 +14,8 @@ import pytest
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
+from penstock.places.files import settled
+from penstock.places.place import FileId
 from penstock.sources import ListSource, concat, open_source
 from penstock.sources.hf import HfFolderSource
 from penstock.sources.jsonl import JsonlPart
@@ -50,15 +52,10 @@ def small(path: Path, template: Any, cache: Cache, **more: Any) -> Store:
     return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=100, **more)
 
 
-def settle() -> None:
-    time.sleep(0.03)  # until the clock has moved on since the file was written
-
-
 def test_unchanged_files_are_not_read_again(
     write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int]
 ) -> None:
     path = write_jsonl(RECORDS)
-    settle()
     first = small(path, template, cache)
     assert sum(digested) == 2 * 500  # for the keys, and after the work
     digested.clear()
@@ -73,42 +70,41 @@ def test_whatever_may_have_changed_is_read(
     write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int], tmp_path: Path
 ) -> None:
     path = write_jsonl(RECORDS)
-    settle()
     first = small(path, template, cache)
     status = path.stat()
     digested.clear()
     path.touch()
-    settle()
     assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
     digested.clear()
     moved = tmp_path / "moved.jsonl"
     shutil.copy2(path, moved)
-    settle()
     assert small(moved, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
     # Rewritten in place with the same length, and its time put back: only the time of change tells.
     text = path.read_text().replace('"row": 0}', '"row": 9}')
     with path.open("r+") as file:
         file.write(text)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    settle()
     assert small(path, template, cache).fingerprint != first.fingerprint
 
 
-def test_a_file_written_just_now_has_no_stamp(write_jsonl: Write, cache: Cache) -> None:
+def test_a_stamp_waits_for_the_tick_in_which_a_file_was_written(write_jsonl: Write, cache: Cache) -> None:
     path = write_jsonl(RECORDS)
-    os.utime(path)
     source = open_source(path, cache=cache)
-    until = time.monotonic() + 10
-    while stamp(source) is None and time.monotonic() < until:
-        time.sleep(0.005)
     assert stamp(source) is not None
+    assert time.time_ns() - path.stat().st_ctime_ns > 20_000_000
     path.write_text("{}\n")
     assert stamp(source) is None  # it is no longer what was opened
 
 
+def test_times_that_another_write_could_get_too_are_not_settled() -> None:
+    now = time.time_ns()
+    coarse, future = now // 1_000_000_000 * 1_000_000_000, now + 5_000_000_001
+    assert not settled(FileId("a", 1, coarse)) and not settled(FileId("a", 1, future))
+    assert settled(FileId("a", 1, coarse - 5_000_000_000)) and settled(FileId("a", 1, now | 1))
+
+
 def test_stamps_of_views(write_jsonl: Write, cache: Cache) -> None:
     paths = [write_jsonl(RECORDS, name) for name in ("a.jsonl", "b.jsonl")]
-    settle()
     one, two = (open_source(path, cache=cache) for path in paths)
     stamps = [
         stamp(source)
@@ -129,7 +125,6 @@ def test_a_damaged_note_is_no_note(
     write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int], damage: str
 ) -> None:
     path = write_jsonl(RECORDS)
-    settle()
     first = small(path, template, cache)
     (note,) = (cache.root / "digests").rglob("*.json")
     if damage == "swapped":
@@ -159,13 +154,11 @@ def test_files_of_every_shape_have_a_stamp_so_a_prepared_data_set_is_found_witho
         path.write_text(
             json.dumps(RECORDS[:3]) if name == "a.json" else "text\n" if name == "a.csv" else '{"text": 1}\n'
         )
-    settle()
     assert stamp(open_source(path, cache=cache)) is not None
 
 
 def test_how_a_text_is_cut_into_records_is_part_of_its_stamp(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
-    settle()
     marks = [stamp(open_source(tmp_path / "a.txt", cache=cache, record=each)) for each in ("line", "paragraph", "file")]
     assert None not in marks
     assert len(set(marks)) == 3
@@ -173,7 +166,6 @@ def test_how_a_text_is_cut_into_records_is_part_of_its_stamp(tmp_path: Path, cac
 
 def test_records_fanned_out_have_a_stamp_of_their_files_and_of_their_turns(write_jsonl: Write, cache: Cache) -> None:
     path = write_jsonl(RECORDS[:5])
-    settle()
     source = open_source(path, cache=cache)
     twice, again, thrice = (FanOut(source, lambda _, n=n: n, key="turn") for n in (2, 2, 3))
     assert stamp(twice) == stamp(again) is not None
@@ -192,7 +184,6 @@ def test_a_folder_of_datasets_with_an_indices_file_is_found_prepared_without_rea
     files = {"_data_files": [{"filename": "data.arrow"}], "_indices_files": [{"filename": "indices.arrow"}]}
     (folder / "state.json").write_text(json.dumps(files))
     (folder / "dataset_info.json").write_text("{}")
-    settle()
     mark = stamp(open_source(folder, cache=cache))
     first = small(folder, template, cache)
     assert mark is not None and stamp(open_source(folder, cache=cache)) == mark

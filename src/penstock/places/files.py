@@ -20,6 +20,7 @@ from penstock.words import plural
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
 _MAGIC = re.compile(r"[*?[]")
 _NUMBER = re.compile(r"([0-9]+)")
+_SECOND, _TICK = 1_000_000_000, 20_000_000  # nanoseconds
 _SHOWN = 300  # characters of a path in an error: a text may be given instead of a path
 
 
@@ -108,10 +109,22 @@ def identify(path: str | os.PathLike[str]) -> FileId:
 
 def check_settled(known: FileId) -> None:
     """Raise SourceChanged if a file has changed, or changed so recently that another change could get the same time."""
-    changed = known.ctime_ns or known.mtime_ns
-    tick = 2_000_000_000 if changed % 1_000_000_000 == 0 else 20_000_000  # times of whole seconds: a coarse file system
-    if identify(known.path) != known or time.time_ns() - changed <= tick:
+    if not settled(known) or identify(known.path) != known:
         raise SourceChanged(f"{known.path}: changed since it was opened, or just now; open the source again")
+
+
+def settled(known: FileId) -> bool:
+    """Return whether the clock has moved on since the last write, so that another write would get another time.
+
+    Kernels stamp in ticks of up to 10 ms, so this waits until 20 ms have passed: what is kept about a file must not depend on how soon
+    after its last write it was opened.  A time of whole seconds comes from a file system that counts in those; nothing waits for it.
+    """
+    written = known.ctime_ns or known.mtime_ns
+    tick = _TICK if written % _SECOND else 2 * _SECOND
+    left = written + tick - time.time_ns()
+    if 0 <= left <= _TICK == tick:
+        time.sleep((left + 1) / _SECOND)
+    return time.time_ns() - written > tick
 
 
 def open_file(identity: FileId) -> File:

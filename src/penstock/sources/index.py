@@ -22,7 +22,6 @@ import contextlib
 import json
 import logging
 import struct
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, cast
@@ -32,7 +31,7 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import PenstockError, StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
-from penstock.places.files import identify
+from penstock.places.files import identify, settled
 from penstock.places.local import buffer
 from penstock.places.place import File, FileId
 from penstock.types import Ints
@@ -235,16 +234,6 @@ def blocks(file: File, start: int, stop: int) -> Iterator[tuple[int, Bytes]]:
         yield start, np.frombuffer(room, dtype=np.uint8, count=count)
         start += count
     file.check()
-
-
-def settled(known: FileId) -> bool:
-    """Return whether the clock has moved on since the last write, so that another write would get another time.
-
-    Kernels stamp in ticks of up to 10 ms; a time of whole seconds comes from a file system that counts in those.
-    """
-    now = time.time_ns()
-    times = (known.mtime_ns, known.ctime_ns)
-    return all(now - written > (2_000_000_000 if written % 1_000_000_000 == 0 else 20_000_000) for written in times)
 
 
 def _probe(file: File) -> str:
