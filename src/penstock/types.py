@@ -2,12 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 Record = dict[str, Any]  # one row of the user's data, exactly as written
 
@@ -70,6 +71,34 @@ class Column:
     dtype: str  # of numpy: float32, int64, uint8 …
     per: Literal["token", "sample", "list"]
     fill: float = 0  # the value of padding, where `per` is "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaItem:
+    """An image, a video or an audio clip of a sample: where its bytes are, how large it is, and which tokens stand for it."""
+
+    kind: Literal["image", "video", "audio"]
+    number: int  # which one of the record's media, counted from 0 in the order of their placeholders
+    place: str | None  # the path as the record writes it; None where the bytes are in the record itself
+    start: int = 0  # its first byte in the file
+    num_bytes: int  # how many bytes it has: others mean that the file was changed
+    size: tuple[int, ...]  # image: height, width as seen upright; video: frames, height, width; audio: samples
+    span: tuple[int, int]  # tokens start..stop of the sample, with the markers that the processor adds around them
+    rate: float = 0.0  # video: frames per second; audio: samples per second of the file
+
+
+MEDIA = Column(name="media", dtype="uint8", per="list")  # the media items of a sample, as JSON
+
+
+def pack_media(items: Sequence[MediaItem]) -> bytes:
+    """The value of the column `media` for one sample; nothing for a sample without media."""
+    return orjson.dumps([asdict(item) for item in items]) if items else b""
+
+
+def unpack_media(value: bytes | memoryview) -> list[MediaItem]:
+    """The media items in a value of the column `media`."""
+    found = orjson.loads(value) if len(value) else []
+    return [MediaItem(**{**each, "size": tuple(each["size"]), "span": tuple(each["span"])}) for each in found]
 
 
 @dataclass(frozen=True, slots=True)
