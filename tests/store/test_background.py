@@ -19,11 +19,11 @@ import pytest
 
 import penstock as ps
 from penstock.cache import Cache
+from penstock.cache.claims import Claim, take_claim
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
-from penstock.store.claims import Claim, claim_shard
 from penstock.store.shards import shard_key
 from penstock.templates import TextTemplate, open_tokenizer
 from tests.processes import children
@@ -140,7 +140,7 @@ def test_a_shard_that_another_process_gave_up_is_made_by_its_reader_while_all_wo
 ) -> None:
     gate, cache = tmp_path / "gate", Cache(tmp_path / "cache")
     template, source = Gate(open_tokenizer(tokenizer_path), gate), ListSource(RECORDS)
-    with claim_shard(shard_key(source.digest(100, 200), template.identity()), cache) as claim:  # type: ignore[union-attr]
+    with take_claim(shard_key(source.digest(100, 200), template.identity()), cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
         store = small(source, template, cache, background=True)
         while len(list(tmp_path.glob("waiting-*"))) < 2:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock.cache import Cache, Owner
+from penstock.cache import Cache, Owner, claims
+from penstock.cache.claims import Claim, Held, sweep_claims, take_claim
 from penstock.engines import LocalEngine
 from penstock.sources import ListSource
-from penstock.store import build, claims
-from penstock.store.claims import Claim, Held, claim_shard, sweep_claims
+from penstock.store import build
 from penstock.store.inventory import list_stores, prune
 from penstock.store.shards import shard_key, shard_name
 from penstock.store.verify import verify
@@ -57,7 +57,7 @@ def prepare(template: Any, cache: Cache, *, num_proc: int = 1) -> str:
 
 
 def hold_forever(key: str, cache: Cache, ready: Any) -> None:
-    assert isinstance(claim_shard(key, cache), Claim)
+    assert isinstance(take_claim(key, cache), Claim)
     ready.set()
     signal.pause()
 
@@ -78,18 +78,18 @@ def listed(cache: Cache) -> dict[str, str]:
 
 
 def test_a_claim_is_one_process_s_until_it_is_released(cache: Cache) -> None:
-    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+    with take_claim(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
-        held = claim_shard(KEY, cache)
+        held = take_claim(KEY, cache)
         assert isinstance(held, Held) and held.owner == Owner.me() and not held.is_dead
         assert f"process {os.getpid()} on " in str(held) and listed(cache) == {KEY: held.text}
-        assert isinstance(claim_shard(KEY[::-1], cache), Claim)
-    assert KEY not in listed(cache) and isinstance(claim_shard(KEY, cache), Claim)
+        assert isinstance(take_claim(KEY[::-1], cache), Claim)
+    assert KEY not in listed(cache) and isinstance(take_claim(KEY, cache), Claim)
 
 
 def test_marks_change_what_others_see(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_BEAT_SECONDS", -1.0)
-    claim = claim_shard(KEY, cache)
+    claim = take_claim(KEY, cache)
     assert isinstance(claim, Claim)
     seen = set()
     for _ in range(3):
@@ -104,12 +104,12 @@ def test_the_claim_of_a_dead_process_is_taken_over_at_once(cache: Cache) -> None
     process = FORK.Process(target=hold_forever, args=(KEY, cache, ready))
     process.start()
     ready.wait()
-    assert isinstance(claim_shard(KEY, cache), Held)
+    assert isinstance(take_claim(KEY, cache), Held)
     process.kill()
     process.join()
-    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+    with take_claim(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
-        held = claim_shard(KEY, cache)
+        held = take_claim(KEY, cache)
         assert isinstance(held, Held) and held.owner == Owner.me()
     assert list(cache.path("claims").iterdir()) == []  # the dead one's is gone, too
 
@@ -127,17 +127,17 @@ def test_claims_of_the_dead_are_swept(cache: Cache) -> None:
 
 def test_of_another_machine_only_silence_tells(cache: Cache) -> None:
     other_place(KEY, cache)
-    held = claim_shard(KEY, cache)
+    held = take_claim(KEY, cache)
     assert isinstance(held, Held) and not held.is_dead
     other_place(KEY, cache, beat=1)
-    now = claim_shard(KEY, cache, stale=held)
+    now = take_claim(KEY, cache, stale=held)
     assert isinstance(now, Held) and now != held  # it has shown a sign of life since
-    assert isinstance(claim_shard(KEY, cache, stale=now), Claim)
-    assert isinstance(claim_shard(KEY, cache, stale=now), Held)  # only one can take it over
+    assert isinstance(take_claim(KEY, cache, stale=now), Claim)
+    assert isinstance(take_claim(KEY, cache, stale=now), Held)  # only one can take it over
 
 
 def test_a_claim_that_was_taken_over_is_not_released_by_its_first_owner(cache: Cache) -> None:
-    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+    with take_claim(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
         path = other_place(KEY, cache)
     assert path.exists()
@@ -147,24 +147,24 @@ def test_a_claim_without_an_owner_is_waited_for_too(cache: Cache) -> None:
     path = other_place(KEY, cache)
     path.unlink()
     path.write_text("nonsense")
-    held = claim_shard(KEY, cache)
+    held = take_claim(KEY, cache)
     assert isinstance(held, Held) and held.owner is None and str(held) == "an unknown process"
-    assert isinstance(claim_shard(KEY, cache, stale=held), Claim)
+    assert isinstance(take_claim(KEY, cache, stale=held), Claim)
 
 
 def test_a_folder_in_the_place_of_a_claim_stops_nothing(cache: Cache) -> None:
     cache.path(f"claims/{KEY}").mkdir(parents=True)
-    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+    with take_claim(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
 
 
 def test_where_no_claim_can_be_made_work_goes_on(cache: Cache) -> None:
     cache.root.mkdir()
     cache.path("claims").write_text("in the way")
-    with claim_shard(KEY, cache) as claim:  # type: ignore[union-attr]
+    with take_claim(KEY, cache) as claim:  # type: ignore[union-attr]
         assert isinstance(claim, Claim)
         claim.beat()
-        assert isinstance(claim_shard(KEY, cache), Claim)
+        assert isinstance(take_claim(KEY, cache), Claim)
     assert listed(cache) == {}
     sweep_claims(cache)
 
@@ -287,10 +287,10 @@ def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
     """As on a full disk.  An empty claim would say nobody's name, and be waited for by the next run."""
     script = (
         "import resource, signal, sys\n"
-        "from penstock.cache import Cache\nfrom penstock.store import claims\n"
+        "from penstock.cache import Cache, claims\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # a link needs none\n"
-        "with claims.claim_shard('a' * 32, Cache(sys.argv[1])) as claim:\n"
+        "with claims.take_claim('a' * 32, Cache(sys.argv[1])) as claim:\n"
         "    assert isinstance(claim, claims.Claim)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)

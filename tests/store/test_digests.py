@@ -14,6 +14,7 @@ import pytest
 
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
+from penstock.errors import SourceChanged
 from penstock.places.files import settled
 from penstock.places.place import FileId
 from penstock.sources import ListSource, concat, open_source
@@ -57,13 +58,46 @@ def test_unchanged_files_are_not_read_again(
 ) -> None:
     path = write_jsonl(RECORDS)
     first = small(path, template, cache)
-    assert sum(digested) == 2 * 500  # for the keys, and after the work
+    assert sum(digested) == 500  # for the keys: what is encoded is what was digested
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and digested == []
     other = TextTemplate(template.tokenizer, eos=False)
     assert small(path, other, cache).fingerprint != first.fingerprint and sum(digested) == 500  # after the work
     digested.clear()
-    assert small(path, template, cache, refresh=True).fingerprint == first.fingerprint and sum(digested) == 1000
+    assert small(path, template, cache, refresh=True).fingerprint == first.fingerprint and sum(digested) == 500
+
+
+def test_a_second_process_reads_no_rows_whose_digest_the_first_has_published(
+    write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int]
+) -> None:
+    path = write_jsonl(RECORDS)
+    first = small(path, template, cache)
+    (whole,) = (
+        note for note in (cache.root / "digests").rglob("*.json") if len(json.loads(note.read_text())["digests"]) > 1
+    )
+    whole.unlink()  # as if the first process were still at work
+    digested.clear()
+    assert small(path, template, cache).fingerprint == first.fingerprint and digested == []
+
+
+def test_a_snapshot_is_read_once_and_gives_digest_and_records_of_its_rows(tmp_path: Path, cache: Cache) -> None:
+    """Through files of every size, views and concatenation; a file that changes meanwhile is noticed."""
+    paths = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for number, path in enumerate(paths):
+        path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS * (1 + 9 * number)))
+    whole = open_source(tmp_path, cache=cache)
+    for source in (whole, whole[300:], concat([open_source(path, cache=cache) for path in paths])):
+        for start, stop in ((0, 10), (450, 700), (490, 2000), (0, len(source))):
+            held = source.snapshot(start, stop)
+            assert held is not None
+            assert held.digest(start, stop) == source.digest(start, stop)
+            assert list(held.records(start, stop)) == list(source.records(start, stop))
+            assert held.where(stop - 1) == source.where(stop - 1)
+    held = whole.snapshot(0, len(whole))
+    text = paths[2].read_text()
+    paths[2].write_text(text.replace("quick", "quack"))
+    with pytest.raises(SourceChanged):
+        held.digest(0, len(whole))
 
 
 def test_whatever_may_have_changed_is_read(
@@ -126,11 +160,12 @@ def test_a_damaged_note_is_no_note(
 ) -> None:
     path = write_jsonl(RECORDS)
     first = small(path, template, cache)
-    (note,) = (cache.root / "digests").rglob("*.json")
-    if damage == "swapped":
+    notes = list((cache.root / "digests").rglob("*.json"))
+    assert len(notes) == 1 + 5  # of the whole file, and of each shard
+    for note in notes:
         value = json.loads(note.read_text())
-        damage = json.dumps({**value, "digests": value["digests"][::-1]})
-    note.write_text(damage)
+        swapped = {**value, "digests": value["digests"][::-1] if len(value["digests"]) > 1 else ["0" * 32]}
+        note.write_text(json.dumps(swapped) if damage == "swapped" else damage)
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
     source = open_source(path, cache=cache)

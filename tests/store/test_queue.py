@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from penstock.cache.claims import Held
 from penstock.store.build import ShardQueue
-from penstock.store.claims import Held
 from penstock.store.counts import Counts
 from penstock.store.shards import ShardEntry
 from penstock.store.work import Made, ShardTask

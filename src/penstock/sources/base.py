@@ -149,6 +149,13 @@ class RowAccess(ABC):
         """
         return None
 
+    def snapshot(self, start: int, stop: int) -> "RowAccess | None":
+        """Return this source with rows start..stop in memory, read once for their digest and their records.
+
+        None if the format cannot hold raw rows, or if they are too large.
+        """
+        return None
+
     @property
     def bad_counts(self) -> Counter[str]:
         """Bad rows read so far, by reason; a view counts those of its source."""

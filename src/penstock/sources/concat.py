@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -49,6 +50,16 @@ class Concat(Joined):
         self._range(start, stop)
         pieces = self._pieces(start, stop)
         return joined_digest([self._sources[index].digest(first, last) for index, first, last in pieces])
+
+    def snapshot(self, start: int, stop: int) -> "Concat | None":
+        held = [(index, self._sources[index].snapshot(first, last)) for index, first, last in self._pieces(start, stop)]
+        made = copy(self)
+        made._sources = list(self._sources)
+        for index, source in held:
+            if source is None:
+                return None
+            made._sources[index] = source
+        return made
 
     def stamp(self) -> Any:
         stamps = [source.stamp() for source in self._sources]

@@ -7,10 +7,11 @@ import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from operator import index as as_index
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -63,6 +64,10 @@ class Part(ABC):
         """Return rows at which to cut so that each range takes about `num_bytes`, as if all rows had one size."""
         rows_per_cut = max(1, self.num_rows * num_bytes // max(self.num_bytes, 1))
         return np.arange(0, self.num_rows, rows_per_cut, dtype=np.int64)
+
+    def snapshot(self, first: int, last: int) -> "Part | None":
+        """Return this part with rows first..last in memory; None if the format has no raw rows, or they are too large."""
+        return None
 
     def release(self) -> None:
         """Drop what else keeps the file open; called when the source closes this part."""
@@ -168,7 +173,21 @@ class FilesSource(Joined):
             part = self._part(index)
             part.file.check()
             part.add_digest(content, first, last)
+            part.file.check()
         return content.hexdigest()
+
+    def snapshot(self, start: int, stop: int) -> "FilesSource | None":
+        return self._with_held(self._pieces(start, stop))
+
+    def _with_held(self, pieces: Iterable[tuple[int, int, int]]) -> Self | None:
+        """Return this source with these rows (file, first, last) in memory; None if a part cannot hold them."""
+        made = copy(self)  # without open parts
+        for index, first, last in pieces:
+            part = self._part(index).snapshot(first, last)
+            if part is None:
+                return None
+            made._parts[index] = part
+        return made
 
     def stamp(self) -> Any:
         """Return the files as the system reports them, with the time of the last change of any kind, and every option."""

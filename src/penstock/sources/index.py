@@ -29,6 +29,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.cache.claims import Claim, wait_for_claim
 from penstock.errors import PenstockError, StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.places.files import identify, settled
@@ -191,26 +192,48 @@ def index(file: File, cache: Cache, *, kind: str, scan: Scan) -> Index:
     is_settled = settled(known)  # before any byte is read
     probe = _probe(file)
     note_name, name = _name("notes", [kind, known.path], "json"), _name("index", [kind, known.size, probe], "rows")
-    note, found = _read_note(cache, note_name), _load(cache, name, known.size)
-    if found is not None and note == _note(known, probe, found.content, settled=True):
-        return found
-    if found is None or digest_of(file) != found.content:
-        old = None
-        if note is not None and note["size"] < known.size:
-            old = _load(cache, _name("index", [kind, note["size"], note["probe"]], "rows"), note["size"])
 
-        def write(out: IO[bytes]) -> str:
-            content = scan(lambda table: out.write(table.astype(WORD).tobytes()), old)
-            file.check()  # a file that grew or shrank meanwhile has no index
-            return content
-
-        publish(cache, name, write)
+    def confirmed() -> Index | None:
+        """The index in the cache, if its note says that it belongs to this version of the file."""
         found = _load(cache, name, known.size)
-        if found is None:
-            raise StoreError(f"{cache.path(name)}: not what was just written; does another program write to the cache?")
-    text = json.dumps(_note(known, probe, found.content, settled=is_settled)).encode()
-    with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
-        cache.publish(note_name, lambda out: out.write(text), replace=True)
+        matches = found is not None and _read_note(cache, note_name) == _note(known, probe, found.content, settled=True)
+        return found if matches else None
+
+    if (found := confirmed()) is not None:
+        return found
+    with wait_for_claim(f"index-{fingerprint([name, known.path])}", cache, confirmed) as claim:
+        if (found := confirmed()) is not None:  # another process has made it
+            return found
+        found = _load(cache, name, known.size)
+        if found is None or digest_of(file) != found.content:
+            found = _make(file, cache, name, scan, _read_note(cache, note_name), kind, claim)
+        text = json.dumps(_note(known, probe, found.content, settled=is_settled)).encode()
+        with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
+            cache.publish(note_name, lambda out: out.write(text), replace=True)
+    return found
+
+
+def _make(
+    file: File, cache: Cache, name: str, scan: Scan, note: dict[str, Any] | None, kind: str, claim: Claim
+) -> Index:
+    """Scan a file, and publish its index.  If the note is of a shorter file, that one's index may be the beginning."""
+    size, old = file.identity.size, None
+    if note is not None and note["size"] < size:
+        old = _load(cache, _name("index", [kind, note["size"], note["probe"]], "rows"), note["size"])
+
+    def write(out: IO[bytes]) -> str:
+        def add(table: Ints) -> None:
+            out.write(table.astype(WORD).tobytes())
+            claim.beat()
+
+        content = scan(add, old)
+        file.check()  # a file that grew or shrank meanwhile has no index
+        return content
+
+    publish(cache, name, write)
+    found = _load(cache, name, size)
+    if found is None:
+        raise StoreError(f"{cache.path(name)}: not what was just written; does another program write to the cache?")
     return found
 
 

@@ -8,6 +8,7 @@ import re
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,7 @@ TOO_LONG = b"\xfftoo_long\n"  # in a digest: with another limit the row is a rec
 _BOM = b"\xef\xbb\xbf"
 _BLANK = re.compile(rb"\n[ \t\r\n]")  # the start of a line that may be blank
 _BLOCK = 1 << 20
+_MOST_HELD = 128 << 20  # bytes of rows that are kept in memory while a shard is made of them
 _ROWS = 1 << 14  # looked up at once; more short rows than a block holds
 
 
@@ -144,6 +146,22 @@ def _text(block: Bytes) -> bytes:
     return block.tobytes().strip(SPACE)
 
 
+class HeldFile:
+    """A file of which one range is in memory."""
+
+    def __init__(self, file: File, start: int, stop: int) -> None:
+        self.identity, self._file, self._start, self._stop = file.identity, file, start, stop
+        file.check()
+        self._held = file.read(start, stop)
+        self.readinto, self.map, self.check = file.readinto, file.map, file.check
+        file.check()
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._start <= start <= stop <= self._stop:
+            return self._held[start - self._start : stop - self._start]
+        return self._file.read(start, stop)
+
+
 class TextPart(Part):
     """One file of text with an index.  A row beyond `max_row_bytes` is never read."""
 
@@ -214,6 +232,14 @@ class TextPart(Part):
             for start, stop in pairwise(edges):
                 content.update(self.mark + self.trim(raw[start:stop]))
 
+    def snapshot(self, first: int, last: int) -> "TextPart | None":
+        start, stop = self._starts.item(first), self._starts.item(last)
+        if stop - start > _MOST_HELD:
+            return None
+        made = copy(self)
+        made.file = HeldFile(self.file, start, stop)
+        return made
+
     def borders(self, num_bytes: int) -> Ints:
         # bisect: numpy would first copy starts that are not contiguous
         found = [bisect_left(self._starts, byte, hi=self.num_rows) for byte in range(0, self.num_bytes, num_bytes)]
@@ -234,6 +260,7 @@ class TextFiles(FilesSource):
     OPTIONS: tuple[str, ...] = ("max_row_bytes", "max_expansion")
     max_row_bytes: int = 256 << 20
     max_expansion: int = 100
+    _kept: dict[int, bytes] | None = None  # small files of a snapshot
 
     def check_options(self) -> None:
         for name in ("max_row_bytes", "max_expansion"):
@@ -254,11 +281,25 @@ class TextFiles(FilesSource):
         known = self.identities[index]
         return self._part(index).num_bytes if is_compressed(known.path) else known.size
 
+    def snapshot(self, start: int, stop: int) -> "TextFiles | None":
+        """Small files are read when they are first needed, and kept."""
+        large = [piece for piece in self._pieces(start, stop) if not self._is_small(piece[0])]
+        made = self._with_held(large)
+        if made is not None:
+            made._kept = {}
+        return made
+
+    def _is_small(self, index: int) -> bool:
+        known = self.identities[index]
+        return known.size <= min(SMALL, self.max_row_bytes) and not is_compressed(known.path)
+
     def _small(self, index: int) -> bytes | None:
         """Read a small file of plain text whole; None for any other file."""
-        known = self.identities[index]
-        is_small = known.size <= min(SMALL, self.max_row_bytes) and not is_compressed(known.path)
-        return read_file(known) if is_small else None
+        if not self._is_small(index):
+            return None
+        if self._kept is None:
+            return read_file(self.identities[index])
+        return self._kept.get(index) or self._kept.setdefault(index, read_file(self.identities[index]))
 
 
 _AT_ONCE = 1 << 18  # lines that are taken together

@@ -144,6 +144,11 @@ class Slice(Rows):
     def stamp(self) -> Any:
         return self._stamp("slice", self.rows.start, self.rows.stop, self.rows.step)
 
+    def snapshot(self, start: int, stop: int) -> "Slice | None":
+        rows = self.rows[start:stop]
+        held = self._ours.snapshot(rows.start, rows.stop) if self._ours and rows.step == 1 else None
+        return None if held is None else Slice(held, self.rows)
+
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
         """Return the source's cuts, in this view's numbers; ranges shrink with the step."""
         if not self.rows:

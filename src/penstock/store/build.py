@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.cache.claims import STALE_SECONDS, Held, sweep_claims
 from penstock.errors import StoreError
-from penstock.store.claims import Held, sweep_claims
 from penstock.store.digests import SHARD_BYTES, SHARD_ROWS, RowRanges
 from penstock.store.inventory import prune
 from penstock.store.manifest import Manifest, load, save, store_fingerprint
@@ -27,7 +27,6 @@ from penstock.store.store import Store
 from penstock.store.work import DigestShard, Made, MakeShard, Meter, ShardTask, Show, TaskProgress
 from penstock.types import Engine, Ints, Source, Template, run_inline
 
-STALE_SECONDS = 60.0  # without a beat, the claim of another machine counts for nothing
 _FIRST_PAUSE, _MAX_PAUSE = 0.05, 2.0  # seconds until a claimed shard is tried again
 _MAX_WAIT = 600.0  # seconds; then a shard is made here, although its owner still works on it
 _LOG_SECONDS = 30.0
@@ -91,7 +90,7 @@ def digest_shards(
 
 def _digest(source: Source, ranges: RowRanges, engine: Engine) -> list[str]:
     """Read and digest all rows."""
-    found = {made.shard: made.digest for made in engine.run(DigestShard(source), _tasks(ranges, None))}
+    found = {made.shard: made.digest for made in engine.run(DigestShard(source, ranges.cache), _tasks(ranges, None))}
     if len(found) < len(ranges.pairs):
         raise StoreError(f"{engine!r} ended after {len(found)} of {len(ranges.pairs)} shards, without an error")
     return ranges.remember([found[shard] for shard in range(len(ranges.pairs))])
@@ -99,7 +98,14 @@ def _digest(source: Source, ranges: RowRanges, engine: Engine) -> list[str]:
 
 def _tasks(ranges: RowRanges, known: list[str] | None, **options: Any) -> list[ShardTask]:
     return [
-        ShardTask(shard=shard, start=start, stop=stop, digest=known[shard] if known else None, **options)
+        ShardTask(
+            shard=shard,
+            start=start,
+            stop=stop,
+            digest=known[shard] if known else None,
+            digest_name=ranges.name_of(shard),
+            **options,
+        )
         for shard, (start, stop) in enumerate(ranges.pairs)
     ]
 
@@ -337,14 +343,15 @@ class ShardQueue:
         if made.damage:
             _log.warning("%s; Penstock made it again", made.damage)
         with self._lock:
-            self.digests[made.shard] = made.digest
+            if made.digest is not None:
+                self.digests[made.shard] = made.digest
             if made.entry is not None:
                 self.entries[made.shard] = made.entry
                 self.waiting.pop(made.shard, None)
             elif made.held is not None:
                 self._try_later(made.shard, made.held, made.digest)
 
-    def _try_later(self, shard: int, held: Held, digest: str) -> None:
+    def _try_later(self, shard: int, held: Held, digest: str | None) -> None:
         now = time.monotonic()
         each = self.waiting.setdefault(shard, _Waiting(held, now, now))
         if held != each.held:

@@ -1,5 +1,7 @@
 """Rows of a source in ranges, one for each shard, and their digests, kept as long as the files of the source stay as they are.
 
+The digest of a range is published as soon as it is known, so that other processes on the same cache do not read its rows again.
+
 A source of files has a stamp: paths, sizes, inodes and change times, and how the files are read.  An equal stamp means that the
 files were not written to, so the digests hold.  Keys are always made of digests: a stamp only saves the reading.
 """
@@ -26,6 +28,24 @@ def stamp(source: Source) -> str | None:
     return None if found is None else fingerprint(found)
 
 
+def recall_digests(name: str, count: int, cache: Cache) -> list[str] | None:
+    """The digests that a file of the cache holds; None if there is none, or it is damaged."""
+    with contextlib.suppress(StoreError, ValueError, TypeError, KeyError, RecursionError):
+        if cache.size(name) is None:
+            return None
+        value = json.loads(cache.read(name))
+        digests = [str(digest) for digest in value["digests"]]
+        if value["check"] == fingerprint(digests) and len(digests) == count:
+            return digests
+    return None
+
+
+def remember_digests(name: str, digests: list[str], cache: Cache) -> None:
+    text = json.dumps({"digests": digests, "check": fingerprint(digests)}).encode()
+    with contextlib.suppress(StoreError):  # without them the next run is slower
+        cache.publish(name, lambda file: file.write(text), replace=True)
+
+
 class RowRanges:
     """A source cut into the ranges of rows that become shards.  Without a cache, no digests are kept."""
 
@@ -34,30 +54,32 @@ class RowRanges:
     ) -> None:
         self.borders = source.cuts(num_bytes=num_bytes, num_rows=num_rows)
         self.pairs: list[tuple[int, int]] = list(pairwise(self.borders.tolist()))  # first row and end of each range
-        self._source, self._cache = source, cache
+        self._source, self.cache = source, cache
         self._stamp = stamp(source)  # before a byte is read
-        key = fingerprint([_VERSION, self._stamp, self.borders.tolist()])
-        self._name = f"digests/{key[:2]}/{key}.json"
+        self._name = self._named(self.borders.tolist())
+
+    def _named(self, borders: list[int], folder: str = "digests") -> str:
+        key = fingerprint([_VERSION, self._stamp, borders])
+        return f"{folder}/{key[:2]}/{key}.json"
+
+    def name_of(self, shard: int) -> str | None:
+        """The name under which the digest of one range is kept, before those of all ranges are known; None without a stamp."""
+        return (
+            None
+            if self.cache is None or self._stamp is None
+            else self._named(list(self.pairs[shard]), "digests/ranges")
+        )
 
     def recall(self) -> list[str] | None:
         """The digests of the ranges, as they were when the files had the stamp of now."""
-        if self._cache is None or self._stamp is None:
+        if self.cache is None or self._stamp is None:
             return None
-        with contextlib.suppress(StoreError, ValueError, TypeError, KeyError, RecursionError):
-            if self._cache.size(self._name) is None:
-                return None
-            value = json.loads(self._cache.read(self._name))
-            digests = [str(digest) for digest in value["digests"]]
-            if value["check"] == fingerprint(digests) and len(digests) == len(self.pairs):
-                return digests
-        return None
+        return recall_digests(self._name, len(self.pairs), self.cache)
 
     def remember(self, digests: list[str]) -> list[str]:
         """Keep and return digests, if the source still has its stamp.  Without them the next run is slower."""
-        if self._cache is not None and self._stamp is not None and digests and stamp(self._source) == self._stamp:
-            text = json.dumps({"digests": digests, "check": fingerprint(digests)}).encode()
-            with contextlib.suppress(StoreError):
-                self._cache.publish(self._name, lambda file: file.write(text), replace=True)
+        if self.cache is not None and self._stamp is not None and digests and stamp(self._source) == self._stamp:
+            remember_digests(self._name, digests, self.cache)
         return digests
 
     def sizes(self) -> list[int]:

@@ -6,7 +6,7 @@ Records are encoded some at a time, so a process holds the tokens of a shard but
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cache import Cache
+from penstock.cache.claims import Claim, Held, publish_result, recall_result, take_claim
 from penstock.errors import SourceChanged, StoreError, TemplateError
+from penstock.fingerprint import fingerprint
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.store.claims import Claim, Held, claim_shard
+from penstock.store.counts import Counts
+from penstock.store.digests import recall_digests, remember_digests
 from penstock.store.shards import (
     Schema,
     ShardEntry,
@@ -42,6 +45,7 @@ class ShardTask:
     start: int
     stop: int
     digest: str | None = None  # of the records, where it is known; an error if they do not match
+    digest_name: str | None = None  # under which the cache keeps that digest, where files tell when they change
     replace: bool = False  # whatever file has the shard's name
     claim: Held | None = None  # of another process, when the task was last tried
     take_over: bool = False  # that claim, if it is still the same
@@ -52,7 +56,7 @@ class Made:
     """The result of a task."""
 
     shard: int
-    digest: str
+    digest: str | None  # None where another process reads the records
     entry: ShardEntry | None = None  # None where only the digest was asked for, or another process makes the shard
     held: Held | None = None  # the claim of that process
     is_new: bool = False  # made now, not found
@@ -70,11 +74,25 @@ class TaskProgress:
 class DigestShard:
     """The work of digesting rows: sent to a process once, called with each task."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, cache: Cache | None) -> None:
+        self.source, self.cache = source, cache
 
     def __call__(self, task: ShardTask) -> Any:
-        return Made(shard=task.shard, digest=self.source.digest(task.start, task.stop))
+        return Made(shard=task.shard, digest=self._known(task) or self._digest(task, self.source))
+
+    def _known(self, task: ShardTask) -> str | None:
+        """The digest of a task's records, if the task or the cache has it."""
+        if task.digest is not None or task.digest_name is None or self.cache is None or task.replace:
+            return task.digest
+        found = recall_digests(task.digest_name, 1, self.cache)
+        return found[0] if found else None
+
+    def _digest(self, task: ShardTask, rows: Source) -> str:
+        """Digest the records of a task, and publish the digest: the files were as their stamp says before and after the reading."""
+        found = rows.digest(task.start, task.stop)
+        if task.digest_name is not None and self.cache is not None:
+            remember_digests(task.digest_name, [found], self.cache)
+        return found
 
     def describe(self, task: ShardTask, note: TaskProgress | None) -> str:
         """Describe a task whose process died."""
@@ -89,10 +107,11 @@ class DigestShard:
 class MakeShard(DigestShard):
     """The work of making shards."""
 
+    cache: Cache
+
     def __init__(self, source: Source, template: Template, cache: Cache) -> None:
-        super().__init__(source)
+        super().__init__(source, cache)
         self.template = template
-        self.cache = cache
         self.identity = template_identity(template)
 
     @cached_property
@@ -105,52 +124,84 @@ class MakeShard(DigestShard):
 
     def __call__(self, task: ShardTask) -> Generator[TaskProgress, None, Made]:
         """Make and publish a shard, unless it exists or another process makes it."""
-        digest = task.digest or self.source.digest(task.start, task.stop)
+        digest = self._known(task)
+        if digest is not None or task.digest_name is None or task.replace:
+            return (yield from self._find_or_make(task, digest))
+        # The key is not known before the records are read: claim their range, so that one process reads them.
+        claim = take_claim(f"rows-{fingerprint(task.digest_name)}", self.cache, stale=self._stale(task))
+        if isinstance(claim, Held):
+            return Made(shard=task.shard, digest=None, held=claim)
+        with claim:
+            return (yield from self._find_or_make(task, self._known(task)))
+
+    def _stale(self, task: ShardTask) -> Held | None:
+        return task.claim if task.take_over else None
+
+    def _find_or_make(self, task: ShardTask, digest: str | None) -> Generator[TaskProgress, None, Made]:
+        rows = None
+        if digest is None:
+            rows = self._snapshot(task)
+            digest = self._digest(task, rows or self.source)
         key = shard_key(digest, self.identity)
         entry, damage = self._find(task, key)
         if entry is None:
-            stale = task.claim if task.take_over else None
-            claim = Claim(self.cache) if task.replace else claim_shard(key, self.cache, stale=stale)
+            claim = Claim(self.cache) if task.replace else take_claim(key, self.cache, stale=self._stale(task))
             if isinstance(claim, Held):
                 return Made(shard=task.shard, digest=digest, held=claim)
             with claim:
                 if not damage:
                     entry, damage = self._find(task, key)  # it may have been finished just before the claim
                 if entry is None:
-                    entry = yield from self._make(task, digest, key, claim, replace=task.replace or bool(damage))
+                    samples = yield from self._encode_rows(task, rows, digest, claim)
+                    data, entry = encode_shard(samples, self.schema, key)
+                    is_replaced = task.replace or bool(damage)
+                    self.cache.publish(shard_name(key), lambda file: file.write(data), replace=is_replaced)
+                    publish_result(key, asdict(entry), self.cache)
                     return Made(shard=task.shard, digest=digest, entry=entry, is_new=True, damage=damage)
         return Made(shard=task.shard, digest=digest, entry=entry)
 
+    def _snapshot(self, task: ShardTask) -> Source | None:
+        """The source with the rows of a task in memory, so that the file is read once; None if it cannot do that."""
+        snapshot = getattr(self.source, "snapshot", None)  # only our own sources have it
+        found: Source | None = None if snapshot is None else snapshot(task.start, task.stop)
+        return found
+
     def _find(self, task: ShardTask, key: str) -> tuple[ShardEntry | None, str]:
-        """Return the shard if it is published and complete, else its problem."""
+        """Return the shard if it is published and complete, else its problem.
+
+        What a process that still runs has made is taken by its word and its size; any other file is read and checked.
+        """
         name = shard_name(key)
         if task.claim is not None:  # on a network, a question by name may get an old answer until the folder is listed
             self.cache.names(name.rpartition("/")[0])
-        if task.replace or self.cache.size(name) is None:
+        size = None if task.replace else self.cache.size(name)
+        if size is None:
             return None, ""
+        if (found := recall_result(key, self.cache)) is not None and found.get("num_bytes") == size:
+            return ShardEntry(**{**found, "counts": Counts.from_json(found["counts"])}), ""  # made just now
         try:
             return read_shard(key, self.cache, self.schema, num_rows=task.stop - task.start)[1], ""
         except StoreError as error:
             return None, str(error)
 
-    def _make(
-        self, task: ShardTask, digest: str, key: str, claim: Claim, *, replace: bool
-    ) -> Generator[TaskProgress, None, ShardEntry]:
-        samples = yield from self._encode(task, claim)
-        if self.source.digest(task.start, task.stop) != digest:
+    def _encode_rows(
+        self, task: ShardTask, rows: Source | None, digest: str, claim: Claim
+    ) -> Generator[TaskProgress, None, Samples]:
+        """Encode the rows that have this digest.  `rows` are those that were digested; else they are compared with it."""
+        held = rows or self._snapshot(task)
+        samples = yield from self._encode(task, held or self.source, claim)
+        if rows is None and (held or self.source).digest(task.start, task.stop) != digest:
             raise SourceChanged(
                 f"{self.source.where(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
                 f"run again; shards that did not change are kept"
             )
-        data, entry = encode_shard(samples, self.schema, key)
-        self.cache.publish(shard_name(key), lambda file: file.write(data), replace=replace)
-        return entry
+        return samples
 
-    def _encode(self, task: ShardTask, claim: Claim) -> Generator[TaskProgress, None, Samples]:
+    def _encode(self, task: ShardTask, source: Source, claim: Claim) -> Generator[TaskProgress, None, Samples]:
         """Samples of all rows.  A bad row is a sample without tokens, so that sample i stays row i."""
         num_rows, done, tokens = task.stop - task.start, 0, 0
         encode = encoder_of(self.template)
-        records = self.source.records(task.start, task.stop)
+        records = source.records(task.start, task.stop)
         parts: list[Samples] = []
         good: list[int] = []  # rows, counted from the task's first
         bad: dict[int, str] = {}

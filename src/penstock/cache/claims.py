@@ -1,23 +1,30 @@
-"""Claims: which process makes which shard, so that other processes make other shards.
+"""Claims: which process makes what, so that other processes make something else, or wait for it.
 
-Claims only save work: two processes that make the same shard write the same bytes.  A claim is a small file in `claims/` with
+Claims only save work: two processes that make the same file write the same bytes.  A claim is a small file in `claims/` with
 its owner, a beat and the host.  A place creates it whole, and fails where there is one, also on network file systems.  Its owner
 counts up the beat while the work goes on; a process that waits compares texts, never clocks, and takes over a claim whose text
 stays the same.
 """
 
 import contextlib
+import json
 import logging
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from penstock.cache import Cache, Owner
+from penstock.cache.cache import Cache
+from penstock.cache.locks import Owner
 from penstock.errors import StoreError
 
+STALE_SECONDS = 60.0  # without a beat, the claim of another machine counts for nothing
 _BEAT_SECONDS = 5.0
+_FIRST_PAUSE, _MAX_PAUSE = 0.02, 1.0  # seconds until a claim is looked at again
 _FOLDER = "claims"
+_RESULTS = "results"  # what a process tells others about the files it has made, as long as it runs
 
 _log = logging.getLogger("penstock")
 
@@ -41,7 +48,7 @@ class Held:
 
 
 class Claim:
-    """A shard that this process makes.  Without a name where no file could be created: then others may make it, too."""
+    """What this process makes.  Without a name where no file could be created: then others may make it, too."""
 
     def __init__(self, cache: Cache, name: str = "") -> None:
         self._cache, self._name = cache, name
@@ -64,8 +71,8 @@ class Claim:
                     self._cache.place.remove(self._name)
 
 
-def claim_shard(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | Held:
-    """Claim a shard, or return the claim of another process.  One that is dead, or still as `stale`, is taken over."""
+def take_claim(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | Held:
+    """Claim what a key names, or return the claim of another process.  One that is dead, or still as `stale`, is taken over."""
     name = f"{_FOLDER}/{key}"
     try:
         while True:
@@ -83,12 +90,46 @@ def claim_shard(key: str, cache: Cache, *, stale: Held | None = None) -> Claim |
         return Claim(cache)
 
 
-def sweep_claims(cache: Cache) -> None:
-    """Remove the claims of dead processes."""
+def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object]) -> Claim:
+    """Claim what a key names.  While another process makes it, wait until `is_made`, or until that process gives no sign of life."""
+    pause, last, changed = _FIRST_PAUSE, None, time.monotonic()
+    while True:
+        stale = last if time.monotonic() - changed > STALE_SECONDS else None
+        found = take_claim(key, cache, stale=stale)
+        if isinstance(found, Claim):
+            return found
+        if is_made():
+            return Claim(cache)
+        if found != last:
+            last, changed = found, time.monotonic()
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE)
+
+
+def publish_result(key: str, value: Any, cache: Cache) -> None:
+    """Tell other processes what this one has made, so that they need not read it, as long as this one runs."""
+    text = f"{Owner.me()} {json.dumps(value)}"
     with contextlib.suppress(OSError, StoreError):
-        for name in cache.names(_FOLDER):
-            if (held := _read(cache, name)) is not None and held.is_dead:
-                cache.place.remove(name)
+        cache.place.create(f"{_RESULTS}/{key}", lambda file: file.write(text.encode()), replace=True)
+
+
+def recall_result(key: str, cache: Cache) -> Any:
+    """What another process that still runs has published about a key; None if there is nothing, or that process is dead."""
+    with contextlib.suppress(OSError, StoreError, ValueError):
+        held = Held(cache.place.read(f"{_RESULTS}/{key}").decode())
+        if held.owner not in (None, Owner.me()) and not held.is_dead:
+            return json.loads(held.text.partition(" ")[2])
+    return None
+
+
+def sweep_claims(cache: Cache) -> None:
+    """Remove the claims and results of dead processes."""
+    for folder in (_FOLDER, _RESULTS):
+        with contextlib.suppress(OSError, StoreError):
+            for name in cache.names(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    if Held(cache.place.read(name).decode(errors="replace")).is_dead:
+                        cache.place.remove(name)
 
 
 def _read(cache: Cache, name: str) -> Held | None:
