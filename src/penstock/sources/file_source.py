@@ -30,6 +30,22 @@ _FEW = 4  # rows that are read one by one
 _SAME_RECORDS = {"cache_bytes"}  # options that do not change records
 
 
+class HeldFile:
+    """A file of which one range is in memory."""
+
+    def __init__(self, file: File, start: int, stop: int) -> None:
+        self.identity, self._file, self._start, self._stop = file.identity, file, start, stop
+        file.check()
+        self._held = file.read(start, stop)
+        self.readinto, self.map, self.check = file.readinto, file.map, file.check
+        file.check()
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._start <= start <= stop <= self._stop:
+            return self._held[start - self._start : stop - self._start]
+        return self._file.read(start, stop)
+
+
 class Part(ABC):
     """One file.  Rows are counted from 0 within it; a row that cannot be read is a BadRow, never an exception."""
 

@@ -21,7 +21,7 @@ from penstock.places.files import open_file, read_file
 from penstock.places.place import File, FileId
 from penstock.sources.bad import IS_UTF_16, UTF_16, not_utf8
 from penstock.sources.compressed import is_compressed, unpacked
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.file_source import FilesSource, HeldFile, Part
 from penstock.sources.index import SMALL, WORD, Bytes, Index, blocks, digest_of, extend, index
 from penstock.types import BadRow, Ints, Record
 
@@ -144,22 +144,6 @@ def newlines(block: Bytes) -> Ints:
 
 def _text(block: Bytes) -> bytes:
     return block.tobytes().strip(SPACE)
-
-
-class HeldFile:
-    """A file of which one range is in memory."""
-
-    def __init__(self, file: File, start: int, stop: int) -> None:
-        self.identity, self._file, self._start, self._stop = file.identity, file, start, stop
-        file.check()
-        self._held = file.read(start, stop)
-        self.readinto, self.map, self.check = file.readinto, file.map, file.check
-        file.check()
-
-    def read(self, start: int, stop: int) -> bytes:
-        if self._start <= start <= stop <= self._stop:
-            return self._held[start - self._start : stop - self._start]
-        return self._file.read(start, stop)
 
 
 class TextPart(Part):
