@@ -7,7 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from operator import index as as_index
 from pathlib import Path
@@ -31,19 +31,22 @@ _SAME_RECORDS = {"cache_bytes"}  # options that do not change records
 
 
 class HeldFile:
-    """A file of which one range is in memory."""
+    """A range of a file in memory: it stays as it was read, whatever happens to the file.  Nothing else can be read."""
 
-    def __init__(self, file: File, start: int, stop: int) -> None:
-        self.identity, self._file, self._start, self._stop = file.identity, file, start, stop
-        file.check()
-        self._held = file.read(start, stop)
-        self.readinto, self.map, self.check = file.readinto, file.map, file.check
-        file.check()
+    def __init__(self, identity: FileId, start: int, held: bytes, check: Callable[[], None] = lambda: None) -> None:
+        self.identity, self._start, self._held, self.check = identity, start, held, check
 
     def read(self, start: int, stop: int) -> bytes:
-        if self._start <= start <= stop <= self._stop:
-            return self._held[start - self._start : stop - self._start]
-        return self._file.read(start, stop)
+        assert self._start <= start <= stop <= self._start + len(self._held)
+        return self._held[start - self._start : stop - self._start]
+
+    def readinto(self, buffer: bytearray | memoryview, start: int) -> int:
+        some = self.read(start, min(start + len(buffer), self._start + len(self._held)))
+        buffer[: len(some)] = some
+        return len(some)
+
+    def map(self) -> bytes:
+        return self.read(0, self.identity.size)
 
 
 class Part(ABC):
@@ -196,7 +199,13 @@ class FilesSource(Joined):
         return self._with_held(self._pieces(start, stop))
 
     def _with_held(self, pieces: Iterable[tuple[int, int, int]]) -> Self | None:
-        """Return this source with these rows (file, first, last) in memory; None if a part cannot hold them."""
+        """Return this source with these rows (file, first, last) in memory; None if a part cannot hold them.
+
+        None also if there are too many files: each stays open, so that a change of it is noticed.
+        """
+        pieces = list(pieces)
+        if len(pieces) > max_open():
+            return None
         made = copy(self)  # without open parts
         for index, first, last in pieces:
             part = self._part(index).snapshot(first, last)

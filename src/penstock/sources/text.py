@@ -220,8 +220,11 @@ class TextPart(Part):
         start, stop = self._starts.item(first), self._starts.item(last)
         if stop - start > _MOST_HELD:
             return None
+        self.file.check()
+        held = self.file.read(start, stop)
+        self.file.check()
         made = copy(self)
-        made.file = HeldFile(self.file, start, stop)
+        made.file = HeldFile(self.file.identity, start, held, self.file.check)
         return made
 
     def borders(self, num_bytes: int) -> Ints:
@@ -244,7 +247,7 @@ class TextFiles(FilesSource):
     OPTIONS: tuple[str, ...] = ("max_row_bytes", "max_expansion")
     max_row_bytes: int = 256 << 20
     max_expansion: int = 100
-    _kept: dict[int, bytes] | None = None  # small files of a snapshot
+    _kept: dict[FileId, bytes] | None = None  # small files of a snapshot
 
     def check_options(self) -> None:
         for name in ("max_row_bytes", "max_expansion"):
@@ -259,6 +262,8 @@ class TextFiles(FilesSource):
     def part(self, identity: FileId) -> Part:
         if is_compressed(identity.path):
             return self.text_part(unpacked(identity, self.cache, max_expansion=self.max_expansion), identity.path)
+        if self._kept is not None and self._is_small(identity):
+            return self.text_part(HeldFile(identity, 0, self._read_small(identity)), identity.path)
         return self.text_part(open_file(identity), identity.path)
 
     def _weight(self, index: int) -> int:
@@ -267,23 +272,26 @@ class TextFiles(FilesSource):
 
     def snapshot(self, start: int, stop: int) -> "TextFiles | None":
         """Small files are read when they are first needed, and kept."""
-        large = [piece for piece in self._pieces(start, stop) if not self._is_small(piece[0])]
+        large = [piece for piece in self._pieces(start, stop) if not self._is_small(self.identities[piece[0]])]
         made = self._with_held(large)
         if made is not None:
             made._kept = {}
         return made
 
-    def _is_small(self, index: int) -> bool:
-        known = self.identities[index]
+    def _is_small(self, known: FileId) -> bool:
         return known.size <= min(SMALL, self.max_row_bytes) and not is_compressed(known.path)
 
     def _small(self, index: int) -> bytes | None:
         """Read a small file of plain text whole; None for any other file."""
-        if not self._is_small(index):
-            return None
+        known = self.identities[index]
+        return self._read_small(known) if self._is_small(known) else None
+
+    def _read_small(self, known: FileId) -> bytes:
         if self._kept is None:
-            return read_file(self.identities[index])
-        return self._kept.get(index) or self._kept.setdefault(index, read_file(self.identities[index]))
+            return read_file(known)
+        if known not in self._kept:
+            self._kept[known] = read_file(known)
+        return self._kept[known]
 
 
 _AT_ONCE = 1 << 18  # lines that are taken together
