@@ -14,7 +14,7 @@ AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 148
 LIMITS = {  # lines of each room; "" is the files beside the rooms
     "": 717,
-    "cache": 667,
+    "cache": 680,
     "cli": 937,
     "engines": 393,
     "integrations": 1_039,
@@ -23,8 +23,8 @@ LIMITS = {  # lines of each room; "" is the files beside the rooms
     "plan": 1_651,
     "recipe": 1_521,
     "report": 2_387,
-    "sources": 5_568,
-    "store": 2_328,
+    "sources": 5_589,
+    "store": 2_336,
     "templates": 6_632,
     "testing": 473,
 }

@@ -23,8 +23,10 @@ from penstock.errors import StoreError
 STALE_SECONDS = 60.0  # without a beat, the claim of another machine counts for nothing
 _BEAT_SECONDS = 5.0
 _FIRST_PAUSE, _MAX_PAUSE = 0.02, 1.0  # seconds until a claim is looked at again
+_LOG_SECONDS = 5.0  # a process that waits longer for a claim says so
 _FOLDER = "claims"
-_RESULTS = "results"  # what a process tells others about the files it has made, as long as it runs
+RESULTS = "results"  # what processes that prepare the same data at the same time tell each other
+_RESULT_SECONDS = 86400.0  # after which a result is removed
 
 _log = logging.getLogger("penstock")
 
@@ -90,9 +92,10 @@ def take_claim(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | 
         return Claim(cache)
 
 
-def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object]) -> Claim:
+def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object], *, what: str) -> Claim:
     """Claim what a key names.  While another process makes it, wait until `is_made`, or until that process gives no sign of life."""
-    pause, last, changed = _FIRST_PAUSE, None, time.monotonic()
+    pause, last, is_logged = _FIRST_PAUSE, None, False
+    begun = changed = time.monotonic()
     while True:
         stale = last if time.monotonic() - changed > STALE_SECONDS else None
         found = take_claim(key, cache, stale=stale)
@@ -102,34 +105,44 @@ def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object]) -> Cla
             return Claim(cache)
         if found != last:
             last, changed = found, time.monotonic()
+        if not is_logged and time.monotonic() - begun > _LOG_SECONDS:
+            is_logged = True
+            _log.info("waiting for %s, which makes %s", found, what)
         time.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE)
 
 
 def publish_result(key: str, value: Any, cache: Cache) -> None:
-    """Tell other processes what this one has made, so that they need not read it, as long as this one runs."""
+    """Tell other processes of this machine what this one has made, so that they need not read it, as long as this one runs."""
     text = f"{Owner.me()} {json.dumps(value)}"
-    with contextlib.suppress(OSError, StoreError):
-        cache.place.create(f"{_RESULTS}/{key}", lambda file: file.write(text.encode()), replace=True)
+    with contextlib.suppress(StoreError):
+        cache.publish(f"{RESULTS}/{key}", lambda file: file.write(text.encode()), replace=True, hold=False)
 
 
 def recall_result(key: str, cache: Cache) -> Any:
-    """What another process that still runs has published about a key; None if there is nothing, or that process is dead."""
+    """What another process has published about a key; None unless that process is seen to run, here and now.
+
+    Of another machine nobody knows that, nor of this one before it was started again: its files may have been damaged since.
+    """
     with contextlib.suppress(OSError, StoreError, ValueError):
-        held = Held(cache.place.read(f"{_RESULTS}/{key}").decode())
-        if held.owner not in (None, Owner.me()) and not held.is_dead:
+        held = Held(cache.place.read(f"{RESULTS}/{key}").decode())
+        if held.owner not in (None, Owner.me()) and held.owner.is_here and not held.is_dead:
             return json.loads(held.text.partition(" ")[2])
     return None
 
 
 def sweep_claims(cache: Cache) -> None:
-    """Remove the claims and results of dead processes."""
-    for folder in (_FOLDER, _RESULTS):
-        with contextlib.suppress(OSError, StoreError):
-            for name in cache.names(folder):
-                with contextlib.suppress(FileNotFoundError):
-                    if Held(cache.place.read(name).decode(errors="replace")).is_dead:
-                        cache.place.remove(name)
+    """Remove the claims of dead processes, and old results."""
+    with contextlib.suppress(OSError, StoreError):
+        for name in cache.names(_FOLDER):
+            with contextlib.suppress(FileNotFoundError):
+                if Held(cache.place.read(name).decode(errors="replace")).is_dead:
+                    cache.place.remove(name)
+    with contextlib.suppress(OSError, StoreError):
+        oldest = cache.now() - _RESULT_SECONDS
+        for entry in cache.entries(RESULTS):
+            if entry.used < oldest:
+                cache.place.remove(entry.name)
 
 
 def _read(cache: Cache, name: str) -> Held | None:

@@ -201,7 +201,11 @@ def index(file: File, cache: Cache, *, kind: str, scan: Scan) -> Index:
 
     if (found := confirmed()) is not None:
         return found
-    with wait_for_claim(f"index-{fingerprint([name, known.path])}", cache, confirmed) as claim:
+    claim = Claim(cache)  # of nothing: what is kept about a file that was just written helps no other process
+    if is_settled:
+        key = f"index-{fingerprint([name, known.path])}"
+        claim = wait_for_claim(key, cache, confirmed, what=f"the index of {known.path}")
+    with claim:
         if (found := confirmed()) is not None:  # another process has made it
             return found
         found = _load(cache, name, known.size)

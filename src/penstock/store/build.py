@@ -55,7 +55,7 @@ def build(
     work = MakeShard(source, template, cache)
     known = None if refresh else ranges.recall()
     if background and known is None:
-        known = _digest(source, ranges, engine)
+        known = _digest(source, ranges, engine, refresh=refresh)
     if known is not None and not refresh and (manifest := _find_manifest(work, known)) is not None:
         return _store(work, ranges, known, manifest=manifest)
     tasks = _tasks(ranges, known, replace=refresh)
@@ -88,9 +88,10 @@ def digest_shards(
     return ranges.borders, ranges.recall() or _digest(source, ranges, engine)
 
 
-def _digest(source: Source, ranges: RowRanges, engine: Engine) -> list[str]:
-    """Read and digest all rows."""
-    found = {made.shard: made.digest for made in engine.run(DigestShard(source, ranges.cache), _tasks(ranges, None))}
+def _digest(source: Source, ranges: RowRanges, engine: Engine, *, refresh: bool = False) -> list[str]:
+    """Digest all rows; read those whose digest the cache does not have, with `refresh` all."""
+    tasks = _tasks(ranges, None, replace=refresh)
+    found = {made.shard: made.digest for made in engine.run(DigestShard(source, ranges.cache), tasks)}
     if len(found) < len(ranges.pairs):
         raise StoreError(f"{engine!r} ended after {len(found)} of {len(ranges.pairs)} shards, without an error")
     return ranges.remember([found[shard] for shard in range(len(ranges.pairs))])

@@ -1,6 +1,7 @@
 """Rows of a source in ranges, one for each shard, and their digests, kept as long as the files of the source stay as they are.
 
-The digest of a range is published as soon as it is known, so that other processes on the same cache do not read its rows again.
+The digest of a range is published as soon as it is known, so that other processes on the same cache, and a run after one that was
+killed, do not read its rows again.  Those of single ranges are kept for a day.
 
 A source of files has a stamp: paths, sizes, inodes and change times, and how the files are read.  An equal stamp means that the
 files were not written to, so the digests hold.  Keys are always made of digests: a stamp only saves the reading.
@@ -11,6 +12,7 @@ import json
 from itertools import pairwise
 
 from penstock.cache import Cache
+from penstock.cache.claims import RESULTS
 from penstock.errors import StoreError
 from penstock.fingerprint import fingerprint
 from penstock.types import Source
@@ -64,11 +66,9 @@ class RowRanges:
 
     def name_of(self, shard: int) -> str | None:
         """The name under which the digest of one range is kept, before those of all ranges are known; None without a stamp."""
-        return (
-            None
-            if self.cache is None or self._stamp is None
-            else self._named(list(self.pairs[shard]), "digests/ranges")
-        )
+        if self.cache is None or self._stamp is None:
+            return None
+        return self._named(list(self.pairs[shard]), f"{RESULTS}/rows")
 
     def recall(self) -> list[str] | None:
         """The digests of the ranges, as they were when the files had the stamp of now."""

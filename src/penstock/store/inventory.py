@@ -21,7 +21,7 @@ from penstock.store.shards import shard_name
 from penstock.store.store import Store
 from penstock.words import spread
 
-_INTERNAL = ("leases", "trash", "claims", "results")  # small files, each removed by the process that wrote it
+_INTERNAL = ("leases", "trash", "claims", "results")  # small files that processes write for each other, and remove
 _MIN_DIGITS = 4  # of a fingerprint that may be given instead of all; fewer could be a name
 _MAX_FILES = 20  # named in an origin
 

@@ -134,7 +134,7 @@ def read(name: str, cache: Cache) -> Manifest:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:
             raise StoreError(f"{path}: format {value['format']}, expected {FORMAT_VERSION}; {_MAKE_AGAIN}")
-        shards = tuple(ShardEntry(**{**part, "counts": Counts.from_json(part["counts"])}) for part in value["shards"])
+        shards = tuple(map(ShardEntry.from_json, value["shards"]))
         manifest = Manifest(template=dict(value["template"]), vocab_size=value["vocab_size"], shards=shards)
         for entry in shards:
             shard_name(entry.key)  # raises where it is not a key

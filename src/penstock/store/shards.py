@@ -113,6 +113,11 @@ class ShardEntry:
     counts: Counts
     digest: str  # of every byte of the file
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ShardEntry":
+        """An entry as `asdict` wrote it."""
+        return cls(**{**value, "counts": Counts.from_json(value["counts"])})
+
 
 def check_samples(samples: Samples, num_records: int, schema: Schema) -> None:
     """Raise StoreError if a template, which may be the user's own, returned inconsistent samples."""

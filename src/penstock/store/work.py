@@ -3,6 +3,7 @@
 Records are encoded some at a time, so a process holds the tokens of a shard but never all of its records.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -19,7 +20,6 @@ from penstock.cache.claims import Claim, Held, publish_result, recall_result, ta
 from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.fingerprint import fingerprint
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.store.counts import Counts
 from penstock.store.digests import recall_digests, remember_digests
 from penstock.store.shards import (
     Schema,
@@ -169,7 +169,7 @@ class MakeShard(DigestShard):
     def _find(self, task: ShardTask, key: str) -> tuple[ShardEntry | None, str]:
         """Return the shard if it is published and complete, else its problem.
 
-        What a process that still runs has made is taken by its word and its size; any other file is read and checked.
+        A shard is taken by its size if the process that made it runs on this machine and has told its digest; else it is read.
         """
         name = shard_name(key)
         if task.claim is not None:  # on a network, a question by name may get an old answer until the folder is listed
@@ -177,8 +177,10 @@ class MakeShard(DigestShard):
         size = None if task.replace else self.cache.size(name)
         if size is None:
             return None, ""
-        if (found := recall_result(key, self.cache)) is not None and found.get("num_bytes") == size:
-            return ShardEntry(**{**found, "counts": Counts.from_json(found["counts"])}), ""  # made just now
+        with contextlib.suppress(TypeError, KeyError, AttributeError):  # of another version of Penstock, or damaged
+            found = ShardEntry.from_json(recall_result(key, self.cache))
+            if (found.key, found.num_bytes, found.counts.rows) == (key, size, task.stop - task.start):
+                return found, ""
         try:
             return read_shard(key, self.cache, self.schema, num_rows=task.stop - task.start)[1], ""
         except StoreError as error:
