@@ -11,20 +11,20 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 148
+MOST_FILES = 149
 LIMITS = {  # lines of each room; "" is the files beside the rooms
     "": 717,
-    "cache": 667,
-    "cli": 937,
+    "cache": 679,
+    "cli": 955,
     "engines": 393,
     "integrations": 1_039,
     "loader": 2_150,
     "places": 771,
     "plan": 1_651,
-    "recipe": 1_521,
+    "recipe": 1_532,
     "report": 2_387,
     "sources": 5_568,
-    "store": 2_328,
+    "store": 2_393,
     "templates": 6_632,
     "testing": 473,
 }
