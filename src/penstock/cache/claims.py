@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,18 @@ def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object], *, wha
             _log.info("waiting for %s, which makes %s", found, what)
         time.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE)
+
+
+def holders(keys: Iterable[str], cache: Cache) -> dict[str, Held]:
+    """The claims of running processes on some keys, by key."""
+    found = {}
+    with contextlib.suppress(OSError, StoreError):
+        claimed = {name.rpartition("/")[2] for name in cache.names(_FOLDER)}
+        for key in claimed.intersection(keys):
+            held = _read(cache, f"{_FOLDER}/{key}")
+            if held is not None and not held.is_dead:
+                found[key] = held
+    return found
 
 
 def publish_result(key: str, value: Any, cache: Cache) -> None:

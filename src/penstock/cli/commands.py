@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,16 @@ def check(request: Request, rows: int) -> None:
 
 @command(*RECIPE, "name", "engine")
 @option("--refresh", is_flag=True, help="Prepare every shard again.")
-def prepare(request: Request, refresh: bool) -> None:
+@option("--status", is_flag=True, help="Make nothing; show how far this and other processes on the same cache are.")
+def prepare(request: Request, refresh: bool, status: bool) -> None:
     """Tokenize all data sets of a recipe into the cache.
 
-    Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.
+    Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.  The same command may run on many
+    machines at once, on one cache: they share the work.
     """
+    if status:
+        _show_status(request)
+        return
     recipe = request.recipe(**({"refresh": True} if refresh else {}), progress="none" if request.json else "auto")
     from penstock.recipe.run import prepare_recipe
 
@@ -102,6 +108,18 @@ def prepare(request: Request, refresh: bool) -> None:
         called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
         screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
     screen.note(f"in {stores[0][2].cache.root}")
+
+
+def _show_status(request: Request) -> None:
+    recipe = request.recipe()
+    from penstock.recipe.run import recipe_status
+
+    found = [(part, name, each) for part in recipe.parts for name, each in recipe_status(recipe, part=part).items()]
+    if request.json:
+        screen.as_json([{"part": part, "data_set": name, **asdict(each)} for part, name, each in found])
+        return
+    for part, name, each in found:
+        screen.say(f"{name if part == 'train' else f'{name} (eval)'}: {each}")
 
 
 @command(*RECIPE, *LOADER)

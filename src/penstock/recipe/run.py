@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.report.checks import Checked
     from penstock.store import Store
     from penstock.store.miss import Miss
+    from penstock.store.status import Status
 
 
 def load(recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **changes: Any) -> "Loader":
@@ -122,6 +123,16 @@ def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]"
     """The stores of one part of a recipe, by the names of its data sets."""
     options = recipe.run_options() | {name: value for name, value in recipe.settings.items() if name == "progress"}
     return {each.name: each.prepare(**options) for each in open_recipe(recipe, part=part)}
+
+
+def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]":
+    """How far each data set of one part is prepared, by this process or others on the same cache."""
+    from penstock.store.status import status
+
+    cache = Cache(recipe.settings.get("cache_dir"))
+    return {
+        each.name: status(each.rows, each.template_for_all(), cache=cache) for each in open_recipe(recipe, part=part)
+    }
 
 
 def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":

@@ -128,7 +128,7 @@ class MakeShard(DigestShard):
         if digest is not None or task.digest_name is None or task.replace:
             return (yield from self._find_or_make(task, digest))
         # The key is not known before the records are read: claim their range, so that one process reads them.
-        claim = take_claim(f"rows-{fingerprint(task.digest_name)}", self.cache, stale=self._stale(task))
+        claim = take_claim(range_claim(task.digest_name), self.cache, stale=self._stale(task))
         if isinstance(claim, Held):
             return Made(shard=task.shard, digest=None, held=claim)
         with claim:
@@ -225,6 +225,11 @@ class MakeShard(DigestShard):
         if done != num_rows:
             raise StoreError(f"{self.source!r} gave {done} records for rows {task.start}..{task.stop}")
         return _without_untrained(_join(parts, good, bad, self.schema), self.schema)
+
+
+def range_claim(digest_name: str) -> str:
+    """The key under which a range of rows is claimed while its digest is not known."""
+    return f"rows-{fingerprint(digest_name)}"
 
 
 def _offsets(lengths: Ints) -> Ints:

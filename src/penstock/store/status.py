@@ -1,0 +1,60 @@
+"""How far a store is, as any process on the same cache sees it: nothing is read but small files, and nothing is made."""
+
+from dataclasses import dataclass
+
+from penstock.cache import Cache
+from penstock.cache.claims import holders
+from penstock.store.digests import RowRanges, recall_digests
+from penstock.store.manifest import load, store_fingerprint
+from penstock.store.shards import shard_key, shard_name
+from penstock.store.work import MakeShard, range_claim
+from penstock.types import Source, Template
+from penstock.words import plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The shards of one store that are made, and the processes that are making others."""
+
+    rows: int  # in finished shards
+    num_rows: int
+    shards: int  # finished
+    num_shards: int
+    at_work: tuple[str, ...]  # the processes, each once
+    is_complete: bool  # whether the manifest is written
+
+    def __str__(self) -> str:
+        if self.is_complete:
+            return f"complete: {self.num_rows:,} rows in {plural(self.num_shards, 'shard')}"
+        share = self.rows / self.num_rows if self.num_rows else 0.0
+        busy = f"at work: {', '.join(self.at_work)}" if self.at_work else "no process is at work"
+        return f"{self.shards:,} of {self.num_shards:,} shards, {self.rows:,} of {self.num_rows:,} rows ({share:.0%}); {busy}"
+
+
+def status(source: Source, template: Template, *, cache: Cache) -> Status:
+    """Look which shards of a store exist.  Rows that no process has read yet count as not made."""
+    ranges, work = RowRanges(source, cache), MakeShard(source, template, cache)
+    whole, known = ranges.recall(), []
+    claims: list[str] = []
+    rows = shards = 0
+    for shard, (start, stop) in enumerate(ranges.pairs):
+        name = ranges.name_of(shard)
+        found = whole[shard : shard + 1] if whole is not None else name and recall_digests(name, 1, cache)
+        if not found:
+            claims += [range_claim(name)] if name else []
+            continue
+        known += found
+        key = shard_key(found[0], work.identity)
+        if cache.size(shard_name(key), hold=False) is None:
+            claims.append(key)
+        else:
+            rows, shards = rows + stop - start, shards + 1
+    manifest = load(store_fingerprint(work.keys(known)), cache) if len(known) == len(ranges.pairs) else None
+    return Status(
+        rows=rows,
+        num_rows=len(source),
+        shards=shards,
+        num_shards=len(ranges.pairs),
+        at_work=tuple(sorted({str(held) for held in holders(claims, cache).values()})),
+        is_complete=manifest is not None and manifest.is_whole(cache),
+    )
