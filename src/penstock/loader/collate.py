@@ -54,12 +54,7 @@ class _Segments:
 
     def join_masks(self, chosen: slice) -> Bools:
         """Return which tokens of these segments are trained."""
-        shards, starts, stops = self.slices_of(chosen)
-        low, high = starts >> 3, (stops + 7) >> 3
-        every = view(np.unpackbits(join(self.mask_bits, shards, low, high, np.uint8), bitorder="little"))
-        begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
-        slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
-        return np.frombuffer(bytearray().join(map(every.__getitem__, slices)), np.bool_)
+        return join_bits(self.mask_bits, *self.slices_of(chosen))
 
     def slices_of(self, chosen: slice) -> tuple[Ints, Ints, Ints]:
         each = self.slices[0].size // max(self.sizes.size, 1)
@@ -323,6 +318,15 @@ def _references(buffers: list[Any], place: int) -> int:
 
 
 _UNUSED = _references([np.empty(0)], 0)  # the count if only the list holds a buffer
+
+
+def join_bits(bits: list[memoryview], shards: Ints, starts: Ints, stops: Ints) -> Bools:
+    """Return bits[shard][start:stop] for each of these slices of tokens, end to end, in new memory."""
+    low, high = starts >> 3, (stops + 7) >> 3
+    every = view(np.unpackbits(join(bits, shards, low, high, np.uint8), bitorder="little"))
+    begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
+    slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
+    return np.frombuffer(bytearray().join(map(every.__getitem__, slices)), np.bool_)
 
 
 def steps_together(num_tokens: int) -> int:

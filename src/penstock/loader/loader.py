@@ -17,6 +17,7 @@ from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
+from penstock.loader.sequences import PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
 from penstock.loader.world import find_rank
 from penstock.plan.counters import NOTHING, Counters
@@ -80,6 +81,10 @@ class Loader(Run):
         settings, self.form = split_options(weights, max_length, options)
         self._refuse(settings)
         self._columns = batch_columns(names, self.stores, settings)
+        self.kind = batch_kind(self._columns)  # what samples are: tokens, pairs, judged answers, prompts, judged steps
+        if self.kind != TOKENS:
+            check_sequences(self.kind, settings, self.form, asked.batch_size)
+            self._collator = SequenceCollator
         self._info = find_rank(rank, world_size, replicas=replicas, mesh=mesh)
         self.world = self._info.world
         compares = len(self._info.members) > 1 and (run_id is not None or self._info.origin != "arguments")
@@ -271,6 +276,22 @@ class Loader(Run):
         self.__dict__.update(state)
         sources, settings = state["plan"]
         self.plan = Plan(sources, self._lengths, settings, targets=self._targets)  # its caches are made again
+
+    def _refuse_uneven(self) -> None:
+        super()._refuse_uneven()
+        if self.kind in (TOKENS, PROMPTS) or self.plan.settings.tail != "pad":
+            return
+        if self._is_incomplete:
+            raise PlanError(
+                f"tail='pad' and a store of {self.kind} that is still being made: how many rows its last step has is not known; "
+                f"choose tail='drop', 'repeat' or 'wrap', or wait for the whole store: store.wait()"
+            )
+        anchor = self._anchors[-1]
+        epochs = self.pass_end(anchor) or anchor.position.epoch + 1
+        for part in self.plan.parts(self._rows_per_step, epochs, anchor.position):
+            check_tail(
+                self.kind, part.num_rows, per_step=self._rows_per_step, world_size=self.world.size
+            )
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)

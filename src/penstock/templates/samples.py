@@ -13,6 +13,7 @@ from penstock.templates.tokenizer.byte_offsets import Encoded, borders
 from penstock.types import Bools, Column, Ints, Record, Samples, Values, join_notes
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
+KEEP = "keep"  # instead of a policy: prompts have nothing to train
 SPECIAL = ("token", "text", "error")  # of special_in_text: what a special token in a text becomes
 IN_TEXT = "how a special token inside a text is encoded: token, text or error"
 TRAINED = "what is trained: assistant, last, completion, all, or a list of roles"
@@ -55,13 +56,14 @@ def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
 
 
 def join(parts: Sequence[Samples], *, on_nothing: str = "drop", columns: Sequence[Column] = ()) -> Samples:
-    """Join samples.  One without a target loses its tokens and is counted as dropped, or stops the work."""
+    """Join samples.  One without a target loses its tokens and is counted as dropped, or stops the work, unless all are kept."""
     ids = np.concatenate([np.zeros(0, np.uint32), *(part.input_ids for part in parts)])
     mask = np.concatenate([np.zeros(0, np.bool_), *(part.loss_mask for part in parts)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(part.offsets) for part in parts)])
     numbered = list(zip(borders([len(part.offsets) - 1 for part in parts]).tolist(), parts, strict=False))
     known = {first + number: why for first, part in numbered for number, why in part.dropped.items()}
-    targets = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths)).num_targets()
+    bare = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths))
+    targets = lengths if on_nothing == KEEP else bare.num_targets()
     dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(targets == 0).tolist()}
     empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
     if on_nothing == "stop" and empty is not None:

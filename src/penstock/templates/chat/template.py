@@ -273,8 +273,21 @@ class ChatTemplate:
         conversation, trained, chosen = self._read(record, number)
         if not conversation.messages:
             return Rendering("", [])
-        verify = self.options.verify == "all" or run.num_records < _FIRST_ROWS
-        found = chosen._annotator.annotate(conversation, trained, verify=verify)
+        return chosen._annotated(conversation, trained, number=run.num_records)
+
+    def render(self, conversation: Conversation, *, number: int, generation_prompt: bool = False) -> Rendering:
+        """A conversation as text, all of it trained; for train_on="all".  number: of this record; the first are verified."""
+        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
+        trained = [True] * len(conversation.messages)
+        return chosen._annotated(conversation, trained, number=number, generation_prompt=generation_prompt)
+
+    def _annotated(
+        self, conversation: Conversation, trained: list[bool], *, number: int, generation_prompt: bool = False
+    ) -> Rendering:
+        verify = self.options.verify == "all" or number < _FIRST_ROWS
+        found = self._annotator.annotate(
+            conversation, trained, verify=verify, generation_prompt=generation_prompt
+        )
         if self.options.special_in_text == "error":
             self._special_words.refuse(found.context)
         elif self.options.special_in_text == "text":
