@@ -92,7 +92,9 @@ MEDIA = Column(name="media", dtype="uint8", per="list")  # the media items of a 
 SEQUENCE_LENGTHS = Column(name="sequence_lengths", dtype="int32", per="list")  # of a sample's sequences, end to end
 DESIRABLE = Column(name="label", dtype="int8", per="sample")  # beside sequence_lengths: whether the answer is desirable
 MARGIN = Column(name="margin", dtype="float32", per="sample")  # by how much the chosen answer should win
-PROMPT_LENGTHS = Column(name="prompt_lengths", dtype="int32", per="list")  # of samples that are prompts, with nothing trained
+PROMPT_LENGTHS = Column(
+    name="prompt_lengths", dtype="int32", per="list"
+)  # of samples that are prompts, with nothing trained
 STEP_LABELS = Column(name="step_labels", dtype="int8", per="token", fill=-100)  # at the last token of each judged step
 WEIGHTS = Column(name="weights", dtype="float32", per="token")  # of each token in the loss
 

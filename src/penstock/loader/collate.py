@@ -19,7 +19,7 @@ from penstock.loader.layout import BatchForm
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
-from penstock.types import Bools, Column, Ints
+from penstock.types import WEIGHTS, Bools, Column, Ints
 
 IGNORE = -100  # the label that a loss ignores
 PADDING = -1  # the document number of padding
@@ -211,7 +211,8 @@ class Collator:
         flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(sizes, ends), "seq_idx": documents}
         for column in self._of_tokens:
             slices = segments.slices_of(chosen)
-            flat[column.name] = token_values(column, segments.shards, slices, padding=len(self._padding[0]))
+            values = token_values(column, segments.shards, slices, padding=len(self._padding[0]))
+            flat[column.name] = self._like_labels(values, ends[:-1]) if column == WEIGHTS else values
         longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
         if mask is None:
             trained = np.add.reduceat((sizes - 1) * segments.is_span[chosen], marks[:-1]).tolist()
@@ -226,6 +227,14 @@ class Collator:
             self._finish(arrays)
             made.append((arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
         return made
+
+    def _like_labels(self, weights: npt.NDArray[Any], begins: Ints) -> npt.NDArray[Any]:
+        """Weights in the places of their labels: 0 at the first token of a piece, and shifted where labels are."""
+        weights[begins] = 0
+        if self._form.labels == "shifted":
+            weights[:-1] = weights[1:]
+            weights[-1:] = 0
+        return weights
 
     def _finish(self, batch: dict[str, Any]) -> None:
         """Add and remove the arrays that only some layouts have."""

@@ -17,7 +17,7 @@ from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
-from penstock.loader.sequences import PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
+from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
 from penstock.loader.world import find_rank
 from penstock.plan.counters import NOTHING, Counters
@@ -26,7 +26,7 @@ from penstock.plan.ranks import rank_rows
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
-from penstock.types import Bools, Ints
+from penstock.types import WEIGHTS, Bools, Ints
 
 _log = logging.getLogger("penstock")
 
@@ -119,6 +119,16 @@ class Loader(Run):
     def has_tokens(self) -> bool:
         """Whether batches hold tokens, not plain records."""
         return self._collator.has_tokens
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether batches hold the weights of tokens."""
+        return WEIGHTS in self._columns
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens that a sequence may have; a row of the plan holds both sequences of a pair."""
+        return self.plan.settings.max_length // (2 if self.kind == PAIRS else 1)
 
     def explain(self, step: int) -> Provenance:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
@@ -289,9 +299,7 @@ class Loader(Run):
         anchor = self._anchors[-1]
         epochs = self.pass_end(anchor) or anchor.position.epoch + 1
         for part in self.plan.parts(self._rows_per_step, epochs, anchor.position):
-            check_tail(
-                self.kind, part.num_rows, per_step=self._rows_per_step, world_size=self.world.size
-            )
+            check_tail(self.kind, part.num_rows, per_step=self._rows_per_step, world_size=self.world.size)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)

@@ -112,7 +112,9 @@ class SequenceCollator(Collator):
         # as trl, which cuts these mismatched sequences at max_length
         room = self._max_length - (borders - spans.starts)
         others = (spans.shards[before], borders[before], borders[before] + np.minimum(answers[before], room))
-        mismatched = spans.lay_out(*(np.stack(parts, axis=1).ravel() for parts in zip(prompts, others, strict=True)), parts=2)
+        mismatched = spans.lay_out(
+            *(np.stack(parts, axis=1).ravel() for parts in zip(prompts, others, strict=True)), parts=2
+        )
         arrays |= {f"KL_{name}": value for name, value in mismatched.items()}
         arrays["label"] = spans.values(DESIRABLE).astype(np.bool_)
         return arrays, trained
@@ -173,7 +175,10 @@ class _Spans:
         made["completion_mask"][is_token] = join_bits(bits, shards, starts, stops)
         if column is not None:
             found = [tokens.columns[column.name].values for tokens, *_ in self._found[0]]
-            values = [np.asarray(piece) for piece in cut([view(each) for each in (found[0][:0], *found)], shards, starts, stops)]
+            values = [
+                np.asarray(piece)
+                for piece in cut([view(each) for each in (found[0][:0], *found)], shards, starts, stops)
+            ]
             made[column.name] = np.full(is_token.shape, column.fill, column.dtype)
             made[column.name][is_token] = np.concatenate(values)
         return made

@@ -133,7 +133,9 @@ def read_open_prompt(record: Record, given: str | None) -> Sides:
     if isinstance(prompt, list) and _role(prompt[-1:]) in ("assistant", "gpt"):
         key = given or one_key(record, PROMPT)
         if key not in MESSAGES or len(prompt) == 1:
-            raise TemplateError(f"key {key!r} ends with the assistant's message, expected a prompt to answer; remove it")
+            raise TemplateError(
+                f"key {key!r} ends with the assistant's message, expected a prompt to answer; remove it"
+            )
         prompt = prompt[:-1]
     return Sides(prompt, (), found.is_question)
 

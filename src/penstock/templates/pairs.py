@@ -74,6 +74,7 @@ class JudgedTemplate:
     version: ClassVar[int] = 1  # raise when the same record gives other tokens
     name: ClassVar[str]
     columns: tuple[Column, ...] = ()
+    _chat: "ChatTemplate | None" = None  # None where the tokenizer has no chat template, or none is wanted
 
     def __init__(
         self,
@@ -94,7 +95,6 @@ class JudgedTemplate:
         reads = {each.name: options.pop(each.name) for each in fields(Reader) if each.name in options}
         self._options = ChatOptions(**options, train_on="all")
         self._reader = Reader(shape="prompt_completion", **reads)
-        self._chat: ChatTemplate | None = None
         if chat is not False and (tokenizer.chat_templates or self._options.chat_template is not None):
             from penstock.templates.chat.template import ChatTemplate  # imports two template engines
 
@@ -162,7 +162,9 @@ class JudgedTemplate:
     def _refuse(self, place: int, error: TemplateError, dropped: dict[int, str]) -> None:
         """Count a record as dropped, or stop."""
         if self._options.on_refused == "stop":
-            raise TemplateError(f"{error}; to skip and count such records, pass on_refused='skip'", record=place) from error
+            raise TemplateError(
+                f"{error}; to skip and count such records, pass on_refused='skip'", record=place
+            ) from error
         dropped[place] = "template_refused"
 
     def _read(self, record: Record, number: int) -> _Read:
@@ -369,7 +371,9 @@ class PromptTemplate(JudgedTemplate):
     name = "prompt"
     columns = (PROMPT_LENGTHS,)
 
-    def __init__(self, tokenizer: Tokenizer, *, prompt_key: PromptKey = None, chat: Chat = None, **options: Any) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, prompt_key: PromptKey = None, chat: Chat = None, **options: Any
+    ) -> None:
         super().__init__(tokenizer, {"prompt_key": prompt_key}, chat=chat, on_nothing=None, options=options)
 
     def _sides(self, record: Record) -> Sides:

@@ -33,7 +33,8 @@ _OF_SOME_SHAPES = {option for shape in SHAPES.values() for option in shape.optio
 _OF_EVERY_SHAPE = [each.name for each in fields(Reader) if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}]
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
 
-_OF_TRAINING = ("train_on", "train_reasoning", "on_nothing")  # all of a judged answer is trained; a prompt has nothing to
+# All of a judged answer is trained, and nothing of a prompt.
+_OF_TRAINING = ("train_on", "train_reasoning", "message_weights", "on_nothing")
 
 _PACKAGES = ("tokenizers", "fastokens", "jinja2", "minijinja")  # their versions are part of identities
 

@@ -90,4 +90,6 @@ class StepwiseTemplate(PlainText):
             return self.tokenizer.encode(texts, special=self.special_in_text)
         except TemplateError as error:
             owners = np.repeat(np.arange(len(counts)), counts)
-            raise TemplateError(str(error), record=None if error.record is None else int(owners[error.record])) from error
+            raise TemplateError(
+                str(error), record=None if error.record is None else int(owners[error.record])
+            ) from error

@@ -1,11 +1,12 @@
 """Samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
@@ -110,6 +111,7 @@ class Rendering:
     assistant_characters: int = 0  # of the record, printed or not
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
+    weights: list[float] | None = None  # of each span; None: they all count 1
 
 
 def covered(size: int, spans: Spans) -> Bools:
@@ -167,6 +169,24 @@ def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[in
         np.add.at(change, np.maximum(high, low), -1)
     mask: Bools = np.cumsum(change[:-1]) > 0
     return mask
+
+
+def token_weights(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> npt.NDArray[np.float32]:
+    """The weight of each token: that of the span that it covers, 0 outside of all.  One in spans of two weights is refused."""
+    given = [made.weights or [1.0] * len(made.spans) for made in batch]
+    found = np.zeros(len(encoded.ids), np.float32)
+    for value in sorted({weight for weights in given for weight in weights}):
+        own = [
+            replace(made, spans=[span for span, weight in zip(made.spans, weights, strict=True) if weight == value])
+            for made, weights in zip(batch, given, strict=True)
+        ]
+        mask = token_mask(encoded, own, special)
+        if (twice := mask & (found > 0)).any():
+            record = int(np.searchsorted(encoded.offsets, np.flatnonzero(twice)[0], side="right")) - 1
+            reason = "a token belongs to two messages of different weights, so its weight is not known"
+            raise TemplateError(f"{reason}; give these messages one weight", record=record)
+        found[mask] = value
+    return found
 
 
 def _only_blanks(

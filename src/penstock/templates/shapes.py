@@ -182,17 +182,15 @@ def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
 
 
 def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    keys = [
-        options.get(option) or one_key(record, names)
-        for option, names in (("chosen_key", CHOSEN), ("rejected_key", REJECTED))
-    ]
-    if None in keys:
+    chosen = options.get("chosen_key") or one_key(record, CHOSEN)
+    rejected = options.get("rejected_key") or one_key(record, REJECTED)
+    if chosen is None or rejected is None:
         return None
-    if not all(_is_side(record.get(key)) for key in keys):
-        return False if any(_is_null(record, key) for key in keys) else None
+    if not (_is_side(record.get(chosen)) and _is_side(record.get(rejected))):
+        return False if _is_null(record, chosen) or _is_null(record, rejected) else None
     margin = record.get("margin")
     has_margin = isinstance(margin, int | float) and not isinstance(margin, bool)
-    uses = (*keys, *_asked(record, options), "margin", "input", *_COMMON)
+    uses = (chosen, rejected, *_asked(record, options), "margin", "input", *_COMMON)
     return Fit((("margin_key", "margin"),) if has_margin else (), uses)
 
 
@@ -207,9 +205,7 @@ def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
 
 
 def _like_reward(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    prompt, steps, labels = (
-        options.get(f"{name}_key") or name for name in ("prompt", "completions", "labels")
-    )
+    prompt, steps, labels = (options.get(f"{name}_key") or name for name in ("prompt", "completions", "labels"))
     found = record.get(steps)
     fits = isinstance(found, list) and all(isinstance(step, str) for step in found)
     fits = fits and isinstance(record.get(prompt), str) and isinstance(record.get(labels), list)
