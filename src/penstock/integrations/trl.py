@@ -102,10 +102,13 @@ class LoaderRewardTrainer(_Preferences, _WithoutDatasets, RewardTrainer):  # typ
     takes, names = (PAIRS,), ("input_ids", "attention_mask", "margin")
     first_row, of_trl = _PAIR, RewardTrainer
 
-    def _check_samples(self, loader: Loader) -> None:
-        super()._check_samples(loader)
-        if hasattr(self, "model"):
-            self._check_padding(loader)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._check_padding(self.loader)
+
+    def _eval_steps(self, loader: Loader) -> Any:
+        self._check_padding(loader)
+        return super()._eval_steps(loader)
 
     def _check_padding(self, loader: Loader) -> None:
         """The model scores the last token that is not padding, and knows padding by its id."""
@@ -115,7 +118,3 @@ class LoaderRewardTrainer(_Preferences, _WithoutDatasets, RewardTrainer):  # typ
                 f"the Loader pads with pad_id={loader.form.pad_id}, and the model finds the end of a sequence by its pad_token_id, "
                 f"{expected}; pass pad_id={expected} to the Loader"
             )
-
-    def _inner_training_loop(self, *args: Any, **options: Any) -> Any:
-        self._check_padding(self.loader)
-        return super()._inner_training_loop(*args, **options)

@@ -47,7 +47,7 @@ def read_prompt(record: Record, given: str | None) -> Sides | None:
     key = given or one_key(record, PROMPT)
     if key is None or (given is None and record.get(key) is None):
         return None
-    prompt = read_side(record, key, "prompt_key")
+    prompt = read_side(record, key, "input_key")
     if key == "instruction" and isinstance(prompt, str):
         prompt = _with_input(prompt, record)
     return Sides(prompt, is_question=key in QUESTION)
@@ -55,7 +55,7 @@ def read_prompt(record: Record, given: str | None) -> Sides | None:
 
 def require_prompt(record: Record, given: str | None) -> Sides:
     if (found := read_prompt(record, given)) is None:
-        raise TemplateError(f"no prompt among {sorted(map(str, record))}; name its key with prompt_key=")
+        raise TemplateError(f"no prompt among {sorted(map(str, record))}; name its key with input_key=")
     return found
 
 
@@ -76,7 +76,7 @@ def read_pair(record: Record, keys: Mapping[str, str | None]) -> Sides:
     rejected = read_side(record, keys["rejected_key"] or one_key(record, REJECTED) or "rejected", "rejected_key")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise TemplateError("one of chosen and rejected is text and the other messages; write both in one way")
-    found = read_prompt(record, keys["prompt_key"])
+    found = read_prompt(record, keys["input_key"])
     # answers of several messages hold the prompt that stands beside them as text
     repeats = found is not None and isinstance(found.prompt, str) and isinstance(chosen, list) and len(chosen) > 1
     if found is None or repeats:
@@ -99,18 +99,18 @@ def _implicit(chosen: Side, rejected: Side) -> Sides:
 
 def read_judged(record: Record, keys: Mapping[str, str | None]) -> Sides:
     """A prompt and one answer; of a conversation alone, the last message is the answer."""
-    found = require_prompt(record, keys["prompt_key"])
-    key = keys["completion_key"] or one_key(record, COMPLETION)
+    found = require_prompt(record, keys["input_key"])
+    key = keys["output_key"] or one_key(record, COMPLETION)
     if key is None and isinstance(found.prompt, list) and len(found.prompt) > 1:
         return Sides(found.prompt[:-1], (found.prompt[-1:],))
-    answer = read_side(record, key or "completion", "completion_key")
+    answer = read_side(record, key or "completion", "output_key")
     return Sides(found.prompt, (answer,), found.is_question)
 
 
 def read_label(record: Record, given: str | None) -> bool:
     """Whether the answer is desirable."""
     key = given or one_key(record, LABELS) or "label"
-    return as_label(value_under(record, key, "label_key", expected="true or false"), f"key {key!r}")
+    return as_label(value_under(record, key, "desirable_key", expected="true or false"), f"key {key!r}")
 
 
 def as_label(value: Any, what: str) -> bool:

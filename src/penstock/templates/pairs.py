@@ -41,6 +41,7 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from penstock.templates.chat.template import ChatTemplate
+    from penstock.templates.render import Renderer
 
 Chat = Annotated[bool | None, "render text with the chat template, too; null: messages and questions only, as in trl"]
 PromptKey = Annotated[str | None, "column with the prompt"]
@@ -95,7 +96,7 @@ class JudgedTemplate:
         reads = {each.name: options.pop(each.name) for each in fields(Reader) if each.name in options}
         self._options = ChatOptions(**options, train_on="all")
         self._reader = Reader(shape="prompt_completion", **reads)
-        if chat is not False and (tokenizer.chat_templates or self._options.chat_template is not None):
+        if chat is not False and (chat or tokenizer.chat_templates or self._options.chat_template is not None):
             from penstock.templates.chat.template import ChatTemplate  # imports two template engines
 
             self._chat = ChatTemplate(tokenizer, reader=self._reader, **options, train_on="all")
@@ -128,6 +129,17 @@ class JudgedTemplate:
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         return self.tokenizer.decode(input_ids)
+
+    @property
+    def renderer(self) -> "Renderer":
+        """What renders messages; templates of plain text have none."""
+        if self._chat is None:
+            raise AttributeError("renderer")
+        return self._chat.renderer
+
+    def rendering(self, record: Record) -> Rendering:
+        """The sequences of a record as one text, before `encode` tokenizes them."""
+        return Rendering("".join(each.text for each in self._read(record, 0).answers), [])
 
     def encode(self, records: Iterable[Record]) -> Samples:
         return self.encoder()(records)
@@ -205,7 +217,7 @@ class JudgedTemplate:
     def _rendered(self, record: Record, sides: Sides, number: int) -> list[Rendering]:
         if self._chat is None:
             raise TemplateError(
-                f"the record is a conversation, and {self.tokenizer!r} has no chat template; pass chat_template="
+                f"the record is a conversation, and {self.tokenizer!r} has no chat template; pass chat_template=, or chat=True for ChatML"
             )
         answers = sides.answers or ([],)
         given = [self._chat.read({**record, "prompt": sides.prompt, "completion": answer}) for answer in answers]
@@ -306,7 +318,7 @@ class PreferenceTemplate(JudgedTemplate):
         self,
         tokenizer: Tokenizer,
         *,
-        prompt_key: PromptKey = None,
+        input_key: PromptKey = None,
         chosen_key: Annotated[str | None, "column with the chosen answer"] = None,
         rejected_key: Annotated[str | None, "column with the rejected answer"] = None,
         margin_key: Annotated[str | None, "column with the margin of a pair, for a reward model"] = None,
@@ -314,7 +326,7 @@ class PreferenceTemplate(JudgedTemplate):
         on_nothing: OnNothing = "drop",
         **options: Any,
     ) -> None:
-        keys = {"prompt_key": prompt_key, "chosen_key": chosen_key, "rejected_key": rejected_key}
+        keys = {"input_key": input_key, "chosen_key": chosen_key, "rejected_key": rejected_key}
         super().__init__(
             tokenizer, {**keys, "margin_key": margin_key}, chat=chat, on_nothing=on_nothing, options=options
         )
@@ -344,21 +356,21 @@ class KtoTemplate(JudgedTemplate):
         self,
         tokenizer: Tokenizer,
         *,
-        prompt_key: PromptKey = None,
-        completion_key: Annotated[str | None, "column with the answer that is judged"] = None,
-        label_key: Annotated[str | None, "column that says whether the answer is desirable"] = None,
+        input_key: PromptKey = None,
+        output_key: Annotated[str | None, "column with the answer that is judged"] = None,
+        desirable_key: Annotated[str | None, "column that says whether the answer is desirable"] = None,
         chat: Chat = None,
         on_nothing: OnNothing = "drop",
         **options: Any,
     ) -> None:
-        keys = {"prompt_key": prompt_key, "completion_key": completion_key, "label_key": label_key}
+        keys = {"input_key": input_key, "output_key": output_key, "desirable_key": desirable_key}
         super().__init__(tokenizer, keys, chat=chat, on_nothing=on_nothing, options=options)
 
     def _sides(self, record: Record) -> Sides:
         return read_judged(record, self._keys)
 
     def _value(self, record: Record) -> float:
-        return read_label(record, self._keys["label_key"])
+        return read_label(record, self._keys["desirable_key"])
 
     def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
         labels = np.array([read.value for read in found], np.int8)
@@ -371,13 +383,11 @@ class PromptTemplate(JudgedTemplate):
     name = "prompt"
     columns = (PROMPT_LENGTHS,)
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, prompt_key: PromptKey = None, chat: Chat = None, **options: Any
-    ) -> None:
-        super().__init__(tokenizer, {"prompt_key": prompt_key}, chat=chat, on_nothing=None, options=options)
+    def __init__(self, tokenizer: Tokenizer, *, input_key: PromptKey = None, chat: Chat = None, **options: Any) -> None:
+        super().__init__(tokenizer, {"input_key": input_key}, chat=chat, on_nothing=None, options=options)
 
     def _sides(self, record: Record) -> Sides:
-        return read_open_prompt(record, self._keys["prompt_key"])
+        return read_open_prompt(record, self._keys["input_key"])
 
     def _is_kept(self, made: _Encoded) -> bool:
         return True

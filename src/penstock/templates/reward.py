@@ -29,7 +29,7 @@ class StepwiseTemplate(PlainText):
     version = 1
     columns = (STEP_LABELS,)
 
-    prompt_key: Annotated[str, "column with the prompt"] = "prompt"
+    input_key: Annotated[str, "column with the prompt"] = "prompt"
     completions_key: Annotated[str, "column with the list of steps"] = "completions"
     labels_key: Annotated[str, "column with the labels of the steps"] = "labels"
     separator: Annotated[str, "text after each step"] = "\n"
@@ -41,11 +41,11 @@ class StepwiseTemplate(PlainText):
             raise TemplateError(f"eos={self.eos!r} is not for judged steps: the separator ends each step; leave it out")
 
     def _own_identity(self) -> dict[str, Any]:
-        options = {name: getattr(self, name) for name in ("prompt_key", "completions_key", "labels_key", "separator")}
+        options = {name: getattr(self, name) for name in ("input_key", "completions_key", "labels_key", "separator")}
         return {"template": "reward", **options}
 
     def _read(self, record: Record) -> _Steps:
-        prompt = text_under(record, self.prompt_key, "prompt_key")
+        prompt = text_under(record, self.input_key, "input_key")
         steps = value_under(record, self.completions_key, "completions_key", expected="a list of steps")
         labels = value_under(record, self.labels_key, "labels_key", expected="a list of true and false")
         for key, value in ((self.completions_key, steps), (self.labels_key, labels)):

@@ -44,6 +44,7 @@ class RecordShape:
     template: Callable[..., Template] | None = None  # as plain text, or as ids
     alias: str | None = None
     has_messages: bool = False  # the template also takes the options of conversations, and decides row by row
+    is_packed: bool = True  # samples may share a row of a batch
 
 
 # Reading a record as a conversation
@@ -195,17 +196,18 @@ def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool |
 
 
 def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    label = options.get("label_key") or next((key for key in LABELS if isinstance(record.get(key), bool)), None)
+    label = options.get("desirable_key") or next((key for key in LABELS if isinstance(record.get(key), bool)), None)
     if label is None or not isinstance(record.get(label), bool | int):
         return None
     prompts = _asked(record, options)
-    answer = options.get("completion_key") or one_key(record, COMPLETION)
+    answer = options.get("output_key") or one_key(record, COMPLETION)
     fits = any(key in MESSAGES for key in prompts) or (prompts and answer and _is_side(record.get(answer)))
     return Fit(uses=(label, *prompts, *([answer] if answer else []), "input", *_COMMON)) if fits else None
 
 
 def _like_reward(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    prompt, steps, labels = (options.get(f"{name}_key") or name for name in ("prompt", "completions", "labels"))
+    prompt = options.get("input_key") or "prompt"
+    steps, labels = (options.get(f"{name}_key") or name for name in ("completions", "labels"))
     found = record.get(steps)
     fits = isinstance(found, list) and all(isinstance(step, str) for step in found)
     fits = fits and isinstance(record.get(prompt), str) and isinstance(record.get(labels), list)
@@ -213,7 +215,7 @@ def _like_reward(record: Record, options: Mapping[str, Any]) -> Fit | bool | Non
 
 
 def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    key = options.get("prompt_key") or "prompt"
+    key = options.get("input_key") or "prompt"
     if _is_side(record.get(key)):
         return Fit(uses=(key, *_COMMON))
     return False if _is_null(record, key) else None
@@ -221,7 +223,7 @@ def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | Non
 
 def _asked(record: Record, options: Mapping[str, Any]) -> list[str]:
     """The key of the prompt, if the record has one that holds text or messages."""
-    names = [options["prompt_key"]] if options.get("prompt_key") else ["prompt", *MESSAGES, *QUESTION]
+    names = [options["input_key"]] if options.get("input_key") else ["prompt", *MESSAGES, *QUESTION]
     return [name for name in names if _is_side(record.get(name))][:1]
 
 
@@ -281,9 +283,11 @@ _ALL = (
     ),
     RecordShape(name="pretokenized", looks_like=_like_pretokenized, template=PretokenizedTemplate),
     RecordShape(name="segments", looks_like=_like_segments, template=SegmentsTemplate),
-    RecordShape(name="preference", looks_like=_like_preference, template=PreferenceTemplate, has_messages=True),
-    RecordShape(name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True),
-    RecordShape(name="reward", looks_like=_like_reward, template=StepwiseTemplate),
-    RecordShape(name="prompt", looks_like=_like_prompt, template=PromptTemplate, has_messages=True),
+    RecordShape(
+        name="preference", looks_like=_like_preference, template=PreferenceTemplate, has_messages=True, is_packed=False
+    ),
+    RecordShape(name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False),
+    RecordShape(name="reward", looks_like=_like_reward, template=StepwiseTemplate, is_packed=False),
+    RecordShape(name="prompt", looks_like=_like_prompt, template=PromptTemplate, has_messages=True, is_packed=False),
 )
 SHAPES = {shape.name: shape for shape in _ALL}
