@@ -1,7 +1,7 @@
 """Batches of pairs, judged answers, judged steps and prompts: every sequence is a row, on any rank, resumed or not."""
 
-import threading
-from collections.abc import Iterator
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def make_rows(count: int, sequences: int) -> Rows:
         prompt = int(rng.integers(1, 9))
         sizes = prompt + rng.integers(1, 20, sequences)
         own = [rng.integers(1, 900, size).tolist() for size in sizes]
-        rows.append({"sequences": own, "prompt": prompt, "label": number % 3})
+        rows.append({"sequences": own, "prompt": prompt, "label": number % 3, "number": number})
     return rows
 
 
@@ -263,26 +263,29 @@ def test_a_store_of_other_samples_in_the_mixture_is_refused(cache: Cache) -> Non
         open_loader({"pairs": pairs, "answers": answers})
 
 
-class Waiting:
-    """An engine that begins its work when it is told to."""
+class Gated(Sequences):
+    """Waits for a file before it encodes any but the first rows, so that a store stays unfinished."""
 
-    def __init__(self) -> None:
-        self.begin = threading.Event()
+    def __init__(self, gate: Path, *columns: Column) -> None:
+        super().__init__(*columns)
+        self._gate = gate
 
-    def run(self, work: Any, tasks: Any, *, on_note: Any = None) -> Iterator[Any]:
-        self.begin.wait()
-        yield from run_inline(work, tasks, on_note)
+    def encode(self, records: Any) -> Samples:
+        rows = list(records)
+        while any(row["number"] >= 7 for row in rows) and not self._gate.exists():
+            time.sleep(0.01)
+        return super().encode(rows)
 
 
-def test_a_store_that_is_being_made_needs_a_tail_that_fills_or_drops(cache: Cache) -> None:
-    rows, engine = make_rows(40, 2), Waiting()
-    template = Sequences(*COLUMNS["pairs"])
-    store = build(ListSource(rows), template, engine=engine, cache=cache, shard_rows=7, background=True)
-    try:
-        with pytest.raises(PlanError, match="how many rows its last step has is not known"):
-            open_loader(store, shuffle=False)
-        loader = open_loader(store, shuffle=False, tail="drop")
-    finally:
-        engine.begin.set()
+def test_a_store_that_is_being_made_needs_a_tail_that_fills_or_drops(cache: Cache, tmp_path: Path) -> None:
+    rows = make_rows(40, 2)
+    template = Gated(tmp_path / "gate", *COLUMNS["pairs"])
+    store = build(
+        ListSource(rows), template, engine=LocalEngine(1, inline=False), cache=cache, shard_rows=7, background=True
+    )
+    with pytest.raises(PlanError, match="how many rows its last step has is not known"):
+        open_loader(store, shuffle=False)
+    loader = open_loader(store, shuffle=False, tail="drop")
+    (tmp_path / "gate").touch()
     for batch in loader:
         check_batch("pairs", batch, rows)
