@@ -23,7 +23,6 @@ from penstock.types import (
     Column,
     Samples,
     Values,
-    run_inline,
 )
 
 Rows = list[dict[str, Any]]
@@ -261,6 +260,10 @@ def test_a_store_of_other_samples_in_the_mixture_is_refused(cache: Cache) -> Non
     answers, _ = make(cache, "judged answers")
     with pytest.raises(PlanError, match="has no column"):
         open_loader({"pairs": pairs, "answers": answers})
+    steps, _ = make(cache, "judged steps")
+    others = build(ListSource(make_rows(8, 1)), Sequences(), engine=LocalEngine(1), cache=cache)
+    with pytest.raises(PlanError, match="store 'others' has no judged steps"):
+        open_loader({"steps": steps, "others": others})
 
 
 class Gated(Sequences):
