@@ -57,6 +57,7 @@ class Where:
 UNRENDERED = "unrendered: "  # begins the name of a note: a field that the chat template does not print
 UNENDED = "turns without an end"  # a note: turns behind which no token is trained that ends them
 PARTIAL = "headers in part"  # a note: turns that begin with only a part of the generation prompt
+PROMPT_CUT = "prompts cut"  # a note: prompts whose last tokens the prompt with its answer does not have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,14 @@ class MediaItem:
 
 
 MEDIA = Column(name="media", dtype="uint8", per="list")  # the media items of a sample, as JSON
+SEQUENCE_LENGTHS = Column(name="sequence_lengths", dtype="int32", per="list")  # of a sample's sequences, end to end
+DESIRABLE = Column(name="label", dtype="int8", per="sample")  # beside sequence_lengths: whether the answer is desirable
+MARGIN = Column(name="margin", dtype="float32", per="sample")  # by how much the chosen answer should win
+PROMPT_LENGTHS = Column(
+    name="prompt_lengths", dtype="int32", per="list"
+)  # of samples that are prompts, with nothing trained
+STEP_LABELS = Column(name="step_labels", dtype="int8", per="token", fill=-100)  # at the last token of each judged step
+WEIGHTS = Column(name="weights", dtype="float32", per="token")  # of each token in the loss
 
 
 def pack_media(items: Sequence[MediaItem]) -> bytes:

@@ -157,12 +157,46 @@ def test_no_shape_says_what_there_is(record: dict[str, Any], said: str) -> None:
     assert said in refusal([record])
 
 
-def test_rows_for_another_loss_are_refused() -> None:
-    pair = {"prompt": "a", "completion": "x", "chosen": "b", "rejected": "c"}
-    assert "2 of 2 rows have 'chosen' and 'rejected': these are preference pairs" in refusal([pair] * 2)
-    for record in ({"messages": SAID}, {"conversations": SHARED}, {"prompt": "a", "completion": "b"}):
-        assert "carry a true/false 'label'" in refusal([{**record, "label": False}])
-    assert detect([{"text": "a", "label": True}], {}).chosen == "text"
+SAY = {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("record", "chosen"),
+    [
+        # trl
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference"),
+        ({"prompt": SAID[:1], "chosen": [SAY], "rejected": [SAY]}, "preference"),
+        ({"chosen": SAID, "rejected": SAID}, "preference"),
+        ({"prompt": "a", "completion": "b", "label": True}, "kto"),
+        ({"prompt": SAID[:1], "completion": [SAY], "label": False}, "kto"),
+        ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "reward"),
+        ({"prompt": "a"}, "prompt"),
+        ({"prompt": SAID[:1], "gold": 3}, "prompt"),
+        # LLaMA-Factory
+        ({"conversations": SHARED, "chosen": SHARED[0], "rejected": SHARED[0]}, "preference"),
+        ({"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}, "preference"),
+        ({"instruction": "a", "input": "", "output": "b", "kto_tag": False}, "kto"),
+        ({"messages": SAID, "label": True}, "kto"),
+        ({"conversations": SHARED, "kto_tag": True}, "kto"),
+        # axolotl
+        ({"messages": SAID, "chosen": SAY, "rejected": SAY}, "preference"),
+        ({"system": "", "instruction": "a", "chosen_response": "b", "rejected_response": "c"}, "preference"),
+        ({"system": "s", "question": "a", "chosen": "b", "rejected": "c"}, "preference"),
+        ({"question": "a", "completion": "b", "label": True}, "kto"),
+        # a completion beside a pair, and no true or false
+        ({"prompt": "a", "completion": "x", "chosen": "b", "rejected": "c"}, "preference"),
+        ({"prompt": "a", "completion": "b", "label": "good"}, "prompt_completion"),
+        ({"text": "a", "label": True}, "text"),
+    ],
+)  # fmt: skip
+def test_judged_rows_win_over_those_to_imitate(record: dict[str, Any], chosen: str) -> None:
+    assert detect([record] * 3, {}).chosen == chosen
+
+
+def test_a_margin_is_kept_and_rows_of_two_kinds_are_refused() -> None:
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert detect([{**pair, "margin": 0.5}], {}).options == {"margin_key": "margin"}
+    assert "only 2 of 4 sampled rows match" in refusal([pair, {"prompt": "a", "completion": "b"}] * 2)
 
 
 def test_an_option_that_the_rows_template_lacks_is_named() -> None:
@@ -187,6 +221,7 @@ def test_templates_by_name(tokenizer_path: Path) -> None:
     assert [type(template).__name__ for template in made.values()] == [
         *("TextTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate"),
         *("PromptCompletionTemplate", "PromptCompletionTemplate", "PretokenizedTemplate", "SegmentsTemplate"),
+        *("PreferenceTemplate", "KtoTemplate", "StepwiseTemplate", "PromptTemplate"),
     ]
     identities = {json.dumps(template.identity()) for template in made.values()}
     assert len(identities) == len(NAMES) - 1  # chat is another word for messages
@@ -245,8 +280,8 @@ def test_prepare_logs_what_it_found(tokenizer_path: Path, tmp_path: Path, caplog
         ("llamafactory-demos/v1_sft_demo.jsonl", "messages"),
         ("llamafactory-demos/c4_demo.jsonl", "text"),
         ("llamafactory-demos/wiki_demo.txt", "text"),
-        ("llamafactory-demos/dpo_en_demo.json", "these are preference pairs"),
-        ("llamafactory-demos/kto_en_demo.json", "examples judged good or bad"),
+        ("llamafactory-demos/dpo_en_demo.json", "preference"),
+        ("llamafactory-demos/kto_en_demo.json", "kto"),
     ],
 )
 def test_real_data_is_recognised(file: str, chosen: str, tmp_path: Path) -> None:

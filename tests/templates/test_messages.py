@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import TemplateError
 from penstock.templates.conversation import Conversation, Reader
-from penstock.templates.fields import train_flag
+from penstock.templates.fields import train_weight
 
 TURNS = [("system", "be brief"), ("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
 MESSAGES = [{"role": role, "content": content} for role, content in TURNS]
@@ -232,15 +232,28 @@ def test_what_a_message_says_of_its_own_loss() -> None:
         "masked": False,
     }
     for key, value in says.items():
-        assert train_flag({"role": "user", "content": "", key: value}) is True
-        assert train_flag({"role": "user", "content": "", key: not value}) is False
-        assert train_flag({"role": "user", "content": "", key: None}) is None
-    assert train_flag({"train": True, "masked": False}) is True
+        for fractions in (False, True):
+            assert train_weight({"role": "user", "content": "", key: value}, fractions=fractions) == 1
+            assert train_weight({"role": "user", "content": "", key: not value}, fractions=fractions) == 0
+            assert train_weight({"role": "user", "content": "", key: None}, fractions=fractions) is None
+    assert train_weight({"train": True, "masked": False}, fractions=False) == 1
+    assert train_weight({"weight": 0.5}, fractions=True) == 0.5
     with pytest.raises(TemplateError, match="contradict each other about its loss"):
-        train_flag({"train": True, "weight": 0})
+        train_weight({"train": True, "weight": 0}, fractions=False)
     for value in (0.5, "yes", 2):
         with pytest.raises(TemplateError, match=r"'weight' is .*, expected true, false, 0 or 1"):
-            train_flag({"weight": value})
+            train_weight({"weight": value}, fractions=False)
+    with pytest.raises(TemplateError, match="pass message_weights=True to keep the weights of messages"):
+        train_weight({"weight": 0.5}, fractions=False)
+    for message in (
+        {"train": 0.5},
+        {"masked": 0.5},
+        {"weight": -1},
+        {"weight": float("inf")},
+        {"weight": float("nan")},
+    ):
+        with pytest.raises(TemplateError, match="expected true, false, 0 or 1"):
+            train_weight(message, fractions=True)
 
 
 def test_options_are_checked_and_named_in_the_identity() -> None:

@@ -1,4 +1,4 @@
-"""Arguments of the Trainer and of trl's SFTConfig that a Loader replaces.  A test compares the table with the installed versions.
+"""Arguments of the Trainer and of trl's configs that a Loader replaces.  A test compares the table with the installed versions.
 
 An argument of the table that is not at its default and contradicts the Loader is refused, because it would have no effect.
 """
@@ -56,6 +56,9 @@ _TRAINING = (
     Replaced("padding_free", "form.padding_free", agrees=_never),
     Replaced("assistant_only_loss", "", _TRAIN_ON),
     Replaced("completion_only_loss", "", _TRAIN_ON),
+    # DPOConfig, KTOConfig
+    Replaced("precompute_ref_log_probs", "", "batches of the Loader have no log-probabilities of the reference model; leave it out"),
+    Replaced("precompute_ref_batch_size", "", "batches of the Loader have no log-probabilities of the reference model; leave it out"),
 )  # fmt: skip
 
 # These have their usual effect on an eval_dataset that is not a Loader.
@@ -72,7 +75,11 @@ _ALSO_EVALUATION = (
     Replaced("dataloader_multiprocessing_context", "", "the Loader starts its own workers; leave it out"),
     Replaced("dataloader_in_order", "", "the Loader always keeps the order of its plan; leave it out"),
     # SFTConfig
-    Replaced("max_length", "plan.settings.max_length", agrees=_equal_or_none),
+    Replaced(
+        "max_length", "sequence_length",
+        "max_length= of the Loader ({!r}) decides; set it there, for pairs to twice as much: it counts both sequences",
+        _equal_or_none,
+    ),
     Replaced("truncation_mode", "plan.settings.overflow"),
     Replaced("packing_strategy", "plan.settings.packing"),
     Replaced("eval_packing", "", "packing= of the evaluation Loader decides; set it there"),

@@ -10,7 +10,7 @@ means: a short last batch counts as much as a full one, and a batch of padding a
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from inspect import signature
 from pathlib import Path
@@ -22,14 +22,23 @@ from transformers import Trainer, TrainerCallback
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
 from penstock.integrations.isolation import check_isolation
-from penstock.integrations.model_inputs import ModelInputs
+from penstock.integrations.model_inputs import Inputs, ModelInputs
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
 from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
 _TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is incomplete
 _POSITIONAL = list(signature(Trainer).parameters)
+_TRAINERS = {  # what a Loader's samples are → what trains on them
+    PAIRS: "LoaderDPOTrainer or LoaderRewardTrainer of penstock.integrations.trl",
+    JUDGED: "LoaderKTOTrainer of penstock.integrations.trl",
+    STEPS: "LoaderTrainer with a model that classifies tokens",
+    TOKENS: "LoaderTrainer or LoaderSFTTrainer",
+}
+
+MakeInputs = Callable[[Any], Inputs]
 
 
 class FromLoader:
@@ -37,6 +46,8 @@ class FromLoader:
 
     isolation_check: before training, compare a packed row with the same samples alone, and refuse a model that mixes them up.
     """
+
+    takes: tuple[str, ...] = (TOKENS, STEPS)  # what the samples of its Loaders may be
 
     args: Any
     state: Any
@@ -53,6 +64,8 @@ class FromLoader:
             raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
         if loader.form.labels != "unshifted":
             raise PlanError("the Trainer's models shift labels themselves: set labels='unshifted' in the Loader")
+        for each in (loader, *loaders_in(options.get("eval_dataset"))):
+            self._check_samples(each)
         if loader.per_epoch:
             raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
         given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
@@ -76,6 +89,36 @@ class FromLoader:
         self.args.per_device_train_batch_size = self._train_batch_size = loader.batch_size
         self.add_callback(_Callback(self))  # type: ignore[attr-defined]
 
+    def _check_samples(self, loader: Loader) -> None:
+        """Refuse a Loader of other samples than this trainer takes, and weights that no loss would use."""
+        name = type(self).__name__
+        if loader.kind not in self.takes:
+            other = _TRAINERS.get(loader.kind, "a loop of your own: prompts have nothing to train")
+            raise PlanError(
+                f"{name} trains on {' or '.join(self.takes)}, and the Loader has {loader.kind}; use {other}"
+            )
+        if loader.has_weights and not self._has_own_loss:
+            raise PlanError(
+                f"the Loader has weights of tokens, and the loss of {name} does not use them; subclass it with a compute_loss that "
+                f"reads inputs.pop('weights'), or prepare without message_weights"
+            )
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether a user's subclass computes the loss."""
+        owner = next(each for each in type(self).__mro__ if "compute_loss" in vars(each))
+        return not owner.__module__.startswith("penstock.")
+
+    def make_inputs(self) -> MakeInputs:
+        """Return what makes keyword arguments of a batch."""
+        return ModelInputs(self.model, weights=self._has_own_loss)
+
+    def num_targets(self, inputs: Any) -> torch.Tensor:
+        """Return over how much the loss of an evaluation's batch is the mean: its targets."""
+        labels = inputs["labels"]
+        labels = labels if self.loader.kind == STEPS else labels[:, 1:]  # as the model shifts them
+        return (labels != IGNORE).sum()
+
     def get_train_dataloader(self) -> Any:
         return self._steps
 
@@ -87,7 +130,7 @@ class FromLoader:
             self.loader.restart()
         self._samples = 0
         accumulate, given = self.args.gradient_accumulation_steps, self._max_steps_given
-        self._steps = _Steps(self.loader, ModelInputs(self.model), before=done * accumulate)
+        self._steps = _Steps(self.loader, self.make_inputs(), before=done * accumulate)
         if self.loader.epochs is not None:
             all_steps = -(-len(self._steps) // accumulate)
             if given > all_steps:
@@ -171,7 +214,8 @@ class FromLoader:
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def _eval_steps(self, loader: Loader) -> "_EvalSteps":
-        steps = _EvalSteps(loader, ModelInputs(self.model))
+        self._check_samples(loader)
+        steps = _EvalSteps(loader, self.make_inputs())
         self.check_isolation(loader, self.model)
         return steps
 
@@ -196,7 +240,7 @@ class FromLoader:
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         loss, *rest = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
         if self._sums is not None and loss is not None:
-            targets = (inputs["labels"][:, 1:] != IGNORE).sum().to(self._sums)  # as the model shifts them
+            targets = self.num_targets(inputs).to(self._sums)
             loss = torch.where(targets > 0, loss, torch.zeros_like(loss))  # a batch of padding alone has none
             self._sums += torch.stack([loss.to(self._sums) * targets, targets])
         return (loss, *rest)
@@ -209,7 +253,7 @@ class LoaderTrainer(FromLoader, Trainer):  # type: ignore[misc]
 class _Steps:
     """The training Loader as the Trainer sees it: a length and an iteration; no sampler and no data set, so it shards nothing."""
 
-    def __init__(self, loader: Loader, inputs: ModelInputs, *, before: int) -> None:
+    def __init__(self, loader: Loader, inputs: MakeInputs, *, before: int) -> None:
         self._loader, self._inputs, self._before = loader, inputs, before
         self.left = loader.steps_left  # batches from here on, without those that skip= names; None if there is no end
 
@@ -226,7 +270,7 @@ class _Steps:
 class _EvalSteps(EvalBatches):
     """An evaluation Loader as the Trainer sees it; refuses one that does not give every sample once."""
 
-    def __init__(self, loader: Loader, inputs: ModelInputs | None = None) -> None:
+    def __init__(self, loader: Loader, inputs: MakeInputs | None = None) -> None:
         if loader.form.output != "torch" or loader.form.labels != "unshifted":
             raise PlanError("the Trainer evaluates on tensors and shifts labels itself: leave output= and labels= out")
         if loader.epochs != 1 or loader.per_epoch:

@@ -6,12 +6,14 @@ for batch in loader:
 """
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.loader import Batch
+from penstock.types import WEIGHTS
 
 # Penstock's name → the names that flash attention and the recurrent layers of hybrid models read.
 _NAMES = {"cu_seqlens": ("cu_seq_lens_q", "cu_seq_lens_k"), "max_seqlen": ("max_length_q", "max_length_k")}
@@ -43,10 +45,24 @@ class Inputs(dict[str, Any]):
     samples: int = 0
 
 
-class ModelInputs:
-    """Turns a batch into keyword arguments of the model's forward; arrays that the forward does not take are left out."""
+class NamedInputs:
+    """Takes these arrays of a batch and no others, for a trainer that passes on to the model what it does not know."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def __call__(self, batch: Batch) -> Inputs:
+        return _counted(Inputs({name: batch[name] for name in self._names if name in batch}), batch)
+
+
+class ModelInputs:
+    """Turns a batch into keyword arguments of the model's forward; arrays that the forward does not take are left out.
+
+    weights: whether the weights of tokens are passed on, to a loss of the user's own.
+    """
+
+    def __init__(self, model: Any, *, weights: bool = False) -> None:
+        self._weights = weights
         parameters = inspect.signature(model.forward).parameters
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.taken = set(parameters)
@@ -63,21 +79,28 @@ class ModelInputs:
                 f"the batch has {', '.join(map(repr, batch)) or 'nothing'}, and the model needs input_ids: this Loader serves plain "
                 f"records; give it a store that penstock.prepare made, or a collate= that returns input_ids and labels"
             )
-        spans, ids = batch.rows.spans, inputs.get("input_ids")
-        inputs.samples = int(np.count_nonzero(spans["start"] == 0))
-        inputs.tokens = int((spans["stop"] - spans["start"]).sum())
-        if "seq_idx" not in batch and ids is not None and inputs.tokens == len(spans):
-            inputs.tokens = int(ids.numel())  # records, whose rows count as one token each
-        return inputs
+        if self._weights and WEIGHTS.name in batch:
+            inputs[WEIGHTS.name] = batch[WEIGHTS.name]
+        return _counted(inputs, batch)
 
     def select(self, arrays: dict[str, Any]) -> Inputs:
         """Return the arrays that the forward takes, under its own names."""
         inputs = Inputs()
         for name, value in arrays.items():
             for taken in _NAMES.get(name, (name,)):
-                if self.takes(taken):
+                if taken in self.taken or (self.takes_all and name != WEIGHTS.name):
                     inputs[taken] = value
         positions = inputs.get("position_ids")
         if self.four_positions and "cu_seqlens" in arrays and positions is not None and positions.ndim == 2:
             inputs["position_ids"] = positions[None].expand(4, -1, -1)
         return inputs
+
+
+def _counted(inputs: Inputs, batch: Batch) -> Inputs:
+    """The inputs, with their number of tokens and samples."""
+    spans, ids = batch.rows.spans, inputs.get("input_ids")
+    inputs.samples = int(np.count_nonzero(spans["start"] == 0))
+    inputs.tokens = int((spans["stop"] - spans["start"]).sum())
+    if "seq_idx" not in batch and ids is not None and inputs.tokens == len(spans):
+        inputs.tokens = int(ids.numel())  # records, whose rows count as one token each
+    return inputs

@@ -19,7 +19,7 @@ from penstock.loader.layout import BatchForm
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
-from penstock.types import Bools, Column, Ints
+from penstock.types import WEIGHTS, Bools, Column, Ints
 
 IGNORE = -100  # the label that a loss ignores
 PADDING = -1  # the document number of padding
@@ -54,12 +54,7 @@ class _Segments:
 
     def join_masks(self, chosen: slice) -> Bools:
         """Return which tokens of these segments are trained."""
-        shards, starts, stops = self.slices_of(chosen)
-        low, high = starts >> 3, (stops + 7) >> 3
-        every = view(np.unpackbits(join(self.mask_bits, shards, low, high, np.uint8), bitorder="little"))
-        begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
-        slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
-        return np.frombuffer(bytearray().join(map(every.__getitem__, slices)), np.bool_)
+        return join_bits(self.mask_bits, *self.slices_of(chosen))
 
     def slices_of(self, chosen: slice) -> tuple[Ints, Ints, Ints]:
         each = self.slices[0].size // max(self.sizes.size, 1)
@@ -216,7 +211,8 @@ class Collator:
         flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(sizes, ends), "seq_idx": documents}
         for column in self._of_tokens:
             slices = segments.slices_of(chosen)
-            flat[column.name] = token_values(column, segments.shards, slices, padding=len(self._padding[0]))
+            values = token_values(column, segments.shards, slices, padding=len(self._padding[0]))
+            flat[column.name] = self._like_labels(values, ends[:-1]) if column == WEIGHTS else values
         longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
         if mask is None:
             trained = np.add.reduceat((sizes - 1) * segments.is_span[chosen], marks[:-1]).tolist()
@@ -231,6 +227,14 @@ class Collator:
             self._finish(arrays)
             made.append((arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
         return made
+
+    def _like_labels(self, weights: npt.NDArray[Any], begins: Ints) -> npt.NDArray[Any]:
+        """Weights in the places of their labels: 0 at the first token of a piece, and shifted where labels are."""
+        weights[begins] = 0
+        if self._form.labels == "shifted":
+            weights[:-1] = weights[1:]
+            weights[-1:] = 0
+        return weights
 
     def _finish(self, batch: dict[str, Any]) -> None:
         """Add and remove the arrays that only some layouts have."""
@@ -323,6 +327,15 @@ def _references(buffers: list[Any], place: int) -> int:
 
 
 _UNUSED = _references([np.empty(0)], 0)  # the count if only the list holds a buffer
+
+
+def join_bits(bits: list[memoryview], shards: Ints, starts: Ints, stops: Ints) -> Bools:
+    """Return bits[shard][start:stop] for each of these slices of tokens, end to end, in new memory."""
+    low, high = starts >> 3, (stops + 7) >> 3
+    every = view(np.unpackbits(join(bits, shards, low, high, np.uint8), bitorder="little"))
+    begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
+    slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
+    return np.frombuffer(bytearray().join(map(every.__getitem__, slices)), np.bool_)
 
 
 def steps_together(num_tokens: int) -> int:

@@ -17,6 +17,7 @@ from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
+from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
 from penstock.loader.world import find_rank
 from penstock.plan.counters import NOTHING, Counters
@@ -25,7 +26,7 @@ from penstock.plan.ranks import rank_rows
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
-from penstock.types import Bools, Ints
+from penstock.types import WEIGHTS, Bools, Ints
 
 _log = logging.getLogger("penstock")
 
@@ -80,6 +81,10 @@ class Loader(Run):
         settings, self.form = split_options(weights, max_length, options)
         self._refuse(settings)
         self._columns = batch_columns(names, self.stores, settings)
+        self.kind = batch_kind(self._columns)  # what samples are: tokens, pairs, judged answers, prompts, judged steps
+        if self.kind != TOKENS:
+            check_sequences(self.kind, settings, self.form, asked.batch_size)
+            self._collator = SequenceCollator
         self._info = find_rank(rank, world_size, replicas=replicas, mesh=mesh)
         self.world = self._info.world
         compares = len(self._info.members) > 1 and (run_id is not None or self._info.origin != "arguments")
@@ -114,6 +119,16 @@ class Loader(Run):
     def has_tokens(self) -> bool:
         """Whether batches hold tokens, not plain records."""
         return self._collator.has_tokens
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether batches hold the weights of tokens."""
+        return WEIGHTS in self._columns
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens that a sequence may have; a row of the plan holds both sequences of a pair."""
+        return self.plan.settings.max_length // (2 if self.kind == PAIRS else 1)
 
     def explain(self, step: int) -> Provenance:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
@@ -271,6 +286,22 @@ class Loader(Run):
         self.__dict__.update(state)
         sources, settings = state["plan"]
         self.plan = Plan(sources, self._lengths, settings, targets=self._targets)  # its caches are made again
+
+    def _refuse_uneven(self) -> None:
+        super()._refuse_uneven()
+        tail, anchor = self.plan.settings.tail, self._anchors[-1]
+        end = self.pass_end(anchor)
+        if self.kind in (TOKENS, PROMPTS) or tail not in ("pad", "wrap") or (tail == "wrap" and end is None):
+            return
+        if self._is_incomplete:
+            raise PlanError(
+                f"tail={tail!r} and a store of {self.kind} that is still being made: how many rows its last step has is not known; "
+                f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
+            )
+        for part in self.plan.parts(self._rows_per_step, end or anchor.position.epoch + 1, anchor.position):
+            if tail == "pad" or part.epoch + 1 == end:
+                rows = part.carried + part.num_rows
+                check_tail(self.kind, tail, rows, per_step=self._rows_per_step, world_size=self.world.size)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)

@@ -224,7 +224,7 @@ class Plan:
     def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
         """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`."""
         steps = 0
-        for part in self._parts(num_rows, epochs, start or Position()):
+        for part in self.parts(num_rows, epochs, start or Position()):
             if part.num_rows % num_rows and self.settings.tail == "error":
                 raise UnevenTail(
                     f"epoch {part.epoch} has {part.num_rows} rows, which do not divide into steps of {num_rows}; choose another batch "
@@ -239,7 +239,7 @@ class Plan:
             raise PlanError(f"cannot seek to step {step}: steps are counted from 0")
         start = start or Position()
         left, delivered = step, start.rows
-        for part in self._parts(num_rows, epochs, start) if step else ():
+        for part in self.parts(num_rows, epochs, start) if step else ():
             if left <= part.steps:
                 rows = left * num_rows - part.carried
                 if rows > part.num_rows:  # a short last step ends with its epoch
@@ -253,7 +253,7 @@ class Plan:
             raise PlanError(f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows")
         return start
 
-    def _parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
+    def parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
         """Yield what each epoch from `start` on gives to steps of `num_rows` rows."""
         tail, carried = self.settings.tail, 0
         for epoch in itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs):

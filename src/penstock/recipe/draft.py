@@ -22,7 +22,8 @@ from penstock.report.numbers import length_numbers
 from penstock.report.sampling import encode_rows, lost_share, read_rows, sensible_length
 from penstock.sources import RowAccess, open_source
 from penstock.templates import Detection, detect, open_template, open_tokenizer
-from penstock.templates.registry import NAMES, known_options, uses_chat
+from penstock.templates.registry import uses_chat
+from penstock.templates.shapes import SHAPES
 from penstock.words import escape, plural, size, spread
 
 _TEMPLATE = Path(__file__).with_suffix(".txt")
@@ -185,7 +186,8 @@ class Draft:
     def _with_chat(self, detection: Detection, options: dict[str, Any]) -> dict[str, Any]:
         """Options of the template, found and given; for two-sided rows also whether the chat template is used."""
         made = {**detection.options, **options}
-        if detection.chosen in NAMES and "chat" in known_options(detection.chosen, chat=None):
+        shape = SHAPES.get(detection.chosen)
+        if shape is not None and shape.reads is not None and shape.template is not None:
             made.setdefault("chat", uses_chat(detection.chosen, self._tokenizer, made))
         return made
 
@@ -248,11 +250,16 @@ class Draft:
     def _choose_length(self) -> None:
         if self.template == "text":
             self.settings.setdefault("packing", "concat")
+        if self.template in SHAPES and not SHAPES[self.template].is_packed:
+            self.settings.setdefault("packing", "none")
         is_cut = self.settings.get("packing") == "concat"  # then nothing is lost
         could_lose = np.zeros_like(self._trained) if is_cut else self._trained
         chosen = sensible_length(self._lengths, could_lose, self.model_max_length)
         self.max_length: int = self.settings.pop("max_length", None) or chosen
-        self.batch_size = self.settings.pop("batch_size", None) or max(1, min(8, _TOKENS_PER_BATCH // self.max_length))
+        least = 2 if self.template == "kto" else 1  # each prompt is compared with another row's answer
+        self.batch_size = self.settings.pop("batch_size", None) or max(
+            least, min(8, _TOKENS_PER_BATCH // self.max_length)
+        )
         self.lost = lost_share(self._lengths, self._trained, self.max_length)
 
     @property

@@ -21,8 +21,9 @@ from penstock.sources import RowAccess
 from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
+from penstock.templates.pairs import JudgedTemplate
 from penstock.templates.trial import CHATML
-from penstock.types import Source, Template
+from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
 from penstock.words import size, spread
 
 _SHORT_TEXT = 32  # tokens: where the median text is shorter, lines were probably taken for documents
@@ -200,6 +201,9 @@ class _Questions:
 
     def rows_without_loss(self) -> Iterator[Verdict]:
         rows = self.found.dropped.get(NOTHING_TO_TRAIN, [])
+        if not rows and PROMPT_LENGTHS in columns_of(self._template):
+            yield self._say("rows without loss", "ok", "rows are prompts to generate from: nothing is trained")
+            return
         if not rows:
             yield self._say("rows without loss", "ok", "every checked row has tokens to train on")
             return
@@ -323,6 +327,9 @@ def template_words(template: Template) -> str:
         return f"{template.usual}, plain text; loss on {'all tokens' if template.train_on == 'all' else 'the answer'}"
     if isinstance(template, TextTemplate):
         return f"text in {template.key!r}; loss on all tokens"
+    if isinstance(template, JudgedTemplate):
+        how = _which_chat_template(template) if uses_chat_template(template) else "plain text"
+        return f"{template.name}, {how}; loss on {'nothing' if PROMPT_LENGTHS in template.columns else 'all of each answer'}"
     if not uses_chat_template(template):
         return repr(template)
     chat: Any = template

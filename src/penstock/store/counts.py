@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.types import PARTIAL, UNENDED, UNRENDERED, Samples
+from penstock.types import PARTIAL, PROMPT_CUT, UNENDED, UNRENDERED, Samples
 from penstock.words import plural
 
 FIRST_FEW = 5  # rows kept per reason
@@ -126,6 +126,7 @@ def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, 
     texts = {
         UNENDED: "no token is trained that ends {turns} in {rows}: a model does not learn to stop there",
         PARTIAL: "{turns} in {rows} begin with only a part of the generation prompt, without its thinking tags",
+        PROMPT_CUT: "in {rows} the prompt alone ends with tokens that it does not have before an answer; they are left out, as trl does",
     }
     found = []
     for name, text in texts.items():

@@ -31,7 +31,7 @@ from penstock.store.shards import (
     shard_name,
     template_identity,
 )
-from penstock.types import BadRow, Ints, Samples, Source, Template, Values, encoder_of, join_notes
+from penstock.types import PROMPT_LENGTHS, BadRow, Ints, Samples, Source, Template, Values, encoder_of, join_notes
 
 _PARTS = 8  # a shard is encoded in at least so many parts
 _MAX_ROWS = 1024  # of one part
@@ -275,7 +275,9 @@ def _join(parts: Sequence[Samples], good: Sequence[int], bad: dict[int, str], sc
 
 
 def _without_untrained(samples: Samples, schema: Schema) -> Samples:
-    """Drop and count samples without a target: a row of them alone would have no loss."""
+    """Drop and count samples without a target: a row of them alone would have no loss.  Prompts have none and stay."""
+    if PROMPT_LENGTHS in schema.columns:
+        return samples
     lengths = np.diff(samples.offsets)
     lacking = (samples.num_targets() == 0) & (lengths > 0)
     if not lacking.any():

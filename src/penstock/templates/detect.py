@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import TemplateError
 from penstock.templates.fields import query_keys
 from penstock.templates.registry import known_options
-from penstock.templates.shapes import CONVERSATIONS, SHAPES, Fit
+from penstock.templates.shapes import SHAPES, Fit
 from penstock.types import Record
 
 ENOUGH = 0.99  # share of rows
@@ -60,7 +60,6 @@ def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
                 uses[name].update(fit.uses)
             else:
                 num_empty[name] += 1
-    _refuse_preferences(records)
     least = {name: math.ceil(ENOUGH * (len(records) - num_empty[name])) for name in SHAPES}
     enough = [candidate for candidate, count in counts.most_common() if count >= least[candidate[0]]]
     fitting = [candidate for candidate in enough if not _foreign(candidate, options)]
@@ -85,6 +84,11 @@ def _fits(record: Record, options: Mapping[str, Any]) -> dict[str, Fit | bool]:
     found = {name: fit for name, fit in tried.items() if fit is not None}
     if isinstance(found.get("alpaca"), Fit) or isinstance(found.get("prompt_completion"), Fit):
         found.pop("query_response", None)  # the same columns under a name that says more
+    for name in ("preference", "kto", "reward"):  # as anything else, the bad examples would be trained, too
+        if isinstance(found.get(name), Fit):
+            return {name: found[name]}
+    if any(isinstance(fit, Fit) for name, fit in found.items() if name != "prompt"):
+        found.pop("prompt", None)  # a prompt with its answer
     return found
 
 
@@ -95,26 +99,6 @@ def _foreign(candidate: _Candidate, options: Mapping[str, Any]) -> list[str]:
     name, found = candidate
     known = known_options(name, chat={**dict(found), **options}.get("chat"))
     return [option for option in options if option not in known]
-
-
-def _refuse_preferences(records: Sequence[Record]) -> None:
-    """Refuse rows made for a preference loss: training on them would train on the bad examples, too."""
-    pairs = sum("chosen" in record and "rejected" in record for record in records)
-    if 2 * pairs > len(records):
-        raise TemplateError(
-            f"{pairs} of {len(records)} rows have 'chosen' and 'rejected': these are preference pairs, which no template "
-            f"makes into samples yet; name a template to train on one part of them"
-        )
-    judged = sum(
-        any(isinstance(record.get(key), bool) for key in ("label", "kto_tag"))
-        and any(isinstance(record.get(key), list | str) for key in (*CONVERSATIONS, "completion"))
-        for record in records
-    )
-    if 2 * judged > len(records):
-        raise TemplateError(
-            f"{judged} of {len(records)} rows carry a true/false 'label': they look like examples judged good or bad, and "
-            f"the bad ones would be trained too; filter the source, or name the template to train on all of them"
-        )
 
 
 def _refusal(

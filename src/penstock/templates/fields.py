@@ -133,18 +133,28 @@ _FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "m
 _ANY_FLAG = frozenset(_FLAGS)
 
 
-def train_flag(message: Mapping[str, Any]) -> bool | None:
-    """Whether a message says that it is trained; None if it does not say."""
+_WEIGHTS = frozenset({"loss", "weight", "loss_weight", "loss_scale"})  # flags that may also be weights
+
+
+def train_weight(message: Mapping[str, Any], *, fractions: bool) -> float | None:
+    """The weight of a message in the loss: 0 is not trained; None if it does not say.  fractions: allow others than 0 and 1."""
     if _ANY_FLAG.isdisjoint(message):
         return None
     given = {key: message[key] for key in _FLAGS if message.get(key) is not None}
+    found: dict[str, float] = {}
     for key, value in given.items():
-        if not isinstance(value, bool | int | float) or value not in (0, 1):
-            expected = "true, false, 0 or 1 (a loss mask has no weights between)"
+        is_number = isinstance(value, bool | int | float)
+        is_weight = is_number and key in _WEIGHTS and 0 <= value < float("inf")
+        if not (is_number and value in (0, 1)) and not (fractions and is_weight):
+            expected = "true, false, 0 or 1"
+            if is_weight:
+                expected += "; pass message_weights=True to keep the weights of messages for the loss"
+            elif key in _WEIGHTS and fractions:
+                expected += ", or a finite weight above 0"
             raise TemplateError(f"a message's {key!r} is {value!r}, expected {expected}")
-    found = {key: bool(value) != (key == "masked") for key, value in given.items()}
+        found[key] = float(value if key != "masked" else not value)
     if len(set(found.values())) > 1:
-        raise TemplateError(f"a message's fields contradict each other about its loss: {found} (True: trained)")
+        raise TemplateError(f"a message's fields contradict each other about its loss: {found} (0: not trained)")
     return next(iter(found.values()), None)
 
 

@@ -185,6 +185,10 @@ class FunctionTemplate(PlainText):
 
 
 def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> "ChatTemplate":
+    if options.get("message_weights"):
+        raise TemplateError(
+            "a FunctionTemplate has no message_weights; declare a column of weights and give its values"
+        )
     from penstock.templates.chat.template import ChatTemplate  # only where there are conversations
 
     return ChatTemplate(tokenizer, reader=PassOn(), **options)

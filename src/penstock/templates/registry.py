@@ -33,6 +33,9 @@ _OF_SOME_SHAPES = {option for shape in SHAPES.values() for option in shape.optio
 _OF_EVERY_SHAPE = [each.name for each in fields(Reader) if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}]
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
 
+# All of a judged answer is trained, and nothing of a prompt.
+_OF_TRAINING = ("train_on", "train_reasoning", "message_weights", "on_nothing")
+
 _PACKAGES = ("tokenizers", "fastokens", "jinja2", "minijinja")  # their versions are part of identities
 
 
@@ -54,6 +57,9 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any
             "no tokenizer given, expected tokenizer= a tokenizer.json or the folder that holds one "
             "(only template='pretokenized' with vocab_size= does without)"
         )
+    if shape.has_messages:
+        assert shape.template is not None
+        return shape.template(tokenizer, **options)
     options = {key: value for key, value in options.items() if key != "chat"}
     if shape.template is not None and not (chat and shape.reads):
         return shape.template(tokenizer, **options)
@@ -81,7 +87,7 @@ def may_use_chat(name: str, options: Mapping[str, Any]) -> bool:
     """Whether records can become conversations, with any tokenizer."""
     shape = _shape(name)
     if not _is_two_sided(shape):
-        return shape.reads is not None
+        return shape.reads is not None or (shape.has_messages and options.get("chat") is not False)
     return name == "query_response" if options.get("chat") is None else bool(options["chat"])
 
 
@@ -89,7 +95,9 @@ def known_options(name: str, *, chat: bool | None = False) -> list[str]:
     """The options of `open_template` for this name; `chat` is the value of that option, None for either."""
     shape = _shape(name)
     if shape.reads is None:
-        return _parameters(shape.template)
+        own = _parameters(shape.template)
+        more = [*_OF_EVERY_SHAPE, *(name for name in _parameters(ChatOptions) if name not in _OF_TRAINING)]
+        return list(dict.fromkeys([*own, *more])) if shape.has_messages else own
     as_chat = [*shape.options, *_OF_EVERY_SHAPE, *_parameters(ChatOptions)]
     if not _is_two_sided(shape):
         return as_chat
@@ -101,7 +109,8 @@ def known_options(name: str, *, chat: bool | None = False) -> list[str]:
 def _parameters(maker: Callable[..., Any] | None) -> list[str]:
     """The options of a template, its own first."""
     assert maker is not None
-    names = [name for name in inspect.signature(maker).parameters if name not in ("tokenizer", "usual")]
+    found = inspect.signature(maker).parameters
+    names = [name for name in found if name not in ("tokenizer", "usual", "options")]
     return sorted(names, key=_OF_EVERY_TEXT.__contains__)
 
 

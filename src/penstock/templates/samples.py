@@ -1,11 +1,12 @@
 """Samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
@@ -13,6 +14,7 @@ from penstock.templates.tokenizer.byte_offsets import Encoded, borders
 from penstock.types import Bools, Column, Ints, Record, Samples, Values, join_notes
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
+KEEP = "keep"  # instead of a policy: prompts have nothing to train
 SPECIAL = ("token", "text", "error")  # of special_in_text: what a special token in a text becomes
 IN_TEXT = "how a special token inside a text is encoded: token, text or error"
 TRAINED = "what is trained: assistant, last, completion, all, or a list of roles"
@@ -55,13 +57,14 @@ def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
 
 
 def join(parts: Sequence[Samples], *, on_nothing: str = "drop", columns: Sequence[Column] = ()) -> Samples:
-    """Join samples.  One without a target loses its tokens and is counted as dropped, or stops the work."""
+    """Join samples.  One without a target loses its tokens and is counted as dropped, or stops the work, unless all are kept."""
     ids = np.concatenate([np.zeros(0, np.uint32), *(part.input_ids for part in parts)])
     mask = np.concatenate([np.zeros(0, np.bool_), *(part.loss_mask for part in parts)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(part.offsets) for part in parts)])
     numbered = list(zip(borders([len(part.offsets) - 1 for part in parts]).tolist(), parts, strict=False))
     known = {first + number: why for first, part in numbered for number, why in part.dropped.items()}
-    targets = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths)).num_targets()
+    bare = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths))
+    targets = lengths if on_nothing == KEEP else bare.num_targets()
     dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(targets == 0).tolist()}
     empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
     if on_nothing == "stop" and empty is not None:
@@ -108,6 +111,7 @@ class Rendering:
     assistant_characters: int = 0  # of the record, printed or not
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
+    weights: list[float] | None = None  # of each span; None: they all count 1
 
 
 def covered(size: int, spans: Spans) -> Bools:
@@ -165,6 +169,24 @@ def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[in
         np.add.at(change, np.maximum(high, low), -1)
     mask: Bools = np.cumsum(change[:-1]) > 0
     return mask
+
+
+def token_weights(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> npt.NDArray[np.float32]:
+    """The weight of each token: that of the span that it covers, 0 outside of all.  One in spans of two weights is refused."""
+    given = [made.weights or [1.0] * len(made.spans) for made in batch]
+    found = np.zeros(len(encoded.ids), np.float32)
+    for value in sorted({weight for weights in given for weight in weights}):
+        own = [
+            replace(made, spans=[span for span, weight in zip(made.spans, weights, strict=True) if weight == value])
+            for made, weights in zip(batch, given, strict=True)
+        ]
+        mask = token_mask(encoded, own, special)
+        if (twice := mask & (found > 0)).any():
+            record = int(np.searchsorted(encoded.offsets, np.flatnonzero(twice)[0], side="right")) - 1
+            reason = "a token belongs to two messages of different weights, so its weight is not known"
+            raise TemplateError(f"{reason}; give these messages one weight", record=record)
+        found[mask] = value
+    return found
 
 
 def _only_blanks(

@@ -13,7 +13,10 @@ import numpy as np
 from penstock.errors import TemplateError
 from penstock.templates.conversation import LIST, Message, Read, Reader
 from penstock.templates.fields import one_key, query_keys, query_pair, role_names, text_under, value_under
+from penstock.templates.judged import CHOSEN, COMPLETION, LABELS, MESSAGES, QUESTION, REJECTED
+from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
+from penstock.templates.reward import StepwiseTemplate
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
 from penstock.types import Record, Template
 
@@ -40,6 +43,8 @@ class RecordShape:
     options: tuple[str, ...] = ()  # of the reader
     template: Callable[..., Template] | None = None  # as plain text, or as ids
     alias: str | None = None
+    has_messages: bool = False  # the template also takes the options of conversations, and decides row by row
+    is_packed: bool = True  # samples may share a row of a batch
 
 
 # Reading a record as a conversation
@@ -177,6 +182,51 @@ def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
     return Fit(uses=(key,)) if all("text" in segment and "label" in segment for segment in segments) else None
 
 
+def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    chosen = options.get("chosen_key") or one_key(record, CHOSEN)
+    rejected = options.get("rejected_key") or one_key(record, REJECTED)
+    if chosen is None or rejected is None:
+        return None
+    if not (_is_side(record.get(chosen)) and _is_side(record.get(rejected))):
+        return False if _is_null(record, chosen) or _is_null(record, rejected) else None
+    margin = record.get("margin")
+    has_margin = isinstance(margin, int | float) and not isinstance(margin, bool)
+    uses = (chosen, rejected, *_asked(record, options), "margin", "input", *_COMMON)
+    return Fit((("margin_key", "margin"),) if has_margin else (), uses)
+
+
+def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    label = options.get("desirable_key") or next((key for key in LABELS if isinstance(record.get(key), bool)), None)
+    if label is None or not isinstance(record.get(label), bool | int):
+        return None
+    prompts = _asked(record, options)
+    answer = options.get("output_key") or one_key(record, COMPLETION)
+    fits = any(key in MESSAGES for key in prompts) or (prompts and answer and _is_side(record.get(answer)))
+    return Fit(uses=(label, *prompts, *([answer] if answer else []), "input", *_COMMON)) if fits else None
+
+
+def _like_reward(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    prompt = options.get("input_key") or "prompt"
+    steps, labels = (options.get(f"{name}_key") or name for name in ("completions", "labels"))
+    found = record.get(steps)
+    fits = isinstance(found, list) and all(isinstance(step, str) for step in found)
+    fits = fits and isinstance(record.get(prompt), str) and isinstance(record.get(labels), list)
+    return Fit(uses=(prompt, steps, labels)) if fits else None
+
+
+def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+    key = options.get("input_key") or "prompt"
+    if _is_side(record.get(key)):
+        return Fit(uses=(key, *_COMMON))
+    return False if _is_null(record, key) else None
+
+
+def _asked(record: Record, options: Mapping[str, Any]) -> list[str]:
+    """The key of the prompt, if the record has one that holds text or messages."""
+    names = [options["input_key"]] if options.get("input_key") else ["prompt", *MESSAGES, *QUESTION]
+    return [name for name in names if _is_side(record.get(name))][:1]
+
+
 def _is_null(record: Record, key: str) -> bool:
     """A column that is there and empty in this row."""
     value = record.get(key)
@@ -233,5 +283,11 @@ _ALL = (
     ),
     RecordShape(name="pretokenized", looks_like=_like_pretokenized, template=PretokenizedTemplate),
     RecordShape(name="segments", looks_like=_like_segments, template=SegmentsTemplate),
+    RecordShape(
+        name="preference", looks_like=_like_preference, template=PreferenceTemplate, has_messages=True, is_packed=False
+    ),
+    RecordShape(name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False),
+    RecordShape(name="reward", looks_like=_like_reward, template=StepwiseTemplate, is_packed=False),
+    RecordShape(name="prompt", looks_like=_like_prompt, template=PromptTemplate, has_messages=True, is_packed=False),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

@@ -96,13 +96,15 @@ class Annotator:
     def main_header(self) -> str | None:
         return self._finder({}).main_header
 
-    def annotate(self, conversation: Conversation, trained: list[bool], *, verify: bool) -> Annotated:
-        """verify: compare both engines on this conversation."""
+    def annotate(
+        self, conversation: Conversation, trained: list[bool], *, verify: bool, generation_prompt: bool = False
+    ) -> Annotated:
+        """verify: compare both engines on this conversation.  generation_prompt: print it at the end, for train_on="all"."""
         messages = with_reasoning(conversation.messages)
         kinds, strings = self._kinds.read(messages)
         order = self._orders.get(kinds) or self._order(kinds)
         beside = conversation.documents or conversation.kwargs
-        given = self.context(messages, conversation)
+        given = self.context(messages, conversation, add_generation_prompt=generation_prompt)
         context = _checked(given, strings if order.is_simple and not beside and not conversation.tools else None)
         renderer = self.renderer
         if order.layouts is not None and not beside and not verify and context is given:

@@ -20,6 +20,9 @@ class ChatOptions:
     train_reasoning: Annotated[bool, "whether the reasoning of a trained turn is trained"] = True
     template_kwargs: Annotated[dict[str, Any] | None, "variables for the chat template"] = None
     today: Annotated[str, "the date that the chat template sees"] = "2025-01-01"
+    message_weights: Annotated[bool, "keep weights of messages such as 0.5, as a weight of each token in the batch"] = (
+        False
+    )
     verify: Annotated[
         str, "conversations rendered a second time to verify their masks: first of every shard, or all"
     ] = "first"
@@ -42,6 +45,10 @@ class ChatOptions:
         check_choice("template_engine", self.template_engine, ("auto", "jinja2"))
         if isinstance(self.train_on, str):
             check_choice("train_on", self.train_on, ("assistant", "last", "completion", "all"))
+        if self.message_weights and self.train_on == "all":
+            raise TemplateError(
+                "message_weights=True weighs trained messages, and train_on='all' trains all text; choose one"
+            )
         kwargs = self.template_kwargs or {}
         if kwargs.get("add_generation_prompt"):
             raise TemplateError(

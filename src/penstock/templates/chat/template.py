@@ -21,15 +21,15 @@ from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.conversation import Conversation
-from penstock.templates.fields import check_roles, train_flag
+from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.render import Renderer
-from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask
+from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask, token_weights
 from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import PARTIAL, UNENDED, UNRENDERED, Record, Samples
+from penstock.types import PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column, Record, Samples, Values
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
@@ -74,6 +74,7 @@ class ChatTemplate:
         train_on = self.options.train_on
         self.train_on = train_on if isinstance(train_on, str) else check_roles(train_on, getattr(reader, "names", {}))
         self.on_unrendered = self.options.on_unrendered  # `check` asks templates with this what they do not print
+        self.columns: tuple[Column, ...] = (WEIGHTS,) if self.options.message_weights else ()
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
         self.renderer = self._open_renderer(text)
@@ -194,7 +195,8 @@ class ChatTemplate:
             if len(batch) == _BATCH:
                 parts.append(self._samples(batch, first, run))
                 batch, first = [], number + 1
-        return join([*parts, self._samples(batch, first, run)], on_nothing=self.options.on_nothing)
+        parts.append(self._samples(batch, first, run))
+        return join(parts, on_nothing=self.options.on_nothing, columns=self.columns)
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
@@ -224,7 +226,16 @@ class ChatTemplate:
                 counts[PARTIAL] = made.num_partial
             for name, count in counts.items():
                 notes.setdefault(name, {})[number] = count
+        columns: dict[str, Values] = {}
+        if self.options.message_weights:
+            try:
+                columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
+            except TemplateError as error:
+                raise TemplateError(
+                    str(error), record=None if error.record is None else first + error.record
+                ) from error
         return Samples(
+            columns=columns,
             input_ids=encoded.ids,
             loss_mask=token_mask(encoded, batch, self._special),
             offsets=encoded.offsets,
@@ -273,8 +284,37 @@ class ChatTemplate:
         conversation, trained, chosen = self._read(record, number)
         if not conversation.messages:
             return Rendering("", [])
-        verify = self.options.verify == "all" or run.num_records < _FIRST_ROWS
-        found = chosen._annotator.annotate(conversation, trained, verify=verify)
+        if self.options.message_weights:
+            return chosen._weighted(conversation, trained, number=run.num_records)
+        return chosen._annotated(conversation, trained, number=run.num_records)
+
+    def _weighted(self, conversation: Conversation, trained: list[bool], *, number: int) -> Rendering:
+        """A rendering with a weight for each span.  Messages of each weight are found by a rendering of their own."""
+        given = [train_weight(message, fractions=True) for message in conversation.messages]
+        weights = [(1.0 if own is None else own) if yes else 0.0 for own, yes in zip(given, trained, strict=True)]
+        found = self._annotated(conversation, trained, number=number)
+        different = sorted(set(weights) - {0.0})
+        found.weights = different * len(found.spans)
+        if len(different) > 1:
+            parts = [
+                (span, value)
+                for value in different
+                for span in self._annotated(conversation, [w == value for w in weights], number=number).spans
+            ]
+            found.spans, found.weights = [span for span, _ in parts], [value for _, value in parts]
+        return found
+
+    def render(self, conversation: Conversation, *, number: int, generation_prompt: bool = False) -> Rendering:
+        """A conversation as text, all of it trained; for train_on="all".  number: of this record; the first are verified."""
+        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
+        trained = [True] * len(conversation.messages)
+        return chosen._annotated(conversation, trained, number=number, generation_prompt=generation_prompt)
+
+    def _annotated(
+        self, conversation: Conversation, trained: list[bool], *, number: int, generation_prompt: bool = False
+    ) -> Rendering:
+        verify = self.options.verify == "all" or number < _FIRST_ROWS
+        found = self._annotator.annotate(conversation, trained, verify=verify, generation_prompt=generation_prompt)
         if self.options.special_in_text == "error":
             self._special_words.refuse(found.context)
         elif self.options.special_in_text == "text":
@@ -299,8 +339,8 @@ class ChatTemplate:
                 )
             chosen = [yes and place >= start for place, yes in enumerate(chosen)]
         for place in [place for place, message in enumerate(messages) if len(message) > 2]:
-            if (flag := train_flag(messages[place])) is not None:
-                chosen[place] = flag
+            if (weight := train_weight(messages[place], fractions=self.options.message_weights)) is not None:
+                chosen[place] = weight > 0
         return chosen
 
     def __repr__(self) -> str:

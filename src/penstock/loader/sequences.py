@@ -1,0 +1,183 @@
+"""Batches of samples that are several sequences, of prompts and of judged steps: the arrays that trl's collators make.
+
+What a store's samples are follows from its columns.  Every sequence becomes a row of its own, so no two of them see each other.  A row of
+the plan that pads a last step holds no sample and gives no row here: the batch is shorter, as trl's last batch is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError
+from penstock.loader.collate import Collator, Made, join_bits
+from penstock.loader.columns import cut, span_values, view
+from penstock.loader.layout import BatchForm
+from penstock.plan.block import Rows
+from penstock.plan.settings import PlanSettings
+from penstock.types import DESIRABLE, MARGIN, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
+
+TOKENS, PAIRS, JUDGED, PROMPTS, STEPS = "tokens", "pairs", "judged answers", "prompts", "judged steps"
+
+_FIXED = {  # options of a batch's layout that these batches do not have, with the only value that they take
+    "padding_free": False,
+    "labels": "unshifted",
+    "attention_mask": "auto",
+}
+
+
+def batch_kind(columns: Sequence[Column]) -> str:
+    """What the samples with these columns are."""
+    if SEQUENCE_LENGTHS in columns:
+        return JUDGED if DESIRABLE in columns else PAIRS
+    return PROMPTS if PROMPT_LENGTHS in columns else STEPS if STEP_LABELS in columns else TOKENS
+
+
+def check_sequences(kind: str, settings: PlanSettings, form: BatchForm, batch_size: int) -> None:
+    """Refuse settings under which sequences would see each other or be cut, or that would have no effect."""
+    if settings.packing != "none":
+        raise PlanError(
+            f"packing={settings.packing!r} puts several samples in a row, and a store of {kind} has rows of its own; pass packing='none'"
+        )
+    for name, value in _FIXED.items():
+        if (given := getattr(form, name)) != value:
+            raise PlanError(f"{name}={given!r} has no effect on batches of {kind}; leave it out")
+    if form.pad_side == "left" and kind != PROMPTS:
+        raise PlanError(f"batches of {kind} are padded on the right, as trl's are; leave pad_side out")
+    if settings.overflow in ("truncate", "split"):
+        raise PlanError(
+            f"overflow={settings.overflow!r} would cut {kind}; choose overflow='drop', which counts them, or 'error'"
+        )
+    if settings.align != 1:
+        raise PlanError(f"align={settings.align} has no effect on batches of {kind}; leave it out")
+    if kind == JUDGED and batch_size < 2:
+        raise PlanError(
+            "batch_size=1: KTO compares each prompt with another row's answer of the same batch, and a single row would be its own; "
+            "set batch_size to 2 or more"
+        )
+
+
+def check_tail(kind: str, tail: str, num_rows: int, *, per_step: int, world_size: int) -> None:
+    """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing."""
+    left, least = num_rows % per_step, 2 if kind == JUDGED else 1
+    if left and (left % world_size or left // world_size < least):
+        ranks = f" on {world_size} ranks" if world_size > 1 else ""
+        raise PlanError(
+            f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}, and a batch of {kind} needs at least {least} on "
+            f"every rank, and as many on each; choose tail='drop' (leaves these rows out and counts them) or 'repeat'"
+        )
+
+
+class SequenceCollator(Collator):
+    """Rows → the arrays of pairs, judged answers, prompts or judged steps.  For one thread."""
+
+    def __init__(
+        self,
+        stores: Sequence[Any],
+        settings: PlanSettings,
+        form: BatchForm,
+        users: Callable[..., Any] | None = None,
+        columns: Sequence[Column] = (),
+    ) -> None:
+        super().__init__(stores, settings, form, users, columns)
+        self._max_length, self._columns = settings.max_length, tuple(columns)
+        self._kind = batch_kind(columns)
+        self._make_arrays = {PAIRS: self._pairs, JUDGED: self._judged, PROMPTS: self._prompts, STEPS: self._steps}
+
+    def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
+        """Yield the arrays of several steps, one at a time."""
+        for rows in steps:
+            arrays, trained = self._make_arrays[self._kind](_Spans(self, rows))
+            yield [(arrays, trained) if self._users is None else self._call_users(arrays, trained, rows)]
+
+    def _pairs(self, spans: "_Spans") -> Made:
+        """(2 B, L): the chosen sequences, then the rejected ones."""
+        lengths = spans.values(SEQUENCE_LENGTHS).astype(np.int64).reshape(-1, 2)
+        starts = np.stack((spans.starts, spans.starts + lengths[:, 0]))  # (2, B)
+        arrays = spans.lay_out(np.tile(spans.shards, 2), starts.ravel(), (starts + lengths.T).ravel())
+        if MARGIN in self._columns:
+            arrays["margin"] = spans.values(MARGIN)
+        return arrays, _num_targets(arrays["completion_mask"])
+
+    def _judged(self, spans: "_Spans") -> Made:
+        """(B, L), and each prompt with the answer of the row before it, for KTO's estimate of the KL divergence."""
+        arrays = spans.lay_out(spans.shards, spans.starts, spans.stops)
+        trained = _num_targets(arrays["completion_mask"])
+        answers = arrays["completion_mask"].sum(axis=1)
+        borders = spans.stops - answers  # an answer is the end of its sequence
+        before = np.roll(np.arange(len(answers)), 1)
+        prompts = (spans.shards, spans.starts, borders)
+        # as trl, which cuts these mismatched sequences at max_length
+        room = self._max_length - (borders - spans.starts)
+        others = (spans.shards[before], borders[before], borders[before] + np.minimum(answers[before], room))
+        mismatched = spans.lay_out(
+            *(np.stack(parts, axis=1).ravel() for parts in zip(prompts, others, strict=True)), parts=2
+        )
+        arrays |= {f"KL_{name}": value for name, value in mismatched.items()}
+        arrays["label"] = spans.values(DESIRABLE).astype(np.bool_)
+        return arrays, trained
+
+    def _prompts(self, spans: "_Spans") -> Made:
+        arrays = spans.lay_out(spans.shards, spans.starts, spans.stops)
+        del arrays["completion_mask"]
+        return arrays, 0
+
+    def _steps(self, spans: "_Spans") -> Made:
+        """The label of a step stands at its last token; all others are ignored.  Labels are not shifted: the model classifies tokens."""
+        arrays = spans.lay_out(spans.shards, spans.starts, spans.stops, column=STEP_LABELS)
+        del arrays["completion_mask"]
+        arrays["labels"] = arrays.pop(STEP_LABELS.name).astype(np.int64)
+        return arrays, int(np.count_nonzero(arrays["labels"] != STEP_LABELS.fill))
+
+
+def _num_targets(mask: npt.NDArray[Any]) -> int:
+    """Trained tokens, without the first of each row, which nothing predicts."""
+    return int(np.count_nonzero(mask[:, 1:]))
+
+
+class _Spans:
+    """The samples of a step: in which shard the tokens of each begin and end, and how slices of them become padded rows."""
+
+    def __init__(self, collator: SequenceCollator, rows: Rows) -> None:
+        spans = rows.spans
+        self._collator, self._count = collator, len(spans)
+        sizes = spans["stop"] - spans["start"]
+        self._found = collator._find(spans, np.ones(len(spans), np.bool_), sizes)
+        self.shards, self.starts, self.stops = self._found[-1]  # (num_spans,); shard 0 is padding
+
+    def values(self, column: Column) -> npt.NDArray[Any]:
+        """Return a column's values per sample, or those of its lists end to end."""
+        return span_values(column, self._found[0], self._count)[0]
+
+    def lay_out(
+        self, shards: Ints, starts: Ints, stops: Ints, *, parts: int = 1, column: Column | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return slices of tokens as padded rows of `parts` slices each: ids, both masks and a column per token."""
+        form, collator = self._collator._form, self._collator
+        lengths = (stops - starts).reshape(-1, parts).sum(axis=1)
+        width = -(-int(lengths.max(initial=1)) // form.pad_to) * form.pad_to
+        if form.padding == "max_length":
+            width = max(width, -(-collator._max_length // form.pad_to) * form.pad_to)
+        place = np.arange(width)
+        is_token = place < lengths[:, None]
+        if form.pad_side == "left":
+            is_token = is_token[:, ::-1]
+        _, ids, bits, _, _ = self._found
+        made = {
+            "input_ids": np.full(is_token.shape, form.pad_id, np.int64),
+            "attention_mask": is_token.astype(np.int64),
+            "completion_mask": np.zeros(is_token.shape, np.int64),
+        }
+        pieces = [np.asarray(piece) for piece in cut(ids, shards, starts, stops)]
+        made["input_ids"][is_token] = np.concatenate(pieces) if pieces else 0
+        made["completion_mask"][is_token] = join_bits(bits, shards, starts, stops)
+        if column is not None:
+            found = [tokens.columns[column.name].values for tokens, *_ in self._found[0]]
+            values = [
+                np.asarray(piece)
+                for piece in cut([view(np.zeros(0, column.dtype)), *map(view, found)], shards, starts, stops)
+            ]
+            made[column.name] = np.full(is_token.shape, column.fill, column.dtype)
+            made[column.name][is_token] = np.concatenate(values) if values else 0
+        return made

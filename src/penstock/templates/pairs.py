@@ -1,0 +1,397 @@
+"""Templates of a prompt with judged answers: preference pairs, single answers (KTO), and prompts to generate from.
+
+A sequence is a prompt and one answer, as trl's trainers read it: the prompt is rendered with the generation prompt, and the answer begins
+where the ids of prompt and answer leave the ids of the prompt.  All of the answer is trained.  A pair is one sample: the tokens of its
+chosen sequence, then those of its rejected one; the column `sequence_lengths` says where one ends.  So the length of a pair is what it
+costs, and nothing may cut it.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import TemplateError
+from penstock.reasons import NOTHING_TO_TRAIN
+from penstock.templates.chat.options import ChatOptions
+from penstock.templates.conversation import Conversation, Reader
+from penstock.templates.fields import check_choice
+from penstock.templates.judged import Sides, read_judged, read_label, read_margin, read_open_prompt, read_pair
+from penstock.templates.samples import KEEP, POLICIES, OnNothing, Rendering, byte_spans, encode_batches
+from penstock.templates.tokenizer.byte_offsets import borders
+from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.types import (
+    DESIRABLE,
+    MARGIN,
+    PROMPT_CUT,
+    PROMPT_LENGTHS,
+    SEQUENCE_LENGTHS,
+    UNRENDERED,
+    Column,
+    Ids,
+    Record,
+    Samples,
+    Values,
+)
+
+if TYPE_CHECKING:
+    from penstock.templates.chat.template import ChatTemplate
+    from penstock.templates.render import Renderer
+
+Chat = Annotated[bool | None, "render text with the chat template, too; null: messages and questions only, as in trl"]
+PromptKey = Annotated[str | None, "column with the prompt"]
+
+
+@dataclass(slots=True)
+class _Read:
+    """A record as renderings: its prompt, then the prompt with each answer.  is_chat: a chat template rendered them."""
+
+    texts: list[Rendering] = field(default_factory=list)
+    is_chat: bool = False
+    value: float = 0  # the record's label or margin, where it has one
+
+    @property
+    def answers(self) -> list[Rendering]:
+        return self.texts[1:] or self.texts
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """The sequences of a record, and how many tokens of each are the prompt.  cut: tokens of the prompt alone that are left out."""
+
+    sequences: list[Ids] = field(default_factory=list)
+    prompt_length: int = 0
+    cut: int = 0
+
+
+class JudgedTemplate:
+    """Base: renders the prompts and answers of records, and finds where the answers begin."""
+
+    version: ClassVar[int] = 1  # raise when the same record gives other tokens
+    name: ClassVar[str]
+    columns: tuple[Column, ...] = ()
+    _chat: "ChatTemplate | None" = None  # None where the tokenizer has no chat template, or none is wanted
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        keys: dict[str, str | None],
+        *,
+        chat: bool | None,
+        on_nothing: str | None,
+        options: dict[str, Any],
+    ) -> None:
+        """keys: names of the record's columns, by option.  options: of conversations, of their reader and of the chat template.
+
+        on_nothing: None keeps samples without a target.
+        """
+        self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
+        self.chat, self._keys = chat, keys
+        self.on_nothing = KEEP if on_nothing is None else check_choice("on_nothing", on_nothing, POLICIES)
+        reads = {each.name: options.pop(each.name) for each in fields(Reader) if each.name in options}
+        self._options = ChatOptions(**options, train_on="all")
+        self._reader = Reader(shape="prompt_completion", **reads)
+        if chat is not False and (chat or tokenizer.chat_templates or self._options.chat_template is not None):
+            from penstock.templates.chat.template import ChatTemplate  # imports two template engines
+
+            self._chat = ChatTemplate(tokenizer, reader=self._reader, **options, train_on="all")
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "template": self.name,
+            "version": self.version,
+            "chat": self.chat,
+            "keys": self._keys,
+            "special_in_text": self._options.special_in_text,
+            "on_refused": self._options.on_refused,
+            "prefix": list(self.tokenizer.prefix),
+            "suffix": list(self.tokenizer.suffix),
+            "eos": self._eos,
+            "tokenizer": self.tokenizer.identity(),
+            "conversations": None if self._chat is None else self._chat.identity(),
+        }
+
+    @property
+    def _eos(self) -> str:
+        return self.tokenizer.special_tokens.get("eos_token", "")
+
+    def with_engine(self, *, fast: bool) -> Self:
+        """The same template; `fast` decides whether fastokens may encode."""
+        made = copy.copy(self)
+        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made._chat = None if self._chat is None else self._chat.with_engine(fast=fast)
+        return made
+
+    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
+        return self.tokenizer.decode(input_ids)
+
+    @property
+    def renderer(self) -> "Renderer":
+        """What renders messages; templates of plain text have none."""
+        if self._chat is None:
+            raise AttributeError("renderer")
+        return self._chat.renderer
+
+    def rendering(self, record: Record) -> Rendering:
+        """The sequences of a record as one text, before `encode` tokenizes them."""
+        return Rendering("".join(each.text for each in self._read(record, 0).answers), [])
+
+    def encode(self, records: Iterable[Record]) -> Samples:
+        return self.encoder()(records)
+
+    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
+        """Return an `encode` for the records of a shard in several parts; both engines render the first records of the shard."""
+        return partial(self._encode_all, numbers=iter(range(1 << 62)))
+
+    def _encode_all(self, records: Iterable[Record], numbers: Iterable[int]) -> Samples:
+        encode = partial(self._encode, numbers=iter(numbers))
+        return encode_batches(records, encode, on_nothing=self.on_nothing, columns=self.columns)
+
+    def _sides(self, record: Record) -> Sides:
+        raise NotImplementedError
+
+    def _value(self, record: Record) -> float:
+        return 0
+
+    def _encode(self, records: Sequence[Record], numbers: Iterable[int]) -> Samples:
+        dropped: dict[int, str] = {}
+        found: list[_Read] = []
+        for place, (record, number) in enumerate(zip(records, numbers, strict=False)):
+            try:
+                found.append(self._read(record, number))
+            except TemplateError as error:
+                self._refuse(place, error, dropped)
+                found.append(_Read())
+        while (made := self._sequences(found, dropped)) is None:
+            pass  # each turn refuses one record more
+        return self._samples(found, made, dropped)
+
+    def _refuse(self, place: int, error: TemplateError, dropped: dict[int, str]) -> None:
+        """Count a record as dropped, or stop."""
+        if self._options.on_refused == "stop":
+            raise TemplateError(
+                f"{error}; to skip and count such records, pass on_refused='skip'", record=place
+            ) from error
+        dropped[place] = "template_refused"
+
+    def _read(self, record: Record, number: int) -> _Read:
+        sides, value = self._sides(record), self._value(record)
+        by_template = sides.has_messages or (sides.is_question and self._chat is not None)
+        if by_template if self.chat is None else self.chat:
+            return _Read(self._rendered(record, sides, number), True, value)
+        if sides.has_messages:
+            raise TemplateError("the record has messages, which chat=False does not render; leave chat= out")
+        self._refuse_unprinted(record)
+        texts = [str(sides.prompt)]
+        for answer in map(str, sides.answers):
+            texts.append(texts[0] + (answer if answer.endswith(self._eos) else answer + self._eos))
+        return _Read([self._plain(text) for text in texts], False, value)
+
+    def _refuse_unprinted(self, record: Record) -> None:
+        """Refuse what plain text has no place for: trl would leave it out without a word."""
+        system = self._reader.system_key
+        keys = [system] if isinstance(system, str) else list(system or ())
+        for key in (*keys, self._reader.tool_key, self._reader.documents_key):
+            if record.get(key):
+                raise TemplateError(
+                    f"the record has {key!r} beside plain text, which does not print it; pass chat=True to render the text as a "
+                    f"conversation, or remove {key!r}"
+                )
+
+    def _plain(self, text: str) -> Rendering:
+        """Plain text, in which special tokens that people wrote are found, except for the end that was added."""
+        policy = self._options.special_in_text
+        size = len(text) - len(self._eos) if self._eos and text.endswith(self._eos) else len(text)
+        if policy == "error" and (found := [token for token in self.tokenizer.special_added if token in text[:size]]):
+            raise TemplateError(
+                f"special token {min(found)!r} is in the text; choose special_in_text='token' to encode it as one, or 'text' to "
+                f"encode its letters"
+            )
+        return Rendering(text, [], plain=[(0, size)] if policy == "text" else [])
+
+    def _rendered(self, record: Record, sides: Sides, number: int) -> list[Rendering]:
+        if self._chat is None:
+            raise TemplateError(
+                f"the record is a conversation, and {self.tokenizer!r} has no chat template; pass chat_template=, or chat=True for ChatML"
+            )
+        answers = sides.answers or ([],)
+        given = [self._chat.read({**record, "prompt": sides.prompt, "completion": answer}) for answer in answers]
+        render = partial(self._chat.render, number=number)
+        texts = [render(_only_prompt(given[0]), generation_prompt=True)]
+        texts += [render(conversation) for conversation in given if sides.answers]
+        lost = sorted({name for text in texts for name in text.unrendered})
+        if lost and self._options.on_unrendered != "warn":
+            raise TemplateError(f"the chat template does not print {', '.join(lost)}; remove it, or set on_unrendered")
+        return texts
+
+    def _sequences(self, found: Sequence[_Read], dropped: dict[int, str]) -> list[_Encoded] | None:
+        """Encode all texts at once.  None where a record had to be refused."""
+        flat = [text for read in found for text in read.texts]
+        ranges = [byte_spans(each.text, each.plain) for each in flat] if any(each.plain for each in flat) else None
+        try:
+            if ranges is None:
+                ids, offsets = self.tokenizer.encode([each.text for each in flat])
+            else:
+                encoded = self.tokenizer.encode_spans([each.text for each in flat], plain=ranges)
+                ids, offsets = encoded.ids, encoded.offsets
+        except TemplateError as error:
+            if error.record is None:
+                raise
+            owners = np.repeat(np.arange(len(found)), [len(read.texts) for read in found])
+            place = int(owners[error.record])
+            self._refuse(place, TemplateError(str(error)), dropped)
+            found[place].texts.clear()
+            return None
+        before, after = (np.array(part, np.uint32) for part in (self.tokenizer.prefix, self.tokenizer.suffix))
+        arrays = iter([ids[start:stop] for start, stop in pairwise(offsets.tolist())])
+        made = []
+        for read in found:
+            own = list(islice(arrays, len(read.texts)))
+            if not read.is_chat and len(before) + len(after):
+                own = [np.concatenate((before, array, after)) for array in own]
+            answers = own[1:] or own
+            length = min((_common(own[0], answer) for answer in answers), default=0)
+            made.append(_Encoded(answers, length, len(own[0]) - length if own else 0))
+        return made
+
+    def _samples(self, found: Sequence[_Read], made: list[_Encoded], dropped: dict[int, str]) -> Samples:
+        notes: dict[str, dict[int, int]] = {}
+        for place, each in enumerate(made):
+            if each.sequences and not self._is_kept(each):
+                dropped[place], made[place] = NOTHING_TO_TRAIN, _Encoded()
+            elif each.cut:
+                notes.setdefault(PROMPT_CUT, {})[place] = each.cut
+            for text in found[place].answers:
+                for name, size in text.unrendered.items():
+                    counts = notes.setdefault(f"{UNRENDERED}{name}", {})
+                    counts[place] = max(size, counts.get(place, 0))
+        empty = [place for place, each in enumerate(made) if not each.sequences]
+        dropped |= {place: NOTHING_TO_TRAIN for place in empty if place not in dropped}
+        lengths = [[len(ids) for ids in each.sequences] for each in made]
+        masks = [
+            np.arange(length) >= each.prompt_length for each, own in zip(made, lengths, strict=True) for length in own
+        ]
+        return Samples(
+            input_ids=np.concatenate([np.zeros(0, np.uint32), *(ids for each in made for ids in each.sequences)]),
+            loss_mask=np.concatenate([np.zeros(0, np.bool_), *masks]),
+            offsets=borders([sum(own) for own in lengths]),
+            dropped=dropped,
+            notes=notes,
+            assistant_characters=sum(text.assistant_characters for read in found for text in read.answers),
+            columns=self._values(found, lengths),
+        )
+
+    def _is_kept(self, made: _Encoded) -> bool:
+        """Whether each answer has a target; nothing predicts a first token."""
+        return all(len(ids) > max(made.prompt_length, 1) for ids in made.sequences)
+
+    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+        flat = np.array([length for own in lengths for length in own], np.int32)
+        return {SEQUENCE_LENGTHS.name: Values(flat, borders([len(own) for own in lengths]))}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.tokenizer!r})"
+
+
+def _only_prompt(conversation: Conversation) -> Conversation:
+    return replace(conversation, messages=conversation.messages[: conversation.prompt_length])
+
+
+def _common(first: Ids, second: Ids) -> int:
+    """The number of ids with which both begin: tokens may be joined over the border of prompt and answer."""
+    size = min(len(first), len(second))
+    different = np.flatnonzero(first[:size] != second[:size])
+    return int(different[0]) if len(different) else size
+
+
+class PreferenceTemplate(JudgedTemplate):
+    """A prompt with a chosen and a rejected answer: two sequences in one sample."""
+
+    name = "preference"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        input_key: PromptKey = None,
+        chosen_key: Annotated[str | None, "column with the chosen answer"] = None,
+        rejected_key: Annotated[str | None, "column with the rejected answer"] = None,
+        margin_key: Annotated[str | None, "column with the margin of a pair, for a reward model"] = None,
+        chat: Chat = None,
+        on_nothing: OnNothing = "drop",
+        **options: Any,
+    ) -> None:
+        keys = {"input_key": input_key, "chosen_key": chosen_key, "rejected_key": rejected_key}
+        super().__init__(
+            tokenizer, {**keys, "margin_key": margin_key}, chat=chat, on_nothing=on_nothing, options=options
+        )
+        self.columns = (SEQUENCE_LENGTHS,) if margin_key is None else (SEQUENCE_LENGTHS, MARGIN)
+
+    def _sides(self, record: Record) -> Sides:
+        return read_pair(record, self._keys)
+
+    def _value(self, record: Record) -> float:
+        key = self._keys["margin_key"]
+        return 0 if key is None else read_margin(record, key)
+
+    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+        made = super()._values(found, lengths)
+        if MARGIN in self.columns:
+            made[MARGIN.name] = Values(np.array([read.value for read in found], np.float32))
+        return made
+
+
+class KtoTemplate(JudgedTemplate):
+    """A prompt with one answer, and whether the answer is desirable."""
+
+    name = "kto"
+    columns = (SEQUENCE_LENGTHS, DESIRABLE)
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        input_key: PromptKey = None,
+        output_key: Annotated[str | None, "column with the answer that is judged"] = None,
+        desirable_key: Annotated[str | None, "column that says whether the answer is desirable"] = None,
+        chat: Chat = None,
+        on_nothing: OnNothing = "drop",
+        **options: Any,
+    ) -> None:
+        keys = {"input_key": input_key, "output_key": output_key, "desirable_key": desirable_key}
+        super().__init__(tokenizer, keys, chat=chat, on_nothing=on_nothing, options=options)
+
+    def _sides(self, record: Record) -> Sides:
+        return read_judged(record, self._keys)
+
+    def _value(self, record: Record) -> float:
+        return read_label(record, self._keys["desirable_key"])
+
+    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+        labels = np.array([read.value for read in found], np.int8)
+        return {**super()._values(found, lengths), DESIRABLE.name: Values(labels)}
+
+
+class PromptTemplate(JudgedTemplate):
+    """A prompt ready for generation: rendered with the generation prompt.  Nothing of it is trained."""
+
+    name = "prompt"
+    columns = (PROMPT_LENGTHS,)
+
+    def __init__(self, tokenizer: Tokenizer, *, input_key: PromptKey = None, chat: Chat = None, **options: Any) -> None:
+        super().__init__(tokenizer, {"input_key": input_key}, chat=chat, on_nothing=None, options=options)
+
+    def _sides(self, record: Record) -> Sides:
+        return read_open_prompt(record, self._keys["input_key"])
+
+    def _is_kept(self, made: _Encoded) -> bool:
+        return True
+
+    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+        [made] = super()._values(found, lengths).values()
+        return {PROMPT_LENGTHS.name: made}
