@@ -155,7 +155,7 @@ def test_a_range_of_a_file_is_an_image(folder: Path, images: Path, tmp_path: Pat
     assert (item.place, item.start, item.num_bytes, item.size) == ("archive.tar", 512, len(data), (60, 90))
     assert template.media.bytes_of(item, dict) == data
     beyond = {**place, "num_bytes": len(data) + 1_000}
-    with pytest.raises(MediaError, match="the record names bytes 512 to .*, and the file has"):
+    with pytest.raises(MediaError, match=r"the record names bytes 512 to .*, and the file has"):
         template.encode([{"messages": [user("<image>?"), ANSWER], "images": [beyond]}])
 
 
