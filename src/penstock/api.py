@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from penstock.cache import Cache
@@ -18,7 +19,7 @@ from penstock.words import spread
 
 if TYPE_CHECKING:
     from penstock.store import Progress, Store
-    from penstock.templates import Detection
+    from penstock.templates import Detection, Tokenizer
 
 __all__ = ["concat", "open", "prepare"]
 
@@ -160,7 +161,19 @@ def choose_template(
         opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
         known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
         own = {name: value for name, value in options.items() if name in known or name not in shared}
-        return remembered_template(template, opened, own, facts)
+        return remembered_template(template, opened, with_media_root(source, template, opened, own), facts)
+
+
+def with_media_root(
+    source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of a template with the folder that paths of media are relative to: that of the source's first file by default."""
+    from penstock.templates.registry import named_processor
+
+    if options.get("media_root") is not None or named_processor(name, tokenizer, options) is None:
+        return options
+    file = Path(source.where(0).file)
+    return {**options, "media_root": str(file.parent.absolute() if file.is_file() else Path.cwd())}
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":

@@ -40,6 +40,9 @@ class Conversation:
     documents: list[Any] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
     prompt_length: int | None = None  # messages before the completion; None if the shape has no such border
+    media: list[Any] = field(
+        default_factory=list
+    )  # what the bare media parts of the messages stand for, in their order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +206,14 @@ class Reader:
                 message["content"] = _joined(parts, "text", what)
             return
         rest = [part for part in parts if part["type"] not in ("reasoning", "tool_call")]
-        message["content"] = _joined(rest, "value", what)
+        if all(part["type"] == "text" for part in rest):
+            message["content"] = _joined(rest, "value", what)
+        else:  # images, video or audio between texts
+            texts = [
+                {"type": "text", "text": _joined([part], "value", what)} if part["type"] == "text" else part
+                for part in rest
+            ]
+            message["content"] = texts
         if thoughts := [part for part in parts if part["type"] == "reasoning"]:
             message["reasoning_content"] = _joined(thoughts, "value", what)
         if values := [part.get("value") for part in parts if part["type"] == "tool_call"]:

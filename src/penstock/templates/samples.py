@@ -11,7 +11,7 @@ import numpy.typing as npt
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders
-from penstock.types import Bools, Column, Ints, Record, Samples, Values, join_notes
+from penstock.types import Bools, Column, Ints, MediaItem, Record, Samples, Values, join_notes
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
 KEEP = "keep"  # instead of a policy: prompts have nothing to train
@@ -112,6 +112,21 @@ class Rendering:
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
     weights: list[float] | None = None  # of each span; None: they all count 1
+    media: list["Inserted"] = field(default_factory=list)  # in the order of the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inserted:
+    """One of a record's media in a rendering: the characters that stand for it, and the tokens among them that are repeated."""
+
+    item: MediaItem  # its span is not known yet
+    begin: int  # characters of the text that the processor puts in place of the placeholder
+    end: int
+    untrained: tuple[int, int]  # the same with what the chat template prints around a placeholder
+    repeats: tuple[tuple[int, int, int], ...]  # (first character, token id, how many times)
+    cut: tuple[
+        int, int
+    ]  # where the placeholder ended in the text before, and how much longer the text has become there
 
 
 def covered(size: int, spans: Spans) -> Bools:

@@ -6,8 +6,7 @@ refused by name, never guessed.
 """
 
 import copy
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,26 +14,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import TemplateError
+from penstock.errors import MediaError, TemplateError
+from penstock.reasons import BAD_MEDIA
 from penstock.templates.chat.annotate import Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
+from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
+from penstock.templates.chat.special_words import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
+from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
+from penstock.templates.processors import Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
-from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask, token_weights
+from penstock.templates.samples import Rendering, byte_spans, join, token_mask, token_weights
 from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column, Record, Samples, Values
+from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column, Ints, Record, Samples, Values
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
-_PLACEHOLDER = "\ufdd1"  # a noncharacter; behind it a number as one character
-_FIRST_TOKEN = 0x100
 
 
 class _NotPrinted(TemplateError):
@@ -47,15 +49,21 @@ class _Run:
 
     on_refused: str
     on_unrendered: str = "warn"
+    on_media: str = "stop"
     num_records: int = 0  # that were rendered
     dropped: dict[int, str] = field(default_factory=dict)
 
     def refused(self, number: int, error: TemplateError) -> None:
         """Count a record as dropped, or stop."""
         unprinted, final = isinstance(error, _NotPrinted), isinstance(error, LimitExceeded | EnginesDiffer)
-        if final or (self.on_unrendered if unprinted else self.on_refused) == "stop":
-            hint = "; fix the record, or set on_refused to 'skip' (skips are counted)"
-            raise TemplateError(f"{error}{'' if final or unprinted else hint}", record=number) from error
+        media = isinstance(error, MediaError)
+        if final or (self.on_unrendered if unprinted else self.on_media if media else self.on_refused) == "stop":
+            hint = f"; fix the record, or set {'on_media' if media else 'on_refused'} to 'skip' (skips are counted)"
+            kind = MediaError if media else TemplateError
+            raise kind(f"{error}{'' if final or unprinted else hint}", record=number) from error
+        if media:
+            self.dropped[number] = BAD_MEDIA
+            return
         unproven = isinstance(error, Unproven)
         self.dropped[number] = "unrendered" if unprinted else "mask_unverified" if unproven else "template_refused"
 
@@ -74,13 +82,17 @@ class ChatTemplate:
         train_on = self.options.train_on
         self.train_on = train_on if isinstance(train_on, str) else check_roles(train_on, getattr(reader, "names", {}))
         self.on_unrendered = self.options.on_unrendered  # `check` asks templates with this what they do not print
-        self.columns: tuple[Column, ...] = (WEIGHTS,) if self.options.message_weights else ()
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
+        self.media, self._without_media = self._open_media()
+        self.columns: tuple[Column, ...] = (WEIGHTS,) if self.options.message_weights else ()
+        if self.media is not None:
+            self.columns += (MEDIA,)
+        self._placer = None if self.media is None else Placer(self.media, tokenizer)
         self.renderer = self._open_renderer(text)
         self._annotator = Annotator(self.renderer, tokenizer, self.options)
         self.ends = self._annotator.ends
-        self._special_words = _SpecialFinder(tokenizer.special_added)
+        self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
@@ -101,7 +113,26 @@ class ChatTemplate:
             renderer.try_fast(contexts)
         else:
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
-        return renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        renderer = renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        renderer.wraps_text = self.media is not None and renderer.needs_parts({**given, "tools": None})
+        return renderer
+
+    def _open_media(self) -> tuple[MediaReader | None, str]:
+        """What reads images, video and audio; else why there is none."""
+        options, tokenizer = self.options, self.tokenizer
+        files = find_processor(options.processor, tokenizer.path)
+        if files is None:
+            return None, "no processor is known; pass processor= the folder with the model's preprocessor_config.json"
+        if files.family is None:
+            return None, f"{files.folder}: {unsupported(files)}"
+        try:
+            processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+        except TemplateError as error:
+            if options.processor is not None:
+                raise
+            return None, str(error)  # texts need none
+        root, most = options.media_root, options.max_image_pixels
+        return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
@@ -142,7 +173,15 @@ class ChatTemplate:
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
+            **({} if self.media is None else {"media": self._media_identity(self.media)}),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
+        }
+
+    def _media_identity(self, media: MediaReader) -> dict[str, Any]:
+        return {
+            **media.identity(),
+            "on_media": self.options.on_media,
+            "text_as_parts": self.renderer.wraps_text,
         }
 
     def describe(self) -> str:
@@ -175,7 +214,7 @@ class ChatTemplate:
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
         """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
-        return partial(self._encode, run=_Run(self.options.on_refused, self.on_unrendered))
+        return partial(self._encode, run=_Run(self.options.on_refused, self.on_unrendered, self.options.on_media))
 
     def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
         run.dropped = {}
@@ -185,8 +224,6 @@ class ChatTemplate:
         for number, record in enumerate(records):
             try:
                 made = self._rendering(record, number, run)
-                if made.unrendered and self.on_unrendered != "warn":
-                    raise _NotPrinted(_not_printed(made.unrendered))
             except TemplateError as error:
                 run.refused(number, error)
                 made = Rendering("", [])
@@ -205,7 +242,14 @@ class ChatTemplate:
     def outline(self, record: Record) -> list[TurnPart]:
         """The text of `rendering`, cut at the headers and ends of its turns."""
         conversation, _, chosen = self._read(record, 0)
-        return chosen._annotator.outline(conversation) if conversation.messages else []
+        parts = chosen._annotator.outline(conversation) if conversation.messages else []
+        media = self.rendering(record).media if conversation.media else []
+        cuts = [each.cut for each in media]
+        return (
+            [replace(part, start=moved(part.start, cuts), stop=moved(part.stop, cuts)) for part in parts]
+            if cuts
+            else parts
+        )
 
     def num_turns(self, record: Record) -> int:
         """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""
@@ -215,8 +259,9 @@ class ChatTemplate:
             return 1  # the error comes where it can say which record it is
 
     def _samples(self, batch: list[Rendering], first: int, run: _Run) -> Samples:
-        while (encoded := self._encoded(batch, first, run)) is None:
+        while (found := self._encoded(batch, first, run)) is None:
             pass  # each turn refuses one record more
+        encoded, repeats = found
         notes: dict[str, dict[int, int]] = {}
         for number, made in enumerate(batch):
             counts = {f"{UNRENDERED}{name}": size for name, size in made.unrendered.items()}
@@ -226,31 +271,39 @@ class ChatTemplate:
                 counts[PARTIAL] = made.num_partial
             for name, count in counts.items():
                 notes.setdefault(name, {})[number] = count
-        columns: dict[str, Values] = {}
-        if self.options.message_weights:
-            try:
-                columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
-            except TemplateError as error:
-                raise TemplateError(
-                    str(error), record=None if error.record is None else first + error.record
-                ) from error
+        ids, mask, offsets = encoded.ids, token_mask(encoded, batch, self._special), encoded.offsets
+        columns = self._weights(encoded, batch, first)
+        if self.media is not None:
+            ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, repeats, mask, batch)
+            if self.options.message_weights:
+                columns[WEIGHTS.name] = Values(np.repeat(columns[WEIGHTS.name].values, repeats) * mask)
         return Samples(
+            input_ids=ids,
+            loss_mask=mask,
+            offsets=offsets,
             columns=columns,
-            input_ids=encoded.ids,
-            loss_mask=token_mask(encoded, batch, self._special),
-            offsets=encoded.offsets,
             dropped={number - first: why for number, why in run.dropped.items() if number >= first},
             notes=notes,
             assistant_characters=sum(made.assistant_characters for made in batch),
         )
 
-    def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> Encoded | None:
-        """None where a record had to be refused, and left out of the batch."""
+    def _weights(self, encoded: Encoded, batch: list[Rendering], first: int) -> dict[str, Values]:
+        """The weights of tokens as a column, where the option message_weights asks for it."""
+        if not self.options.message_weights:
+            return {}
+        try:
+            return {WEIGHTS.name: Values(token_weights(encoded, batch, self._special))}
+        except TemplateError as error:
+            raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
+
+    def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> tuple[Encoded, Ints] | None:
+        """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
         ranges = [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
         try:
-            return self.tokenizer.encode_spans(texts, plain=ranges)
+            encoded = self.tokenizer.encode_spans(texts, plain=ranges)
+            return encoded, count_tokens(encoded, batch)
         except TemplateError as error:
             if error.record is None:
                 raise
@@ -263,6 +316,8 @@ class ChatTemplate:
     def read(self, record: Record, number: int | None = None) -> Conversation:
         """A record as a conversation.  A content of null is left out, as transformers does, unless the template needs it."""
         conversation: Conversation = self.reader(record, number)
+        if self.media is not None:
+            conversation = collect(record, conversation)
         if self._annotator.needs_null or getattr(self.reader, "nulls", None) == "keep":
             return conversation
         messages = conversation.messages
@@ -278,6 +333,8 @@ class ChatTemplate:
         chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
+            left = len(part_types(conversation.messages)) if conversation.media else 0
+            conversation = replace(conversation, media=conversation.media[:left])
         return conversation, trained, chosen
 
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
@@ -321,7 +378,20 @@ class ChatTemplate:
             found.made.plain = self._special_words.places(
                 found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
             )
-        return found.made
+        made = found.made
+        if made.unrendered and run.on_unrendered != "warn":
+            raise _NotPrinted(_not_printed(made.unrendered))
+        if self._placer is not None:
+            return self._placer.place(made, conversation.media, found.context)
+        self._refuse_media(record, conversation, made)
+        return made
+
+    def _refuse_media(self, record: Record, conversation: Conversation, made: Rendering) -> None:
+        """Raise for media that the chat template prints, where no processor can say which tokens they are."""
+        types = part_types(conversation.messages)
+        printed = [name for name in types if not any(key.endswith(f"content[{name}]") for key in made.unrendered)]
+        if printed or (has_media(record) and has_tags(conversation)):
+            raise MediaError(f"the record has media ({', '.join(printed) or 'tags'}), and {self._without_media}")
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Return which messages are trained; a message's own flag takes precedence."""
@@ -362,64 +432,3 @@ def _not_printed(fields: dict[str, int]) -> str:
         f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
         f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
     )
-
-
-class _SpecialFinder:
-    """Finds special tokens in the text of messages, not in the text of the template.
-
-    Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the tokens put back equals the
-    rendering of the record as it is, the places of the placeholders are the places of the tokens.
-    """
-
-    def __init__(self, special: Collection[str]) -> None:
-        self._tokens = sorted(special, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
-
-    def refuse(self, context: dict[str, Any]) -> None:
-        """Raise if the text of a message contains a special token."""
-        if found := self._hidden(context)[1]:
-            raise TemplateError(
-                f"special token {found[0]!r} is in a message; choose special_in_text='token' to encode it as one, "
-                f"or 'text' to encode its letters"
-            )
-
-    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
-        """Character spans of special tokens that people wrote."""
-        hidden, written = self._hidden(context)
-        if not written:
-            return []
-        first, *rest = render(hidden).split(_PLACEHOLDER)
-        shown, spans = first, list[tuple[int, int]]()
-        for part in rest:
-            token = self._tokens[ord(part[0]) - _FIRST_TOKEN]
-            spans.append((len(shown), len(shown) + len(token)))
-            shown += token + part[1:]
-        if shown != text:
-            raise Unproven(
-                "the chat template looks for a special token that a message holds, so it cannot be encoded as text"
-            )
-        return spans
-
-    def _hidden(self, context: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The context with placeholders, and the tokens that were replaced."""
-        written: list[str] = []
-
-        def hide(match: re.Match[str]) -> str:
-            written.append(match[0])
-            return f"{_PLACEHOLDER}{chr(_FIRST_TOKEN + self._tokens.index(match[0]))}"
-
-        parts = {name: self._changed(context.get(name), hide) for name in ("messages", "tools", "documents")}
-        return {**context, **parts}, written
-
-    def _changed(self, value: Any, hide: Callable[[re.Match[str]], str], key: str = "") -> Any:
-        if isinstance(value, str):
-            return value if key == "role" else self._pattern.sub(hide, value)
-        if isinstance(value, dict):
-            return {name: self._changed(inner, hide, name) for name, inner in value.items()}
-        if not isinstance(value, list | tuple):
-            return value
-        texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        count = self._pattern.findall
-        if len(texts) > 1 and len(count("".join(texts))) > sum(len(count(text)) for text in texts):
-            raise Unproven("two parts of a message together form a special token; write the text as one part")
-        return [self._changed(inner, hide) for inner in value]
