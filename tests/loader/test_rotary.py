@@ -17,8 +17,17 @@ pytest.importorskip("transformers")
 def config(family: str) -> Any:
     import transformers
 
-    text = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
-    text |= {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 8,
+    }
+    text |= {
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+    }
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
     if family == "Qwen2VL":
         vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}
@@ -30,7 +39,9 @@ def config(family: str) -> Any:
     return getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision)
 
 
-def sample(rng: random.Random, family: str) -> tuple[list[int], list[tuple[int, int, int]], list[Any], list[Any], list[float]]:
+def sample(
+    rng: random.Random, family: str
+) -> tuple[list[int], list[tuple[int, int, int]], list[Any], list[Any], list[float]]:
     """Token types, and the grids of images and of videos; (kind, start, grid) of each run of placeholders."""
     types: list[int] = [0] * rng.randrange(4)
     runs: list[Any] = []

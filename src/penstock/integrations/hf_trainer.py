@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
 from penstock.integrations.isolation import check_isolation
-from penstock.integrations.model_inputs import ModelInputs
+from penstock.integrations.model_inputs import ModelInputs, inputs_for
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
 from penstock.loader.guards import EvalBatches, refuse_the_same
@@ -87,7 +87,7 @@ class FromLoader:
             self.loader.restart()
         self._samples = 0
         accumulate, given = self.args.gradient_accumulation_steps, self._max_steps_given
-        self._steps = _Steps(self.loader, ModelInputs(self.model), before=done * accumulate)
+        self._steps = _Steps(self.loader, inputs_for(self.model, self.loader), before=done * accumulate)
         if self.loader.epochs is not None:
             all_steps = -(-len(self._steps) // accumulate)
             if given > all_steps:
@@ -171,7 +171,7 @@ class FromLoader:
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def _eval_steps(self, loader: Loader) -> "_EvalSteps":
-        steps = _EvalSteps(loader, ModelInputs(self.model))
+        steps = _EvalSteps(loader, inputs_for(self.model, loader))
         self.check_isolation(loader, self.model)
         return steps
 

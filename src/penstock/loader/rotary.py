@@ -11,6 +11,25 @@ import numpy as np
 
 from penstock.types import Ints
 
+# Families with multimodal rotary positions whose text model finds packed samples only in position_ids of shape [4, rows, length]: row 0
+# the positions in the sample, rows 1 to 3 time, height and width, which are equal for text.  A test compares this with transformers.
+FOUR_POSITIONS = frozenset(
+    {
+        *(
+            "cohere_compass",
+            "cosmos3_edge",
+            "ernie4_5_vl_moe",
+            "glm4v",
+            "glm4v_moe",
+            "glm_image",
+            "glm_ocr",
+            "paddleocr_vl",
+        ),
+        *("qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
+        *("qwen3_vl", "qwen3_vl_moe", "qwen4_exp"),
+    }
+)
+
 ROWS = 4  # of position_ids: the number in the sample, which says where samples begin, then time, height and width
 
 
@@ -48,5 +67,6 @@ def rotary_positions(length: int, grids: Sequence[Grid]) -> Ints:
 
 def _count(positions: Ints, first: int) -> int:
     """Fill the rows with first, first + 1 …; return how many there are."""
-    positions[:] = np.arange(first, first + positions.shape[1])
-    return positions.shape[1]
+    size = len(positions[0])
+    positions[:] = np.arange(first, first + size)
+    return size
