@@ -8,9 +8,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -25,6 +27,12 @@ from penstock.loader.prefetch import refuse_fork
 from penstock.loader.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
 from penstock.plan.block import Rows
 from penstock.types import MEDIA, Ints, MediaItem, unpack_media
+
+_TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem
+    "image": ((448, 448), 0.0),
+    "video": ((8, 448, 448), 2.0),
+    "audio": ((160_000,), 16_000.0),
+}
 
 Finish = Callable[[dict[str, Any], Rows, int], tuple[dict[str, Any], int]]
 
@@ -46,7 +54,7 @@ class MediaStage:
                     f"{found!r}; a batch is for one model: prepare them with one processor="
                 )
         self.four_positions = self.processor.family in FOUR_POSITIONS
-        self.token_ids: dict[str, int] = self._readers[first].token_ids
+        self.token_ids = _token_ids(self.processor, stores[first].template.tokenizer)
         if pad_id in self.token_ids.values():
             raise PlanError(
                 f"pad_id={pad_id} is the id of a media placeholder; choose another pad_id, as the tokenizer's"
@@ -221,6 +229,16 @@ def _reader(name: str, store: Any) -> Any:
             f"processor=, or rename the column of your own template"
         )
     return reader
+
+
+def _token_ids(processor: Any, tokenizer: Any) -> dict[str, int]:
+    """Return the id of the placeholder that is repeated for each kind of media; the model replaces it by features."""
+    found = {}
+    for kind in processor.kinds:
+        with suppress(MediaError):  # a kind that the family cannot count yet, so no sample has any
+            pieces = processor.expand(kind, *_TYPICAL[kind])
+            found[kind] = tokenizer.added_tokens[max(pieces, key=itemgetter(1))[0]]
+    return found
 
 
 def _moved(item: MediaItem, start: int) -> MediaItem:
