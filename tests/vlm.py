@@ -118,6 +118,12 @@ def make_data(folder: Path, family: str, *, count: int = 24, seed: int = 5) -> P
     return data
 
 
+def family_of(folder: Path) -> str:
+    """The family of the model's folder that `make_data` wrote."""
+    described = json.loads((folder / "model" / "preprocessor_config.json").read_text())
+    return next(family for family, name in CLASSES.items() if described["processor_class"] == f"{name}Processor")
+
+
 def prepare(folder: Path, **options: Any) -> Any:
     import penstock as ps
 

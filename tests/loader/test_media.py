@@ -242,7 +242,9 @@ def test_an_image_is_opened_as_transformers_opens_a_path(tmp_path: Path, mode: s
     exif[0x0112] = orientation
     path = tmp_path / ("image.tiff" if mode == "CMYK" else "image.png")
     # transformers opens the path: Pillow does not turn TIFFs without compression that it maps into memory
-    options: dict[str, Any] = {"P": {"transparency": bytes(range(256))}, "CMYK": {"compression": "tiff_lzw"}}.get(mode, {})
+    options: dict[str, Any] = {"P": {"transparency": bytes(range(256))}, "CMYK": {"compression": "tiff_lzw"}}.get(
+        mode, {}
+    )
     image.save(path, exif=exif, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transparency in palettes

@@ -44,6 +44,7 @@ class FromLoader:
     accelerator: Any
     eval_dataset: Any
     _steps: "_Steps"
+    _loaded_from: str  # the checkpoint whose weights were loaded last
     _samples: int  # that this rank has trained in this call of train()
     _isolated: frozenset[Any] = frozenset()  # forms of batches for which the model has passed the isolation check
     _sums: torch.Tensor | None = None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
@@ -104,6 +105,21 @@ class FromLoader:
             raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without a Loader; start a new run")
         self.loader.load_state_dict(json.loads((folder / STATE).read_text()))
         return int(json.loads((folder / _TRAINER_STATE).read_text())["global_step"])
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self._loaded_from = resume_from_checkpoint
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:
+        self._loaded_from = self.state.best_model_checkpoint
+        super()._load_best_model()  # type: ignore[misc]
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Load weights that have other names in a checkpoint; the Trainer would leave them as they are, and warn."""
+        if load_result.missing_keys and load_result.unexpected_keys:
+            load_renamed(self.model, self._loaded_from)
+        else:
+            super()._issue_warnings_after_load(load_result)  # type: ignore[misc]
 
     def _run_epoch(self, **options: Any) -> Any:
         """Run the Trainer's one pass.  After a resume it is over what is left, and there is nothing to skip."""
@@ -255,6 +271,19 @@ def loaders_in(eval_dataset: Any) -> list[Loader]:
     for loader in found:
         _EvalSteps(loader)
     return found
+
+
+def load_renamed(model: Any, folder: str) -> None:
+    """Load weights that save_pretrained saved under older names, as it does for Qwen2.5-VL: from_pretrained knows both."""
+    opened, info = type(model).from_pretrained(folder, output_loading_info=True)
+    weights, own = opened.state_dict(), model.state_dict()
+    if info["missing_keys"] or weights.keys() != own.keys():
+        absent = sorted({*info["missing_keys"], *(own.keys() - weights.keys())})
+        raise PlanMismatch(
+            f"{folder} does not hold the weights of this {type(model).__name__}: {len(absent)} are missing, such as {absent[:3]}; resume "
+            f"with the model that was trained"
+        )
+    model.load_state_dict(weights)
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
