@@ -150,6 +150,19 @@ def test_killed_and_resumed_it_trains_the_same_batches(family: str, trainer: str
     assert lines["rest"] == lines["whole"][kept:]  # the losses too, to the last bit
 
 
+def test_two_ranks_are_killed_and_one_goes_on(tmp_path: Path) -> None:
+    """A step of a rank may have no image: its vision tower gets no gradient, which the Trainer allows for such models."""
+    vlm.make_data(tmp_path, "qwen3_vl", count=64)
+    drive("ranks", tmp_path)
+    batches = list(open_loader(tmp_path, output="numpy", batch_size=4))
+    whole = [batch["input_ids"].tolist() for batch in batches]
+    cut = [[line["ids"] for line in logged(tmp_path / f"cut-{rank}.jsonl")] for rank in range(2)]
+    for mine, theirs, expected in zip(*cut, whole, strict=False):
+        assert [mine[0], theirs[0], mine[1], theirs[1]] == expected
+    rest = [line["ids"] for line in logged(tmp_path / "rest.jsonl")]
+    assert 0 < len(whole) - len(rest) < DIE_AT and rest == whole[len(whole) - len(rest) :]
+
+
 # The isolation check
 
 

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_positions_of_every_sample_are_those_of_the_model(folder: Path, store: A
         borders = batch["cu_seqlens"].tolist()
         flat, numbers = batch["input_ids"].reshape(-1), batch["seq_idx"].reshape(-1)
         positions = batch["position_ids"].reshape(4, -1)
-        for begin, end in zip(borders, borders[1:], strict=False):
+        for begin, end in pairwise(borders):
             if numbers[begin] < 0:
                 assert positions[:, begin:end].tolist() == [list(range(end - begin))] * 4
                 continue
@@ -310,7 +311,7 @@ def test_errors_come_where_their_step_is(own: Path) -> None:
     (own / "images" / "20-0.png").unlink()
     given = {"batch_size": 1, "max_length": 256, "packing": "none", "shuffle": False, "prefetch": 8}
     loader, seen = ps.Loader(store, **given), []
-    with pytest.raises(MediaError, match="data.jsonl:21"):
+    with pytest.raises(MediaError, match=r"data.jsonl:21"):
         for batch in loader:
             seen.append(batch.step)
     assert seen == list(range(20)) and loader.state_dict()["step"] == 20

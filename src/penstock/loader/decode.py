@@ -141,9 +141,9 @@ class Patches:
     def _is_exact(self) -> bool:
         from PIL import Image
 
-        rng = np.random.default_rng(0)
         for height, width in ((67, 131), (4 * self._patch * self._merge, 3 * self._patch * self._merge)):
-            image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+            noise = np.arange(height * width * 3, dtype=np.uint64) * np.uint64(2654435761) >> np.uint64(13)
+            image = Image.fromarray(noise.astype(np.uint8).reshape(height, width, 3))
             expected = self._processor(images=[image], return_tensors="np")
             pixels, grid = self._pixels(image)
             same = np.array_equal(pixels, expected["pixel_values"]) and pixels.dtype == expected["pixel_values"].dtype
