@@ -86,14 +86,14 @@ class ChatTemplate:
         self.on_unrendered = self.options.on_unrendered  # `check` asks templates with this what they do not print
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
+        self.media, self._without_media = self._open_media()
+        self.columns: tuple[Column, ...] = () if self.media is None else (MEDIA,)
+        self._placer = None if self.media is None else Placer(self.media, tokenizer)
         self.renderer = self._open_renderer(text)
         self._annotator = Annotator(self.renderer, tokenizer, self.options)
         self.ends = self._annotator.ends
         self._special_words = _SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
-        self.media, self._without_media = self._open_media()
-        self.columns: tuple[Column, ...] = () if self.media is None else (MEDIA,)
-        self._placer = None if self.media is None else Placer(self.media, tokenizer)
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             self._for_tools = ChatTemplate(tokenizer, reader=reader, **{**options, "chat_template": for_tools})
@@ -113,7 +113,9 @@ class ChatTemplate:
             renderer.try_fast(contexts)
         else:
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
-        return renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        renderer = renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        renderer.wraps_text = self.media is not None and renderer.needs_parts({**given, "tools": None})
+        return renderer
 
     def _open_media(self) -> tuple[MediaReader | None, str]:
         """What reads images, video and audio; else why there is none."""
@@ -123,7 +125,12 @@ class ChatTemplate:
             return None, "no processor is known; pass processor= the folder with the model's preprocessor_config.json"
         if files.family is None:
             return None, f"{files.folder}: {unsupported(files)}"
-        processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+        try:
+            processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+        except TemplateError as error:
+            if options.processor is not None:
+                raise
+            return None, str(error)  # texts need none
         root, most = options.media_root, options.max_image_pixels
         return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
@@ -166,8 +173,15 @@ class ChatTemplate:
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
-            **({} if self.media is None else {"media": {**self.media.identity(), "on_media": options.on_media}}),
+            **({} if self.media is None else {"media": self._media_identity(self.media)}),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
+        }
+
+    def _media_identity(self, media: MediaReader) -> dict[str, Any]:
+        return {
+            **media.identity(),
+            "on_media": self.options.on_media,
+            "text_as_parts": self.renderer.wraps_text,
         }
 
     def describe(self) -> str:
