@@ -13,7 +13,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import MediaError, PlanError
-from penstock.loader.decode import open_decoder, open_image
+from penstock.loader.decode import open_image
+from penstock.loader.families import open_decoder
 from penstock.testing import check_resume
 from tests import vlm
 

@@ -1,35 +1,57 @@
-"""Images → arrays, as the model's own image processor makes them.  Who opens an image decides how it looks: upright, without alpha.
+"""Images and videos of Qwen-VL → arrays, and what all families share.  Who opens an image decides how it looks: upright, without alpha.
 
 An image is turned as its EXIF orientation says and converted to RGB, as transformers' `load_image` does it.  Pillow and numpy release
 the GIL here, so threads decode side by side.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import PlanError
+from penstock.errors import MediaError
+from penstock.loader.streams import read_frames
 from penstock.types import MediaItem
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 # Arrays that hold media.  A model that does not take them would train on placeholders without features, and say nothing.
-MEDIA_ARRAYS = frozenset({"pixel_values", "image_grid_thw"})
+MEDIA_ARRAYS = frozenset(
+    {
+        *(
+            "pixel_values",
+            "image_grid_thw",
+            "pixel_values_videos",
+            "video_grid_thw",
+            "pixel_attention_mask",
+            "image_sizes",
+        ),
+        *("input_features", "feature_attention_mask", "token_type_ids"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The arrays of one image, and how many placeholders the model replaces by its features."""
+    """The arrays of one image, video or audio clip, and how many placeholders the model replaces by its features."""
 
     kind: str
     arrays: Arrays
     placeholders: int
     grid: tuple[int, int, int] | None = None  # placeholders by time, height and width, for rotary positions
     interval: float = 1.0  # positions between two moments of the grid
+
+
+# Settings of a video processor that must be those of the image processor.
+_SHARED = (
+    *("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor", "resample"),
+    *("do_resize", "do_rescale", "do_normalize"),
+)
 
 
 class Decoder(Protocol):
@@ -65,45 +87,72 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
     return image.convert("RGB")
 
 
-class Plain:
-    """Families whose images are one or more tiles of one size: pixel_values of all tiles, end to end."""
-
-    def __init__(self, image_processor: Any, tokens_per_tile: int, bytes_per_token: int) -> None:
-        self._processor, self._tokens = image_processor, tokens_per_tile
-        self.bytes_per_token = bytes_per_token
-
-    def decode(self, item: MediaItem, data: bytes) -> Decoded:
-        found = self._processor(images=[open_image(data, item.size)], return_tensors="np")
-        pixels = found["pixel_values"]
-        return Decoded(kind="image", arrays={"pixel_values": pixels}, placeholders=len(pixels) * self._tokens)
-
-    def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
-        return concatenate(each for row in rows for each in row)
-
-
 class Patches:
-    """Qwen-VL: pixel_values of all patches, end to end, and the grid of each image.
+    """Qwen-VL: pixel_values of all patches, end to end, and the grid of each image or video.
 
     Resizing is Pillow's.  What follows is a function of one byte, so its 256 results come from a table that the processor itself
-    has filled: the same bits in a fraction of the time.  `is_exact` compares the two once; if they differ, the processor does it all.
+    has filled: the same bits in a fraction of the time.  `_is_exact` compares the two once; if they differ, the processor does it all.
+
+    Frames of a video are resized and scaled as the image processor does it.  transformers' own video processor needs torchvision, whose
+    resizing rounds otherwise.
     """
 
     def __init__(self, processor: Any) -> None:
-        self._processor, self._resized = processor.image_processor, processor.counts.resized
+        self._own, self._processor = processor, processor.image_processor
         image_processor = self._processor
         self._patch, self._merge = int(image_processor.patch_size), int(image_processor.merge_size)
         self._times = int(image_processor.temporal_patch_size)
         self.bytes_per_token = 4 * 3 * self._times * (self._patch * self._merge) ** 2
+        self.tokens_per_second = _tokens_per_second(processor.folder)
         self._table = self._make_table() if processor.by_formula and self._is_known() else None
         if self._table is not None and not self._is_exact():
             self._table = None
 
     def decode(self, item: MediaItem, data: bytes) -> Decoded:
+        if item.kind == "video":
+            return self._decode_video(item, data)
         pixels, grid = self._pixels(open_image(data, item.size))
+        return self._decoded("image", {"pixel_values": pixels, "image_grid_thw": grid}, grid)
+
+    def _decode_video(self, item: MediaItem, data: bytes) -> Decoded:
+        chosen, settings = self._own.frames(item.size, item.rate), self._own.counts.video
+        given = [name for name in _SHARED if settings.get(name) is not None]
+        other = [name for name in given if _plain(settings[name]) != _plain(getattr(self._processor, name))]
+        if self._table is None or other:
+            raise MediaError(
+                f"frames are scaled by the image processor, and the settings of videos differ from it in "
+                f"{', '.join(other) or 'their steps'}; set them alike in {self._own.folder}"
+            )
+        frames = read_frames(data, item.size, chosen)
+        height, width = self._own.counts.video_resized(len(frames), *item.size[1:])
+        resized = [np.asarray(frame.resize((width, height), self._processor.resample)) for frame in frames]
+        resized += resized[-1:] * (-len(resized) % self._times)  # as many as whole patches have
+        moments = [
+            self._patches(resized[place : place + self._times], self._table)
+            for place in range(0, len(resized), self._times)
+        ]
+        grid = np.array([[len(moments), height // self._patch, width // self._patch]], np.int64)
+        arrays: Arrays = {"pixel_values_videos": np.concatenate(moments), "video_grid_thw": grid}
+        seconds = self._times / (len(chosen) / item.size[0] * item.rate)  # of one moment
+        return self._decoded("video", arrays, grid, self._interval(seconds))
+
+    def _interval(self, seconds: float) -> float:
+        """Return how many positions a moment of a video takes: only Qwen2.5-VL counts seconds in its positions."""
+        if self._own.family != "qwen2_5_vl":
+            return 1.0
+        if self.tokens_per_second is None:
+            raise MediaError(
+                f"positions of videos depend on vision_config.tokens_per_second of the model, and {self._own.folder} has no config.json "
+                f"that says it; copy the model's config.json there"
+            )
+        return float(np.float32(seconds) * np.float32(self.tokens_per_second))  # in 32 bits, as in transformers
+
+    def _decoded(self, kind: str, arrays: Arrays, grid: npt.NDArray[Any], interval: float = 1.0) -> Decoded:
         times, height, width = grid[0].tolist()
         merged = (times, height // self._merge, width // self._merge)
-        arrays = {"pixel_values": pixels, "image_grid_thw": grid}
-        return Decoded(kind="image", arrays=arrays, placeholders=merged[0] * merged[1] * merged[2], grid=merged)
+        return Decoded(
+            kind=kind, arrays=arrays, placeholders=times * merged[1] * merged[2], grid=merged, interval=interval
+        )
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         return concatenate(each for row in rows for each in row)
@@ -112,19 +161,26 @@ class Patches:
         if self._table is None:
             found = self._processor(images=[image], return_tensors="np")
             return found["pixel_values"], found["image_grid_thw"]
-        patch, merge = self._patch, self._merge
-        height, width = self._resized(image.height, image.width)
-        down, across = height // patch, width // patch
+        height, width = self._own.counts.resized(image.height, image.width)
         values = np.asarray(image.resize((width, height), self._processor.resample))
-        values = values.reshape(down // merge, merge, patch, across // merge, merge, patch, 3).transpose(
-            0, 3, 1, 4, 6, 2, 5
-        )
-        values = np.ascontiguousarray(values).reshape(down * across, 3, patch * patch)
-        out = np.empty((down * across, 3, self._times, patch * patch), np.float32)
-        for channel in range(3):
-            out[:, channel, 0] = np.take(self._table[channel], values[:, channel])
-        out[:, :, 1:] = out[:, :, :1]  # an image is a video that stands still
-        return out.reshape(down * across, -1), np.array([[1, down, across]], np.int64)
+        grid = np.array([[1, height // self._patch, width // self._patch]], np.int64)
+        return self._patches([values] * self._times, self._table), grid  # an image is a video that stands still
+
+    def _patches(self, frames: Sequence[npt.NDArray[Any]], table: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the patches of one moment: (patches, channels × frames × patch × patch)."""
+        patch, merge = self._patch, self._merge
+        down, across = (side // patch for side in frames[0].shape[:2])
+        shape = (down // merge, merge, patch, across // merge, merge, patch, 3)
+        out = np.empty((down * across, 3, len(frames), patch * patch), np.float32)
+        for time, frame in enumerate(frames):
+            if time and frame is frames[0]:
+                out[:, :, time] = out[:, :, 0]
+                continue
+            values = np.ascontiguousarray(frame.reshape(shape).transpose(0, 3, 1, 4, 6, 2, 5))
+            values = values.reshape(down * across, 3, patch * patch)
+            for channel in range(3):
+                out[:, channel, time] = np.take(table[channel], values[:, channel])
+        return out.reshape(down * across, -1)
 
     def _is_known(self) -> bool:
         steps = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
@@ -161,11 +217,13 @@ def concatenate(media: Iterable[Decoded]) -> Arrays:
     return {name: found[0] if len(found) == 1 else np.concatenate(found) for name, found in parts.items()}
 
 
-def open_decoder(processor: Any) -> Decoder:
-    """Return what decodes the media of this processor's family; refuse a family that the loader does not know."""
-    if processor.family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-        return Patches(processor)
-    raise PlanError(
-        f"the store was prepared with a processor of the family {processor.family!r}, whose media the loader cannot decode yet; it "
-        f"decodes those of qwen2_vl, qwen2_5_vl and qwen3_vl"
-    )
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | list) else value
+
+
+def _tokens_per_second(folder: str) -> float | None:
+    """Return what the model's config.json beside the processor says; None if there is none."""
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = config.get("vision_config", {}).get("tokens_per_second")
+    return None if found is None else float(found)

@@ -21,7 +21,8 @@ import numpy as np
 from penstock.errors import MediaError, PenstockError, PlanError
 from penstock.loader.batch import Batch, has_media
 from penstock.loader.collate import PADDING
-from penstock.loader.decode import Decoded, Decoder, open_decoder
+from penstock.loader.decode import Decoded, Decoder
+from penstock.loader.families import open_decoder
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.prefetch import refuse_fork
 from penstock.loader.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
@@ -162,7 +163,11 @@ class MediaStage:
             shape = arrays["position_ids"].shape
             arrays["position_ids"] = np.concatenate((positions[None], three)).reshape(ROWS, *shape)
         borders = batch.rows.starts.tolist()
+        if len(arrays["input_ids"]) != batch.rows.num_rows:  # one flat row
+            borders = [0, len(by_span)]
         by_row = [[each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)]
+        if self.processor.family == "gemma3":  # tokens of an image see each other
+            arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(np.int64)
         return {**arrays, **(self._decoder.combine(by_row) if decoded else {})}
 
     def _compare(self, span: Any, item: MediaItem, decoded: Decoded, ids: Ints) -> list[Grid]:
@@ -180,7 +185,9 @@ class MediaStage:
         _, height, width = decoded.grid
         if places[-1] - places[0] == len(places) - 1:
             return [Grid(start=int(places[0]), shape=decoded.grid, interval=decoded.interval)]
-        return [Grid(start=int(first), shape=(1, height, width)) for first in places[:: height * width]]
+        moments = places.reshape(-1, height * width)  # Qwen3-VL writes a time before each of them
+        assert (moments[:, -1] - moments[:, 0] == height * width - 1).all(), "placeholders of a moment stand together"
+        return [Grid(start=int(first), shape=(1, height, width)) for first in moments[:, 0]]
 
     def _compare_all(
         self, ids: Ints, labels: Ints, spans: np.ndarray, begins: Ints, by_span: list[list[Decoded]]
