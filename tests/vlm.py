@@ -22,6 +22,7 @@ TEMPLATE = (
     "<|vision_start|><|video_pad|><|vision_end|>{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TOKENS_PER_SECOND = 3
 PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16}
 CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 
@@ -49,8 +50,17 @@ def image_processor(family: str) -> Any:
     return Qwen2VLImageProcessorPil(**options)
 
 
+def video_settings(family: str) -> dict[str, Any]:
+    """What video_preprocessor_config.json says: two frames a second, of few pixels."""
+    image, patch = image_processor(family), PATCH[family]
+    same = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor")
+    sizes = {"shortest_edge": (2 * patch) ** 2, "longest_edge": 80 * (2 * patch) ** 2}
+    sampled = {"do_sample_frames": True, "fps": 2.0, "min_frames": 2, "max_frames": 12}
+    return {name: getattr(image, name) for name in same} | {"size": sizes, "resample": 3, **sampled}
+
+
 def processor_folder(folder: Path, family: str) -> Path:
-    """A folder as a model has it: tokenizer, chat template and image processor."""
+    """A folder as a model has it: tokenizer, chat template, image and video processor, and the model's config."""
     folder.mkdir(parents=True, exist_ok=True)
     trained_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
@@ -62,6 +72,9 @@ def processor_folder(folder: Path, family: str) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     described = image_processor(family).to_dict() | {"processor_class": f"{CLASSES[family]}Processor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(described))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video_settings(family)))
+    seconds = {"tokens_per_second": TOKENS_PER_SECOND} if family == "qwen2_5_vl" else {}
+    (folder / "config.json").write_text(json.dumps({"model_type": family, "vision_config": seconds}))
     return folder
 
 
@@ -90,11 +103,28 @@ def write_image(path: Path, height: int, width: int, seed: int, **options: Any) 
     return path
 
 
+def write_video(path: Path, frames: int, height: int, width: int, rate: int, seed: int) -> Path:
+    """A video of slowly changing colours, which is kept well by its compression."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    base = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for number in range(frames):
+            pixels = np.roll(base, 3 * number, axis=0)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
 def conversation(rng: random.Random, images: Sequence[str]) -> dict[str, Any]:
     """One turn with these images among its text."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))}]
     for path in images:
-        parts.append({"type": "image", "image": path})
+        kind = "video" if path.endswith(".mp4") else "image"
+        parts.append({"type": kind, kind: path})
         if rng.random() < 0.5:
             parts.append({"type": "text", "text": rng.choice(WORDS)})
     answer = " ".join(rng.choices(WORDS, k=rng.randrange(2, 8)))
@@ -159,7 +189,7 @@ def tiny_model(family: str, **options: Any) -> Any:
         "out_hidden_size": 32,
     }
     if family == "qwen2_5_vl":
-        vision |= {"window_size": 112, "fullatt_block_indexes": [1]}
+        vision |= {"window_size": 112, "fullatt_block_indexes": [1], "tokens_per_second": TOKENS_PER_SECOND}
     if family == "qwen3_vl":
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0], "patch_size": 16}
         text |= {"head_dim": 8}

@@ -190,7 +190,11 @@ def _compare(
     alone = [_logits(model, passed_alone)[0] for passed_alone in each_alone]
     if not all(bool(logits.isfinite().all()) for logits in alone):
         raise _CannotCompare("the model's logits are not finite")
-    doubled = {name: torch.cat((value, value)) for name, value in each_alone[-1].items() if torch.is_tensor(value)}
+    doubled = {
+        name: torch.cat((value, value), dim=1 if name == "position_ids" else 0)
+        for name, value in each_alone[-1].items()
+        if torch.is_tensor(value)
+    }
     twice = _logits(model, Inputs(doubled | no_cache))
     rounding = _rounding(model, together.dtype, precision)
     tolerance = max(rounding, _TIMES_NOISE * _Comparison(0, "", twice[1], alone[-1], 0.0).relative)
@@ -243,8 +247,11 @@ def _media_alone(loader: Loader, spans: np.ndarray) -> dict[str, Any]:
         return {}
     plain, _ = _collate(loader, spans)
     found = {name: plain[name] for name in MEDIA_ARRAYS & plain.keys()}
-    if found and loader.media.four_positions:
-        ids = plain["input_ids"][:, _place(plain["seq_idx"][0], 0, spans[0])]
+    place = _place(plain["seq_idx"][0], 0, spans[0])
+    if "video_grid_thw" in found:  # whose positions depend on seconds, too
+        found["position_ids"] = plain["position_ids"][..., place]
+    elif found and loader.media.four_positions:
+        ids = plain["input_ids"][:, place]
         found["mm_token_type_ids"] = torch.zeros_like(ids)
         for number, kind in enumerate(("image", "video"), start=1):
             found["mm_token_type_ids"][ids == loader.media.token_ids.get(kind, -1)] = number

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.loader import Batch, Loader
-from penstock.loader.decode import MEDIA_ARRAYS
+from penstock.loader.decode import MEDIA_ARRAYS, tokens_per_second
 from penstock.loader.rotary import FOUR_POSITIONS, ROWS
 
 # Penstock's name → the names that flash attention and the recurrent layers of hybrid models read.
@@ -82,11 +82,20 @@ class ModelInputs:
 def inputs_for(model: Any, loader: Loader) -> ModelInputs:
     """Return what turns the loader's batches into inputs of the model; refuse a model with other placeholders than the loader's media."""
     config = getattr(model, "config", None)
-    for kind, token in ({} if loader.media is None else loader.media.token_ids).items():
+    if loader.media is None:
+        return ModelInputs(model)
+    for kind, token in loader.media.token_ids.items():
         found = getattr(config, f"{kind}_token_id", None) or getattr(config, f"{kind}_token_index", None)
         if found is not None and found != token:
             raise PlanError(
                 f"{type(model).__name__} has {kind}_token_id={found} in its config, and the store's {kind} placeholders are {token}: the "
                 f"store was prepared for another model; prepare it with the tokenizer and processor of this one"
             )
+    name, folder = "tokens_per_second", loader.media.processor.folder
+    own, found = getattr(getattr(config, "vision_config", None), name, None), tokens_per_second(folder)
+    if None not in (own, found) and own != found:
+        raise PlanError(
+            f"{type(model).__name__} has {name}={own} in its vision_config, and config.json in {folder} says {found:g}: videos would have "
+            f"the positions of another model; use the config.json of this one"
+        )
     return ModelInputs(model)

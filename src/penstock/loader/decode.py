@@ -103,7 +103,7 @@ class Patches:
         self._patch, self._merge = int(image_processor.patch_size), int(image_processor.merge_size)
         self._times = int(image_processor.temporal_patch_size)
         self.bytes_per_token = 4 * 3 * self._times * (self._patch * self._merge) ** 2
-        self.tokens_per_second = _tokens_per_second(processor.folder)
+        self.tokens_per_second = tokens_per_second(processor.folder)
         self._table = self._make_table() if processor.by_formula and self._is_known() else None
         if self._table is not None and not self._is_exact():
             self._table = None
@@ -221,7 +221,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | list) else value
 
 
-def _tokens_per_second(folder: str) -> float | None:
+def tokens_per_second(folder: str) -> float | None:
     """Return what the model's config.json beside the processor says; None if there is none."""
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

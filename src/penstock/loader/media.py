@@ -244,7 +244,9 @@ def _token_ids(processor: Any, tokenizer: Any) -> dict[str, int]:
     for kind in processor.kinds:
         with suppress(MediaError):  # a kind that the family cannot count yet, so no sample has any
             pieces = processor.expand(kind, *_TYPICAL[kind])
-            found[kind] = tokenizer.added_tokens[max(pieces, key=itemgetter(1))[0]]
+            usual = processor.placeholder(kind)
+            repeated = usual if any(text == usual for text, _ in pieces) else max(pieces, key=itemgetter(1))[0]
+            found[kind] = tokenizer.added_tokens[repeated]
     return found
 
 
