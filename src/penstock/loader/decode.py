@@ -5,9 +5,10 @@ the GIL here, so threads decode side by side.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from penstock.loader.streams import read_frames
 from penstock.types import MediaItem
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+_ORIENTATION = 0x0112  # in EXIF
 
 # Arrays that hold media.  A model that does not take them would train on placeholders without features, and say nothing.
 MEDIA_ARRAYS = frozenset(
@@ -47,6 +50,11 @@ class Decoded:
     interval: float = 1.0  # positions between two moments of the grid
 
 
+Take = Callable[
+    [str, int, Any], npt.NDArray[Any]
+]  # (name, how many values, dtype): memory of earlier batches, if some is free
+Reserved = tuple[Arrays, list[npt.NDArray[Any] | None]]
+
 # Settings of a video processor that must be those of the image processor.
 _SHARED = (
     *("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor", "resample"),
@@ -59,7 +67,13 @@ class Decoder(Protocol):
 
     bytes_per_token: int  # of the arrays, for each placeholder, at most
 
-    def decode(self, item: MediaItem, data: bytes) -> Decoded: ...
+    def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
+        """Return arrays that hold all items of a step, if their sizes are known, and the part of each item."""
+        ...
+
+    def decode(self, item: MediaItem, data: bytes, out: npt.NDArray[Any] | None) -> Decoded:
+        """Return the arrays of an item, without those that were reserved: their values are written to `out`."""
+        ...
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         """Join the arrays of the media of each row, in the order of their placeholders."""
@@ -74,9 +88,10 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
     """Return the image upright, in RGB; it must have this height and width."""
     from PIL import Image, ImageOps
 
-    with Image.open(BytesIO(data)) as opened:
-        opened.load()
-        image = ImageOps.exif_transpose(opened)
+    image: Any = Image.open(BytesIO(data))
+    image.load()
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode == "P":
         image.info.pop("transparency", None)  # alpha is dropped; Pillow would warn of it
     if (image.height, image.width) != tuple(size):
@@ -84,7 +99,7 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
             f"it has {image.height} × {image.width} pixels (height × width), and its header said {size[0]} × {size[1]} when it was "
             f"prepared"
         )
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # no copy
 
 
 class Patches:
@@ -108,11 +123,24 @@ class Patches:
         if self._table is not None and not self._is_exact():
             self._table = None
 
-    def decode(self, item: MediaItem, data: bytes) -> Decoded:
+    def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
+        images = [item for item in items if item.kind == "image"]
+        if self._table is None or not images:
+            return {}, [None] * len(items)
+        sizes = [self._own.counts.resized(*item.size) for item in images]
+        counts = [(height // self._patch) * (width // self._patch) for height, width in sizes]
+        ends = np.cumsum([0, *counts]).tolist()
+        values = 3 * self._times * self._patch**2
+        whole = take("pixel_values", ends[-1] * values, np.float32).reshape(-1, values)
+        turns = iter([whole[low:high] for low, high in pairwise(ends)])
+        return {"pixel_values": whole}, [next(turns) if item.kind == "image" else None for item in items]
+
+    def decode(self, item: MediaItem, data: bytes, out: npt.NDArray[Any] | None) -> Decoded:
         if item.kind == "video":
             return self._decode_video(item, data)
-        pixels, grid = self._pixels(open_image(data, item.size))
-        return self._decoded("image", {"pixel_values": pixels, "image_grid_thw": grid}, grid)
+        pixels, grid = self._pixels(open_image(data, item.size), out)
+        own = {} if out is not None else {"pixel_values": pixels}
+        return self._decoded("image", {**own, "image_grid_thw": grid}, grid)
 
     def _decode_video(self, item: MediaItem, data: bytes) -> Decoded:
         chosen, settings = self._own.frames(item.size, item.rate), self._own.counts.video
@@ -157,30 +185,39 @@ class Patches:
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         return concatenate(each for row in rows for each in row)
 
-    def _pixels(self, image: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _pixels(self, image: Any, out: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         if self._table is None:
             found = self._processor(images=[image], return_tensors="np")
             return found["pixel_values"], found["image_grid_thw"]
         height, width = self._own.counts.resized(image.height, image.width)
         values = np.asarray(image.resize((width, height), self._processor.resample))
         grid = np.array([[1, height // self._patch, width // self._patch]], np.int64)
-        return self._patches([values] * self._times, self._table), grid  # an image is a video that stands still
+        return self._patches([values] * self._times, self._table, out), grid  # an image is a video that stands still
 
-    def _patches(self, frames: Sequence[npt.NDArray[Any]], table: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the patches of one moment: (patches, channels × frames × patch × patch)."""
+    def _patches(
+        self, frames: Sequence[npt.NDArray[Any]], table: npt.NDArray[np.float32], out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Return the patches of one moment: (patches, channels × frames × patch × patch).
+
+        Strip by strip: what is between stays in the processor's cache, and no large memory is taken from the system and given back.
+        """
         patch, merge = self._patch, self._merge
         down, across = (side // patch for side in frames[0].shape[:2])
-        shape = (down // merge, merge, patch, across // merge, merge, patch, 3)
-        out = np.empty((down * across, 3, len(frames), patch * patch), np.float32)
+        strip, high = merge * across, merge * patch  # patches, and rows of pixels
+        shape = (merge, patch, across // merge, merge, patch, 3)
+        if out is None:
+            out = np.empty((down * across, 3 * len(frames) * patch * patch), np.float32)
+        found = out.reshape(down // merge, strip, 3, len(frames), patch * patch)
         for time, frame in enumerate(frames):
             if time and frame is frames[0]:
-                out[:, :, time] = out[:, :, 0]
+                found[:, :, :, time] = found[:, :, :, 0]
                 continue
-            values = np.ascontiguousarray(frame.reshape(shape).transpose(0, 3, 1, 4, 6, 2, 5))
-            values = values.reshape(down * across, 3, patch * patch)
-            for channel in range(3):
-                out[:, channel, time] = np.take(table[channel], values[:, channel])
-        return out.reshape(down * across, -1)
+            for number, into in enumerate(found):
+                values = frame[number * high : (number + 1) * high].reshape(shape).transpose(2, 0, 3, 5, 1, 4)
+                values = values.reshape(strip, 3, patch * patch)
+                for channel in range(3):
+                    into[:, channel, time] = np.take(table[channel], values[:, channel])
+        return out
 
     def _is_known(self) -> bool:
         steps = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")

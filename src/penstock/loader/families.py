@@ -6,14 +6,21 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MediaError, PlanError
-from penstock.loader.decode import Arrays, Decoded, Decoder, Patches, concatenate, open_image
+from penstock.loader.decode import Arrays, Decoded, Decoder, Patches, Reserved, Take, concatenate, open_image
 from penstock.loader.streams import read_samples
 from penstock.types import MediaItem
 
 _BYTES_PER_TOKEN = 40_000  # Gemma 3 has the most: 896 × 896 pixels for 256 tokens
 
 
-class Tiles:
+class _Unreserved:
+    """Families whose arrays get memory of their own."""
+
+    def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
+        return {}, [None] * len(items)
+
+
+class Tiles(_Unreserved):
     """LLaVA, Gemma 3 and InternVL: an image is one tile or several of one size; those of a batch stand end to end."""
 
     bytes_per_token = _BYTES_PER_TOKEN
@@ -22,7 +29,7 @@ class Tiles:
         """tokens: placeholders of one tile.  options: those that the family's processor passes."""
         self._processor, self._tokens, self._options = processor.image_processor, tokens, options
 
-    def decode(self, item: MediaItem, data: bytes) -> Decoded:
+    def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         found = self._processor(images=[open_image(data, item.size)], return_tensors="np", **self._options)
         pixels = found["pixel_values"]
         return Decoded(kind="image", arrays={"pixel_values": pixels}, placeholders=len(pixels) * self._tokens)
@@ -31,7 +38,7 @@ class Tiles:
         return concatenate(each for row in rows for each in row)
 
 
-class RowsOfTiles:
+class RowsOfTiles(_Unreserved):
     """Idefics3 and SmolVLM: tiles by row of the batch, filled up with empty ones, and a mask of the pixels that count."""
 
     bytes_per_token = _BYTES_PER_TOKEN
@@ -40,7 +47,7 @@ class RowsOfTiles:
         self._processor = processor.image_processor
         self._tokens = int(processor.counts.processor.get("image_seq_len", 169))
 
-    def decode(self, item: MediaItem, data: bytes) -> Decoded:
+    def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         found = self._processor(images=[[open_image(data, item.size)]], return_tensors="np")
         arrays = {name: found[name][0] for name in ("pixel_values", "pixel_attention_mask")}
         return Decoded(kind="image", arrays=arrays, placeholders=len(arrays["pixel_values"]) * self._tokens)
@@ -56,7 +63,7 @@ class RowsOfTiles:
         return out
 
 
-class Padded:
+class Padded(_Unreserved):
     """Pixtral: images of any size, filled up to the largest of the batch, and their sizes."""
 
     bytes_per_token = _BYTES_PER_TOKEN
@@ -65,7 +72,7 @@ class Padded:
         self._processor, settings = processor.image_processor, processor.counts.processor
         self._patch = int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
 
-    def decode(self, item: MediaItem, data: bytes) -> Decoded:
+    def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         image = open_image(data, item.size)
         found = self._processor(images=[image], patch_size=self._patch, return_tensors="np")
         arrays = {"pixel_values": found["pixel_values"], "image_sizes": np.asarray(found["image_sizes"], np.int64)}
@@ -83,7 +90,7 @@ class Padded:
         return {"pixel_values": pixels, "image_sizes": sizes}
 
 
-class Clips:
+class Clips(_Unreserved):
     """Qwen2-Audio: Whisper's features of each clip, filled up to the longest clip that the model takes."""
 
     def __init__(self, processor: Any) -> None:
@@ -94,7 +101,7 @@ class Clips:
         self._extractor = AutoFeatureExtractor.from_pretrained(processor.folder)
         self.bytes_per_token = 4 * 4 * int(self._extractor.feature_size) * int(self._extractor.nb_max_frames)
 
-    def decode(self, item: MediaItem, data: bytes) -> Decoded:
+    def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         rate = int(self._extractor.sampling_rate)
         samples = read_samples(data, item.size, item.rate, rate)
         options = {"return_attention_mask": True, "padding": "max_length", "return_tensors": "np"}

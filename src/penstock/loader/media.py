@@ -20,8 +20,8 @@ import numpy as np
 
 from penstock.errors import MediaError, PenstockError, PlanError
 from penstock.loader.batch import Batch, has_media
-from penstock.loader.collate import PADDING
-from penstock.loader.decode import Decoded, Decoder
+from penstock.loader.collate import PADDING, Buffers
+from penstock.loader.decode import Arrays, Decoded, Decoder, Take
 from penstock.loader.families import open_decoder
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.prefetch import refuse_fork
@@ -68,12 +68,13 @@ class MediaStage:
         owner, waiting, error = os.getpid(), deque[_Step](), None
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-media")
         coming: _Step | None = None
+        buffers = Buffers()  # of this thread
         try:
             while True:
                 refuse_fork(owner)
                 while error is None and len(waiting) <= steps:
                     try:
-                        coming = coming or self._read(*next(made), finish)
+                        coming = coming or self._read(*next(made), finish, buffers.take)
                     except BaseException as found:  # raised when its turn comes
                         error = found
                         break
@@ -94,24 +95,29 @@ class MediaStage:
 
     def complete(self, arrays: dict[str, Any], rows: Rows) -> dict[str, Any]:
         """Return the arrays of one step with its media, decoded here."""
-        step = self._read(Batch(arrays, rows, self._stores, 0), None, lambda found, rows, trained: (found, trained))
+        batch = Batch(arrays, rows, self._stores, 0)
+        step = self._read(batch, None, lambda found, rows, trained: (found, trained), Buffers().take)
         return dict(step.make([job() for job in step.jobs])[0])
 
-    def _read(self, batch: Batch, step: Any, finish: Finish) -> "_Step":
+    def _read(self, batch: Batch, step: Any, finish: Finish, take: Take) -> "_Step":
         """Read which media the spans of a step hold."""
         values, offsets = memoryview(batch.pop(MEDIA.name)), batch.pop(f"{MEDIA.name}_offsets").tolist()
-        spans, jobs, items = batch.rows.spans.tolist(), [], []
-        num_bytes = 0
-        for (source, sample, start, stop), (low, high) in zip(spans, pairwise(offsets), strict=True):
-            found = [each for each in unpack_media(values[low:high]) if each.span[0] < stop] if high > low else []
-            items.append([_moved(each, start) for each in found])
-            for each in found:
+        items, found, num_bytes = [], [], 0
+        for (source, sample, start, stop), (low, high) in zip(
+            batch.rows.spans.tolist(), pairwise(offsets), strict=True
+        ):
+            own = [each for each in unpack_media(values[low:high]) if each.span[0] < stop] if high > low else []
+            items.append([_moved(each, start) for each in own])
+            for each in own:
                 if each.span[0] < start or each.span[1] > stop:
                     raise self._failure(source, sample, each, f"tokens {start} to {stop} of the sample cut it apart")
-                jobs.append(partial(self._decode, source, sample, each))
+                found.append((source, sample, each))
                 size = (each.span[1] - each.span[0]) * self._decoder.bytes_per_token
                 num_bytes += size + 3 * int(np.prod(each.size))
-        return _Step(batch, step, jobs=jobs, num_bytes=num_bytes, add=partial(self._add, batch, items), finish=finish)
+        reserved, places = self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
+        jobs = [partial(self._decode, *each, out) for each, out in zip(found, places, strict=True)]
+        add = partial(self._add, batch, items, reserved)
+        return _Step(batch, step, jobs=jobs, num_bytes=num_bytes, add=add, finish=finish)
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -120,11 +126,11 @@ class MediaStage:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_decoder"}
 
-    def _decode(self, source: int, sample: int, item: MediaItem) -> Decoded:
+    def _decode(self, source: int, sample: int, item: MediaItem, out: Any) -> Decoded:
         store = self._stores[source]
         try:
             data = self._readers[source].bytes_of(item, lambda: store.source[sample])
-            return self._decoder.decode(item, data)
+            return self._decoder.decode(item, data, out)
         except PenstockError as error:
             raise self._failure(source, sample, item, str(error)) from error
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and their own
@@ -137,7 +143,9 @@ class MediaStage:
         name = "in the record itself" if item.place is None else repr(item.place)
         return MediaError(f"{self._stores[source].source.where(sample)}: {item.kind} {item.number + 1}, {name}: {what}")
 
-    def _add(self, batch: Batch, items: list[list[MediaItem]], decoded: list[Decoded]) -> dict[str, Any]:
+    def _add(
+        self, batch: Batch, items: list[list[MediaItem]], reserved: Arrays, decoded: list[Decoded]
+    ) -> dict[str, Any]:
         """Return the arrays of a batch with its media, after comparing them with the placeholders."""
         arrays, spans = dict(batch), batch.rows.spans
         ids, labels, positions = (arrays[name].reshape(-1) for name in ("input_ids", "labels", "position_ids"))
@@ -168,7 +176,7 @@ class MediaStage:
         by_row = [[each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)]
         if self.processor.family == "gemma3":  # tokens of an image see each other
             arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(np.int64)
-        return {**arrays, **(self._decoder.combine(by_row) if decoded else {})}
+        return {**arrays, **reserved, **(self._decoder.combine(by_row) if decoded else {})}
 
     def _compare(self, span: Any, item: MediaItem, decoded: Decoded, ids: Ints) -> list[Grid]:
         """Refuse media whose features are not as many as their placeholders; return where their grids are."""
