@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.docs.pages import blocks, name
@@ -14,6 +15,12 @@ from tests.docs.pages import blocks, name
 WORDS = ["water", "gate", "river", "mill", "turns", "slow", "fast", "deep", "stone", "bridge", "flows", "under", "rain"]
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VISION = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 RECIPE = "data: chat.jsonl\ntokenizer: tokenizer\ntemplate: messages\nmax_length: 256\nbatch_size: 4\n"
@@ -42,6 +49,8 @@ def make(folder: Path, page: Path) -> None:
     else:
         _write(folder / "data" / "a.jsonl", texts[:200])
         _write(folder / "data" / "b.jsonl", texts[200:])
+    if name(page) == "docs/guides/media.md":
+        _media(folder)
     if not any("penstock init" in block.text or block.file == "recipe.yaml" for block in blocks(page)):
         (folder / "recipe.yaml").write_text(RECIPE)
 
@@ -53,6 +62,28 @@ def make_commands(folder: Path) -> Path:
         (folder / command).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
         (folder / command).chmod(0o755)
     return folder
+
+
+def _media(folder: Path) -> None:
+    """A folder of a vision-language model without its weights, and conversations about images."""
+    (folder / "tokenizer").rename(folder / "model")
+    made = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    made.add_special_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"])
+    made.save(str(folder / "model" / "tokenizer.json"))
+    config = {"eos_token": "<|endoftext|>", "chat_template": VISION}
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    size = {"shortest_edge": 3136, "longest_edge": 200_704}
+    image = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "size": size}
+    processor = {"processor_class": "Qwen2_5_VLProcessor", **image}
+    (folder / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "images").mkdir()
+    records = []
+    for number in range(40):
+        name = f"images/{number}.jpg"
+        Image.new("RGB", (120 + 20 * number, 400 - 5 * number), "navy").save(folder / name)
+        asked = {"role": "user", "content": "<image>\nWhich way does the water flow?"}
+        records.append({"messages": [asked, {"role": "assistant", "content": "Under the bridge."}], "images": [name]})
+    _write(folder / "photos.jsonl", records)
 
 
 def _chat(chance: random.Random, number: int) -> dict[str, Any]:

@@ -11,21 +11,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 148
+MOST_FILES = 156
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 717,
+    "": 737,
     "cache": 520,
-    "cli": 937,
+    "cli": 939,
     "engines": 393,
     "integrations": 1_125,
     "loader": 2_751,
     "places": 771,
     "plan": 1_651,
-    "recipe": 1_521,
-    "report": 2_387,
+    "recipe": 1_522,
+    "report": 2_549,
     "sources": 5_462,
     "store": 2_354,
-    "templates": 6_632,
+    "templates": 8_353,
     "testing": 473,
 }
 

@@ -178,16 +178,8 @@ def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tu
     said = f"max_length {settings.max_length:,}, overflow {settings.overflow}"
     histogram = text.histogram(lengths, width=screen.width(), max_length=settings.max_length)
     table = text.fits(fits, chosen=(settings.max_length, settings.packing))
-    request.answer(
-        found,
-        [
-            *text.sources(sources),
-            *media.media_table(kinds),
-            *histogram,
-            *text.dropped(sources, counters, settings=said),
-            *table,
-        ],
-    )
+    pieces = [*text.sources(sources), *media.media_table(kinds), *histogram]
+    request.answer(found, [*pieces, *text.dropped(sources, counters, settings=said), *table])
 
 
 @command(*RECIPE, *LOADER)

@@ -130,7 +130,9 @@ def _other_chat(name: str, option: str, *, chat: bool) -> str:
 
 def named_processor(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> ProcessorFiles | None:
     """The files of the processor that a template of this name would use for media, if any."""
-    if tokenizer is None or not may_use_chat(name, options):
+    shape = _shape(name)
+    chat = uses_chat(name, tokenizer, options) if _is_two_sided(shape) else shape.reads is not None
+    if tokenizer is None or not chat:
         return None
     return find_processor(options.get("processor"), tokenizer.path)
 
