@@ -15,16 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import penstock as ps
+from tests import vlm
 
 VOCAB, SAVE_EVERY, DIE_AT = 400, 3, 8
 OPTIONS = {"batch_size": 2, "max_length": 64, "epochs": 2, "seed": 3, "output": "torch"}
 
 
 def open_loader(folder: Path, **options: Any) -> ps.Loader:
+    if has_images(folder):
+        store = vlm.prepare(folder, media_root=str((folder / "images").resolve().parent))
+        return ps.Loader(store, **{**OPTIONS, "max_length": 96, **options})
     store = ps.prepare(
         folder / "data.jsonl", tokenizer=folder / "tokenizer", template="text", cache_dir=folder / "cache", num_proc=1
     )
     return ps.Loader(store, **{**OPTIONS, **options})
+
+
+def has_images(folder: Path) -> bool:
+    return (folder / "images").exists()
 
 
 class Log:
@@ -42,8 +50,10 @@ class Log:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make_model(dropout: float = 0.1) -> Any:
+def make_model(dropout: float = 0.1, folder: Path | None = None) -> Any:
     """A tiny one.  With dropout: chance is part of what a checkpoint must bring back, where the framework saves it."""
+    if folder is not None and has_images(folder):
+        return vlm.tiny_model(vlm.family_of(folder))
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -71,7 +81,7 @@ def hugging_face(folder: Path, log: Log, resume: bool, **options: Any) -> None:
 
     arguments = TrainingArguments(**hf_arguments(folder))
     trainer = logged(LoaderTrainer, log)(
-        model=make_model(), args=arguments, loader=open_loader(folder, workers=2, **options)
+        model=make_model(folder=folder), args=arguments, loader=open_loader(folder, workers=2, **options)
     )
     trainer.train(resume_from_checkpoint=resume)
     assert trainer.state.epoch == 2 and trainer.state.global_step == trainer.state.max_steps
@@ -84,12 +94,12 @@ def trl(folder: Path, log: Log, resume: bool) -> None:
     from penstock.integrations.trl import LoaderSFTTrainer
 
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer" / "tokenizer.json"),
+        tokenizer_file=str(folder / ("model" if has_images(folder) else "tokenizer") / "tokenizer.json"),
         eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
     )
     trainer = logged(LoaderSFTTrainer, log)(
-        model=make_model(),
+        model=make_model(folder=folder),
         args=SFTConfig(**hf_arguments(folder), bf16=False, gradient_checkpointing=False),
         processing_class=tokenizer,
         loader=open_loader(folder),
@@ -264,8 +274,8 @@ def main(name: str, folder: Path) -> None:
     for part, die_at, resume in [("whole", None, False), ("cut", DIE_AT, False), ("rest", None, True)]:
         home = folder / ("whole" if part == "whole" else "cut")
         home.mkdir(exist_ok=True)
-        for shared in ("data.jsonl", "tokenizer", "cache"):
-            if not (home / shared).exists():
+        for shared in ("data.jsonl", "tokenizer", "model", "images", "cache"):
+            if (folder / shared).exists() and not (home / shared).exists():
                 (home / shared).symlink_to(folder / shared)
         log = folder / f"{part}.jsonl"
         codes[part] = in_child(lambda h=home, p=log, d=die_at, r=resume: RUNS[name](h, Log(p, d), r))

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from penstock.integrations.isolation import check_at_first_step, check_isolation, find_row  # noqa: E402
-from penstock.integrations.model_inputs import FOUR_POSITIONS, ModelInputs  # noqa: E402
+from penstock.integrations.model_inputs import ModelInputs  # noqa: E402
+from penstock.loader.rotary import FOUR_POSITIONS  # noqa: E402
 
 from .models import bloom, gpt2, llama, mistral, mixtral, opt, qwen2, qwen2_5_vl  # noqa: E402
 

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
 from penstock.integrations.isolation import check_isolation
-from penstock.integrations.model_inputs import Inputs, ModelInputs
+from penstock.integrations.model_inputs import Inputs, inputs_for
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
 from penstock.loader.guards import EvalBatches, refuse_the_same
@@ -55,6 +55,7 @@ class FromLoader:
     accelerator: Any
     eval_dataset: Any
     _steps: "_Steps"
+    _loaded_from: str  # the checkpoint whose weights were loaded last
     _samples: int  # that this rank has trained in this call of train()
     _isolated: frozenset[Any] = frozenset()  # forms of batches for which the model has passed the isolation check
     _sums: torch.Tensor | None = None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
@@ -109,9 +110,9 @@ class FromLoader:
         owner = next(each for each in type(self).__mro__ if "compute_loss" in vars(each))
         return not owner.__module__.startswith("penstock.")
 
-    def make_inputs(self) -> MakeInputs:
-        """Return what makes keyword arguments of a batch."""
-        return ModelInputs(self.model, weights=self._has_own_loss)
+    def make_inputs(self, loader: Loader) -> MakeInputs:
+        """Return what makes keyword arguments of a loader's batches."""
+        return inputs_for(self.model, loader, weights=self._has_own_loss)
 
     def num_targets(self, inputs: Any) -> torch.Tensor:
         """Return over how much the loss of an evaluation's batch is the mean: its targets."""
@@ -130,7 +131,7 @@ class FromLoader:
             self.loader.restart()
         self._samples = 0
         accumulate, given = self.args.gradient_accumulation_steps, self._max_steps_given
-        self._steps = _Steps(self.loader, self.make_inputs(), before=done * accumulate)
+        self._steps = _Steps(self.loader, self.make_inputs(self.loader), before=done * accumulate)
         if self.loader.epochs is not None:
             all_steps = -(-len(self._steps) // accumulate)
             if given > all_steps:
@@ -147,6 +148,21 @@ class FromLoader:
             raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without a Loader; start a new run")
         self.loader.load_state_dict(json.loads((folder / STATE).read_text()))
         return int(json.loads((folder / _TRAINER_STATE).read_text())["global_step"])
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self._loaded_from = resume_from_checkpoint
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:
+        self._loaded_from = self.state.best_model_checkpoint
+        super()._load_best_model()  # type: ignore[misc]
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Load weights that have other names in a checkpoint; the Trainer would leave them as they are, and warn."""
+        if load_result.missing_keys and load_result.unexpected_keys:
+            load_renamed(self.model, self._loaded_from)
+        else:
+            super()._issue_warnings_after_load(load_result)  # type: ignore[misc]
 
     def _run_epoch(self, **options: Any) -> Any:
         """Run the Trainer's one pass.  After a resume it is over what is left, and there is nothing to skip."""
@@ -215,7 +231,7 @@ class FromLoader:
 
     def _eval_steps(self, loader: Loader) -> "_EvalSteps":
         self._check_samples(loader)
-        steps = _EvalSteps(loader, self.make_inputs())
+        steps = _EvalSteps(loader, self.make_inputs(loader))
         self.check_isolation(loader, self.model)
         return steps
 
@@ -299,6 +315,19 @@ def loaders_in(eval_dataset: Any) -> list[Loader]:
     for loader in found:
         _EvalSteps(loader)
     return found
+
+
+def load_renamed(model: Any, folder: str) -> None:
+    """Load weights that save_pretrained saved under older names, as it does for Qwen2.5-VL: from_pretrained knows both."""
+    opened, info = type(model).from_pretrained(folder, output_loading_info=True)
+    weights, own = opened.state_dict(), model.state_dict()
+    if info["missing_keys"] or weights.keys() != own.keys():
+        absent = sorted({*info["missing_keys"], *(own.keys() - weights.keys())})
+        raise PlanMismatch(
+            f"{folder} does not hold the weights of this {type(model).__name__}: {len(absent)} are missing, such as {absent[:3]}; resume "
+            f"with the model that was trained"
+        )
+    model.load_state_dict(weights)
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

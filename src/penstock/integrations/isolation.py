@@ -20,8 +20,11 @@ import torch
 from penstock.errors import PlanError
 from penstock.integrations.model_inputs import Inputs, ModelInputs
 from penstock.loader import Loader
-from penstock.loader.collate import PADDING, Collator
+from penstock.loader.batch import media_of
+from penstock.loader.collate import PADDING, Collator, call_users
+from penstock.loader.decode import MEDIA_ARRAYS
 from penstock.loader.layout import as_tensors
+from penstock.loader.media import MediaStage
 from penstock.plan.block import Rows
 from penstock.plan.plan import Position
 from penstock.plan.ranks import rank_rows
@@ -31,6 +34,7 @@ _log = logging.getLogger("penstock")
 
 _STEPS_SEARCHED = 64  # for a row with two samples
 _SAMPLES, _TOKENS = 2, 16  # compared, and of each of them
+_MEDIA_TOKENS, _AFTER_MEDIA = 2048, 4  # a first image within so many tokens is compared, too, and tokens after it
 _PADDING = 8  # places after them in the row
 _LARGEST_PAD_TO = 256
 
@@ -168,7 +172,7 @@ def _compare(
 ) -> tuple[list[_Comparison], Inputs]:
     """Return the comparisons of the row's samples, and the inputs that the row was passed with."""
     spans = row[:_SAMPLES].copy()
-    spans["stop"] = np.minimum(spans["stop"], spans["start"] + _TOKENS)
+    spans["stop"] = [_end(loader, span) for span in spans]
     plain, arrays = _collate(loader, spans)
     inputs, ids = ModelInputs(model), plain["input_ids"]
     if "input_ids" not in arrays or not torch.equal(torch.as_tensor(arrays["input_ids"]), ids):
@@ -179,10 +183,19 @@ def _compare(
         raise _CannotCompare("the model returns no logits for each token")
     samples = [_place(plain["seq_idx"][0], number, span) for number, span in enumerate(spans)]
     no_cache = {"use_cache": False} if inputs.takes("use_cache") else {}
-    alone = [_logits(model, Inputs(input_ids=ids[:, sample], **no_cache))[0] for sample in samples]
+    each_alone = [
+        Inputs(input_ids=ids[:, sample], **_media_alone(loader, spans[number : number + 1]), **no_cache)
+        for number, sample in enumerate(samples)
+    ]
+    alone = [_logits(model, passed_alone)[0] for passed_alone in each_alone]
     if not all(bool(logits.isfinite().all()) for logits in alone):
         raise _CannotCompare("the model's logits are not finite")
-    twice = _logits(model, Inputs(input_ids=ids[:, samples[-1]].repeat(2, 1), **no_cache))
+    doubled = {
+        name: torch.cat((value, value), dim=1 if name == "position_ids" else 0)
+        for name, value in each_alone[-1].items()
+        if torch.is_tensor(value)
+    }
+    twice = _logits(model, Inputs(doubled | no_cache))
     rounding = _rounding(model, together.dtype, precision)
     tolerance = max(rounding, _TIMES_NOISE * _Comparison(0, "", twice[1], alone[-1], 0.0).relative)
     found = [
@@ -190,7 +203,7 @@ def _compare(
         for number, sample in enumerate(samples)
     ]
     if len(samples) > 1:  # with another sample before it, all but a leak stays the same, to the last bit or nearly so
-        passed["input_ids"] = _other_first(ids, samples)
+        passed["input_ids"] = _other_first(ids, samples, loader.media)
         other = _logits(model, passed)[0, samples[1]]
         tolerance = tolerance if _has_experts(model) else rounding / _SAME_SHAPE
         against = "those behind another first sample"
@@ -205,11 +218,44 @@ def _collate(loader: Loader, spans: np.ndarray) -> tuple[dict[str, Any], dict[st
     settings = replace(settings, max_length=int(room.sum()) + _PADDING)
     form = replace(loader.form, output="torch", pin_memory=False, pad_to=min(loader.form.pad_to, _LARGEST_PAD_TO))
     rows = Rows(spans, np.array([0, len(spans)]))
-    plain, given = (
-        as_tensors(Collator(loader.stores, settings, form, collate, loader._columns)(rows)[0], pin_memory=False)
-        for collate in (None, loader._users_collate)
-    )
+
+    def make(users: Any) -> dict[str, Any]:
+        arrays, trained = Collator(loader.stores, settings, form, None, loader._columns)(rows)
+        arrays = arrays if loader.media is None else loader.media.complete(arrays, rows)
+        return arrays if users is None else call_users(users, arrays, trained, rows)[0]
+
+    plain, given = (as_tensors(make(users), pin_memory=False) for users in (None, loader._users_collate))
     return plain, given
+
+
+def _end(loader: Loader, span: np.void) -> int:
+    """Return where a span is cut: after a few tokens, or behind its first image, and never inside of one."""
+    source, sample, start, stop = span.tolist()
+    media = [] if loader.media is None else media_of(loader.stores[source], sample)
+    end = start + _TOKENS
+    if media and media[0].span[1] - start <= _MEDIA_TOKENS:
+        end = max(end, media[0].span[1] + _AFTER_MEDIA)
+    for first, last in (each.span for each in media):
+        if first < end < last:
+            end = first if first > start else last
+    return min(end, stop)
+
+
+def _media_alone(loader: Loader, spans: np.ndarray) -> dict[str, Any]:
+    """Return the media of a sample alone; the model itself finds its rotary positions from the kinds of its tokens."""
+    if loader.media is None:
+        return {}
+    plain, _ = _collate(loader, spans)
+    found = {name: plain[name] for name in MEDIA_ARRAYS & plain.keys()}
+    place = _place(plain["seq_idx"][0], 0, spans[0])
+    if "video_grid_thw" in found:  # whose positions depend on seconds, too
+        found["position_ids"] = plain["position_ids"][..., place]
+    elif found and loader.media.four_positions:
+        ids = plain["input_ids"][:, place]
+        found["mm_token_type_ids"] = torch.zeros_like(ids)
+        for number, kind in enumerate(("image", "video"), start=1):
+            found["mm_token_type_ids"][ids == loader.media.token_ids.get(kind, -1)] = number
+    return found
 
 
 def _place(numbers: torch.Tensor, number: int, span: Any) -> slice:
@@ -218,9 +264,18 @@ def _place(numbers: torch.Tensor, number: int, span: Any) -> slice:
     return slice(first, first + int(span["stop"] - span["start"]))
 
 
-def _other_first(ids: torch.Tensor, samples: list[slice]) -> torch.Tensor:
-    """Return the row with other tokens in place of its first sample: those of the second, so that no unknown token comes in."""
+def _other_first(ids: torch.Tensor, samples: list[slice], media: MediaStage | None) -> torch.Tensor:
+    """Return the row with other tokens in place of its first sample: those of the second, so that no unknown token comes in.
+
+    With media, the sample's own text moves by one token, and placeholders stay where they are.
+    """
     first, second = ids[0, samples[0]], ids[0, samples[1]]
+    if media is not None:
+        moved, ids = first.clone(), ids.clone()
+        is_text = ~torch.isin(first, torch.tensor(list(media.token_ids.values())))
+        moved[is_text] = first[is_text].roll(1)
+        ids[0, samples[0]] = moved
+        return ids
     other = second.repeat(-(-len(first) // len(second)))[: len(first)]
     ids = ids.clone()
     ids[0, samples[0]] = first.roll(1) if torch.equal(first, other) else other

@@ -12,30 +12,13 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.loader import Batch
+from penstock.loader import Batch, Loader
+from penstock.loader.decode import MEDIA_ARRAYS, tokens_per_second
+from penstock.loader.rotary import FOUR_POSITIONS, ROWS
 from penstock.types import WEIGHTS
 
 # Penstock's name → the names that flash attention and the recurrent layers of hybrid models read.
 _NAMES = {"cu_seqlens": ("cu_seq_lens_q", "cu_seq_lens_k"), "max_seqlen": ("max_length_q", "max_length_k")}
-
-# Families with multimodal rotary positions whose text model finds packed samples only in position_ids of shape [4, rows, length]: row 0
-# the positions in the sample, rows 1 to 3 time, height and width, which are equal for text.  A test compares this with transformers.
-FOUR_POSITIONS = frozenset(
-    {
-        *(
-            "cohere_compass",
-            "cosmos3_edge",
-            "ernie4_5_vl_moe",
-            "glm4v",
-            "glm4v_moe",
-            "glm_image",
-            "glm_ocr",
-            "paddleocr_vl",
-        ),
-        *("qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
-        *("qwen3_vl", "qwen3_vl_moe", "qwen4_exp"),
-    }
-)
 
 
 class Inputs(dict[str, Any]):
@@ -66,6 +49,9 @@ class ModelInputs:
         parameters = inspect.signature(model.forward).parameters
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.taken = set(parameters)
+        self._named, self._model = self.taken, type(model).__name__
+        if hasattr(model, "get_base_model"):  # an adapter of peft passes on what it does not name itself
+            self._named = self.taken | set(inspect.signature(model.get_base_model().forward).parameters)
         self._main = getattr(model, "main_input_name", None)
         self.four_positions = getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
 
@@ -84,15 +70,25 @@ class ModelInputs:
         return _counted(inputs, batch)
 
     def select(self, arrays: dict[str, Any]) -> Inputs:
-        """Return the arrays that the forward takes, under its own names."""
+        """Return the arrays that the forward takes, under its own names; refuse media that it does not take."""
+        if unknown := sorted((MEDIA_ARRAYS & arrays.keys()) - self._named):
+            raise PlanError(
+                f"the batch holds media as {', '.join(unknown)}, and the forward of {self._model} does not take them: it would train on "
+                f"placeholders alone; use the model that the store's processor belongs to"
+            )
         inputs = Inputs()
         for name, value in arrays.items():
             for taken in _NAMES.get(name, (name,)):
                 if taken in self.taken or (self.takes_all and name != WEIGHTS.name):
                     inputs[taken] = value
         positions = inputs.get("position_ids")
+        if positions is not None and positions.ndim == 3 and not self.four_positions:
+            raise PlanError(
+                f"the batch has position_ids of shape {list(positions.shape)}, for models with rotary positions of time, height and width, "
+                f"and {self._model} is not known as one; use the model that the store's processor belongs to"
+            )
         if self.four_positions and "cu_seqlens" in arrays and positions is not None and positions.ndim == 2:
-            inputs["position_ids"] = positions[None].expand(4, -1, -1)
+            inputs["position_ids"] = positions[None].expand(ROWS, -1, -1)
         return inputs
 
 
@@ -104,3 +100,25 @@ def _counted(inputs: Inputs, batch: Batch) -> Inputs:
     if "seq_idx" not in batch and ids is not None and inputs.tokens == len(spans):
         inputs.tokens = int(ids.numel())  # records, whose rows count as one token each
     return inputs
+
+
+def inputs_for(model: Any, loader: Loader, *, weights: bool = False) -> ModelInputs:
+    """Return what turns the loader's batches into inputs of the model; refuse a model with other placeholders than the loader's media."""
+    config = getattr(model, "config", None)
+    if loader.media is None:
+        return ModelInputs(model, weights=weights)
+    for kind, token in loader.media.token_ids.items():
+        found = getattr(config, f"{kind}_token_id", None) or getattr(config, f"{kind}_token_index", None)
+        if found is not None and found != token:
+            raise PlanError(
+                f"{type(model).__name__} has {kind}_token_id={found} in its config, and the store's {kind} placeholders are {token}: the "
+                f"store was prepared for another model; prepare it with the tokenizer and processor of this one"
+            )
+    name, folder = "tokens_per_second", loader.media.processor.folder
+    own, found = getattr(getattr(config, "vision_config", None), name, None), tokens_per_second(folder)
+    if None not in (own, found) and own != found:
+        raise PlanError(
+            f"{type(model).__name__} has {name}={own} in its vision_config, and config.json in {folder} says {found:g}: videos would have "
+            f"the positions of another model; use the config.json of this one"
+        )
+    return ModelInputs(model, weights=weights)

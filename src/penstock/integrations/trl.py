@@ -75,7 +75,7 @@ class _Preferences(FromLoader):
 
     names: ClassVar[tuple[str, ...]]  # of the arrays that trl's own collator makes
 
-    def make_inputs(self) -> MakeInputs:
+    def make_inputs(self, loader: Loader) -> MakeInputs:
         return NamedInputs(self.names)
 
     def num_targets(self, inputs: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.block import Rows
-from penstock.types import Where
+from penstock.types import MEDIA, MediaItem, Where, unpack_media
 
 Provenance = list[list[tuple[Where, int, int]]]
 Made = TypeVar("Made")
@@ -33,6 +33,20 @@ class Batch(dict[str, Any]):
             raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
         return provenance(self.rows, self._stores)
 
+    @property
+    def media(self) -> list[list[tuple[Where, MediaItem]]]:
+        """For each row, its images, videos and audio clips in order, as (where the record is, the item).  Costs nothing until used."""
+        if not self._stores:
+            raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
+        return [
+            [
+                (self._stores[source].source.where(sample), item)
+                for source, sample, _, _ in self.rows[row].tolist()
+                for item in media_of(self._stores[source], sample)
+            ]
+            for row in range(self.rows.num_rows)
+        ]
+
     def to(self, device: Any, **options: Any) -> "Batch":
         """Return the same batch with its tensors on `device`, with step and provenance."""
         moved = {name: value.to(device, **options) if hasattr(value, "to") else value for name, value in self.items()}
@@ -48,6 +62,16 @@ def provenance(rows: Rows, stores: Sequence[Any]) -> Provenance:
         [(stores[source].source.where(sample), start, stop) for source, sample, start, stop in rows[r].tolist()]
         for r in range(rows.num_rows)
     ]
+
+
+def has_media(store: Any) -> bool:
+    """Whether samples of the store may hold images, videos or audio."""
+    return MEDIA in store.columns
+
+
+def media_of(store: Any, sample: int) -> list[MediaItem]:
+    """Return the media of one sample, in the order of their placeholders."""
+    return unpack_media(memoryview(store[sample].columns[MEDIA.name])) if has_media(store) else []
 
 
 class Metrics:

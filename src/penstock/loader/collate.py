@@ -120,15 +120,7 @@ class Collator:
             made = self._make(segments, bounds[first : first + at_once + 1], length)
             for (arrays, _), more in zip(made, columns[first:], strict=False):
                 arrays.update(more)
-            yield made if self._users is None else [self._call_users(*made[0], rows)]
-
-    def _call_users(self, arrays: dict[str, Any], trained: int, rows: Rows) -> Made:
-        assert self._users is not None
-        found = self._users(arrays, rows)
-        if not isinstance(found, dict):
-            raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
-        labels = found.get("labels")
-        return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
+            yield made if self._users is None else [call_users(self._users, *made[0], rows)]
 
     def _row_length(self, rows: Rows) -> int | None:
         """Return the tokens of every row; None for one flat row."""
@@ -336,6 +328,15 @@ def join_bits(bits: list[memoryview], shards: Ints, starts: Ints, stops: Ints) -
     begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
     slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
     return np.frombuffer(bytearray().join(map(every.__getitem__, slices)), np.bool_)
+
+
+def call_users(users: Callable[..., Any], arrays: dict[str, Any], trained: int, rows: Rows) -> Made:
+    """Return what the user's function makes of the arrays of a step."""
+    found = users(arrays, rows)
+    if not isinstance(found, dict):
+        raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
+    labels = found.get("labels")
+    return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
 
 
 def steps_together(num_tokens: int) -> int:

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.plan.settings import PlanSettings
-from penstock.types import STEP_LABELS, WEIGHTS, Column, Ints
+from penstock.types import MEDIA, STEP_LABELS, WEIGHTS, Column, Ints, Values
+
+_NO_VALUES = Values(np.empty(0, np.uint8))  # of a shard without the column
 
 # A shard with samples of a batch: its tokens, which spans of the batch lie in it, and the sample of each span within the shard.
 ShardSpans = tuple[Any, Ints, Ints]
@@ -39,7 +41,7 @@ def batch_columns(names: Sequence[str], stores: Sequence[Any], settings: PlanSet
     for name, column in found.items():
         without = [each for each, store in zip(names, stores, strict=True) if column not in store.columns]
         problem = ""
-        if without and column.per != "token":
+        if without and column.per != "token" and column != MEDIA:  # samples of a store without media have none
             problem = f"store {without[0]!r} has no column {name!r}, and only a column per token can be filled, not one per {column.per}"
             problem += "; prepare the store with a template that declares it"
         elif without and column == WEIGHTS:
@@ -73,13 +75,15 @@ def token_values(
 
 def span_values(column: Column, shards: Sequence[ShardSpans], num_spans: int) -> tuple[npt.NDArray[Any], Ints]:
     """Return a column's values for each span, flat, and where those of each span begin: (num_spans + 1,)."""
-    numbers, starts, stops = np.empty((3, num_spans), np.int64)
+    numbers, starts, stops = np.zeros((3, num_spans), np.int64)
+    views = []
     for number, (tokens, spans, samples) in enumerate(shards):
-        offsets = tokens.columns[column.name].offsets
-        numbers[spans] = number
-        starts[spans] = samples if offsets is None else offsets[samples]
-        stops[spans] = samples + 1 if offsets is None else offsets[samples + 1]
-    views = [view(tokens.columns[column.name].values) for tokens, *_ in shards]
+        found = tokens.columns.get(column.name, _NO_VALUES)
+        views.append(view(found.values))
+        if found is not _NO_VALUES:
+            numbers[spans] = number
+            starts[spans] = samples if found.offsets is None else found.offsets[samples]
+            stops[spans] = samples + 1 if found.offsets is None else found.offsets[samples + 1]
     return join(views, numbers, starts, stops, column.dtype), np.concatenate(([0], np.cumsum(stops - starts)))
 
 

@@ -38,6 +38,13 @@ class LoaderSettings:
         "processes of torch's DataLoader that make batches, each `prefetch` steps ahead, for a slow collate; 0 is a thread",
         0, whole=True, least=0,
     )  # fmt: skip
+    media_threads: int = setting(
+        "threads that decode images, in this process or in each worker", 4, whole=True, least=1
+    )
+    media_bytes: int = setting(
+        "bytes of decoded media made ahead, at most, in this process or in each worker; a step that has more is made alone",
+        1 << 30, whole=True, least=0,
+    )  # fmt: skip
     per_epoch: bool = setting(
         "an iteration ends with its epoch, for trainers that loop over epochs", False, choices=(True, False)
     )

@@ -10,16 +10,18 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch, Metrics, Provenance, provenance
-from penstock.loader.collate import in_turn, steps_together
+from penstock.loader.collate import call_users, in_turn, steps_together
 from penstock.loader.columns import batch_columns
 from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
+from penstock.loader.media import open_media
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
 from penstock.loader.world import find_rank
+from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Plan, PlanSource, Step
 from penstock.plan.ranks import rank_rows
@@ -63,6 +65,8 @@ class Loader(Run):
         run_id: str | None = None,
         prefetch: int = 2,
         workers: int = 0,
+        media_threads: int = 4,
+        media_bytes: int = 1 << 30,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
         collate: Callable[..., Any] | None = None,
@@ -70,8 +74,9 @@ class Loader(Run):
     ) -> None:
         """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
         asked = LoaderSettings(
-            batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, per_epoch=per_epoch, skip=skip
-        )
+            batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, media_threads=media_threads,
+            media_bytes=media_bytes, per_epoch=per_epoch, skip=skip,
+        )  # fmt: skip
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
         self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
         self._users_collate = collate
@@ -85,6 +90,7 @@ class Loader(Run):
         if self.kind != TOKENS:
             check_sequences(self.kind, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
+        self.media = open_media(names, self.stores, asked, self.form)
         self._info = find_rank(rank, world_size, replicas=replicas, mesh=mesh)
         self.world = self._info.world
         compares = len(self._info.members) > 1 and (run_id is not None or self._info.origin != "arguments")
@@ -224,7 +230,8 @@ class Loader(Run):
         if not self._workers:
             tokens = self.batch_size * self.plan.settings.max_length
             depth = -(-self._prefetch // min(self._most_at_once(), steps_together(tokens)))
-            return one_by_one(read_ahead(self._chunks(self._cursor), depth))
+            made = one_by_one(read_ahead(self._chunks(self._cursor), depth))
+            return self._with_media(made, self._prefetch)
         from penstock.loader.workers import make_in_processes  # imports torch
 
         return make_in_processes(self, workers=self._workers, ahead=self._prefetch)
@@ -241,17 +248,37 @@ class Loader(Run):
         numbered = enumerate(with_hints(steps, self.plan, self.stores, start), start=cursor.step)
         kept = ((number, step) for number, step in numbered if number not in self._skip)
         # a collator is for one pass, and the thread that makes it: it reuses the memory of its earlier batches
-        collate = self._collator(self.stores, self.plan.settings, self.form, self._users_collate, self._columns)
+        users = self._users_collate if self.media is None else None
+        collate = self._collator(self.stores, self.plan.settings, self.form, users, self._columns)
+        converted = self._converted if self.media is None else dict
         for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
             mine = [rank_rows(step.rows, self.world) for _, step in chunk]
             turns = zip(mine, chunk, strict=True)
             for made in in_turn(collate, mine):
                 batches = [
-                    (Batch(self._converted(arrays), rows, self.stores, number, trained), step)
+                    (Batch(converted(arrays), rows, self.stores, number, trained), step)
                     for (arrays, trained), (rows, (number, step)) in zip(made, turns, strict=False)
                 ]
                 made.clear()  # keep no reference: memory that the consumer releases can be used again
                 yield batches
+
+    def made_by_worker(self, cursor: Cursor, *, passed: int, every: int) -> Generator[tuple[Batch, Step], None, None]:
+        """Yield the batches that one of `every` workers makes, one after another."""
+        return self._with_media(one_by_one(self._chunks(cursor, passed=passed, every=every)), 1)
+
+    def _with_media(
+        self, made: Generator[tuple[Batch, Step], None, None], steps: int
+    ) -> Generator[tuple[Batch, Step], None, None]:
+        """Decode the media of `steps` batches ahead, if the stores have any; only then are arrays complete and converted."""
+        if self.media is None:
+            return made
+        users = self._users_collate
+
+        def finish(arrays: dict[str, Any], rows: Rows, trained: int) -> tuple[dict[str, Any], int]:
+            arrays, trained = (arrays, trained) if users is None else call_users(users, arrays, trained, rows)
+            return self._converted(arrays), trained
+
+        return self.media.ahead(made, steps=steps, finish=finish)
 
     def _most_at_once(self) -> int:
         """Return how many steps are looked up together; from a store that is being made, only the next one."""

@@ -72,10 +72,7 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
     asked, pays = 1, True  # open requests, during which only the thread uses `made`; whether reading ahead pays
     try:
         while True:
-            if os.getpid() != owner:  # a forked process does not have the thread, and would wait for ever
-                raise PlanError(
-                    "this iteration was begun before the process forked; begin one in the child: iter(loader)"
-                )
+            refuse_fork(owner)
             value, error = ready.get() if asked else _take(made)
             asked -= asked > 0
             if isinstance(error, StopIteration):
@@ -94,6 +91,12 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
         requests.put(False)
         if os.getpid() == owner:
             thread.join()
+
+
+def refuse_fork(owner: int) -> None:
+    """Refuse to go on in another process than `owner`: a forked process does not have the threads, and would wait for ever."""
+    if os.getpid() != owner:
+        raise PlanError("this iteration was begun before the process forked; begin one in the child: iter(loader)")
 
 
 def _take(made: Iterator[Any]) -> tuple[Any, BaseException | None]:

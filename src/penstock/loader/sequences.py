@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.loader.collate import Collator, Made, join_bits
+from penstock.loader.collate import Collator, Made, call_users, join_bits
 from penstock.loader.columns import cut, span_values, view
 from penstock.loader.layout import BatchForm
 from penstock.plan.block import Rows
@@ -89,7 +89,7 @@ class SequenceCollator(Collator):
         """Yield the arrays of several steps, one at a time."""
         for rows in steps:
             arrays, trained = self._make_arrays[self._kind](_Spans(self, rows))
-            yield [(arrays, trained) if self._users is None else self._call_users(arrays, trained, rows)]
+            yield [(arrays, trained) if self._users is None else call_users(self._users, arrays, trained, rows)]
 
     def _pairs(self, spans: "_Spans") -> Made:
         """(2 B, L): the chosen sequences, then the rejected ones."""

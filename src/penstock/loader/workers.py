@@ -23,7 +23,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch
 from penstock.loader.layout import pin
-from penstock.loader.prefetch import one_by_one
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.plan.plan import Step
 
@@ -135,8 +134,8 @@ class _Share(Iterator[Any]):
     def __next__(self) -> Any:
         """Return this worker's next batch, or it and its step with this rank's rows only: both are sent between processes."""
         if self._made is None:
-            chunks = self._steps.loader._chunks(self._cursor, passed=self._passed, every=self._workers)
-            self._made = one_by_one(chunks)
+            loader = self._steps.loader
+            self._made = loader.made_by_worker(self._cursor, passed=self._passed, every=self._workers)
         batch, step = next(self._made)
         self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
         self._passed = self._workers - 1

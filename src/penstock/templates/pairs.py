@@ -221,7 +221,7 @@ class JudgedTemplate:
             )
         answers = sides.answers or ([],)
         given = [self._chat.read({**record, "prompt": sides.prompt, "completion": answer}) for answer in answers]
-        render = partial(self._chat.render, number=number)
+        render = partial(self._chat.render, record, number=number)
         texts = [render(_only_prompt(given[0]), generation_prompt=True)]
         texts += [render(conversation) for conversation in given if sides.answers]
         lost = sorted({name for text in texts for name in text.unrendered})

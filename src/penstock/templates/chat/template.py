@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import MediaError, TemplateError
 from penstock.reasons import BAD_MEDIA
-from penstock.templates.chat.annotate import Annotator, EnginesDiffer, TurnPart
+from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
@@ -341,35 +341,46 @@ class ChatTemplate:
         conversation, trained, chosen = self._read(record, number)
         if not conversation.messages:
             return Rendering("", [])
+        found = chosen._annotated(conversation, trained, number=run.num_records)
+        made = found.made
         if self.options.message_weights:
-            return chosen._weighted(conversation, trained, number=run.num_records)
-        return chosen._annotated(conversation, trained, number=run.num_records)
+            chosen._weigh(made, conversation, trained, number=run.num_records)
+        if made.unrendered and run.on_unrendered != "warn":
+            raise _NotPrinted(_not_printed(made.unrendered))
+        if self._placer is not None:
+            return self._placer.place(made, conversation.media, found.context)
+        self._refuse_media(record, conversation, made)
+        return made
 
-    def _weighted(self, conversation: Conversation, trained: list[bool], *, number: int) -> Rendering:
-        """A rendering with a weight for each span.  Messages of each weight are found by a rendering of their own."""
+    def _weigh(self, made: Rendering, conversation: Conversation, trained: list[bool], *, number: int) -> None:
+        """Give a rendering a weight for each span.  Messages of each weight are found by a rendering of their own."""
         given = [train_weight(message, fractions=True) for message in conversation.messages]
         weights = [(1.0 if own is None else own) if yes else 0.0 for own, yes in zip(given, trained, strict=True)]
-        found = self._annotated(conversation, trained, number=number)
         different = sorted(set(weights) - {0.0})
-        found.weights = different * len(found.spans)
+        made.weights = different * len(made.spans)
         if len(different) > 1:
             parts = [
                 (span, value)
                 for value in different
-                for span in self._annotated(conversation, [w == value for w in weights], number=number).spans
+                for span in self._annotated(conversation, [w == value for w in weights], number=number).made.spans
             ]
-            found.spans, found.weights = [span for span, _ in parts], [value for _, value in parts]
-        return found
+            made.spans, made.weights = [span for span, _ in parts], [value for _, value in parts]
 
-    def render(self, conversation: Conversation, *, number: int, generation_prompt: bool = False) -> Rendering:
-        """A conversation as text, all of it trained; for train_on="all".  number: of this record; the first are verified."""
+    def render(
+        self, record: Record, conversation: Conversation, *, number: int, generation_prompt: bool = False
+    ) -> Rendering:
+        """A conversation without media as text, all of it trained; for train_on="all".  number: the first records are verified."""
         chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
         trained = [True] * len(conversation.messages)
-        return chosen._annotated(conversation, trained, number=number, generation_prompt=generation_prompt)
+        made = chosen._annotated(conversation, trained, number=number, generation_prompt=generation_prompt).made
+        if conversation.media:
+            raise MediaError("the record has media, which only templates of conversations take so far; remove them")
+        self._refuse_media(record, conversation, made)
+        return made
 
     def _annotated(
         self, conversation: Conversation, trained: list[bool], *, number: int, generation_prompt: bool = False
-    ) -> Rendering:
+    ) -> Annotated:
         verify = self.options.verify == "all" or number < _FIRST_ROWS
         found = self._annotator.annotate(conversation, trained, verify=verify, generation_prompt=generation_prompt)
         if self.options.special_in_text == "error":
@@ -378,13 +389,7 @@ class ChatTemplate:
             found.made.plain = self._special_words.places(
                 found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
             )
-        made = found.made
-        if made.unrendered and run.on_unrendered != "warn":
-            raise _NotPrinted(_not_printed(made.unrendered))
-        if self._placer is not None:
-            return self._placer.place(made, conversation.media, found.context)
-        self._refuse_media(record, conversation, made)
-        return made
+        return found
 
     def _refuse_media(self, record: Record, conversation: Conversation, made: Rendering) -> None:
         """Raise for media that the chat template prints, where no processor can say which tokens they are."""
