@@ -22,7 +22,7 @@ from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource, SpooledSource
-from penstock.sources.names import Cut, Name, Split, read_name, read_split
+from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
@@ -67,6 +67,7 @@ SHAPES = {
     "text": Shape("text", "TextSource", _packed(".txt", ".text", ".md")),
     "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
     "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
+    "webdataset": Shape("webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")),
     "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
     "parquet_chunks": Shape(
         "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
@@ -286,7 +287,7 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
 
 def _data_files(place: str, asked: str | None) -> list[str]:
     """Return the files of a place.  From a folder or a glob of everything, those that are data; the others are logged."""
-    paths = find(place)
+    paths = list(dict.fromkeys(path for each in expand(place) for path in find(each)))
     if not is_folder(place) and not re.search(r"\*\*?$", place):
         return paths
     if asked is not None:
