@@ -272,7 +272,7 @@ def _name(folder: str, parts: list[Any], suffix: str) -> str:
     return f"offsets/{folder}/{key[:2]}/{key}.{suffix}"
 
 
-def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[], tuple[bytes, Any]]) -> Loaded:
+def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[], tuple[memoryview, Any]]) -> Loaded:
     """Return the payload and JSON value that `find` finds out about files: from the cache, or made and left there.
 
     The cache has it as long as path, size, inode and times of every file are the same.  Nothing is kept if one was written so lately that
@@ -293,7 +293,7 @@ def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[],
     with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
         if is_settled:
             publish(cache, name, write)
-    return Loaded(memoryview(payload), value)
+    return Loaded(payload, value)
 
 
 def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]) -> list[int]:
@@ -301,8 +301,10 @@ def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[
 
     Reading thousands of small files takes most of the time of opening them.
     """
-    found = known_of(
-        files, cache, kind=kind, find=lambda: (np.array([count(n) for n in range(len(files))], WORD).tobytes(), None)
-    )
+
+    def find() -> tuple[memoryview, Any]:
+        return memoryview(np.array([count(number) for number in range(len(files))], WORD).tobytes()), None
+
+    found = known_of(files, cache, kind=kind, find=find)
     counts: list[int] = np.frombuffer(found.payload, WORD).tolist()
     return counts

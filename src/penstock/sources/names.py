@@ -99,7 +99,11 @@ def read_split(text: str) -> tuple[Split, ...]:
 
 def expand(place: str) -> list[str]:
     """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words."""
-    found = None if exists(place) else _BRACES.search(place)
+    return [place] if exists(place) else _expand(place)
+
+
+def _expand(place: str) -> list[str]:
+    found = _BRACES.search(place)
     if found is None:
         return [place]
     if found["words"] is not None:
@@ -110,7 +114,7 @@ def expand(place: str) -> list[str]:
             raise SourceError(f"{place}: {found[0]} has {last - first + 1:,} numbers, expected 1 to {_MOST_EXPANDED:,}")
         width = max(len(found["first"]), len(found["last"])) if found["first"][0] == "0" else 0
         words = [f"{number:0{width}}" for number in range(first, last + 1)]
-    ends = expand(place[found.end() :]) if place[found.end() :] else [""]
+    ends = _expand(place[found.end() :])
     if len(words) * len(ends) > _MOST_EXPANDED:
         raise SourceError(f"{place}: {len(words) * len(ends):,} names, expected at most {_MOST_EXPANDED:,}")
     return [f"{place[: found.start()]}{word}{end}" for word in words for end in ends]

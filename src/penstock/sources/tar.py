@@ -31,7 +31,7 @@ _PROBLEMS = {
 _NO_DATA = b"123456"  # types whose header may give a size, although no data follows
 
 
-class TarDamage(Exception):  # noqa: N818 - turned into a bad row, or into an error that names the file
+class TarDamage(Exception):
     """Where a tar cannot be read on, and why."""
 
     def __init__(self, byte: int, why: str) -> None:

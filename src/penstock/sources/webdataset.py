@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from penstock.places.place import File, FileId
 from penstock.sources.base import content_of
 from penstock.sources.compressed import is_compressed
 from penstock.sources.file_source import FilesSource, Part
-from penstock.sources.index import MANY, SMALL, WORD, known_of, row_counts
+from penstock.sources.index import MANY, SMALL, WORD, Loaded, known_of, row_counts
 from penstock.sources.samples import Blob, SampleOptions, add_sample, is_read, sample_record, split_name
 from penstock.sources.tar import BLOCK, Member, TarDamage, members, read_member
 from penstock.types import BadRow, Ints, Record
@@ -55,7 +56,7 @@ class _Scan:
         self._weight = 0
         self._left_out: list[int | str] = [0, ""]
 
-    def run(self) -> tuple[bytes, object]:
+    def run(self) -> tuple[memoryview, Any]:
         """Return the table as bytes, and the rest as a JSON value."""
         damage, end = None, self._file.identity.size
         try:
@@ -71,7 +72,7 @@ class _Scan:
         self._file.check()
         others = self._others(np.array(self._hashes, np.uint64))
         table = [[*self._begins, end], [*self._weights, self._weight], [*others.tolist(), -1]]
-        return np.array(table, WORD).T.tobytes(), [damage, *self._left_out]
+        return memoryview(np.array(table, WORD).T.tobytes()), [damage, *self._left_out]
 
     def _take(self, member: Member) -> None:
         found = None if member.is_folder else split_name(member.name)
@@ -109,15 +110,11 @@ class _Scan:
 
 def index_samples(file: File, cache: Cache) -> SampleIndex:
     """Return the index of a tar: from the cache, or by one pass over its headers."""
-    known = file.identity
     scan = _Scan(file).run
-    if known.size <= SMALL:
-        payload, value = scan()
-    else:
-        found = known_of([known], cache, kind=_KIND, find=scan)
-        payload, value = found.payload, found.value
-    damage, left_out, example = value  # type: ignore[misc]  # as `run` returns it
-    table = np.frombuffer(payload, WORD).reshape(-1, 3)
+    is_small = file.identity.size <= SMALL
+    found = Loaded(*scan()) if is_small else known_of([file.identity], cache, kind=_KIND, find=scan)
+    damage, left_out, example = found.value
+    table = np.frombuffer(found.payload, WORD).reshape(-1, 3)
     return SampleIndex(table, None if damage is None else tuple(damage), left_out, example)
 
 
