@@ -5,14 +5,15 @@
 | `json`, `jsn` | parsed; the members of the one object in `.json` are fields of the record themselves |
 | `txt`, `text`, `transcript` | text |
 | `cls`, `cls2`, `class`, `count`, `index`, `inx`, `id` | an integer |
-| any other, such as `jpg` | where its bytes are: `{"bytes": None, "path", "offset", "num_bytes"}` |
+| any other, such as `jpg` | where its bytes are: `{"bytes": None, "path", "start", "num_bytes"}` |
 
-The names and the rule for keys are those of webdataset.  Nothing is unpickled.
+The names and the rule for keys are those of webdataset.  Nothing is unpickled.  Templates look for media by kind, so images, videos and
+audio are also listed, in the order of the files, under `images`, `videos` and `audios`, unless the JSON object has that key itself.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,14 +87,35 @@ def sample_record(key: str, fields: dict[str, Blob], options: SampleOptions) -> 
             why = f"{blob.name!r} has the key {clash!r}, which is a field of the sample, too"
             return BadRow(reason="duplicate_key", message=f"{why}; rename it, or pass merge_json=False")
         record |= value
+    for column, listed in _media(record, fields).items():
+        record.setdefault(column, listed)
     return record
 
 
+def media_column(field: str) -> str | None:
+    """Return the column that lists files with this extension: images, videos or audios; None if it is no medium."""
+    return _MEDIA.get(field.rpartition(".")[2])
+
+
+def _media(record: Record, fields: Iterable[str]) -> dict[str, list[Any]]:
+    listed: dict[str, list[Any]] = {}
+    for field in fields:
+        if (column := media_column(field)) is not None:
+            listed.setdefault(column, []).append(dict(record[field]))
+    return listed
+
+
 def add_sample(content: Digest, key: str, fields: dict[str, Blob], options: SampleOptions) -> None:
-    """Add a sample to a digest: key, names, sizes and all bytes of its files, but not where they are."""
+    """Add a sample to a digest: key, names, sizes and all bytes of its files.
+
+    Of files that the record refers to, also where they are: a store keeps that.
+    """
     too_long = [field for field, blob in fields.items() if is_read(field) and blob.num_bytes > options.max_row_bytes]
-    sizes = [[field, blob.num_bytes] for field, blob in fields.items()]
-    content.update(json.dumps([options.merge_json, too_long, key, sizes]).encode())
+    files: list[list[Any]] = [
+        [field, blob.num_bytes] if is_read(field) else [field, blob.num_bytes, blob.path, blob.start]
+        for field, blob in fields.items()
+    ]
+    content.update(json.dumps([options.merge_json, too_long, key, files]).encode())
     for blob in fields.values():
         for start in range(blob.start, blob.start + blob.num_bytes, _READ):
             content.extend(blob.read(start, min(start + _READ, blob.start + blob.num_bytes)))
@@ -102,7 +124,7 @@ def add_sample(content: Digest, key: str, fields: dict[str, Blob], options: Samp
 def _value(field: str, blob: Blob, limit: int) -> Any:
     decode = _DECODERS.get(field.rpartition(".")[2])
     if decode is None:
-        return {"bytes": None, "path": blob.path, "offset": blob.start, "num_bytes": blob.num_bytes}
+        return {"bytes": None, "path": blob.path, "start": blob.start, "num_bytes": blob.num_bytes}
     if blob.num_bytes > limit:
         message = f"{blob.num_bytes:_} bytes, expected at most max_row_bytes={limit:_}"
         return BadRow(reason="too_long", message=message)
@@ -131,4 +153,9 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), _json),
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _int),
+}
+_MEDIA = {
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm"), "images"),
+    **dict.fromkeys(("mp4", "m4v", "mov", "mkv", "webm", "avi", "mpg", "mpeg"), "videos"),
+    **dict.fromkeys(("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"), "audios"),
 }
