@@ -31,16 +31,27 @@ _READ = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One file of a sample: a range of bytes in a file."""
+    """One file of a sample: a file, or a range of bytes in a tar."""
 
     name: str  # for errors
     path: str
     start: int
     num_bytes: int
     read: Callable[[int, int], bytes]
+    is_range: bool = True
 
     def whole(self) -> bytes:
         return self.read(self.start, self.start + self.num_bytes)
+
+    def reference(self) -> Record:
+        """Return where its bytes are, as `datasets` writes an image that is not loaded."""
+        place = {"start": self.start, "num_bytes": self.num_bytes} if self.is_range else {}
+        return {"bytes": None, "path": self.path, **place}
+
+    def add_digest(self, content: Digest) -> None:
+        """Add all its bytes."""
+        for start in range(self.start, self.start + self.num_bytes, _READ):
+            content.extend(self.read(start, min(start + _READ, self.start + self.num_bytes)))
 
 
 class SampleOptions:
@@ -69,7 +80,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 def is_read(field: str) -> bool:
     """Return whether the bytes of a field are part of the record."""
-    return field.rpartition(".")[2] in _DECODERS
+    return field.rpartition(".")[2].lower() in _DECODERS
 
 
 def sample_record(key: str, fields: dict[str, Blob], options: SampleOptions) -> Record | BadRow:
@@ -93,8 +104,8 @@ def sample_record(key: str, fields: dict[str, Blob], options: SampleOptions) -> 
 
 
 def media_column(field: str) -> str | None:
-    """Return the column that lists files with this extension: images, videos or audios; None if it is no medium."""
-    return _MEDIA.get(field.rpartition(".")[2])
+    """Return the column that lists files with this extension: images, videos or audios; None for other files."""
+    return _MEDIA.get(field.rpartition(".")[2].lower())
 
 
 def _media(record: Record, fields: Iterable[str]) -> dict[str, list[Any]]:
@@ -117,14 +128,13 @@ def add_sample(content: Digest, key: str, fields: dict[str, Blob], options: Samp
     ]
     content.update(json.dumps([options.merge_json, too_long, key, files]).encode())
     for blob in fields.values():
-        for start in range(blob.start, blob.start + blob.num_bytes, _READ):
-            content.extend(blob.read(start, min(start + _READ, blob.start + blob.num_bytes)))
+        blob.add_digest(content)
 
 
 def _value(field: str, blob: Blob, limit: int) -> Any:
     decode = _DECODERS.get(field.rpartition(".")[2])
     if decode is None:
-        return {"bytes": None, "path": blob.path, "start": blob.start, "num_bytes": blob.num_bytes}
+        return blob.reference()
     if blob.num_bytes > limit:
         message = f"{blob.num_bytes:_} bytes, expected at most max_row_bytes={limit:_}"
         return BadRow(reason="too_long", message=message)
