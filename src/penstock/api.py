@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from penstock.cache import Cache
@@ -142,7 +143,7 @@ def choose_template(
     template without rows that cannot be read, whatever on_bad says.
     """
     from penstock.templates import is_worth_fast, open_tokenizer, remembered_template
-    from penstock.templates.registry import known_options, may_use_chat, uses_chat
+    from penstock.templates.registry import known_options, may_use_chat, named_processor, uses_chat
     from penstock.templates.trial import trial_expected
 
     if not isinstance(template, str):
@@ -160,7 +161,15 @@ def choose_template(
         opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
         known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
         own = {name: value for name, value in options.items() if name in known or name not in shared}
+        if own.get("media_root") is None and named_processor(template, opened, own) is not None:
+            own["media_root"] = _folder_of(source)
         return remembered_template(template, opened, own, facts)
+
+
+def _folder_of(source: Source) -> str:
+    """The folder that paths in records are relative to: that of the source's first file, else the current one."""
+    file = Path(source.where(0).file)
+    return str(file.parent.absolute() if file.is_file() else Path.cwd())
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":

@@ -5,6 +5,7 @@
     │   ├── BadRecord        one row, by file and line
     │   └── SourceChanged    the file is no longer the one that was opened
     ├── TemplateError        a record cannot be made into a sample
+    │   └── MediaError       an image, a video or an audio clip of a record cannot be used
     ├── StoreError           the cache cannot be written, or a file in it is damaged or missing
     ├── PlanError            settings that contradict each other or the data
     │   ├── Overlong         a sample longer than `max_length` under overflow="error"
@@ -38,6 +39,10 @@ class TemplateError(PenstockError):
     def __init__(self, message: str, *, record: int | None = None) -> None:
         super().__init__(message)
         self.record = record  # which of the records handed over; the caller knows where that one came from
+
+
+class MediaError(TemplateError):
+    """An image, a video or an audio clip of a record is missing, broken or not what the record says."""
 
 
 class StoreError(PenstockError):

@@ -15,6 +15,7 @@ NOTHING_TO_TRAIN = "nothing_to_train"
 OVERLONG = "overlong"
 TRUNCATED = "truncated"
 TAIL = "tail"
+BAD_MEDIA = "bad_media"
 EMPTY = "empty"  # samples that the store has already counted under a reason of their own
 
 _FIX = 'fix the row, or pass on_bad="skip"'
@@ -32,6 +33,7 @@ REASONS: dict[str, Reason] = {
     "too_long": Reason("the row is longer than the limit", _FIX),
     "wrong_width": Reason("another number of fields than the header", _FIX),
     # templates and plan
+    BAD_MEDIA: Reason("an image, video or audio is missing, broken or in no place", "fix the file or the record"),
     NOTHING_TO_TRAIN: Reason("no token to train on", "raise max_length, or check train_on"),
     EMPTY: Reason("dropped when prepared"),
     OVERLONG: Reason("longer than max_length", "raise max_length, or choose overflow: split or truncate"),

@@ -41,7 +41,7 @@ _TEXT = ("tokenizer", "template", "engine")  # in a file; objects too from Pytho
 _OPTIONS = "options of the file format, such as columns, delimiter or record"
 _CHAT = "render both sides with the chat template; null: only for query_response, if the tokenizer has a chat template"
 
-PATHS = ("tokenizer", "cache_dir", "quarantine", "chat_template")  # relative to the recipe
+PATHS = ("tokenizer", "cache_dir", "quarantine", "chat_template", "processor", "media_root")  # relative to the recipe
 
 # Kinds of plain values, as errors and the reference name them; the first that fits counts.
 _KINDS: dict[str, Any] = {

@@ -19,6 +19,7 @@ from penstock.errors import TemplateError
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.conversation import Reader
 from penstock.templates.pretokenized import PretokenizedTemplate
+from penstock.templates.processors import ProcessorFiles, find_processor, transformers_version
 from penstock.templates.shapes import SHAPES, RecordShape
 from penstock.templates.text import PlainText
 from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall
@@ -127,6 +128,13 @@ def _other_chat(name: str, option: str, *, chat: bool) -> str:
     return "with chat=True it has; "
 
 
+def named_processor(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> ProcessorFiles | None:
+    """The files of the processor that a template of this name would use for media, if any."""
+    if tokenizer is None or not may_use_chat(name, options):
+        return None
+    return find_processor(options.get("processor"), tokenizer.path)
+
+
 def remembered_template(
     name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache | None
 ) -> Template:
@@ -158,6 +166,8 @@ class RememberedTemplate:
             "tokenizer": None if tokenizer is None else [tokenizer.content, tokenizer.wants_fast, tokenizer.path],
             "versions": [package_version(package) for package in _PACKAGES],
         }
+        if (processor := named_processor(name, tokenizer, options)) is not None:
+            about["processor"] = [processor.content, processor.folder, transformers_version()]
         known = recall("template", about=about, compute=self._learn, cache=cache)
         self._identity: dict[str, Any] = known["identity"]
         self.vocab_size: int = known["vocab_size"]

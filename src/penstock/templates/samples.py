@@ -10,7 +10,7 @@ import numpy as np
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders
-from penstock.types import Bools, Column, Ints, Record, Samples, Values, join_notes
+from penstock.types import Bools, Column, Ints, MediaItem, Record, Samples, Values, join_notes
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
 SPECIAL = ("token", "text", "error")  # of special_in_text: what a special token in a text becomes
@@ -108,6 +108,18 @@ class Rendering:
     assistant_characters: int = 0  # of the record, printed or not
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
+    media: list["Inserted"] = field(default_factory=list)  # in the order of the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inserted:
+    """One of a record's media in a rendering: the characters that stand for it, and the tokens among them that are repeated."""
+
+    item: MediaItem  # its span is not known yet
+    begin: int  # characters of the text that the processor puts in place of the placeholder
+    end: int
+    untrained: tuple[int, int]  # the same with what the chat template prints around a placeholder
+    repeats: tuple[tuple[int, int, int], ...]  # (first character, token id, how many times)
 
 
 def covered(size: int, spans: Spans) -> Bools:

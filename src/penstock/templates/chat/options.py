@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from penstock.errors import TemplateError
 from penstock.templates.fields import check_choice
+from penstock.templates.media_headers import MAX_IMAGE_PIXELS
 from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
 
 
@@ -29,6 +30,16 @@ class ChatOptions:
         str, "what to do with a record that has fields the chat template does not print: warn (and count), stop or skip"
     ] = "warn"
     special_in_text: Annotated[str, IN_TEXT] = "token"
+    processor: Annotated[
+        str | None, "folder of the model's processor, for images, video and audio; else the tokenizer's folder"
+    ] = None
+    media_root: Annotated[
+        str | None, "folder that paths of images, video and audio are relative to; else the folder of the data"
+    ] = None
+    on_media: Annotated[
+        str, "what to do with a record whose image, video or audio is missing, broken or in no place: stop or skip"
+    ] = "stop"
+    max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = MAX_IMAGE_PIXELS
     template_engine: Annotated[
         str, "what renders conversations: auto (minijinja where it agrees with jinja2) or jinja2"
     ] = "auto"
@@ -36,6 +47,7 @@ class ChatOptions:
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, ("first", "all"))
         check_choice("on_refused", self.on_refused, ("stop", "skip"))
+        check_choice("on_media", self.on_media, ("stop", "skip"))
         check_choice("on_nothing", self.on_nothing, POLICIES)
         check_choice("on_unrendered", self.on_unrendered, ("warn", "stop", "skip"))
         check_choice("special_in_text", self.special_in_text, SPECIAL)

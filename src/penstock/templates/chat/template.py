@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import TemplateError
+from penstock.errors import MediaError, TemplateError
+from penstock.reasons import BAD_MEDIA
 from penstock.templates.chat.annotate import Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
+from penstock.templates.chat.placeholders import Placer, repeat_tokens
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_flag
+from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
+from penstock.templates.processors import Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
 from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask
 from penstock.templates.sandbox import LimitExceeded
@@ -29,7 +33,7 @@ from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import PARTIAL, UNENDED, UNRENDERED, Record, Samples
+from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, Column, Record, Samples
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
@@ -47,15 +51,21 @@ class _Run:
 
     on_refused: str
     on_unrendered: str = "warn"
+    on_media: str = "stop"
     num_records: int = 0  # that were rendered
     dropped: dict[int, str] = field(default_factory=dict)
 
     def refused(self, number: int, error: TemplateError) -> None:
         """Count a record as dropped, or stop."""
         unprinted, final = isinstance(error, _NotPrinted), isinstance(error, LimitExceeded | EnginesDiffer)
-        if final or (self.on_unrendered if unprinted else self.on_refused) == "stop":
-            hint = "; fix the record, or set on_refused to 'skip' (skips are counted)"
-            raise TemplateError(f"{error}{'' if final or unprinted else hint}", record=number) from error
+        media = isinstance(error, MediaError)
+        if final or (self.on_unrendered if unprinted else self.on_media if media else self.on_refused) == "stop":
+            hint = f"; fix the record, or set {'on_media' if media else 'on_refused'} to 'skip' (skips are counted)"
+            kind = MediaError if media else TemplateError
+            raise kind(f"{error}{'' if final or unprinted else hint}", record=number) from error
+        if media:
+            self.dropped[number] = BAD_MEDIA
+            return
         unproven = isinstance(error, Unproven)
         self.dropped[number] = "unrendered" if unprinted else "mask_unverified" if unproven else "template_refused"
 
@@ -81,6 +91,9 @@ class ChatTemplate:
         self.ends = self._annotator.ends
         self._special_words = _SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
+        self.media, self._without_media = self._open_media()
+        self.columns: tuple[Column, ...] = () if self.media is None else (MEDIA,)
+        self._placer = None if self.media is None else Placer(self.media, tokenizer)
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             self._for_tools = ChatTemplate(tokenizer, reader=reader, **{**options, "chat_template": for_tools})
@@ -101,6 +114,18 @@ class ChatTemplate:
         else:
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
         return renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+
+    def _open_media(self) -> tuple[MediaReader | None, str]:
+        """What reads images, video and audio; else why there is none."""
+        options, tokenizer = self.options, self.tokenizer
+        files = find_processor(options.processor, tokenizer.path)
+        if files is None:
+            return None, "no processor is known; pass processor= the folder with the model's preprocessor_config.json"
+        if files.family is None:
+            return None, f"{files.folder}: {unsupported(files)}"
+        processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+        root, most = options.media_root, options.max_image_pixels
+        return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
@@ -141,6 +166,7 @@ class ChatTemplate:
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
+            **({} if self.media is None else {"media": {**self.media.identity(), "on_media": options.on_media}}),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
 
@@ -174,7 +200,7 @@ class ChatTemplate:
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
         """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
-        return partial(self._encode, run=_Run(self.options.on_refused, self.on_unrendered))
+        return partial(self._encode, run=_Run(self.options.on_refused, self.on_unrendered, self.options.on_media))
 
     def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
         run.dropped = {}
@@ -184,8 +210,6 @@ class ChatTemplate:
         for number, record in enumerate(records):
             try:
                 made = self._rendering(record, number, run)
-                if made.unrendered and self.on_unrendered != "warn":
-                    raise _NotPrinted(_not_printed(made.unrendered))
             except TemplateError as error:
                 run.refused(number, error)
                 made = Rendering("", [])
@@ -194,7 +218,9 @@ class ChatTemplate:
             if len(batch) == _BATCH:
                 parts.append(self._samples(batch, first, run))
                 batch, first = [], number + 1
-        return join([*parts, self._samples(batch, first, run)], on_nothing=self.options.on_nothing)
+        return join(
+            [*parts, self._samples(batch, first, run)], on_nothing=self.options.on_nothing, columns=self.columns
+        )
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
@@ -224,10 +250,14 @@ class ChatTemplate:
                 counts[PARTIAL] = made.num_partial
             for name, count in counts.items():
                 notes.setdefault(name, {})[number] = count
+        ids, mask, offsets, columns = encoded.ids, token_mask(encoded, batch, self._special), encoded.offsets, {}
+        if self.media is not None:
+            ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, mask, batch)
         return Samples(
-            input_ids=encoded.ids,
-            loss_mask=token_mask(encoded, batch, self._special),
-            offsets=encoded.offsets,
+            input_ids=ids,
+            loss_mask=mask,
+            offsets=offsets,
+            columns=columns,
             dropped={number - first: why for number, why in run.dropped.items() if number >= first},
             notes=notes,
             assistant_characters=sum(made.assistant_characters for made in batch),
@@ -252,6 +282,8 @@ class ChatTemplate:
     def read(self, record: Record, number: int | None = None) -> Conversation:
         """A record as a conversation.  A content of null is left out, as transformers does, unless the template needs it."""
         conversation: Conversation = self.reader(record, number)
+        if self.media is not None:
+            conversation = collect(record, conversation)
         if self._annotator.needs_null or getattr(self.reader, "nulls", None) == "keep":
             return conversation
         messages = conversation.messages
@@ -267,6 +299,8 @@ class ChatTemplate:
         chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
+            left = len(part_types(conversation.messages)) if conversation.media else 0
+            conversation = replace(conversation, media=conversation.media[:left])
         return conversation, trained, chosen
 
     def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
@@ -281,7 +315,20 @@ class ChatTemplate:
             found.made.plain = self._special_words.places(
                 found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
             )
-        return found.made
+        made = found.made
+        if made.unrendered and run.on_unrendered != "warn":
+            raise _NotPrinted(_not_printed(made.unrendered))
+        if self._placer is not None:
+            return self._placer.place(made, conversation.media, found.context)
+        self._refuse_media(record, conversation, made)
+        return made
+
+    def _refuse_media(self, record: Record, conversation: Conversation, made: Rendering) -> None:
+        """Raise for media that the chat template prints, where no processor can say which tokens they are."""
+        types = part_types(conversation.messages)
+        printed = [name for name in types if not any(key.endswith(f"content[{name}]") for key in made.unrendered)]
+        if printed or (has_media(record) and has_tags(conversation)):
+            raise MediaError(f"the record has media ({', '.join(printed) or 'tags'}), and {self._without_media}")
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Return which messages are trained; a message's own flag takes precedence."""

@@ -1,0 +1,216 @@
+"""Put the tokens of images, videos and audio clips in place of their placeholders.
+
+A chat template prints one placeholder for each of a record's media.  It is replaced in the rendered text by what the processor puts
+there, with one copy of each repeated token.  The text is encoded once, and then the ids of these tokens are repeated.  This gives the
+ids that the processor gives, because special tokens cut a text: what is beside them does not depend on how many there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import MediaError, TemplateError
+from penstock.templates.chat.headers import Unproven
+from penstock.templates.media import Found, MediaReader
+from penstock.templates.samples import Inserted, Rendering, Spans, byte_spans
+from penstock.templates.tokenizer.byte_offsets import Encoded, borders
+from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.types import Bools, Ids, Ints, MediaItem, Values, pack_media
+
+
+class Placer:
+    """Replaces the placeholders of one processor in renderings."""
+
+    def __init__(self, reader: MediaReader, tokenizer: Tokenizer) -> None:
+        self._reader = reader
+        self._processor = reader.processor
+        self._tokenizer = tokenizer
+
+    def place(self, made: Rendering, found: Sequence[Found], context: dict[str, Any]) -> Rendering:
+        """The rendering with its placeholders replaced; the spans move with the text.
+
+        Placeholders inside `made.plain` are words of the data.  context: what was rendered.
+        """
+        for each in found:
+            self._reader.refuse_kind(each)
+        places = self._places(made, found, context)
+        if not found:
+            return made
+        looked = [self._reader.look(each) for each in found]
+        order = sorted(range(len(found)), key=places.__getitem__)
+        parts: list[str] = []
+        media: list[Inserted] = []
+        cuts: list[
+            tuple[int, int, int]
+        ] = []  # where a placeholder begins and ends, and how much longer the text becomes
+        place, length = 0, 0
+        for number in order:
+            each, (header, num_bytes) = found[number], looked[number]
+            begin = places[number]
+            end = begin + len(self._processor.placeholder(each.kind))
+            pieces = self._processor.expand(each.kind, header.size, header.rate)
+            text = "".join(piece for piece, _ in pieces)
+            parts += [made.text[place:begin], text]
+            length += begin - place
+            item = MediaItem(
+                kind=each.kind, number=number, place=each.path, start=each.start, num_bytes=num_bytes,
+                size=header.size, span=(0, 0), rate=header.rate,
+            )  # fmt: skip
+            before, after = self._around(made.text, begin, end)
+            media.append(
+                Inserted(
+                    item=item,
+                    begin=length,
+                    end=length + len(text),
+                    untrained=(length - before, length + len(text) + after),
+                    repeats=self._repeats(pieces, length),
+                )
+            )
+            cuts.append((begin, end, len(text) - (end - begin)))
+            length += len(text)
+            place = end
+        parts.append(made.text[place:])
+        return replace(
+            made,
+            text="".join(parts),
+            spans=_moved(made.spans, cuts),
+            plain=_moved(made.plain, cuts),
+            media=media,
+        )
+
+    def _places(self, made: Rendering, found: Sequence[Found], context: dict[str, Any]) -> list[int]:
+        """The first characters of the placeholders of `found`; the n-th of a kind belongs to the n-th of that kind."""
+        places = [-1] * len(found)
+        for kind in self._processor.kinds:
+            placeholder = self._processor.placeholder(kind)
+            wanted = [number for number, each in enumerate(found) if each.kind == kind]
+            printed = _occurrences(made.text, placeholder)
+            shown = [begin for begin in printed if not _inside(begin, made.plain)]
+            if shown and _count(context, placeholder) > len(printed) - len(shown):
+                raise MediaError(
+                    f"the text of the record holds {placeholder!r}, which stands for {kind}; write <{kind}> with a column "
+                    f"'{kind}s' or a part, or pass special_in_text='text' to encode it as text"
+                )
+            if len(shown) != len(wanted):
+                raise MediaError(
+                    f"the record has {len(wanted)} of kind {kind}, and the chat template prints {placeholder!r} {len(shown)} times, "
+                    f"expected once for each; choose the chat_template of the model"
+                )
+            for number, begin in zip(wanted, shown, strict=True):
+                places[number] = begin
+        assert -1 not in places, (places, found)  # `look` refuses other kinds
+        return places
+
+    def _around(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """How many characters before and after a placeholder the chat template prints with it."""
+        before, after = self._processor.counts.around
+        return len(before) * text.endswith(before, 0, begin), len(after) * text.startswith(after, end)
+
+    def _repeats(self, pieces: Sequence[tuple[str, int]], start: int) -> tuple[tuple[int, int, int], ...]:
+        repeats = []
+        for text, count in pieces:
+            if count != 1:
+                repeats.append((start, self._repeated(text), count))
+            start += len(text)
+        return tuple(repeats)
+
+    def _repeated(self, token: str) -> int:
+        """The id of a token that is repeated: it must cut texts, so that each copy is one token."""
+        if (found := self._tokenizer.added_tokens.get(token)) is None:
+            raise TemplateError(
+                f"{self._tokenizer.path}: the processor ({self._processor.family}) repeats {token!r}, which is not an added token "
+                f"of this tokenizer; use the tokenizer of the same model"
+            )
+        return found
+
+
+def _occurrences(text: str, part: str) -> list[int]:
+    found, place = [], text.find(part)
+    while place >= 0:
+        found.append(place)
+        place = text.find(part, place + len(part))
+    return found
+
+
+def _count(context: dict[str, Any], word: str) -> int:
+    """How often the texts of a record hold a word."""
+
+    def count(value: Any) -> int:
+        if isinstance(value, str):
+            return value.count(word)
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return sum(map(count, inner))
+
+    return sum(count(context.get(name)) for name in ("messages", "tools", "documents"))
+
+
+def _inside(place: int, spans: Spans) -> bool:
+    return any(begin <= place < end for begin, end in spans)
+
+
+def _moved(spans: Spans, cuts: Sequence[tuple[int, int, int]]) -> Spans:
+    """Spans of a text, after placeholders in it were replaced."""
+
+    def moved(place: int) -> int:
+        return place + sum(longer for _, end, longer in cuts if end <= place)
+
+    return [(moved(begin), moved(end)) for begin, end in spans]
+
+
+def repeat_tokens(encoded: Encoded, mask: Bools, batch: Sequence[Rendering]) -> tuple[Ids, Bools, Ints, Values]:
+    """Ids, loss mask, offsets and the column `media` of encoded renderings, with the tokens of media repeated and untrained."""
+    counts = np.ones(len(encoded.ids), np.int64)
+    ranges: list[
+        list[tuple[int, int]]
+    ] = []  # of each rendering: tokens that stand for its media, first and behind the last
+    mask = mask.copy()
+    for number, made in enumerate(batch):
+        first, last = int(encoded.offsets[number]), int(encoded.offsets[number + 1])
+        tokens = _Tokens(encoded, first, last, made.text)
+        ranges.append([])
+        for each in made.media:
+            for place, token, count in each.repeats:
+                counts[tokens.at(place, token)] = count
+            ranges[-1].append(tokens.covering(each.begin, each.end))
+            begin, end = tokens.covering(*each.untrained)
+            mask[begin:end] = False
+    new = borders(counts)
+    values = [
+        pack_media(
+            [
+                replace(each.item, span=(int(new[begin] - new[first]), int(new[end] - new[first])))
+                for each, (begin, end) in zip(made.media, some, strict=True)
+            ]
+        )
+        for made, some, first in zip(batch, ranges, encoded.offsets[:-1].tolist(), strict=True)
+    ]
+    column = Values(np.frombuffer(b"".join(values), np.uint8), borders([len(value) for value in values]))
+    return np.repeat(encoded.ids, counts), np.repeat(mask, counts), new[encoded.offsets], column
+
+
+class _Tokens:
+    """Which tokens cover which characters of one text."""
+
+    def __init__(self, encoded: Encoded, first: int, last: int, text: str) -> None:
+        self._first = first
+        self._ids = encoded.ids[first:last]
+        self._starts, self._stops = encoded.starts[first:last], encoded.stops[first:last]
+        self._text = text
+
+    def at(self, place: int, token: int) -> int:
+        """The number of the token that begins at a character."""
+        found = int(np.searchsorted(self._stops, self._byte(place), side="right"))
+        if found >= len(self._ids) or self._ids[found] != token:
+            raise Unproven("the tokenizer does not encode a media token of the rendering as one token")
+        return self._first + found
+
+    def covering(self, begin: int, end: int) -> tuple[int, int]:
+        """The tokens that cover the characters begin..end: the first, and the one behind the last."""
+        low = np.searchsorted(self._stops, self._byte(begin), side="right")
+        high = np.searchsorted(self._starts, self._byte(end), side="left")
+        return self._first + int(low), self._first + int(high)
+
+    def _byte(self, place: int) -> int:
+        return byte_spans(self._text, [(place, place)])[0][0]

@@ -1,0 +1,340 @@
+"""The images, videos and audio clips of records: where a record names them, how large they are, and their bytes.
+
+`collect` is the only function that knows how records write media.  `prepare` uses it to count tokens, and the loader to find bytes that
+are in the record itself.
+"""
+
+import base64
+import binascii
+import io
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import MediaError, SourceChanged, SourceError
+from penstock.places.files import identify, open_file
+from penstock.places.place import File
+from penstock.templates.conversation import Conversation, Message
+from penstock.templates.fields import kind as kind_of
+from penstock.templates.media_headers import MAX_IMAGE_PIXELS, Header, Kind, read_header
+from penstock.templates.processors import Processor
+from penstock.types import MediaItem, Record
+
+KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+_COLUMNS = {kind: (f"{kind}s", kind) for kind in KINDS}  # of a record: images or image …
+_TAGS = re.compile("<(image|video|audio)>")
+# Types of content parts, as different libraries name them.
+_TYPES = {name: kind for kind in KINDS for name in (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")}
+# Keys of a part that change what a processor does with it.  They are refused: the processor's own settings count.
+_SETTINGS = (
+    *("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width", "fps", "nframes", "num_frames"),
+    *("min_frames", "max_frames", "video_start", "video_end", "sampling_rate"),
+)
+_REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://")
+_SHOWN = 60  # characters of a value in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image, a video or an audio clip that a record names: by a path, perhaps with a range of bytes, or with its bytes."""
+
+    kind: Kind
+    path: str | None = None
+    data: bytes | None = None
+    start: int = 0
+    num_bytes: int | None = None  # None: to the end of the file
+
+
+# Records → messages with bare parts, and what they stand for
+
+
+def has_media(record: Record) -> bool:
+    """Whether a record has a column with media."""
+    return any(record.get(name) for names in _COLUMNS.values() for name in names)
+
+
+def has_tags(conversation: Conversation) -> bool:
+    """Whether a message holds a tag such as <image>."""
+    texts = (message.get("content") for message in conversation.messages)
+    return any(isinstance(text, str) and _TAGS.search(text) for text in texts)
+
+
+def part_types(messages: Sequence[Message]) -> list[str]:
+    """The types of the media parts of messages, in order."""
+    lists = [content for message in messages if isinstance(content := message.get("content"), list)]
+    types = [part.get("type") for parts in lists for part in parts if isinstance(part, dict)]
+    return [name for name in types if name in _TYPES]
+
+
+def collect(record: Record, conversation: Conversation) -> Conversation:
+    """The conversation with a bare part {"type": "image"} for each of its media, and these media (Found) in the order of the parts.
+
+    A tag such as <image> becomes a part, filled from the record's columns in order; so does a part that names nothing itself.
+    """
+    waiting = {kind: _column(record, kind) for kind in KINDS}
+    found: list[Found] = []
+    messages: list[Message] = []
+    for place, message in enumerate(conversation.messages):
+        content = message.get("content")
+        what = f"message {place} ({message.get('role')})"
+        if isinstance(content, str) and any(waiting.values()):
+            content = _split(content, [kind for kind in KINDS if waiting[kind]])
+        if isinstance(content, list):
+            content = [_part(part, what, waiting, found) for part in content]
+            message = {**message, "content": content}
+        messages.append(message)
+    for kind, rest in waiting.items():
+        if rest:
+            name = next(name for name in _COLUMNS[kind] if record.get(name))
+            held = sum(each.kind == kind for each in found)
+            raise MediaError(
+                f"column {name!r} has {len(rest) + held} of kind {kind}, and the messages have places for {held}; write <{kind}> "
+                f"in the text where each belongs, or a part {{'type': '{kind}'}}"
+            )
+    return replace(conversation, messages=messages, media=found) if found else conversation
+
+
+def _column(record: Record, kind: Kind) -> list[Found]:
+    """The media of one kind in the record's columns."""
+    for name in _COLUMNS[kind]:
+        value = record.get(name)
+        if value is None or (isinstance(value, str | list | dict) and not value):
+            continue
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        return [_found(kind, each, f"column {name!r}, place {place}") for place, each in enumerate(listed)]
+    return []
+
+
+def _split(text: str, kinds: Sequence[str]) -> str | list[Message]:
+    """A text with tags as parts; the text itself if it has none."""
+    parts: list[Message] = []
+    place = 0
+    for match in _TAGS.finditer(text):
+        if match[1] not in kinds:
+            continue
+        if match.start() > place:
+            parts.append({"type": "text", "text": text[place : match.start()]})
+        parts.append({"type": match[1]})
+        place = match.end()
+    if not parts:
+        return text
+    return [*parts, {"type": "text", "text": text[place:]}] if place < len(text) else parts
+
+
+def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list[Found]) -> Any:
+    """One part of a message; media parts lose everything but their kind."""
+    if not isinstance(part, dict) or (kind := _TYPES.get(str(part.get("type")))) is None:
+        return part if not isinstance(part, dict) else {key: part[key] for key in part if part[key] is not None}
+    for name in _SETTINGS:
+        if part.get(name) is not None:
+            raise MediaError(
+                f"{what}: a part of type {kind!r} has {name!r}, which has no effect; set it in the processor's files"
+            )
+    value = _value(part, kind)
+    if value is None:
+        if not waiting[kind]:
+            raise MediaError(
+                f"{what}: a part of type {kind!r} names no file and holds no bytes, and the record has no more under "
+                f"{' or '.join(map(repr, _COLUMNS[kind]))}; expected {{'type': '{kind}', '{kind}': a path}}"
+            )
+        found.append(waiting[kind].pop(0))
+    else:
+        found.append(_found(kind, value, what))
+    return {"type": kind}
+
+
+def _value(part: Message, kind: Kind) -> Any:
+    """What a part holds: a path, a URL, bytes or a mapping; None if it names nothing."""
+    for key in (
+        kind,
+        f"{kind}_url",
+        f"input_{kind}",
+        f"{kind}_path",
+        "path",
+        "url",
+        "source",
+        "value",
+        "data",
+        "base64",
+    ):
+        if (value := part.get(key)) is not None:
+            return {"base64": value} if key in ("data", "base64") and isinstance(value, str) else value
+    return {"bytes": part["bytes"]} if part.get("bytes") is not None else None
+
+
+def _found(kind: Kind, value: Any, what: str) -> Found:
+    """Media from the value that names it."""
+    if isinstance(value, str):
+        return _from_text(kind, value, what)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Found(kind, data=bytes(value))
+    if isinstance(value, dict):
+        data = value.get("bytes")
+        if isinstance(data, bytes | bytearray | memoryview):
+            return Found(kind, data=bytes(data))
+        for key in ("base64", "data"):
+            if isinstance(value.get(key), str):
+                return Found(kind, data=_decoded(value[key], what))
+        for key in ("path", "url", kind, f"{kind}_url"):
+            if isinstance(value.get(key), str):
+                made = _from_text(kind, value[key], what)
+                return replace(made, start=int(value.get("start") or 0), num_bytes=value.get("num_bytes"))
+    shown = (
+        f"{kind_of(value)} {str(value)[:_SHOWN]!r}" if not isinstance(value, dict) else f"a dict with {sorted(value)}"
+    )
+    raise MediaError(
+        f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; decoded images are not "
+        f"taken, because their bytes cannot be found again"
+    )
+
+
+def _from_text(kind: Kind, text: str, what: str) -> Found:
+    if text.startswith("data:"):
+        head, comma, body = text.partition(",")
+        if not comma or ";base64" not in head:
+            raise MediaError(f"{what}: a data URL that begins {head[:_SHOWN]!r}, expected data:{kind}/…;base64,…")
+        if head[5:].partition("/")[0] not in (kind, "application", ""):
+            raise MediaError(f"{what}: a data URL of type {head[5:_SHOWN]!r} where {kind} is expected")
+        return Found(kind, data=_decoded(body, what))
+    if _REMOTE.match(text):
+        raise MediaError(
+            f"{what}: {text[:_SHOWN]!r} is remote, which is not supported yet; download it and write its path"
+        )
+    path = text.removeprefix("file://")
+    if not path or "\0" in path:
+        raise MediaError(f"{what}: the path {text[:_SHOWN]!r} is empty or holds a NUL, expected the path of the {kind}")
+    return Found(kind, path=path)
+
+
+def _decoded(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{what}: not base64 ({error}): {text[:20]!r}; write the bytes again") from error
+
+
+# Files
+
+
+class MediaReader:
+    """Reads the media of records: their sizes for `prepare`, their bytes for the loader.  Safe to call from threads."""
+
+    version = 1  # raise when the same record gives other media items
+
+    def __init__(
+        self, processor: Processor, reader: Any, *, root: str | None, max_image_pixels: int = MAX_IMAGE_PIXELS
+    ) -> None:
+        """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder."""
+        self.processor = processor
+        self.root = str(Path(root).expanduser().absolute()) if root is not None else str(Path.cwd())
+        self.max_image_pixels = max_image_pixels
+        self._reader = reader
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that changes which media stand in a sample, as plain JSON values.
+
+        With the folder: equal records in two folders name different files.
+        """
+        return {
+            "version": self.version,
+            "processor": self.processor.identity(),
+            "root": self.root,
+            "max_image_pixels": self.max_image_pixels,
+        }
+
+    def collect(self, record: Record) -> list[Found]:
+        """All media of a record, in the order of their numbers."""
+        return collect(record, self._reader(record, None)).media
+
+    def path_of(self, place: str) -> str:
+        """The full path of a place as a record writes it."""
+        return os.path.join(self.root, os.path.expanduser(place))  # noqa: PTH118, PTH111 - stays text, as records write it
+
+    def look(self, found: Found) -> tuple[Header, int]:
+        """The header of one of a record's media, and how many bytes it has."""
+        name = self._name(found)
+        try:
+            if found.data is not None:
+                file: io.BufferedIOBase = io.BytesIO(found.data)
+                return self._header(found.kind, file), len(found.data)
+            assert found.path is not None
+            version = identify(self.path_of(found.path))
+            size = version.size - found.start if found.num_bytes is None else found.num_bytes
+            whole = found.start == 0 and size != version.size  # a range begins behind the header of an archive
+            if whole or not 0 <= found.start <= found.start + size <= version.size:
+                raise MediaError(
+                    f"the record names bytes {found.start:,} to {found.start + size:,}, and the file has {version.size:,} bytes"
+                )
+            with io.BufferedReader(_Range(open_file(version), found.start, size)) as file:
+                return self._header(found.kind, file), size
+        except SourceError as error:  # its message names the path
+            raise MediaError(f"{error} (media_root is {self.root})") from error
+        except MediaError as error:
+            raise MediaError(f"{name}: {error}") from error
+
+    def refuse_kind(self, found: Found) -> None:
+        """Raise for a kind that the processor does not take."""
+        if found.kind not in self.processor.kinds:
+            family, able = self.processor.family, ", ".join(self.processor.kinds)
+            raise MediaError(f"{self._name(found)}: the processor ({family}) takes {able}, and not {found.kind}")
+
+    def _header(self, kind: Kind, file: io.BufferedIOBase) -> Header:
+        return read_header(kind, file, max_image_pixels=self.max_image_pixels)
+
+    def _name(self, found: Found) -> str:
+        return f"{found.kind} in the record" if found.path is None else self.path_of(found.path)
+
+    def bytes_of(self, item: MediaItem, record: Callable[[], Record]) -> bytes:
+        """The bytes of one media item; `record` is called only where they are in the record itself.
+
+        Raises SourceChanged if there are more or fewer than when the sample was prepared.
+        """
+        if item.place is None:
+            found = self.collect(record())
+            data = found[item.number].data if item.number < len(found) else None
+            if data is None or len(data) != item.num_bytes:
+                size = "no bytes" if data is None else f"{len(data):,} bytes"
+                raise SourceChanged(_changed(f"{item.kind} {item.number} of the record", size, item))
+            return data
+        path = self.path_of(item.place)
+        version = identify(path)
+        end = item.start + item.num_bytes
+        if version.size < end or (item.start == 0 and version.size != end):
+            raise SourceChanged(_changed(path, f"{version.size:,} bytes", item))
+        return open_file(version).read(item.start, end)
+
+
+def _changed(name: str, found: str, item: MediaItem) -> str:
+    return f"{name}: changed since it was prepared: it has {found}, and had {item.num_bytes:,}; restore the file, or prepare again"
+
+
+class _Range(io.RawIOBase):
+    """A range of a file as a file of its own."""
+
+    def __init__(self, file: File, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._place = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(0, min(len(buffer), self._size - self._place))
+        if size:
+            view = memoryview(buffer)[:size]
+            self._file.readinto(view, self._start + self._place)
+            self._place += size
+        return size

@@ -1,0 +1,182 @@
+"""Read the size of an image, a video or an audio clip from its header, without decoding it.
+
+What cannot be used is refused here, so that `prepare` finds it: files that are empty, of another type, cut off, or so large that decoding
+them would fill the memory.
+"""
+
+import io
+import struct
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.errors import MediaError
+
+MAX_IMAGE_PIXELS = 89_478_485  # from here on Pillow warns of a decompression bomb
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # the tag of EXIF, and its values that swap height and width
+_TAIL = 1 << 16  # bytes at the end that are searched for an end marker
+_IEND = b"\0\0\0\0IEND\xae\x42\x60\x82"
+
+Kind = Literal["image", "video", "audio"]
+# How files begin, to say what a file is that cannot be read as what the record says.
+_MAGIC = (
+    (0, b"\xff\xd8\xff", "a JPEG image"),
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
+    (0, b"GIF8", "a GIF image"),
+    (8, b"WEBP", "a WebP image"),
+    (4, b"ftyp", "an MP4 or similar file"),
+    (0, b"\x1aE\xdf\xa3", "a Matroska or WebM video"),
+    (8, b"WAVE", "WAV audio"),
+    (0, b"fLaC", "FLAC audio"),
+    (0, b"OggS", "an Ogg file"),
+    (0, b"ID3", "MP3 audio"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"PK\x03\x04", "a ZIP archive"),
+    (0, b"\x1f\x8b", "a gzip file"),
+    (0, b"<svg", "an SVG drawing, which has no pixels"),
+    (0, b"<", "HTML or XML text, perhaps an error page that was saved as a file"),
+    (0, b"{", "JSON text"),
+    (0, b"version https://git-lfs", "a Git LFS pointer: run git lfs pull"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says about itself: size and rate as in MediaItem."""
+
+    size: tuple[int, ...]
+    rate: float = 0.0
+
+
+def read_header(kind: Kind, file: io.BufferedIOBase, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Header:
+    """Read the header of an open file.  Errors do not name the file: the caller knows its name."""
+    start = file.read(64)
+    if not start:
+        raise MediaError(f"the file is empty, expected {_article(kind)}; copy it again")
+    file.seek(0)
+    readers: dict[str, Callable[[io.BufferedIOBase], Header]] = {
+        "image": lambda opened: _read_image(opened, start, max_image_pixels),
+        "video": lambda opened: _read_video(opened, start),
+        "audio": lambda opened: _read_audio(opened, start),
+    }
+    return readers[kind](file)
+
+
+def _article(kind: str) -> str:
+    return {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind]
+
+
+def _looks_like(start: bytes) -> str:
+    """What the first bytes of a file say that it is."""
+    text = start.lstrip()
+    for place, magic, what in _MAGIC:
+        if start[place : place + len(magic)] == magic or (place == 0 and text.startswith(magic)):
+            return f"it looks like {what}"
+    return f"it begins with the bytes {start[:8].hex(' ')}"
+
+
+# Images
+
+
+def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Header:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise MediaError("reading images needs Pillow; install penstock[vlm]") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the limit of pixels is checked below; odd EXIF data is no error
+            with Image.open(file) as image:
+                height, width = _upright(image)
+                _check_pixels(height, width, max_pixels)
+                if _may_be_cut(image, file):
+                    image.load()  # proves that it is whole, or raises OSError
+    except Image.DecompressionBombError as error:
+        raise MediaError(f"the image is too large: {error}; shrink it") from error
+    except UnidentifiedImageError as error:
+        raise MediaError(f"not an image that Pillow can read: {_looks_like(start)}; replace or remove it") from error
+    except (OSError, SyntaxError, ValueError, struct.error, EOFError, IndexError, KeyError, TypeError) as error:
+        if isinstance(error, MediaError):
+            raise
+        raise MediaError(f"the image is broken or cut off ({error}); copy it again, or remove it") from error
+    return Header((height, width))
+
+
+def _upright(image: Any) -> tuple[int, int]:
+    """Height and width of an image as it is seen, with its EXIF orientation applied.
+
+    Pillow turns TIFF itself.  It would decode a whole PNG to look for EXIF data behind the pixels, so only EXIF before them counts.
+    """
+    width, height = image.size
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
+        return height, width
+    return (width, height) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (height, width)
+
+
+def _check_pixels(height: int, width: int, most: int) -> None:
+    if height < 1 or width < 1:
+        raise MediaError(f"the image has {height} × {width} pixels (height × width), expected at least one; remove it")
+    if height * width > most:
+        raise MediaError(
+            f"the image has {height:,} × {width:,} pixels (height × width), more than max_image_pixels={most:,}, so it may be a "
+            f"decompression bomb; shrink it, or raise max_image_pixels"
+        )
+
+
+def _may_be_cut(image: Any, file: io.BufferedIOBase) -> bool:
+    """Whether the end of a file lacks what its format ends with.  Such a file may still be whole: decoding it decides."""
+    place = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    tail = file.read(_TAIL)
+    file.seek(place)
+    if image.format in ("JPEG", "MPO"):
+        return b"\xff\xd9" not in tail
+    if image.format == "PNG":
+        return _IEND not in tail
+    if image.format == "GIF":
+        return not tail.rstrip(b"\0").endswith(b"\x3b")
+    if image.format == "BMP":
+        return size < _bmp_size(file, place)
+    return image.format == "TIFF" and _tiff_end(image) > size
+
+
+def _bmp_size(file: io.BufferedIOBase, place: int) -> int:
+    """The size of a BMP file by its own header."""
+    file.seek(2)
+    found: int = struct.unpack("<I", file.read(4))[0]
+    file.seek(place)
+    return found
+
+
+def _tiff_end(image: Any) -> int:
+    """Where the last strip or tile of a TIFF image ends."""
+    tags = image.tag_v2
+    ends = [0]
+    for offsets, counts in ((273, 279), (324, 325)):
+        pair = tags.get(offsets, ()), tags.get(counts, ())
+        starts, sizes = (value if isinstance(value, tuple) else (value,) for value in pair)
+        ends += [int(start) + int(size) for start, size in zip(starts, sizes, strict=False)]
+    return max(ends)
+
+
+# Audio and video
+
+
+def _read_audio(file: io.BufferedIOBase, start: bytes) -> Header:
+    try:
+        import soundfile
+    except ImportError as error:
+        raise MediaError("reading audio needs soundfile; install penstock[audio]") from error
+    try:
+        found = soundfile.info(file)
+    except (RuntimeError, OSError, TypeError) as error:
+        raise MediaError(f"not audio that soundfile can read ({error}): {_looks_like(start)}; replace it") from error
+    if found.frames < 1 or found.samplerate < 1:
+        raise MediaError(f"the audio clip has {found.frames} samples, expected at least one; remove it")
+    return Header((int(found.frames),), float(found.samplerate))
+
+
+def _read_video(file: io.BufferedIOBase, start: bytes) -> Header:
+    raise MediaError("videos are not supported yet; remove the video")

@@ -1,0 +1,233 @@
+"""A model's processor, as far as text is concerned: which placeholder stands for an image, and which tokens replace it.
+
+A processor is opened from a folder.  Counting needs its settings alone (families.py).  Where transformers is installed, the formula is
+compared once with the image processor of the folder; if they differ on any size, the image processor itself is asked.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from penstock.cache import Cache
+from penstock.errors import MediaError, TemplateError
+from penstock.fingerprint import Digest
+from penstock.places.files import read
+from penstock.templates.families import FAMILIES, PROCESSOR_CLASSES, Family, Pieces, Settings
+from penstock.templates.tokenizer.facts import package_version, recall
+
+_PROCESSOR, _IMAGE, _VIDEO, _MODEL = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "config.json",
+)
+_SIDES = (
+    1,
+    2,
+    13,
+    14,
+    27,
+    28,
+    29,
+    63,
+    100,
+    224,
+    333,
+    448,
+    640,
+    777,
+    1024,
+    1600,
+    2600,
+    4000,
+)  # pixels, of sizes compared
+_lock = Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorFiles:
+    """What the files of a processor's folder say."""
+
+    folder: str
+    content: str  # a digest of the files
+    processor_class: str
+    processor: Settings
+    image: Settings
+    video: Settings
+    model_type: str
+
+    @property
+    def family(self) -> str | None:
+        """The family, by the processor's class, else by the model's type; None if it is not one that can be counted."""
+        known = PROCESSOR_CLASSES.get(self.processor_class)
+        return known or (self.model_type if self.model_type in FAMILIES else None)
+
+
+def read_processor(folder: Path) -> ProcessorFiles | None:
+    """Read the files of a processor's folder; None if it has none."""
+    paths = {name: folder / name for name in (_PROCESSOR, _IMAGE, _VIDEO, _MODEL)}
+    found = {name: read(path) for name, path in paths.items() if path.is_file()}
+    if _PROCESSOR not in found and _IMAGE not in found:
+        return None
+    digest = Digest()
+    for name, content in found.items():
+        digest.update(name.encode())
+        digest.update(content)
+    parsed = {name: _parsed(content, paths[name]) for name, content in found.items()}
+    whole, image = dict(parsed.get(_PROCESSOR, {})), dict(parsed.get(_IMAGE, {}))
+    inner = {name: whole.pop(name, None) or {} for name in ("image_processor", "video_processor", "feature_extractor")}
+    image = image or inner["image_processor"] or inner["feature_extractor"]
+    return ProcessorFiles(
+        folder=str(folder),
+        content=digest.hexdigest(),
+        processor_class=str(whole.get("processor_class") or image.get("processor_class") or ""),
+        processor=whole,
+        image=image,
+        video=parsed.get(_VIDEO, {}) or inner["video_processor"],
+        model_type=str(parsed.get(_MODEL, {}).get("model_type", "")),
+    )
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise TemplateError(f"{path}: not JSON: {error}; copy the processor's folder again") from error
+    if not isinstance(found, dict):
+        raise TemplateError(f"{path}: a JSON {type(found).__name__}, expected an object; copy the folder again")
+    return found
+
+
+def find_processor(given: str | None, tokenizer_path: str | None) -> ProcessorFiles | None:
+    """The processor's files: in the folder that is given, else in the folder of the tokenizer, if that has some."""
+    if given is None:
+        return None if tokenizer_path is None else read_processor(Path(tokenizer_path).parent)
+    folder = Path(given).expanduser().absolute()
+    if (found := read_processor(folder)) is None:
+        raise TemplateError(
+            f"processor {given}: no processor there, expected a folder with {_IMAGE} or {_PROCESSOR}, as save_pretrained "
+            f"of transformers writes it"
+        )
+    if found.family is None:
+        raise TemplateError(f"processor {given}: {unsupported(found)}")
+    return found
+
+
+def unsupported(files: ProcessorFiles) -> str:
+    """Why a processor cannot be used."""
+    found = files.processor_class or files.model_type or "of no named class"
+    return f"the processor is {found!r}, which Penstock cannot count; it can count {', '.join(PROCESSOR_CLASSES)}"
+
+
+def transformers_version() -> str:
+    """The version of transformers; "" if it is not installed."""
+    return "" if find_spec("transformers") is None else package_version("transformers")
+
+
+class Processor:
+    """The processor of one folder."""
+
+    def __init__(self, files: ProcessorFiles, tokens: Mapping[str, str], cache: Cache | None = None) -> None:
+        """tokens: special tokens that the tokenizer names.  cache: where the comparison with transformers is kept."""
+        assert files.family is not None, files
+        self.family: str = files.family
+        self.folder = files.folder
+        kind = FAMILIES[self.family]
+        self.counts: Family = kind(
+            name=self.family,
+            image=_complete(kind.image_defaults, files.image),
+            video=_complete(kind.video_defaults, files.video),
+            processor=files.processor,
+            tokens=dict(tokens),
+        )
+        self._classes = [files.processor_class, str(files.image.get("image_processor_type", ""))]
+        self.by_formula = self._is_proven(files, cache)
+
+    def _is_proven(self, files: ProcessorFiles, cache: Cache | None) -> bool:
+        """Whether the formula counts as the folder's own image processor does; True without transformers."""
+        if "image" not in self.counts.kinds or not transformers_version():
+            return True
+        about = [self.family, files.content, transformers_version()]
+        return bool(recall("processor", about=about, compute=self._compare, cache=cache))
+
+    def _compare(self) -> bool:
+        """Compare formula and image processor over a few hundred sizes."""
+        return all(
+            _answer(self.counts.measure, height, width) == _answer(self.counts.ask, self.image_processor, height, width)
+            for height in _SIDES
+            for width in _SIDES
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that changes tokens, and what pixels are made by, as plain JSON values."""
+        counts = self.counts
+        by = f"formula {counts.version}" if self.by_formula else f"transformers {transformers_version()}"
+        return {
+            "family": self.family,
+            "classes": self._classes,
+            "counted_by": by,
+            "image": counts.image,
+            "video": counts.video,
+            "processor": counts.processor,
+        }
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.counts.kinds
+
+    def placeholder(self, kind: str) -> str:
+        """What the chat template prints for one image, video or audio clip."""
+        return self.counts.placeholder(kind)
+
+    def expand(self, kind: str, size: tuple[int, ...], rate: float = 0.0) -> Pieces:
+        """The pieces of text that replace a placeholder: (text, how many times).  `size` as in MediaItem."""
+        if kind == "video":
+            return self.counts.video_pieces(size, rate)
+        if kind == "audio":
+            return self.counts.audio_pieces(size, rate)
+        height, width = size
+        counts = self.counts
+        measured = counts.measure(height, width) if self.by_formula else self._asked(height, width)
+        return counts.image_pieces(measured)
+
+    def _asked(self, height: int, width: int) -> tuple[int, ...]:
+        try:
+            return self.counts.ask(self.image_processor, height, width)
+        except (ValueError, ZeroDivisionError) as error:
+            raise MediaError(f"the processor refuses an image of {height} × {width} pixels: {error}") from error
+
+    @cached_property
+    def image_processor(self) -> Any:
+        """The image processor of transformers, with the PIL back end."""
+        with _lock:
+            try:
+                from transformers import AutoImageProcessor
+            except ImportError as error:
+                raise TemplateError(
+                    f"{self.folder}: the image processor needs transformers and Pillow; install penstock[vlm]"
+                ) from error
+            return AutoImageProcessor.from_pretrained(self.folder, backend="pil")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "image_processor"}
+
+    def __repr__(self) -> str:
+        return f"Processor({self.family}, {self.folder!r})"
+
+
+def _answer(count: Any, *given: Any) -> tuple[int, ...] | None:
+    """A count, or None where the size is refused."""
+    try:
+        return tuple(count(*given))
+    except (ValueError, ZeroDivisionError):  # MediaError is a ValueError
+        return None
+
+
+def _complete(defaults: Settings, given: Settings) -> Settings:
+    """Settings with the defaults of their class; a null in a file is a setting left out."""
+    return {**defaults, **{name: value for name, value in given.items() if value is not None}}
