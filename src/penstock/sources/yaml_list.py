@@ -91,7 +91,11 @@ def open_list(paths: Sequence[str], *, name: str | None = None, bad: BadRows | N
         if any(entry.weight is not None for _, entry in entries):
             _log.warning("%s: weights are ignored: they take effect only in a mixture", paths[0])
         if any(entry.data_folder is not None for _, entry in entries):
-            _log.warning("%s: data_folder is ignored: records are returned as written, without their media", paths[0])
+            _log.warning(
+                "%s: data_folder is ignored: a source returns records as written; list the data sets in a recipe, where "
+                "data_folder is read as media_root",
+                paths[0],
+            )
         return concat([_open(path, entry, bad=bad, **how) for path, entry in entries], name=name)
     finally:
         _OPENING.reset(token)
