@@ -13,17 +13,17 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 148
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 717,
+    "": 738,
     "cache": 520,
     "cli": 937,
     "engines": 393,
     "integrations": 1_039,
     "loader": 2_150,
-    "places": 771,
+    "places": 777,
     "plan": 1_651,
-    "recipe": 1_521,
+    "recipe": 1_532,
     "report": 2_387,
-    "sources": 5_462,
+    "sources": 6_421,
     "store": 2_354,
     "templates": 6_632,
     "testing": 473,

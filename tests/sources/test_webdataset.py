@@ -162,7 +162,7 @@ def test_every_change_of_a_header_is_damage_behind_which_nothing_is_read(tmp_pat
             changed[header + byte] ^= 1 << (byte % 8)
             path.write_bytes(changed)
             if not header:
-                with pytest.raises(SourceError, match=rf"{path}: not a tar: .*; make it again"):
+                with pytest.raises(SourceError, match=rf"{path}: cannot be read as a tar: .*; make it again"):
                     rows_of(path, cache)
             else:  # samples have two members each; the unfinished one is not known to be whole
                 good = max(0, (number + 1) // 2 - 1)
@@ -178,14 +178,13 @@ def test_a_tar_cut_anywhere_gives_whole_samples_and_one_bad_row(tmp_path: Path, 
     for size in range(513, end + 512, 97):
         path.write_bytes(whole[:size])
         if size < begins[0] + 512 + len(JPG):
-            with pytest.raises(SourceError, match=r"not a tar: 'a/1\.jpg' has 37 bytes, but the file ends"):
+            with pytest.raises(
+                SourceError, match=r"cannot be read as a tar: 'a/1\.jpg' has 37 bytes, but the file ends"
+            ):
                 rows_of(path, cache)
             continue
-        good = sum(size >= begin + 512 + 1 for begin in begins[1:])  # the header of the next sample ends a sample
-        found = rows_of(path, cache)
-        assert found[-1] == "bad_tar"
-        assert found[:-1] == rows[: len(found) - 1]
-        assert good - 1 <= len(found) - 1 <= good
+        good = sum(size >= begin + 512 for begin in begins[1:])  # the header of the next sample ends a sample
+        assert rows_of(path, cache) == [*rows[:good], "bad_tar"]
 
 
 def header(name: str = "x.jpg", **changed: bytes) -> bytes:
@@ -210,7 +209,10 @@ def after_a_sample(tmp_path: Path, tail: bytes) -> Path:
 @pytest.mark.parametrize(
     ("tail", "why"),
     [
-        (header(size=b"\x80" + (1 << 63).to_bytes(11, "big")), "'x.jpg' has 9_223_372_036_854_775_808 bytes, but"),
+        (
+            header("b.jpg", size=b"\x80" + (1 << 63).to_bytes(11, "big")),
+            "'b.jpg' has 9_223_372_036_854_775_808 bytes, but",
+        ),
         (header(size=b"\xff" * 12), "as a size, expected octal digits"),
         (header(size=b"0000000000g\0"), "as a size, expected octal digits"),
         (header(size=b"-0000000001\0"), "as a size, expected octal digits"),
@@ -342,7 +344,7 @@ def test_a_compressed_tar_and_a_file_that_is_no_tar_are_refused(tmp_path: Path, 
             open_source(tmp_path / name, cache=cache)
     for content in (b"", b"<html>" * 200):
         (tmp_path / "a.tar").write_bytes(content)
-        with pytest.raises(SourceError, match=rf"{tmp_path / 'a.tar'}: not a tar: "):
+        with pytest.raises(SourceError, match=rf"{tmp_path / 'a.tar'}: cannot be read as a tar: "):
             open_source(tmp_path / "a.tar", cache=cache)
 
 

@@ -32,12 +32,13 @@ _NO_DATA = b"123456"  # types whose header may give a size, although no data fol
 
 
 class TarDamage(Exception):
-    """Where a tar cannot be read on, and why."""
+    """Where a tar cannot be read on, and why.  name: of the member that is cut off."""
 
-    def __init__(self, byte: int, why: str) -> None:
+    def __init__(self, byte: int, why: str, name: str = "") -> None:
         super().__init__(why)
         self.byte = byte
         self.why = why
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def read_member(file: File, at: int) -> Member | None:
     text, unreadable = _text(_short_name(block) if name is None else name.rstrip(b"/"))
     if at + num_bytes > file.identity.size:
         why = f"{text!r} has {num_bytes:_} bytes, but the file ends at byte {file.identity.size}; is it cut off?"
-        raise TarDamage(header, why)
+        raise TarDamage(header, why, text)
     if kind not in _FILES and not is_folder:
         problem = _PROBLEMS.get(kind, f"has the unknown type {kind!r}")
     return Member(text, header, at, num_bytes, is_folder, problem or unreadable)

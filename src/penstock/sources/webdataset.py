@@ -65,9 +65,12 @@ class _Scan:
                 end = member.end
         except TarDamage as error:
             if error.byte == 0:
-                raise SourceError(f"{self._file.identity.path}: not a tar: {error.why}; make it again") from error
+                raise SourceError(
+                    f"{self._file.identity.path}: cannot be read as a tar: {error.why}; make it again"
+                ) from error
             damage, end = (error.byte, error.why), self._file.identity.size
-            if self._key is None:
+            named = split_name(error.name)
+            if self._key is None or (named is not None and named[0] != self._key):  # the sample before it is whole
                 self._begin(error.byte, "")
         self._file.check()
         others = self._others(np.array(self._hashes, np.uint64))
