@@ -165,7 +165,7 @@ def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tu
     other max_length and packings.
     """
     loader = request.loader(request.recipe())
-    from penstock.report import numbers, text
+    from penstock.report import media, numbers, text
 
     sources, lengths = numbers.sources(loader), numbers.lengths(numbers.stores(loader).values())
     settings, counters = loader.plan.settings, numbers.counters(loader)
@@ -174,10 +174,20 @@ def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tu
     )
     chosen = {"max_length": settings.max_length, "packing": settings.packing}
     found = {"sources": sources, "lengths": lengths, **chosen, "counters": counters, "fits": fits}
+    found["media"] = kinds = media.media_numbers(numbers.stores(loader))
     said = f"max_length {settings.max_length:,}, overflow {settings.overflow}"
     histogram = text.histogram(lengths, width=screen.width(), max_length=settings.max_length)
     table = text.fits(fits, chosen=(settings.max_length, settings.packing))
-    request.answer(found, [*text.sources(sources), *histogram, *text.dropped(sources, counters, settings=said), *table])
+    request.answer(
+        found,
+        [
+            *text.sources(sources),
+            *media.media_table(kinds),
+            *histogram,
+            *text.dropped(sources, counters, settings=said),
+            *table,
+        ],
+    )
 
 
 @command(*RECIPE, *LOADER)

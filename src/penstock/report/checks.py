@@ -4,6 +4,7 @@
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +16,7 @@ import numpy as np
 from penstock.fingerprint import digest
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import NOTHING_TO_TRAIN
+from penstock.report.media import shrunk
 from penstock.report.sampling import by_message, encode_rows
 from penstock.report.text import percent
 from penstock.sources import RowAccess
@@ -83,6 +85,7 @@ def check(
         ask.rows_without_loss(),
         ask.not_printed(),
         ask.turns(),
+        ask.media(),
         ask.too_long(),
         ask.model_length(),
         ask.text_length(),
@@ -226,6 +229,29 @@ class _Questions:
         """Trained turns that no token ends, or that have only a part of their header."""
         for said, note in about_turns(self.found.notes, num_rows=self.found.looked):
             yield self._say("turns", "warn", said, note.rows, note.count)
+
+    def media(self) -> Iterator[Verdict]:
+        """Say how many tokens images, videos and audio take, and which images the processor shrinks; only if there are some."""
+        found = self.found
+        items = [item for some in found.media for item in some]
+        if not items:
+            return
+        kinds = ", ".join(
+            f"{count:,} of kind {kind}" for kind, count in Counter(item.kind for item in items).most_common()
+        )
+        tokens = sum(item.span[1] - item.span[0] for item in items)
+        why = f"{kinds} in the checked rows; their tokens are {percent(tokens, found.tokens)} of {found.tokens:,}"
+        processor = self._template.media.processor
+        if not (small := shrunk(items, processor)):
+            yield self._say("media", "ok", why)
+            return
+        item, new = max(small, key=lambda one: one[0].size[0] * one[0].size[1])
+        rows = [row for row, some in zip(found.rows, found.media, strict=True) if shrunk(some, processor)]
+        sizes = "from {:,} × {:,} to {:,} × {:,}".format(*item.size, *new)
+        lost = f"{len(small):,} of {len(items):,} are shrunk to less than half of their pixels, the largest {sizes}"
+        yield self._say(
+            "media", "warn", f"{why}; {lost}; raise the limits in the processor's files to keep detail", rows
+        )
 
     def too_long(self) -> Iterator[Verdict]:
         settings, lengths, trained = self._settings, self.found.lengths, self.found.trained

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError
+from penstock.report.media import items_of
 from penstock.store import Sample, Store
+from penstock.types import Bools
 
 _MOST_BITS = 4_096  # of an integer that is written out; Python refuses to print very large ones
 _MOST_BYTES = 32  # shown of a byte string
@@ -155,14 +157,26 @@ def _cut_text(store: Store, sample: Sample, rendered: str) -> list[str] | None:
     """Cut the rendered text into the texts of the tokens; None if its ids are others: special tokens in a message stay letters."""
     tokenizer = getattr(store.template, "tokenizer", None)
     encoded = None if tokenizer is None else tokenizer.encode_spans([rendered])
-    if encoded is None or not np.array_equal(encoded.ids, sample.input_ids):
+    written = _written_once(sample, tokenizer)
+    if encoded is None or not np.array_equal(encoded.ids, sample.input_ids[written]):
         return None
     raw, stops = rendered.encode(), [0]
     for stop in encoded.stops.tolist():
         while stop < len(raw) and raw[stop] & 0xC0 == 0x80:  # inside a character: it belongs to its first token
             stop += 1
         stops.append(max(stop, stops[-1]))
-    return [raw[start:stop].decode(errors="replace") for start, stop in pairwise(stops)]
+    texts = iter([raw[start:stop].decode(errors="replace") for start, stop in pairwise(stops)])
+    return [next(texts) if once else "" for once in written.tolist()]
+
+
+def _written_once(sample: Sample, tokenizer: Any) -> Bools:
+    """False for copies of special tokens that stand for media: the rendered text has each of them once."""
+    ids = sample.input_ids
+    written = np.ones(len(ids), np.bool_)
+    for start, stop in (item.span for item in items_of(sample)):
+        special = np.isin(ids[start:stop], [tokenizer.added_tokens[token] for token in tokenizer.special_added])
+        written[start + 1 : stop] = (ids[start + 1 : stop] != ids[start : stop - 1]) | ~special[1:]
+    return written
 
 
 def _decoded(store: Store, ids: Any, start: int, stop: int) -> list[str]:

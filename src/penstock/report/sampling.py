@@ -9,12 +9,25 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.errors import BadRecord, TemplateError
+from penstock.reasons import BAD_MEDIA
 from penstock.report.text import percent
 from penstock.store.counts import FIRST_FEW, Note
-from penstock.types import Bools, Ids, Ints, Record, Samples, Source, Template, join_notes
+from penstock.types import (
+    MEDIA,
+    Bools,
+    Ids,
+    Ints,
+    MediaItem,
+    Record,
+    Samples,
+    Source,
+    Template,
+    join_notes,
+    unpack_media,
+)
 from penstock.words import spread
 
-REFUSED = ("mask_unverified", "template_refused")  # reasons of records that a chat template does not take
+REFUSED = ("mask_unverified", "template_refused", BAD_MEDIA)  # reasons of records that a chat template does not take
 _AT_ONCE = 1024  # rows that are encoded together
 _NUMBER = re.compile(r"\d+")
 _KEEP = 0.999  # share of the trained tokens that a sensible max_length keeps
@@ -36,6 +49,7 @@ class EncodedRows:
     assistant_characters: int = 0
     bad: list[Problem] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)  # the first of them stops the run
+    media: list[list[MediaItem]] = field(default_factory=list)  # of each sample
     skipped: list[Problem] = field(default_factory=list)  # refused too, but the recipe skips such rows
 
     @property
@@ -96,12 +110,22 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
             if number not in encoded.dropped and last > first:
                 found.rows.append(rows[start + number])
                 found.samples.append((encoded.input_ids[first:last], encoded.loss_mask[first:last]))
+                found.media.append(_media(encoded, number))
     for name, sizes in join_notes(noted).items():
         first_few = tuple(rows[number] for number in sorted(sizes)[:FIRST_FEW])
         found.notes[name] = Note(count=len(sizes), rows=first_few, characters=sum(sizes.values()))
     found.refused.sort()
     found.skipped.sort()
     return found
+
+
+def _media(encoded: Samples, number: int) -> list[MediaItem]:
+    """The media items of one of some samples."""
+    column = encoded.columns.get(MEDIA.name)
+    if column is None or column.offsets is None:
+        return []
+    first, last = column.offsets[number : number + 2].tolist()
+    return unpack_media(column.values[first:last].tobytes())
 
 
 def _encoded_parts(

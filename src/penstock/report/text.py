@@ -304,6 +304,7 @@ def record(found: "RecordTrace") -> list[Piece]:
         Piece(parts=(Part(raw),)),
         Piece(parts=tuple(legend)),
         *tokens(found.tokens),
+        *([title("media"), *map(line, found.media)] if found.media else []),
         *([title("turns: tokens of each message"), table(columns, turns)] if turns else []),
         title("position in training"),
         line(found.outcome),

@@ -18,6 +18,7 @@ from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.ranks import rank_of
 from penstock.plan.settings import PlanSettings
+from penstock.report.media import media_lines
 from penstock.report.numbers import epoch_rows, stores
 from penstock.report.record import PADDING, Token, Turn, record_text, rendered_text, sample_tokens, turns_of
 from penstock.store import Sample, Store
@@ -52,6 +53,7 @@ class RecordTrace:
     trained: int  # targets: trained tokens without the first one, which nothing predicts
     landings: tuple[Landing, ...]
     outcome: str
+    media: tuple[str, ...] = ()  # its images, videos and audio clips, a line each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,7 @@ def trace_sample(
         trained=int(np.count_nonzero(made.loss_mask[1:])),
         landings=landings,
         outcome=outcome,
+        media=media_lines(made),
     )
 
 

@@ -206,7 +206,14 @@ class Reader:
                 message["content"] = _joined(parts, "text", what)
             return
         rest = [part for part in parts if part["type"] not in ("reasoning", "tool_call")]
-        message["content"] = _joined(rest, "value", what)
+        if all(part["type"] == "text" for part in rest):
+            message["content"] = _joined(rest, "value", what)
+        else:  # images, video or audio between texts
+            texts = [
+                {"type": "text", "text": _joined([part], "value", what)} if part["type"] == "text" else part
+                for part in rest
+            ]
+            message["content"] = texts
         if thoughts := [part for part in parts if part["type"] == "reasoning"]:
             message["reasoning_content"] = _joined(thoughts, "value", what)
         if values := [part.get("value") for part in parts if part["type"] == "tool_call"]:

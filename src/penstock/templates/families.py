@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from penstock.errors import MediaError
+from penstock.types import Ints
 
 Pieces = list[tuple[str, int]]  # (text, how many times): more than once only for one special token
 Settings = dict[str, Any]
@@ -27,6 +30,7 @@ class Family:
     video_defaults: ClassVar[Settings] = {}
 
     name: str
+    has_video: bool = False  # whether the folder has settings of a video processor
     image: Settings = field(default_factory=dict)  # of the image processor, complete
     video: Settings = field(default_factory=dict)
     processor: Settings = field(default_factory=dict)  # of the processor around it
@@ -51,6 +55,12 @@ class Family:
 
     def audio_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
         raise MediaError(f"the processor family {self.name!r} has no audio; remove the audio clip")
+
+    def problem(self) -> str | None:
+        """Why this processor cannot be counted, if it cannot."""
+        return (
+            None if self.image.get("do_resize", True) else "do_resize is false, so images of any size reach the model"
+        )
 
     def resized(self, height: int, width: int) -> tuple[int, int] | None:
         """The height and width that an image is resized to; None where every image gets the same size."""
@@ -85,7 +95,7 @@ def check_ratio(height: int, width: int) -> None:
 
 
 class Qwen2VL(Family):
-    """Qwen2-VL and Qwen2.5-VL; Qwen3-VL differs in its settings and in videos."""
+    """Qwen2-VL and Qwen2.5-VL."""
 
     kinds = ("image", "video")
     around = ("<|vision_start|>", "<|vision_end|>")
@@ -94,7 +104,13 @@ class Qwen2VL(Family):
         "merge_size": 2,
         "temporal_patch_size": 2,
         "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-        "do_resize": True,
+    }
+    video_defaults: ClassVar[Settings] = {
+        **image_defaults,
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
+        "min_frames": 4,
+        "max_frames": 768,
+        "max_video_tokens": 128_000,
     }
 
     def placeholder(self, kind: str) -> str:
@@ -102,7 +118,8 @@ class Qwen2VL(Family):
 
     def measure(self, height: int, width: int) -> tuple[int, ...]:
         new_height, new_width = self.resized(height, width)
-        return ((new_height // self._factor) * (new_width // self._factor),)
+        factor = _factor(self.image)
+        return ((new_height // factor) * (new_width // factor),)
 
     def ask(self, image_processor: Any, height: int, width: int) -> tuple[int, ...]:
         return (int(image_processor.get_number_of_image_patches(height, width, {})) // self.image["merge_size"] ** 2,)
@@ -111,11 +128,126 @@ class Qwen2VL(Family):
         return [(self.placeholder("image"), measured[0])]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        return smart_resize(height, width, factor=self._factor, **_pixels(self.image))
+        return smart_resize(height, width, factor=_factor(self.image), **_pixels(self.image))
 
-    @property
-    def _factor(self) -> int:
-        return int(self.image["patch_size"] * self.image["merge_size"])
+    def video_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
+        times, per_time = self._video_grid(size, rate)
+        return [(self.placeholder("video"), times * per_time)]
+
+    def frames(self, size: tuple[int, ...], rate: float) -> Ints:
+        """The numbers of the frames that the video processor samples, or all, if its settings sample none."""
+        total, settings = size[0], self._video()
+        step, most = settings["temporal_patch_size"], settings["max_frames"]
+        if not settings.get("do_sample_frames"):
+            return np.arange(total)
+        if (wanted := settings.get("num_frames")) is not None:
+            number = round(wanted / step) * step
+        elif (per_second := settings.get("fps")) is not None:
+            most = math.floor(min(most, total) / step) * step
+            number = min(max(total / rate * per_second, settings["min_frames"]), most, total)
+            number = math.floor(number / step) * step
+        else:
+            return np.arange(total)
+        if not 0 < number <= total:
+            raise MediaError(f"the video has {total} frames, and the processor samples {number}; remove it")
+        return np.arange(0, total, total / number).astype(np.float32).astype(np.int64)
+
+    def video_resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """The height and width that sampled frames are resized to."""
+        settings = self._video()
+        factor, limits = _factor(settings), _pixels(settings)
+        if settings.get("cap_pixels_per_frame"):
+            share = (
+                int(settings["max_video_tokens"] * factor * factor * 0.9) * settings["temporal_patch_size"] // frames
+            )
+            limits["max_pixels"] = max(min(limits["max_pixels"], share), int(limits["min_pixels"] * 1.05))
+        return smart_resize(height, width, factor=factor, **limits)
+
+    def _video_grid(self, size: tuple[int, ...], rate: float) -> tuple[int, int]:
+        """How many temporal patches a video has, and how many tokens each."""
+        number = len(self.frames(size, rate))
+        height, width = self.video_resized(number, *size[1:])
+        settings = self.video
+        factor = _factor(settings)
+        return -(-number // settings["temporal_patch_size"]), (height // factor) * (width // factor)
+
+    def _video(self) -> Settings:
+        """The settings of the video processor, which the folder must have: they decide which frames are sampled."""
+        if not self.has_video:
+            raise MediaError(
+                "the processor's folder has no video_preprocessor_config.json, so it does not say which frames are sampled; "
+                "add this file of the model"
+            )
+        return self.video
+
+
+class Qwen3VL(Qwen2VL):
+    """Qwen3-VL: each temporal patch of a video begins with its time, and all frames share one limit of pixels."""
+
+    image_defaults: ClassVar[Settings] = Qwen2VL.image_defaults  # of the class; the model's files have others
+    video_defaults: ClassVar[Settings] = {
+        "patch_size": 16,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+        "min_frames": 4,
+        "max_frames": 768,
+        "max_video_tokens": 768,
+        "do_sample_frames": True,
+        "fps": 2,
+    }
+
+    def frames(self, size: tuple[int, ...], rate: float) -> Ints:
+        total, settings = size[0], self._video()
+        if not settings.get("do_sample_frames"):
+            return np.arange(total)
+        number, per_second = settings.get("num_frames"), settings.get("fps")
+        if per_second is not None:  # num_frames of the settings does not count here
+            number = min(max(int(total / rate * per_second), settings["min_frames"]), settings["max_frames"], total)
+        else:
+            number = min(max(total, settings["min_frames"]), settings["max_frames"])
+        return np.linspace(0, total - 1, number).round().astype(np.int64)
+
+    def video_resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        settings = self._video()
+        factor, times, limits = _factor(settings), settings["temporal_patch_size"], _pixels(settings)
+        lowest, highest = limits["min_pixels"], limits["max_pixels"]
+        if frames < times:
+            raise MediaError(f"the video has {frames} frames, and the processor needs {times}; remove it")
+        if settings.get("cap_pixels_per_frame"):
+            cap = settings["max_video_tokens"] * factor * factor
+            highest = max(min(cap, highest // frames), int(lowest * 1.05)) * frames
+        if height < factor or width < factor:
+            scale = max(factor / height, factor / width)
+            height, width = int(height * scale), int(width * scale)
+        check_ratio(height, width)
+        new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+        pixels = round(frames / times) * times * new_height * new_width
+        if pixels > highest:
+            scale = math.sqrt((frames * height * width) / highest)
+            new_height = max(factor, math.floor(height / scale / factor) * factor)
+            new_width = max(factor, math.floor(width / scale / factor) * factor)
+        elif pixels < lowest:
+            scale = math.sqrt(lowest / (frames * height * width))
+            new_height = math.ceil(height * scale / factor) * factor
+            new_width = math.ceil(width * scale / factor) * factor
+        return new_height, new_width
+
+    def video_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
+        times, per_time = self._video_grid(size, rate)
+        start, end = (self.token(f"vision_{name}_token", f"<|vision_{name}|>") for name in ("start", "end"))
+        step = self.video["temporal_patch_size"]
+        seconds = (self.frames(size, rate) / rate).tolist()
+        seconds += seconds[-1:] * (-len(seconds) % step)
+        pieces: Pieces = []
+        for place in range(0, times * step, step):
+            moment = (seconds[place] + seconds[place + step - 1]) / 2
+            pieces += [(f"<{moment:.1f} seconds>{start}", 1), (self.placeholder("video"), per_time), (end, 1)]
+        return pieces
+
+
+def _factor(settings: Settings) -> int:
+    return int(settings["patch_size"] * settings["merge_size"])
 
 
 def _pixels(settings: Settings) -> dict[str, int]:
@@ -125,12 +257,3 @@ def _pixels(settings: Settings) -> dict[str, int]:
         "min_pixels": settings.get("min_pixels") or size["shortest_edge"],
         "max_pixels": settings.get("max_pixels") or size["longest_edge"],
     }
-
-
-# By the name of the processor's class, as a folder's files write it.
-PROCESSOR_CLASSES = {
-    "Qwen2VLProcessor": "qwen2_vl",
-    "Qwen2_5_VLProcessor": "qwen2_5_vl",
-    "Qwen3VLProcessor": "qwen3_vl",
-}
-FAMILIES: dict[str, type[Family]] = {"qwen2_vl": Qwen2VL, "qwen2_5_vl": Qwen2VL, "qwen3_vl": Qwen2VL}

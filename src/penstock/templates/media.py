@@ -18,6 +18,7 @@ from penstock.errors import MediaError, SourceChanged, SourceError
 from penstock.places.files import identify, open_file
 from penstock.places.place import File
 from penstock.templates.conversation import Conversation, Message
+from penstock.templates.families import Pieces
 from penstock.templates.fields import kind as kind_of
 from penstock.templates.media_headers import MAX_IMAGE_PIXELS, Header, Kind, read_header
 from penstock.templates.processors import Processor
@@ -274,6 +275,13 @@ class MediaReader:
             raise MediaError(f"{error} (media_root is {self.root})") from error
         except MediaError as error:
             raise MediaError(f"{name}: {error}") from error
+
+    def expand(self, found: Found, header: Header) -> Pieces:
+        """The text that the processor puts in place of the placeholder; errors name the file."""
+        try:
+            return self.processor.expand(found.kind, header.size, header.rate)
+        except MediaError as error:
+            raise MediaError(f"{self._name(found)}: {error}") from error
 
     def refuse_kind(self, found: Found) -> None:
         """Raise for a kind that the processor does not take."""

@@ -179,4 +179,21 @@ def _read_audio(file: io.BufferedIOBase, start: bytes) -> Header:
 
 
 def _read_video(file: io.BufferedIOBase, start: bytes) -> Header:
-    raise MediaError("videos are not supported yet; remove the video")
+    try:
+        import av
+    except ImportError as error:
+        raise MediaError("reading videos needs PyAV; install penstock[video]") from error
+    try:
+        with av.open(file) as container:
+            if not container.streams.video:
+                raise MediaError("the file has no video stream, expected a video; replace it")
+            stream = container.streams.video[0]
+            # some formats do not say how many frames they have: then packets are counted, still without decoding
+            frames = stream.frames or sum(bool(packet.size) for packet in container.demux(stream))
+            rate, height, width = float(stream.average_rate or 0), stream.height, stream.width
+    except (av.FFmpegError, OSError) as error:
+        raise MediaError(f"not a video that PyAV can read ({error}): {_looks_like(start)}; replace it") from error
+    if min(frames, height, width, rate) <= 0:
+        found = f"{frames} frames of {height} × {width} pixels at {rate} a second"
+        raise MediaError(f"the video has {found}, expected more than none of each; remove it")
+    return Header((int(frames), int(height), int(width)), rate)

@@ -17,8 +17,10 @@ from penstock.cache import Cache
 from penstock.errors import MediaError, TemplateError
 from penstock.fingerprint import Digest
 from penstock.places.files import read
-from penstock.templates.families import FAMILIES, PROCESSOR_CLASSES, Family, Pieces, Settings
+from penstock.templates.families import Family, Pieces, Qwen2VL, Settings
+from penstock.templates.tiled_families import FAMILIES, PROCESSOR_CLASSES
 from penstock.templates.tokenizer.facts import package_version, recall
+from penstock.types import Ints
 
 _PROCESSOR, _IMAGE, _VIDEO, _MODEL = (
     "processor_config.json",
@@ -142,10 +144,13 @@ class Processor:
             name=self.family,
             image=_complete(kind.image_defaults, files.image),
             video=_complete(kind.video_defaults, files.video),
+            has_video=bool(files.video),
             processor=files.processor,
             tokens=dict(tokens),
         )
         self._classes = [files.processor_class, str(files.image.get("image_processor_type", ""))]
+        if (problem := self.counts.problem()) is not None:
+            raise TemplateError(f"{self.folder}: the settings of the processor are not supported: {problem}")
         self.by_formula = self._is_proven(files, cache)
 
     def _is_proven(self, files: ProcessorFiles, cache: Cache | None) -> bool:
@@ -183,6 +188,12 @@ class Processor:
     def placeholder(self, kind: str) -> str:
         """What the chat template prints for one image, video or audio clip."""
         return self.counts.placeholder(kind)
+
+    def frames(self, size: tuple[int, ...], rate: float) -> Ints:
+        """The numbers of the frames of a video that its tokens stand for.  `size` and `rate` as in MediaItem."""
+        if not isinstance(self.counts, Qwen2VL):
+            raise MediaError(f"the processor family {self.family!r} has no videos here; remove the video")
+        return self.counts.frames(size, rate)
 
     def expand(self, kind: str, size: tuple[int, ...], rate: float = 0.0) -> Pieces:
         """The pieces of text that replace a placeholder: (text, how many times).  `size` as in MediaItem."""

@@ -10,6 +10,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -36,12 +37,19 @@ class Renderer:
     """A chat template, compiled once.  Pickles as its text."""
 
     def __init__(
-        self, text: str, today: str, engine: str = "jinja2", reason: str = "not compared with minijinja"
+        self,
+        text: str,
+        today: str,
+        engine: str = "jinja2",
+        reason: str = "not compared with minijinja",
+        *,
+        wraps_text: bool = False,
     ) -> None:
         """`reason`: why this engine.  `today` is an ISO date: a template that prints the date must print the same one tomorrow."""
         self.text = text
         self.today = today
         self.reason = reason
+        self.wraps_text = wraps_text  # whether the template is given every content as a list of parts
         self._moment = datetime.datetime.fromisoformat(today)
         self._instrumented = instrument(text)
         self.has_generation = self._instrumented.has_generation
@@ -110,6 +118,7 @@ class Renderer:
         import minijinja
 
         assert self._fast is not None
+        context = self._given(context)
         context = self._marker.start(context) if source == "chat" else context
         try:
             text = self._fast.render_template(source, **context)
@@ -131,7 +140,7 @@ class Renderer:
         assert self._sandbox is not None
         self._sandbox.start()
         deadline = time.monotonic() + sandbox.SECONDS
-        context = self._marker.start(context)
+        context = self._marker.start(self._given(context))
         parts, size = [], 0
         try:
             for part in template.generate(**context):
@@ -146,6 +155,29 @@ class Renderer:
         except (RecursionError, MemoryError) as error:
             raise LimitExceeded("the chat template nests calls or values too deeply, or fills the memory") from error
         return "".join(parts)
+
+    def needs_parts(self, given: dict[str, Any]) -> bool:
+        """Whether the template prints the words of a content in parts, and not those of a content that is text.
+
+        Templates of some vision-language models are written so.  given: what every conversation has beside its messages.
+        """
+        word = "penstockword"
+        shown = []
+        for content in (word, [{"type": "text", "text": word}]):
+            context = {**given, "messages": [{"role": "user", "content": content}], "add_generation_prompt": False}
+            shown.append(word in (outcome(self.render_reference, context) or ""))
+        return shown == [False, True]
+
+    def _given(self, context: dict[str, Any]) -> dict[str, Any]:
+        if not self.wraps_text:
+            return context
+        messages = [
+            {**message, "content": [{"type": "text", "text": text}]}
+            if isinstance(text := message.get("content"), str)
+            else message
+            for message in context["messages"]
+        ]
+        return {**context, "messages": messages}
 
     def _open_fast(self) -> "minijinja.Environment":
         import minijinja
@@ -186,7 +218,8 @@ class Renderer:
         return self._moment.strftime(format)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Renderer, (self.text, self.today, "jinja2" if self._fast is None else "minijinja", self.reason)
+        engine = "jinja2" if self._fast is None else "minijinja"
+        return partial(Renderer, wraps_text=self.wraps_text), (self.text, self.today, engine, self.reason)
 
 
 def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import MediaError, TemplateError
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.media import Found, MediaReader
-from penstock.templates.samples import Inserted, Rendering, Spans, byte_spans
+from penstock.templates.samples import Inserted, Rendering, Spans
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Ids, Ints, MediaItem, Values, pack_media
@@ -42,15 +42,12 @@ class Placer:
         order = sorted(range(len(found)), key=places.__getitem__)
         parts: list[str] = []
         media: list[Inserted] = []
-        cuts: list[
-            tuple[int, int, int]
-        ] = []  # where a placeholder begins and ends, and how much longer the text becomes
         place, length = 0, 0
         for number in order:
             each, (header, num_bytes) = found[number], looked[number]
             begin = places[number]
             end = begin + len(self._processor.placeholder(each.kind))
-            pieces = self._processor.expand(each.kind, header.size, header.rate)
+            pieces = self._reader.expand(each, header)
             text = "".join(piece for piece, _ in pieces)
             parts += [made.text[place:begin], text]
             length += begin - place
@@ -66,12 +63,13 @@ class Placer:
                     end=length + len(text),
                     untrained=(length - before, length + len(text) + after),
                     repeats=self._repeats(pieces, length),
+                    cut=(end, len(text) - (end - begin)),
                 )
             )
-            cuts.append((begin, end, len(text) - (end - begin)))
             length += len(text)
             place = end
         parts.append(made.text[place:])
+        cuts = [each.cut for each in media]
         return replace(
             made,
             text="".join(parts),
@@ -150,60 +148,69 @@ def _inside(place: int, spans: Spans) -> bool:
     return any(begin <= place < end for begin, end in spans)
 
 
-def _moved(spans: Spans, cuts: Sequence[tuple[int, int, int]]) -> Spans:
-    """Spans of a text, after placeholders in it were replaced."""
-
-    def moved(place: int) -> int:
-        return place + sum(longer for _, end, longer in cuts if end <= place)
-
-    return [(moved(begin), moved(end)) for begin, end in spans]
+def moved(place: int, cuts: Sequence[tuple[int, int]]) -> int:
+    """A place in a text, after placeholders in it were replaced; `cuts` as in Inserted."""
+    return place + sum(longer for end, longer in cuts if end <= place)
 
 
-def repeat_tokens(encoded: Encoded, mask: Bools, batch: Sequence[Rendering]) -> tuple[Ids, Bools, Ints, Values]:
-    """Ids, loss mask, offsets and the column `media` of encoded renderings, with the tokens of media repeated and untrained."""
+def _moved(spans: Spans, cuts: Sequence[tuple[int, int]]) -> Spans:
+    return [(moved(begin, cuts), moved(end, cuts)) for begin, end in spans]
+
+
+def count_tokens(encoded: Encoded, batch: Sequence[Rendering]) -> Ints:
+    """How many times each token of encoded renderings is repeated; once, unless it stands for media."""
     counts = np.ones(len(encoded.ids), np.int64)
-    ranges: list[
-        list[tuple[int, int]]
-    ] = []  # of each rendering: tokens that stand for its media, first and behind the last
-    mask = mask.copy()
     for number, made in enumerate(batch):
-        first, last = int(encoded.offsets[number]), int(encoded.offsets[number + 1])
-        tokens = _Tokens(encoded, first, last, made.text)
-        ranges.append([])
+        tokens = _Tokens(encoded, number, made) if made.media else None
+        for place, token, count in (repeat for each in made.media for repeat in each.repeats):
+            assert tokens is not None
+            counts[tokens.at(place, token)] = count
+    return counts
+
+
+def repeat_tokens(
+    encoded: Encoded, counts: Ints, mask: Bools, batch: Sequence[Rendering]
+) -> tuple[Ids, Bools, Ints, Values]:
+    """Ids, loss mask, offsets and the column `media` of encoded renderings; tokens of media are repeated and untrained."""
+    new = borders(counts)
+    mask = mask.copy()
+    values = []
+    for number, made in enumerate(batch):
+        tokens = _Tokens(encoded, number, made) if made.media else None
+        items = []
         for each in made.media:
-            for place, token, count in each.repeats:
-                counts[tokens.at(place, token)] = count
-            ranges[-1].append(tokens.covering(each.begin, each.end))
+            assert tokens is not None
             begin, end = tokens.covering(*each.untrained)
             mask[begin:end] = False
-    new = borders(counts)
-    values = [
-        pack_media(
-            [
-                replace(each.item, span=(int(new[begin] - new[first]), int(new[end] - new[first])))
-                for each, (begin, end) in zip(made.media, some, strict=True)
-            ]
-        )
-        for made, some, first in zip(batch, ranges, encoded.offsets[:-1].tolist(), strict=True)
-    ]
+            first = new[encoded.offsets[number]]
+            start, stop = (int(new[token] - first) for token in tokens.covering(each.begin, each.end))
+            items.append(replace(each.item, span=(start, stop)))
+        values.append(pack_media(items))
     column = Values(np.frombuffer(b"".join(values), np.uint8), borders([len(value) for value in values]))
     return np.repeat(encoded.ids, counts), np.repeat(mask, counts), new[encoded.offsets], column
 
 
 class _Tokens:
-    """Which tokens cover which characters of one text."""
+    """Which tokens cover which characters of one rendering."""
 
-    def __init__(self, encoded: Encoded, first: int, last: int, text: str) -> None:
-        self._first = first
+    def __init__(self, encoded: Encoded, number: int, made: Rendering) -> None:
+        """number: of the rendering in its batch."""
+        first, last = encoded.offsets[number : number + 2].tolist()
+        self._first: int = first
+        self._number = number
         self._ids = encoded.ids[first:last]
         self._starts, self._stops = encoded.starts[first:last], encoded.stops[first:last]
-        self._text = text
+        self._bytes: Ints | None = None  # where each character begins in UTF-8; None if one byte is one character
+        if not made.text.isascii():
+            letters = np.frombuffer(made.text.encode("utf-32-le"), np.uint32)
+            self._bytes = borders(1 + (letters > 0x7F) + (letters > 0x7FF) + (letters > 0xFFFF))
 
     def at(self, place: int, token: int) -> int:
         """The number of the token that begins at a character."""
-        found = int(np.searchsorted(self._stops, self._byte(place), side="right"))
+        found: int = np.searchsorted(self._stops, self._byte(place), side="right").item()
         if found >= len(self._ids) or self._ids[found] != token:
-            raise Unproven("the tokenizer does not encode a media token of the rendering as one token")
+            why = "the tokenizer does not encode a token that stands for media as one token"
+            raise Unproven(f"{why}; use the tokenizer of the same model", record=self._number)
         return self._first + found
 
     def covering(self, begin: int, end: int) -> tuple[int, int]:
@@ -213,4 +220,4 @@ class _Tokens:
         return self._first + int(low), self._first + int(high)
 
     def _byte(self, place: int) -> int:
-        return byte_spans(self._text, [(place, place)])[0][0]
+        return place if self._bytes is None else int(self._bytes[place])

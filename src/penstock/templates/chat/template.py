@@ -6,8 +6,7 @@ refused by name, never guessed.
 """
 
 import copy
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,24 +20,23 @@ from penstock.templates.chat.annotate import Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
-from penstock.templates.chat.placeholders import Placer, repeat_tokens
+from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
+from penstock.templates.chat.special_words import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_flag
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
 from penstock.templates.processors import Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
-from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask
+from penstock.templates.samples import Rendering, byte_spans, join, token_mask
 from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, Column, Record, Samples
+from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, Column, Ints, Record, Samples
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
-_PLACEHOLDER = "\ufdd1"  # a noncharacter; behind it a number as one character
-_FIRST_TOKEN = 0x100
 
 
 class _NotPrinted(TemplateError):
@@ -86,14 +84,14 @@ class ChatTemplate:
         self.on_unrendered = self.options.on_unrendered  # `check` asks templates with this what they do not print
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
-        self.renderer = self._open_renderer(text)
-        self._annotator = Annotator(self.renderer, tokenizer, self.options)
-        self.ends = self._annotator.ends
-        self._special_words = _SpecialFinder(tokenizer.special_added)
-        self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self.media, self._without_media = self._open_media()
         self.columns: tuple[Column, ...] = () if self.media is None else (MEDIA,)
         self._placer = None if self.media is None else Placer(self.media, tokenizer)
+        self.renderer = self._open_renderer(text)
+        self._annotator = Annotator(self.renderer, tokenizer, self.options)
+        self.ends = self._annotator.ends
+        self._special_words = SpecialFinder(tokenizer.special_added)
+        self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
             self._for_tools = ChatTemplate(tokenizer, reader=reader, **{**options, "chat_template": for_tools})
@@ -113,7 +111,9 @@ class ChatTemplate:
             renderer.try_fast(contexts)
         else:
             renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
-        return renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        renderer = renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        renderer.wraps_text = self.media is not None and renderer.needs_parts({**given, "tools": None})
+        return renderer
 
     def _open_media(self) -> tuple[MediaReader | None, str]:
         """What reads images, video and audio; else why there is none."""
@@ -123,7 +123,12 @@ class ChatTemplate:
             return None, "no processor is known; pass processor= the folder with the model's preprocessor_config.json"
         if files.family is None:
             return None, f"{files.folder}: {unsupported(files)}"
-        processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+        try:
+            processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+        except TemplateError as error:
+            if options.processor is not None:
+                raise
+            return None, str(error)  # texts need none
         root, most = options.media_root, options.max_image_pixels
         return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
@@ -166,8 +171,15 @@ class ChatTemplate:
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
-            **({} if self.media is None else {"media": {**self.media.identity(), "on_media": options.on_media}}),
+            **({} if self.media is None else {"media": self._media_identity(self.media)}),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
+        }
+
+    def _media_identity(self, media: MediaReader) -> dict[str, Any]:
+        return {
+            **media.identity(),
+            "on_media": self.options.on_media,
+            "text_as_parts": self.renderer.wraps_text,
         }
 
     def describe(self) -> str:
@@ -229,7 +241,14 @@ class ChatTemplate:
     def outline(self, record: Record) -> list[TurnPart]:
         """The text of `rendering`, cut at the headers and ends of its turns."""
         conversation, _, chosen = self._read(record, 0)
-        return chosen._annotator.outline(conversation) if conversation.messages else []
+        parts = chosen._annotator.outline(conversation) if conversation.messages else []
+        media = self.rendering(record).media if conversation.media else []
+        cuts = [each.cut for each in media]
+        return (
+            [replace(part, start=moved(part.start, cuts), stop=moved(part.stop, cuts)) for part in parts]
+            if cuts
+            else parts
+        )
 
     def num_turns(self, record: Record) -> int:
         """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""
@@ -239,8 +258,9 @@ class ChatTemplate:
             return 1  # the error comes where it can say which record it is
 
     def _samples(self, batch: list[Rendering], first: int, run: _Run) -> Samples:
-        while (encoded := self._encoded(batch, first, run)) is None:
+        while (found := self._encoded(batch, first, run)) is None:
             pass  # each turn refuses one record more
+        encoded, repeats = found
         notes: dict[str, dict[int, int]] = {}
         for number, made in enumerate(batch):
             counts = {f"{UNRENDERED}{name}": size for name, size in made.unrendered.items()}
@@ -252,7 +272,7 @@ class ChatTemplate:
                 notes.setdefault(name, {})[number] = count
         ids, mask, offsets, columns = encoded.ids, token_mask(encoded, batch, self._special), encoded.offsets, {}
         if self.media is not None:
-            ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, mask, batch)
+            ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, repeats, mask, batch)
         return Samples(
             input_ids=ids,
             loss_mask=mask,
@@ -263,13 +283,14 @@ class ChatTemplate:
             assistant_characters=sum(made.assistant_characters for made in batch),
         )
 
-    def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> Encoded | None:
-        """None where a record had to be refused, and left out of the batch."""
+    def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> tuple[Encoded, Ints] | None:
+        """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
         ranges = [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
         try:
-            return self.tokenizer.encode_spans(texts, plain=ranges)
+            encoded = self.tokenizer.encode_spans(texts, plain=ranges)
+            return encoded, count_tokens(encoded, batch)
         except TemplateError as error:
             if error.record is None:
                 raise
@@ -369,64 +390,3 @@ def _not_printed(fields: dict[str, int]) -> str:
         f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
         f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
     )
-
-
-class _SpecialFinder:
-    """Finds special tokens in the text of messages, not in the text of the template.
-
-    Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the tokens put back equals the
-    rendering of the record as it is, the places of the placeholders are the places of the tokens.
-    """
-
-    def __init__(self, special: Collection[str]) -> None:
-        self._tokens = sorted(special, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
-
-    def refuse(self, context: dict[str, Any]) -> None:
-        """Raise if the text of a message contains a special token."""
-        if found := self._hidden(context)[1]:
-            raise TemplateError(
-                f"special token {found[0]!r} is in a message; choose special_in_text='token' to encode it as one, "
-                f"or 'text' to encode its letters"
-            )
-
-    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
-        """Character spans of special tokens that people wrote."""
-        hidden, written = self._hidden(context)
-        if not written:
-            return []
-        first, *rest = render(hidden).split(_PLACEHOLDER)
-        shown, spans = first, list[tuple[int, int]]()
-        for part in rest:
-            token = self._tokens[ord(part[0]) - _FIRST_TOKEN]
-            spans.append((len(shown), len(shown) + len(token)))
-            shown += token + part[1:]
-        if shown != text:
-            raise Unproven(
-                "the chat template looks for a special token that a message holds, so it cannot be encoded as text"
-            )
-        return spans
-
-    def _hidden(self, context: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The context with placeholders, and the tokens that were replaced."""
-        written: list[str] = []
-
-        def hide(match: re.Match[str]) -> str:
-            written.append(match[0])
-            return f"{_PLACEHOLDER}{chr(_FIRST_TOKEN + self._tokens.index(match[0]))}"
-
-        parts = {name: self._changed(context.get(name), hide) for name in ("messages", "tools", "documents")}
-        return {**context, **parts}, written
-
-    def _changed(self, value: Any, hide: Callable[[re.Match[str]], str], key: str = "") -> Any:
-        if isinstance(value, str):
-            return value if key == "role" else self._pattern.sub(hide, value)
-        if isinstance(value, dict):
-            return {name: self._changed(inner, hide, name) for name, inner in value.items()}
-        if not isinstance(value, list | tuple):
-            return value
-        texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        count = self._pattern.findall
-        if len(texts) > 1 and len(count("".join(texts))) > sum(len(count(text)) for text in texts):
-            raise Unproven("two parts of a message together form a special token; write the text as one part")
-        return [self._changed(inner, hide) for inner in value]

@@ -1,0 +1,94 @@
+"""Show the images, videos and audio clips of samples: one line each, tokens by kind, and which of them a processor shrinks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.report.text import Piece, percent, table, title
+from penstock.store import Sample, Store
+from penstock.types import MEDIA, MediaItem, unpack_media
+from penstock.words import size
+
+_SHRUNK = 0.5  # share of its pixels below which an image counts as shrunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaNumbers:
+    """Media of one kind in a store."""
+
+    source: str
+    kind: str
+    count: int
+    samples: int  # that have some
+    tokens: int  # that stand for them, with the markers around them
+    share: float  # of the store's tokens
+
+
+def media_numbers(stores: Mapping[str, Store]) -> tuple[MediaNumbers, ...]:
+    """Count the media of stores by kind."""
+    return tuple(each for name, store in stores.items() for each in _numbers(name, store))
+
+
+def _numbers(name: str, store: Store) -> Iterable[MediaNumbers]:
+    if MEDIA not in store.columns:
+        return
+    count, samples, tokens = Counter[str](), Counter[str](), Counter[str]()
+    for shard in range(store.num_shards):
+        found = store.tokens(shard)
+        for row in np.flatnonzero(np.diff(found.offsets)).tolist():
+            items = unpack_media(found.column_of(MEDIA, row).data)
+            samples.update({item.kind for item in items})
+            for item in items:
+                count[item.kind] += 1
+                tokens[item.kind] += item.span[1] - item.span[0]
+    for kind in sorted(count):
+        yield MediaNumbers(
+            source=name,
+            kind=kind,
+            count=count[kind],
+            samples=samples[kind],
+            tokens=tokens[kind],
+            share=tokens[kind] / store.counts.tokens,
+        )
+
+
+def media_table(found: Sequence[MediaNumbers]) -> list[Piece]:
+    """Show tokens by kind; nothing where there are no media."""
+    columns = ["data set", "kind", "#count", "#samples", "#tokens", "#of tokens"]
+    rows = [[each.source, each.kind, each.count, each.samples, each.tokens, percent(each.share, 1)] for each in found]
+    return [title("media"), table(columns, rows)] if rows else []
+
+
+def items_of(sample: Sample) -> list[MediaItem]:
+    """The media items of a sample."""
+    value = sample.columns.get(MEDIA.name)
+    return [] if value is None or not len(sample) else unpack_media(value.data)
+
+
+def media_lines(sample: Sample) -> tuple[str, ...]:
+    """One line for each of a sample's media: what and where it is, how large, and which tokens stand for it."""
+    return tuple(_line(item) for item in items_of(sample))
+
+
+def _line(item: MediaItem) -> str:
+    place = (
+        "in the record" if item.place is None else item.place + (f" (from byte {item.start:,})" if item.start else "")
+    )
+    first, last = item.span
+    return f"{item.kind} {item.number}: {place}, {_measures(item)}, {size(item.num_bytes)}, tokens {first}–{last - 1}"
+
+
+def _measures(item: MediaItem) -> str:
+    if item.kind == "audio":
+        return f"{item.size[0] / item.rate:.2f} s at {item.rate:,.0f} Hz"
+    pixels = "{} × {} pixels (height × width)".format(*item.size[-2:])
+    return pixels if item.kind == "image" else f"{item.size[0]:,} frames at {item.rate:g} a second, {pixels}"
+
+
+def shrunk(items: Iterable[MediaItem], processor: Any) -> list[tuple[MediaItem, tuple[int, int]]]:
+    """Images that the processor shrinks to less than half of their pixels, with the size that they get."""
+    images = [(item, processor.counts.resized(*item.size)) for item in items if item.kind == "image"]
+    return [(item, new) for item, new in images if new and new[0] * new[1] < _SHRUNK * item.size[0] * item.size[1]]
