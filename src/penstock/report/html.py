@@ -116,7 +116,7 @@ def _values(
         drawn = samples.EpochSample(loader, choices, num_rows)
         epoch = numbers.epoch(loader, visit=drawn.add)
     except PlanError as error:  # such as overflow="error" and a sample that is too long
-        shown = [samples.shown_sample(loader, choice, None) for choice in choices]
+        shown = samples.shown_samples(loader, choices, [None] * len(choices))
         return {**values, "samples": shown, "problem": str(error)}
     stage("reading samples")
     values |= {"epoch": epoch, "drawn": drawn, "samples": drawn.samples()}
@@ -169,7 +169,7 @@ def _template() -> Template:
         "num_head": samples.HEAD,
         "pairwise": pairwise,
         "policy": Markup(
-            f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+            f"default-src 'none'; img-src data:; style-src '{_hash(css)}'; script-src '{_hash(script)}'; base-uri 'none'; "
             "form-action 'none'; require-trusted-types-for 'script'"
         ),
         "script": Markup(script),
