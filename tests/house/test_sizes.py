@@ -11,21 +11,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 148
+MOST_FILES = 161
 LIMITS = {  # lines of each room; "" is the files beside the rooms
     "": 738,
     "cache": 520,
-    "cli": 937,
+    "cli": 947,
     "engines": 393,
     "integrations": 1_039,
     "loader": 2_150,
     "places": 777,
     "plan": 1_651,
     "recipe": 1_532,
-    "report": 2_387,
-    "sources": 6_421,
+    "report": 2_658,
+    "sources": 6_424,
     "store": 2_354,
-    "templates": 6_632,
+    "templates": 8_336,
     "testing": 473,
 }
 

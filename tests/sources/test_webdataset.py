@@ -322,6 +322,9 @@ def test_a_key_of_the_json_object_is_not_replaced_by_the_list_of_images(tmp_path
     )
     first, second = open_source(path, cache=cache)
     assert first["images"] == ["x"]
+    write(path, [("a.jpg", JPG), ("a.json", b'{"images": null, "videos": []}')])
+    (empty,) = open_source(path, cache=cache)
+    assert (empty["images"], empty["videos"]) == ([empty["jpg"]], [])
     assert (second["images"], second["audios"]) == ([second["1.png"]], [second["wav"]])
 
 

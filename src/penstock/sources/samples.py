@@ -8,7 +8,7 @@
 | any other, such as `jpg` | where its bytes are: `{"bytes": None, "path", "start", "num_bytes"}` |
 
 The names and the rule for keys are those of webdataset.  Nothing is unpickled.  Templates look for media by kind, so images, videos and
-audio are also listed, in the order of the files, under `images`, `videos` and `audios`, unless the JSON object has that key itself.
+audio are also listed, in the order of the files, under `images`, `videos` and `audios`, unless the JSON object has values there itself.
 """
 
 import json
@@ -99,7 +99,8 @@ def sample_record(key: str, fields: dict[str, Blob], options: SampleOptions) -> 
             return BadRow(reason="duplicate_key", message=f"{why}; rename it, or pass merge_json=False")
         record |= value
     for column, listed in _media(record, fields).items():
-        record.setdefault(column, listed)
+        if not record.get(column):  # null or an empty list says nothing
+            record[column] = listed
     return record
 
 
