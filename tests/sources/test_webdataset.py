@@ -187,6 +187,33 @@ def test_a_tar_cut_anywhere_gives_whole_samples_and_one_bad_row(tmp_path: Path, 
         assert rows_of(path, cache) == [*rows[:good], "bad_tar"]
 
 
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_beyond_eight_gibibytes_are_found(tmp_path: Path, cache: Cache, format: int) -> None:
+    path, size = tmp_path / "a.tar", (9 << 30) + 1
+    with path.open("wb") as out:
+        member = tarfile.TarInfo("a.mp4")
+        member.size = size
+        out.write(member.tobuf(format))
+        begin = out.tell()
+        out.seek(-(-size // 512) * 512, os.SEEK_CUR)  # a hole: the file takes no space
+        after = tarfile.TarInfo("b.txt")
+        after.size = 3
+        out.write(after.tobuf(format) + b"end".ljust(512, b"\0") + bytes(1024))
+    first, second = open_source(path, cache=cache)
+    assert first["mp4"] == {"bytes": None, "path": str(path), "start": begin, "num_bytes": size}
+    assert second["txt"] == "end"
+
+
+def test_a_checksum_of_signed_bytes_is_right_too(tmp_path: Path, cache: Cache) -> None:
+    path = write(tmp_path / "a.tar", [("é.txt", b"x")], format=tarfile.GNU_FORMAT)
+    raw = bytearray(path.read_bytes())
+    unsigned, signed = tarfile.calc_chksums(bytes(raw[:512]))  # type: ignore[attr-defined]  # not in its stubs
+    assert unsigned != signed
+    raw[148:155] = b"%06o\0" % signed
+    path.write_bytes(raw)
+    assert list(open_source(path, cache=cache)) == [{"__key__": "é", "txt": "x"}]
+
+
 def header(name: str = "x.jpg", **changed: bytes) -> bytes:
     """A header with other bytes in some fields, and a checksum that is right again."""
     places = {"size": 124, "type": 156, "checksum": 148, "magic": 257}

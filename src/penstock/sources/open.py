@@ -81,6 +81,15 @@ SHAPES = {
     "sample_folder": Shape("media_folder", "SampleFolderSource", folder="media_folder.is_sample_folder", marks=None),
     "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
 }
+SHAPE_ALIASES = {  # names of other tools
+    **dict.fromkeys(("hf_dataset", "huggingface"), "hf"),
+    **dict.fromkeys(("imagefolder", "audiofolder", "videofolder"), "media_folder"),
+    "wds": "webdataset",
+    "txt": "text",
+    "tsv": "csv",
+    "ndjson": "jsonl",
+    "yml": "yaml",
+}
 _SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
 _MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
 # Files beside data that are not data.  A list of data sets is opened by its own name only.
@@ -191,6 +200,7 @@ def open_source(
     shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
     format's own.  defaults: options for formats that take them; other formats ignore them.
     """
+    shape = None if shape is None else SHAPE_ALIASES.get(shape, shape)
     settings = Settings(cache, name, shape, split, bad or BadRows(), options, defaults or {})
     if shape is not None and shape not in SHAPES:
         raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}")

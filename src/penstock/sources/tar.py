@@ -116,9 +116,10 @@ def _header(file: File, at: int) -> bytes | None:
     if block == _ZEROS:
         return None
     given, total = _number(block[148:156], at, "a checksum"), sum(block) - sum(block[148:156]) + 8 * ord(" ")
-    # some old writers added signed bytes
-    if given not in (total, total - 256 * sum(byte > 127 for byte in block[:148] + block[156:])):
-        raise TarDamage(at, f"the header has the checksum {total}, but says {given}")
+    if given != total and given != total - 256 * sum(byte > 127 for byte in block[:148] + block[156:]):
+        raise TarDamage(
+            at, f"the header has the checksum {total}, but says {given}"
+        )  # some old writers add signed bytes
     return block
 
 
