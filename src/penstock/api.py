@@ -19,7 +19,7 @@ from penstock.words import spread
 
 if TYPE_CHECKING:
     from penstock.store import Progress, Store
-    from penstock.templates import Detection
+    from penstock.templates import Detection, Tokenizer
 
 __all__ = ["concat", "open", "prepare"]
 
@@ -145,7 +145,7 @@ def choose_template(
     template without rows that cannot be read, whatever on_bad says.
     """
     from penstock.templates import is_worth_fast, open_tokenizer, remembered_template
-    from penstock.templates.registry import known_options, may_use_chat, named_processor, uses_chat
+    from penstock.templates.registry import known_options, may_use_chat, uses_chat
     from penstock.templates.trial import trial_expected
 
     if not isinstance(template, str):
@@ -163,15 +163,19 @@ def choose_template(
         opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
         known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
         own = {name: value for name, value in options.items() if name in known or name not in shared}
-        if own.get("media_root") is None and named_processor(template, opened, own) is not None:
-            own["media_root"] = _folder_of(source)
-        return remembered_template(template, opened, own, facts)
+        return remembered_template(template, opened, with_media_root(source, template, opened, own), facts)
 
 
-def _folder_of(source: Source) -> str:
-    """The folder that paths in records are relative to: that of the source's first file, else the current one."""
+def with_media_root(
+    source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of a template with the folder that paths of media are relative to: that of the source's first file by default."""
+    from penstock.templates.registry import named_processor
+
+    if options.get("media_root") is not None or named_processor(name, tokenizer, options) is None:
+        return options
     file = Path(source.where(0).file)
-    return str(file.parent.absolute() if file.is_file() else Path.cwd())
+    return {**options, "media_root": str(file.parent.absolute() if file.is_file() else Path.cwd())}
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":

@@ -10,13 +10,16 @@ from typing import Any
 from unittest.mock import patch
 
 import transformers
-from tokenizers import AddedToken, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Reference
 from transformers.models.smolvlm import processing_smolvlm
 
 CORPUS = ["What is in this picture? It shows a house and two dogs, Grüße 你好.\n\nuser assistant system"] * 20
 
-PRINTED = "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% elif c.type == 'image' %}IMAGE{% elif c.type == 'video' %}VIDEO{% elif c.type == 'audio' %}AUDIO{% endif %}{% endfor %}"
+PRINTED = (
+    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% elif c.type == 'image' %}IMAGE"
+    "{% elif c.type == 'video' %}VIDEO{% elif c.type == 'audio' %}AUDIO{% endif %}{% endfor %}"
+)
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     + PRINTED
@@ -41,6 +44,7 @@ ONLY_PARTS = (
 def _vocabulary() -> Reference:
     made = Reference(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(CORPUS, trainer)

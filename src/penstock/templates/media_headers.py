@@ -96,9 +96,9 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
         raise MediaError(f"the image is too large: {error}; shrink it") from error
     except UnidentifiedImageError as error:
         raise MediaError(f"not an image that Pillow can read: {_looks_like(start)}; replace or remove it") from error
-    except (OSError, SyntaxError, ValueError, struct.error, EOFError, IndexError, KeyError, TypeError) as error:
-        if isinstance(error, MediaError):
-            raise
+    except MediaError:
+        raise
+    except Exception as error:  # Pillow's plugins raise errors of any type for damaged files
         raise MediaError(f"the image is broken or cut off ({error}); copy it again, or remove it") from error
     return Header((height, width))
 
@@ -137,17 +137,32 @@ def _may_be_cut(image: Any, file: io.BufferedIOBase) -> bool:
         return _IEND not in tail
     if image.format == "GIF":
         return not tail.rstrip(b"\0").endswith(b"\x3b")
-    if image.format == "BMP":
-        return size < _bmp_size(file, place)
+    if image.format in ("BMP", "AVIF"):
+        end = _bmp_end(file) if image.format == "BMP" else _boxes_end(file, size)
+        file.seek(place)
+        return size < end
     return image.format == "TIFF" and _tiff_end(image) > size
 
 
-def _bmp_size(file: io.BufferedIOBase, place: int) -> int:
+def _bmp_end(file: io.BufferedIOBase) -> int:
     """The size of a BMP file by its own header."""
     file.seek(2)
     found: int = struct.unpack("<I", file.read(4))[0]
-    file.seek(place)
     return found
+
+
+def _boxes_end(file: io.BufferedIOBase, size: int) -> int:
+    """Where the last box of an AVIF file ends, by the sizes that the boxes have in their headers."""
+    place = 0
+    while place < size:
+        file.seek(place)
+        length, name = struct.unpack(">I4s", file.read(8).ljust(8, b"\0"))
+        if length == 1 and name != b"\0\0\0\0":  # the real length follows as 64 bits
+            length = int.from_bytes(file.read(8), "big")
+        if length < 8:  # 0: to the end of the file
+            return size
+        place += length
+    return place
 
 
 def _tiff_end(image: Any) -> int:
