@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 161
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 738,
+    "": 742,
     "cache": 520,
     "cli": 947,
     "engines": 393,
@@ -21,11 +21,11 @@ LIMITS = {  # lines of each room; "" is the files beside the rooms
     "loader": 2_150,
     "places": 777,
     "plan": 1_651,
-    "recipe": 1_532,
+    "recipe": 1_533,
     "report": 2_658,
-    "sources": 6_424,
+    "sources": 6_428,
     "store": 2_354,
-    "templates": 8_336,
+    "templates": 8_351,
     "testing": 473,
 }
 
