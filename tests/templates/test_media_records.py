@@ -1,6 +1,7 @@
 """Every way to write media in a record gives the same sample; what cannot be meant is refused by name."""
 
 import base64
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -308,9 +309,7 @@ def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images
     made = template.encode([{**record, template.turn_key: turn} for turn in (0, 1)])
     offsets = made.columns["media"].offsets
     assert offsets is not None
-    one, two = (
-        unpack_media(made.columns["media"].values[a:b].tobytes()) for a, b in zip(offsets, offsets[1:], strict=False)
-    )
+    one, two = (unpack_media(made.columns["media"].values[a:b].tobytes()) for a, b in itertools.pairwise(offsets))
     assert [len(one), len(two)] == [1, 2]
     assert one[0] == two[0]
     assert template.media.bytes_of(two[1], lambda: record) == (images / "deep/b.jpg").read_bytes()
