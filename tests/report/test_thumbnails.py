@@ -105,6 +105,7 @@ def test_the_images_of_samples_are_drawn_wherever_they_are(tmp_path: Path, model
         middles.add((red > 100, green > 100, blue > 100))
     assert sizes == {(112, 75), (75, 112)}  # the first is upright
     assert middles == {(True, False, False), (True, True, True), (False, False, True)}  # half of the second is white
+    assert "Images, videos and audio" in page
     assert "image 0: " in page and "200 × 300 pixels (height × width)" in page
     assert html.page(loader) == page
 

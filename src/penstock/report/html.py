@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 from penstock import reasons, words
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
-from penstock.report import numbers, samples, text
+from penstock.report import media, numbers, samples, text
 
 NUM_SAMPLES, NUM_ROWS = 24, 24
 MOST_BYTES = 3_000_000
@@ -106,6 +106,7 @@ def _values(
         "names": list(stores),
         "lengths": numbers.lengths(stores.values()),
         "shares": [samples.trained_shares(store) for store in stores.values()],
+        "media": media.media_numbers(stores),
         "dropped": sum((Counter({d.reason: d.count for d in each.dropped}) for each in sources), Counter()),
         "seed": loader.plan.settings.seed,
         "epoch": None,
