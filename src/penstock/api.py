@@ -35,7 +35,9 @@ def open(
     place: Any,
     *,
     shape: Annotated[
-        str | None, "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, hf, pt, yaml"
+        str | None,
+        "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, hf, pt, media_folder, "
+        "sample_folder, yaml",
     ] = None,
     split: Annotated[str | None, "split of a data set folder, such as train or train[:10%]"] = None,
     name: str | None = None,

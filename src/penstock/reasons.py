@@ -23,10 +23,13 @@ _FIX = 'fix the row, or pass on_bad="skip"'
 REASONS: dict[str, Reason] = {
     # sources: rows that cannot be read
     "bad_json": Reason("not valid JSON", _FIX),
+    "bad_member": Reason("a file of the sample cannot be read", _FIX),
+    "bad_tar": Reason("the tar is damaged from here on", "make the tar again"),
     "bad_value": Reason("a value cannot be read", _FIX),
     "duplicate_key": Reason("a key appears twice in one object", _FIX),
     "not_an_object": Reason("not a JSON object", _FIX),
     "open_quote": Reason("a quoted field is not closed", _FIX),
+    "split_sample": Reason("the files of the sample are not neighbours in the tar", "sort the tar by name"),
     "too_long": Reason("the row is longer than the limit", _FIX),
     "wrong_width": Reason("another number of fields than the header", _FIX),
     # templates and plan

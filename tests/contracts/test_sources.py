@@ -2,9 +2,11 @@
 
 import csv
 import gzip
+import io
 import json
 import multiprocessing
 import random
+import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -125,6 +127,46 @@ def yaml_list(folder: Path) -> Made:
     return Made(folder / "list.yaml", made.expected)
 
 
+def webdataset(folder: Path) -> Made:
+    expected: Records = []
+    for number, part in halves(RECORDS):
+        with tarfile.open(folder / f"p-{number}.tar", "w") as tar:
+            for record in part:
+                key = f"below/{record['row']}"
+                for name, data in ((f"{key}.json", json.dumps(record).encode()), (f"{key}.jpg", b"x" * record["row"])):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        with tarfile.open(folder / f"p-{number}.tar") as tar:
+            found = {member.name: member for member in tar}
+        for record in part:
+            member = found[f"below/{record['row']}.jpg"]
+            at = {"start": member.offset_data, "num_bytes": member.size}
+            image = {"bytes": None, "path": str(folder / f"p-{number}.tar"), **at}
+            expected.append({"__key__": f"below/{record['row']}", **record, "jpg": image, "images": [image]})
+    return Made(folder, expected)
+
+
+def media_folder(folder: Path) -> Made:
+    for row in range(3):
+        (folder / f"{row}.png").write_bytes(b"x" * row)
+    lines = [json.dumps({"file_name": f"{record['row'] % 3}.png", **record}) for record in RECORDS]
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    images = [{"bytes": None, "path": str(folder / f"{row}.png")} for row in range(3)]
+    return Made(folder, [{"image": images[record["row"] % 3], **record} for record in RECORDS])
+
+
+def sample_folder(folder: Path) -> Made:
+    expected: Records = []
+    for record in RECORDS[:60]:
+        key = str(record["row"])
+        (folder / f"{key}.png").write_bytes(b"x")
+        (folder / f"{key}.json").write_text(json.dumps(record))
+        image = {"bytes": None, "path": str(folder / f"{key}.png")}
+        expected.append({"__key__": key, **record, "png": image, "images": [image]})
+    return Made(folder, expected, max_pickle=None)  # it names every file
+
+
 def compressed(folder: Path) -> Made:
     (folder / "a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in RECORDS).encode()))
     return Made(folder / "a.jsonl.gz", RECORDS)
@@ -152,6 +194,9 @@ OF_SHAPES: dict[str, Callable[[Path], Made]] = {
     "arrow": arrow,
     "hf": hf,
     "pt": pt,
+    "webdataset": webdataset,
+    "media_folder": media_folder,
+    "sample_folder": sample_folder,
     "yaml": yaml_list,
 }
 ALL = [*OF_SHAPES.values(), compressed, in_memory, stream]

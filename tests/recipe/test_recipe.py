@@ -341,10 +341,38 @@ def test_whether_and_how_to_pack_may_be_two_keys(write: Any, lines: str, expecte
     assert any(f": {unused} is not used: " in notice for notice in recipe.notices)
 
 
-def test_a_folder_of_media_in_a_list_is_not_used_and_that_is_said(write: Any) -> None:
-    recipe = Recipe.read(write("datasets:\n  - path: text.jsonl\n    data_folder: media\n    data_type: jsonl\n"))
-    assert recipe.data[0].options == {"shape": "jsonl"}
-    assert any(":3: data_folder is not used here: records are given as written" in each for each in recipe.notices)
+def test_the_configuration_of_lmms_engine_with_media_is_understood(write: Any) -> None:
+    path = write(
+        """
+dataset_type: qwen3_vl_iterable
+dataset_format: jsonl
+datasets:
+  - path: text.jsonl
+    data_folder: media
+    data_type: jsonl
+processor_config:
+  processor_name: models/qwen
+  processor_type: qwen3_vl
+packing: true
+packing_strategy: first_fit
+"""
+    )
+    folder = Path(path).parent
+    (folder / "models/qwen").mkdir(parents=True)
+    recipe = Recipe.read(path)
+    assert recipe.data[0].options == {"shape": "jsonl", "media_root": str(folder / "media")}
+    ours = {"tokenizer": str(folder / "models/qwen"), "processor": str(folder / "models/qwen"), "packing": "first_fit"}
+    assert recipe.settings.items() >= {**ours, "background": True, "window": 16}.items()
+    assert any(":6: data_folder is read as media_root: media" in each for each in recipe.notices)
+
+
+def test_a_tokenizer_beside_a_processor_config_counts(write: Any) -> None:
+    lines = "data: text.jsonl\nprocessor_config: {processor_name: vlm, processor_type: qwen2_5_vl}\ntokenizer: own\n"
+    recipe = Recipe.read(write(lines))
+    assert {name: Path(recipe.settings[name]).name for name in ("tokenizer", "processor")} == {
+        "tokenizer": "own",
+        "processor": "vlm",
+    }
 
 
 def test_every_foreign_name_leads_to_a_key() -> None:
@@ -357,6 +385,9 @@ def test_every_foreign_name_leads_to_a_key() -> None:
 
 
 MISTAKES = [
+    ("data: text.jsonl\nprocessor_config: qwen", r":2: processor_config: qwen is not known, expected a mapping with processor_name"),
+    ("data: text.jsonl\nprocessor_config: {max_pixels: 3}", r":2: processor_config: max_pixels is not known: set it in the"),
+    ("data: text.jsonl\nvideo_max_pixels: 3", r":2: unknown key 'video_max_pixels': set it in the processor's own files"),
     ("data: text.jsonl\nmax_lenght: 3", r":2: unknown key 'max_lenght'; did you mean 'max_length'\?"),
     ("data: text.jsonl\ncutoff_length: 3", r":2: unknown key 'cutoff_length'; did you mean 'cutoff_len', which is 'max_length' here\?"),
     ("data: text.jsonl\nzzz: 3", r":2: unknown key 'zzz'; `penstock init` writes a recipe with the usual keys"),

@@ -22,12 +22,12 @@ from tests.report import hostile
 
 Write = Callable[..., Path]
 
-VOID = {"meta", "input"}
+VOID = {"meta", "input", "img"}
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "script", "header", "nav", "main", "section", "footer", "article", "figure"),
     *("figcaption", "h1", "h2", "h3", "p", "div", "span", "small", "strong", "b", "i", "u", "s", "em", "a", "bdi", "code", "pre"),
     *("ul", "ol", "li", "dl", "dt", "dd", "table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary"),
-    *("button", "input", "output", "svg", "g", "rect", "line", "path", "text"),
+    *("button", "input", "output", "svg", "g", "rect", "line", "path", "text", "img"),
 }  # fmt: skip
 
 
@@ -69,6 +69,9 @@ def check_page(text: str) -> Page:
     page = Page(text)
     assert page.open == [] and page.tags <= TAGS, page.tags - TAGS
     for tag, name, value in page.attributes:
+        if (tag, name) == ("img", "src"):
+            assert re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*", value), value[:80]
+            continue
         assert not name.startswith("on") and name not in ("style", "src", "srcset", "action", "data", "xlink:href"), (
             tag,
             name,
@@ -204,7 +207,7 @@ def test_a_long_sample_is_drawn_by_its_ends(write_jsonl: Write, tokenizer_path: 
     store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
     made = loader(store)
     (pick,) = [pick for pick in samples.choose_samples(made, 0) if pick.why == "longest"]
-    found = samples.shown_sample(made, pick, None)
+    (found,) = samples.shown_samples(made, [pick], [None])
     assert found.num_tokens == len(store[0]) > 100_000 and len(found.record.raw) > 1_000_000
     head, tail = found.record.tokens[: samples.HEAD], found.record.tokens[samples.HEAD :]
     assert (len(head), len(tail)) == (samples.HEAD, samples.TAIL) and found.left_out == found.num_tokens - 800

@@ -5,6 +5,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -12,6 +13,7 @@ import re
 import resource
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -91,7 +93,7 @@ def arrow(table: pa.Table) -> bytes:
 
 
 JSONL, JSON, CSV, TEXT = "JSON lines", "JSON documents", "Tables", "Text"
-COMPRESSED, COLUMNS, PLACES = "Compressed files", "Columns", "Files and folders"
+COMPRESSED, COLUMNS, TARS, PLACES = "Compressed files", "Columns", "Tars and folders of media", "Files and folders"
 DEEP = b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 TABLE = pa.table({"n": [1, 2]})
 WHOLE = b"".join(GOOD)
@@ -276,7 +278,68 @@ COLUMNS_CASES = [
     ),
 ]
 
-CASES = [*JSONL_CASES, *JSON_CASES, *CSV_CASES, *TEXT_CASES, *COMPRESSED_CASES, *COLUMNS_CASES]
+
+def tar(*files: tuple[str, bytes], link: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as made:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+        if link:
+            member = tarfile.TarInfo(link)
+            member.type, member.linkname = tarfile.SYMTYPE, "elsewhere"
+            made.addfile(member)
+    return out.getvalue()
+
+
+def tarred(
+    name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = "", suffix: str = ".tar"
+) -> Case:
+    return Case(section=TARS, input=name, files={f"a{suffix}": content}, rows=rows, note=note, refused=refused)
+
+
+ONE, TWO = ("1.txt", b"one"), ("2.txt", b"two")
+FIRST = {"__key__": "1", "txt": "one"}
+TWO_SAMPLES = tar(ONE, TWO)
+TAR_CASES = [
+    tarred("cut off", TWO_SAMPLES[:1100], ["bad_tar"], "the first sample is not known to be whole"),
+    tarred("cut off inside the last member", TWO_SAMPLES[:1537], [FIRST, "bad_tar"]),
+    tarred("a header with a wrong checksum", TWO_SAMPLES[:1024] + b"x" + TWO_SAMPLES[1025:], ["bad_tar"], "likewise"),
+    tarred("no end mark", TWO_SAMPLES[:2048], [FIRST, "bad_tar"]),
+    tarred("two tars, one behind the other", TWO_SAMPLES * 2, [FIRST, "bad_tar"], "write them as one"),
+    tarred("not a tar, or empty", b"x" * 600, [], refused="cannot be read as a tar"),
+    tarred("a compressed tar", gzip.compress(TWO_SAMPLES), [], refused="has no random access", suffix=".tar.gz"),
+    tarred("a link, a device, a sparse file", tar(ONE, link="2.jpg"), [FIRST, "bad_member"]),
+    tarred(
+        "members of a sample that are not neighbours",
+        tar(("2.cls", b"1"), ONE, TWO),
+        ["split_sample", FIRST, "split_sample"],
+    ),
+    tarred("one field twice", tar(ONE, ("2.txt", b""), ("2.TXT", b"")), [FIRST, "duplicate_key"]),
+    tarred(
+        "members without a key and an extension",
+        tar(("README", b""), ONE, ("._1.jpg", b"")),
+        [FIRST],
+        "left out, and logged",
+    ),
+    tarred(
+        "broken JSON, invalid UTF-8", tar(ONE, ("2.json", b"{"), ("3.txt", b"\xff")), [FIRST, "bad_json", "bad_utf8"]
+    ),
+]
+FOLDER_CASES = [
+    Case(
+        section=TARS,
+        input="folder: a metadata file that names a missing file, or one outside",
+        files={"metadata.jsonl": b'{"file_name": "gone.jpg"}\n{"file_name": "../a.jpg"}\n', "a.jpg": b""},
+        rows=["bad_member", "bad_member"],
+    ),
+]
+
+CASES = [
+    *(*JSONL_CASES, *JSON_CASES, *CSV_CASES, *TEXT_CASES, *COMPRESSED_CASES, *COLUMNS_CASES),
+    *(*TAR_CASES, *FOLDER_CASES),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.section}: {case.input}")

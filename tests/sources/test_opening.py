@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import SHAPES, ListSource, open_source
+from penstock.sources.open import SHAPE_ALIASES
 
 ROW = '{"row": 1}\n'
 
@@ -109,6 +110,12 @@ def test_every_shape_declares_its_options(shape: str, cache: Cache, tmp_path: Pa
     place = fill(tmp_path, f"a{suffix}") / f"a{suffix}" if suffix else tmp_path
     with pytest.raises(SourceError, match="unknown option 'no_such_option'"):
         open_source(place, cache=cache, shape=shape, no_such_option=1)
+
+
+def test_a_shape_may_have_the_name_that_another_tool_gives_it(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"n": 1}\n')
+    assert list(open_source(tmp_path / "a", cache=cache, shape="ndjson")) == [{"n": 1}]
+    assert set(SHAPE_ALIASES.values()) <= set(SHAPES) and not set(SHAPE_ALIASES) & set(SHAPES)
 
 
 @pytest.mark.parametrize("place", [3, None, b"bytes", {"a": 1}, 1.5])

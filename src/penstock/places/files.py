@@ -174,11 +174,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def is_inner_name(name: Any) -> bool:
+    """Return whether a name, as it is written, stays in its folder."""
+    if not isinstance(name, str) or not name or "\0" in name or _SCHEME.match(name):
+        return False
+    absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive
+    return not absolute and ".." not in name.replace("\\", "/").split("/")
+
+
 def inside(folder: Path, name: Any, *, named_by: Path) -> str:
     """Return the path of a file that a downloaded description names; refuse names that lead out of its folder."""
-    is_name = isinstance(name, str) and name and "\0" not in name
-    absolute = is_name and (PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive)
-    if not is_name or absolute or ".." in name.replace("\\", "/").split("/"):
+    if not is_inner_name(name):
         raise SourceError(f"{named_by}: names the file {name!r}, expected one inside its folder")
     path = folder / name
     above, real = os.path.realpath(folder), os.path.realpath(path)

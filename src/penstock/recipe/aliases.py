@@ -17,13 +17,17 @@ class Alias:
     keys: the keys of a recipe that it sets.
     values: its value, or a pattern of values → our settings, or a text that says what to write instead.  Without values, the value
     is taken as it is.
+    members: of a mapping, each member → the keys that it sets; none: it has no effect.
     """
 
     keys: tuple[str, ...]
     values: Mapping[str, Settings | str] | None = None
+    members: Mapping[str, list[str]] | None = None
 
     def translate(self, value: Any) -> Settings | str:
         """Return our settings for a value of theirs, or the text of an error."""
+        if self.members is not None:
+            return self._of_members(value, self.members)
         if self.values is None:
             return {self.keys[0]: value}
         given = as_yaml(value)
@@ -32,6 +36,14 @@ class Alias:
                 return ours if isinstance(ours, str) else {key: value if v == "*" else v for key, v in ours.items()}
         expected = "text" if "*" in self.values else f"one of {', '.join(self.values)}"
         return f"{given} is not known, expected {expected}; or write {': and '.join(self.keys)}: instead"
+
+    def _of_members(self, value: Any, members: Mapping[str, list[str]]) -> Settings | str:
+        expected = f"expected a mapping with {' and '.join(members)}; or write {': and '.join(self.keys)}: instead"
+        if not isinstance(value, dict):
+            return f"{as_yaml(value)} is not known, {expected}"
+        if unknown := [name for name in value if name not in members]:
+            return f"{unknown[0]} is not known: set it in the processor's own files; {expected}"
+        return {ours: given for name, given in value.items() for ours in members[name]}
 
 
 def as_yaml(value: Any) -> str:
@@ -44,11 +56,16 @@ def _translated(values: dict[str, Settings | str]) -> Alias:
     return Alias(tuple(keys), values)
 
 
+def _of_mapping(members: dict[str, list[str]]) -> Alias:
+    return Alias(tuple(dict.fromkeys(key for ours in members.values() for key in ours)), members=members)
+
+
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 ALIASES: dict[str, Alias] = {
     **{name: Alias((ours,)) for ours, names in _DATA["same_value"].items() for name in names.split()},
     **{name: _translated(values) for names, values in _DATA["translated"].items() for name in names.split()},
+    **{name: _of_mapping(members) for name, members in _DATA["members"].items()},
 }
 HINTS: dict[str, str] = {name: hint for hint, names in _DATA["hints"].items() for name in names.split()}
 
@@ -60,7 +77,4 @@ PACKING_SWITCHES = ("packing", "sample_packing", "neat_packing", "use_sequence_p
 PACKING_STRATEGY = "packing_strategy"
 
 # Aliases of several keys; each of these keys may also be written, and then the written value counts.
-GIVES_WAY = ("streaming", "dataset_type")
-
-# Keys inside a data set that have no effect.
-UNUSED = {"data_folder": "records are given as written, and no file that they name is opened"}
+GIVES_WAY = ("streaming", "dataset_type", "processor_config")

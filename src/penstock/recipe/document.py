@@ -100,7 +100,7 @@ class Builder:
         is_switch = isinstance(found.get("packing"), bool)  # other tools say so whether to pack
         if not is_switch and all(name in extra or name in keys() for name in found):
             return dict(found)
-        from penstock.recipe.aliases import GIVES_WAY, UNUSED
+        from penstock.recipe.aliases import GIVES_WAY
 
         made: dict[str, Any] = {}
         unused = self._unused_packing_key(found, at)
@@ -109,9 +109,6 @@ class Builder:
             if not isinstance(name, str):
                 raise self._error(place, f"{name!r} as a key, expected a word")
             if name == unused:
-                continue
-            if extra is _OF_SET and name in UNUSED:
-                self._notice(place, f"{name} is not used here: {UNUSED[name]}")
                 continue
             settings = {name: value}
             if (name == "packing" and is_switch) or (name not in extra and name not in keys()):
@@ -171,7 +168,7 @@ class Builder:
         beside = Path(self._folder, value) if "{" not in value else None  # a chat template may be written out
         if name == "chat_template" and not (beside and beside.is_file()):
             return value  # or the name of one that the tokenizer has
-        if name == "tokenizer" and is_hub_name(value) and not (beside and beside.exists()):
+        if name in ("tokenizer", "processor") and is_hub_name(value) and not (beside and beside.exists()):
             return value
         return self._absolute(value)
 

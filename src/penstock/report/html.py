@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 from penstock import reasons, words
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
-from penstock.report import numbers, samples, text
+from penstock.report import media, numbers, samples, text
 
 NUM_SAMPLES, NUM_ROWS = 24, 24
 MOST_BYTES = 3_000_000
@@ -106,6 +106,7 @@ def _values(
         "names": list(stores),
         "lengths": numbers.lengths(stores.values()),
         "shares": [samples.trained_shares(store) for store in stores.values()],
+        "media": media.media_numbers(stores),
         "dropped": sum((Counter({d.reason: d.count for d in each.dropped}) for each in sources), Counter()),
         "seed": loader.plan.settings.seed,
         "epoch": None,
@@ -116,7 +117,7 @@ def _values(
         drawn = samples.EpochSample(loader, choices, num_rows)
         epoch = numbers.epoch(loader, visit=drawn.add)
     except PlanError as error:  # such as overflow="error" and a sample that is too long
-        shown = [samples.shown_sample(loader, choice, None) for choice in choices]
+        shown = samples.shown_samples(loader, choices, [None] * len(choices))
         return {**values, "samples": shown, "problem": str(error)}
     stage("reading samples")
     values |= {"epoch": epoch, "drawn": drawn, "samples": drawn.samples()}
@@ -169,7 +170,7 @@ def _template() -> Template:
         "num_head": samples.HEAD,
         "pairwise": pairwise,
         "policy": Markup(
-            f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+            f"default-src 'none'; img-src data:; style-src '{_hash(css)}'; script-src '{_hash(script)}'; base-uri 'none'; "
             "form-action 'none'; require-trusted-types-for 'script'"
         ),
         "script": Markup(script),

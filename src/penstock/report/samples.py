@@ -13,6 +13,7 @@ from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.permutation import derive, keyed_words
 from penstock.report.numbers import stores
+from penstock.report.thumbnails import Picture, Thumbnails
 from penstock.report.trace import Landing, Positions, RecordTrace, RowTrace, outcome, trace_sample
 from penstock.store import Store
 from penstock.words import spread
@@ -45,6 +46,7 @@ class ShownSample:
     num_tokens: int
     left_out: int
     special: frozenset[int]  # ids of special tokens
+    pictures: tuple[Picture, ...] = ()  # its images, videos and audio clips
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +119,9 @@ class EpochSample:
 
     def samples(self) -> list[ShownSample]:
         """Return the chosen samples with their positions, after all rows were added."""
-        return [
-            shown_sample(self._loader, each, self._positions.of(each.source, each.sample)) for each in self._choices
-        ]
+        return shown_samples(
+            self._loader, self._choices, [self._positions.of(each.source, each.sample) for each in self._choices]
+        )
 
     def _trained_runs(self, row: RowTrace) -> tuple[tuple[int, int], ...]:
         grain = -(-row.max_length // _RUNS)
@@ -132,8 +134,17 @@ class EpochSample:
         return tuple((int(start), min(int(stop), row.max_length)) for start, stop in edges.reshape(-1, 2))
 
 
-def shown_sample(loader: Loader, choice: Choice, landings: tuple[Landing, ...] | None) -> ShownSample:
-    """Return one sample for the page; `landings` is None if no epoch can be planned."""
+def shown_samples(
+    loader: Loader, choices: Sequence[Choice], landings: Sequence[tuple[Landing, ...] | None]
+) -> list[ShownSample]:
+    """Return samples for the page; `landings` are None if no epoch can be planned."""
+    thumbnails = Thumbnails()
+    return [_shown_sample(loader, each, at, thumbnails) for each, at in zip(choices, landings, strict=True)]
+
+
+def _shown_sample(
+    loader: Loader, choice: Choice, landings: tuple[Landing, ...] | None, thumbnails: Thumbnails
+) -> ShownSample:
     name, store = list(stores(loader).items())[choice.source]
     sample = store[choice.sample]
     left_out = max(len(sample) - HEAD - TAIL, 0)
@@ -144,7 +155,12 @@ def shown_sample(loader: Loader, choice: Choice, landings: tuple[Landing, ...] |
         said = "" if landings is None else outcome(loader.plan.settings, sample, landings, 0)
     record = trace_sample(store, sample, name, landings or (), said, shown)
     return ShownSample(
-        choice=choice, record=record, num_tokens=len(sample), left_out=left_out, special=_special_ids(store)
+        choice=choice,
+        record=record,
+        num_tokens=len(sample),
+        left_out=left_out,
+        special=_special_ids(store),
+        pictures=thumbnails.of(store, sample),
     )
 
 

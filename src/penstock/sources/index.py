@@ -299,21 +299,39 @@ def _name(folder: str, parts: list[Any], suffix: str) -> str:
     return f"offsets/{folder}/{key[:2]}/{key}.{suffix}"
 
 
-def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]) -> list[int]:
-    """Return the rows of each of many files, from one file of the cache, or by `count` of each file's number.
+def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[], tuple[memoryview, Any]]) -> Loaded:
+    """Return the payload and JSON value that `find` finds out about files: from the cache, or made and left there.
 
-    Reading thousands of small files takes most of the time of opening them.  If the path, size, inode or time of one differs, or
-    one was written so lately that its time cannot tell, all are counted again.
+    The cache has it as long as path, size, inode and times of every file are the same.  Nothing is kept if one was written so lately that
+    its time cannot tell.
     """
-    if not all(map(settled, files)):  # before any byte is read
-        return [count(number) for number in range(len(files))]
+    is_settled = all(map(settled, files))  # before any byte is read
     stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns] for known in files]
     name = _name("counts", [kind, stats], "rows")
     with contextlib.suppress(StoreError):
-        if (found := load(cache, name)) is not None:
-            known_counts: list[int] = np.frombuffer(found.payload, WORD).tolist()
-            return known_counts
-    counts = [count(number) for number in range(len(files))]
+        if is_settled and (found := load(cache, name)) is not None:
+            return found
+    payload, value = find()
+
+    def write(out: IO[bytes]) -> Any:
+        out.write(payload)
+        return value
+
     with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
-        publish(cache, name, lambda out: out.write(np.array(counts, WORD).tobytes()))
+        if is_settled:
+            publish(cache, name, write)
+    return Loaded(payload, value)
+
+
+def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]) -> list[int]:
+    """Return the rows of each of many files, from one file of the cache, or by `count` of each file's number.
+
+    Reading thousands of small files takes most of the time of opening them.
+    """
+
+    def find() -> tuple[memoryview, Any]:
+        return memoryview(np.array([count(number) for number in range(len(files))], WORD).tobytes()), None
+
+    found = known_of(files, cache, kind=kind, find=find)
+    counts: list[int] = np.frombuffer(found.payload, WORD).tolist()
     return counts

@@ -5,6 +5,7 @@
 | `place@[a:b]`, `place@[a:b:c]` | rows of any place, as Python slices a list; also percent, without a step |
 | `path[a:b]`, `path[a%:b%]` | the same for a path that exists, as `datasets` writes it |
 | `folder:split`, `folder:split[a:b]` | a split of a data set folder, or some rows of it; the same as `split=` |
+| `data-{000..099}.tar`, `{train,test}.jsonl` | several files, as a shell and webdataset write them |
 
 Percentages are rounded to the closest row, as in `datasets`.  An edge beyond the last row is the last row, as in Python.
 """
@@ -23,6 +24,8 @@ _AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
 _BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
 _OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
+_BRACES = re.compile(r"\{(?:(?P<first>[0-9]{1,18})\.\.(?P<last>[0-9]{1,18})|(?P<words>[^{}]*,[^{}]*))\}")
+_MOST_EXPANDED = 1_000_000  # names
 _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
 
@@ -92,6 +95,29 @@ def read_split(text: str) -> tuple[Split, ...]:
             )
         splits.append(Split(found["split"], _cut(found, piece) if "[" in piece else None))
     return tuple(splits)
+
+
+def expand(place: str) -> list[str]:
+    """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words."""
+    return [place] if exists(place) else _expand(place)
+
+
+def _expand(place: str) -> list[str]:
+    found = _BRACES.search(place)
+    if found is None:
+        return [place]
+    if found["words"] is not None:
+        words = found["words"].split(",")
+    else:
+        first, last = int(found["first"]), int(found["last"])
+        if not 0 <= last - first < _MOST_EXPANDED:
+            raise SourceError(f"{place}: {found[0]} has {last - first + 1:,} numbers, expected 1 to {_MOST_EXPANDED:,}")
+        width = max(len(found["first"]), len(found["last"])) if found["first"][0] == "0" else 0
+        words = [f"{number:0{width}}" for number in range(first, last + 1)]
+    ends = _expand(place[found.end() :])
+    if len(words) * len(ends) > _MOST_EXPANDED:
+        raise SourceError(f"{place}: {len(words) * len(ends):,} names, expected at most {_MOST_EXPANDED:,}")
+    return [f"{place[: found.start()]}{word}{end}" for word in words for end in ends]
 
 
 def _read(text: str) -> Name:

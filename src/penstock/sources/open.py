@@ -22,7 +22,8 @@ from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.memory import ListSource, SpooledSource
-from penstock.sources.names import Cut, Name, Split, read_name, read_split
+from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
+from penstock.sources.samples import media_column
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
@@ -38,7 +39,7 @@ class Shape:
     source: str
     suffixes: tuple[str, ...] = ()
     folder: str = ""  # module.function that tells whether a folder as a whole has this format
-    marks: tuple[str, ...] = ()  # it is called for a folder that holds one of these files
+    marks: tuple[str, ...] | None = ()  # it is called for a folder that holds one of these files; None: for every one
     is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
 
     def load(self) -> Callable[..., Any]:
@@ -59,6 +60,7 @@ def _packed(*suffixes: str) -> tuple[str, ...]:
 
 _HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
 _CHUNK_MARKS = ("metadata.json",)
+METADATA_NAMES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 SHAPES = {
     "jsonl": Shape("jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
@@ -67,12 +69,26 @@ SHAPES = {
     "text": Shape("text", "TextSource", _packed(".txt", ".text", ".md")),
     "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
     "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
+    "webdataset": Shape("webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")),
     "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
     "parquet_chunks": Shape(
         "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
     ),
     "pt": Shape("pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS),
+    "media_folder": Shape(
+        "media_folder", "MediaFolderSource", folder="media_folder.is_media_folder", marks=METADATA_NAMES
+    ),
+    "sample_folder": Shape("media_folder", "SampleFolderSource", folder="media_folder.is_sample_folder", marks=None),
     "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
+}
+SHAPE_ALIASES = {  # names of other tools
+    **dict.fromkeys(("hf_dataset", "huggingface"), "hf"),
+    **dict.fromkeys(("imagefolder", "audiofolder", "videofolder"), "media_folder"),
+    "wds": "webdataset",
+    "txt": "text",
+    "tsv": "csv",
+    "ndjson": "jsonl",
+    "yml": "yaml",
 }
 _SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
 _MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
@@ -105,6 +121,11 @@ def shape_of(path: str) -> str:
         if is_file(listed):
             raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
         raise SourceError(f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})")
+    if kind := media_column(path):
+        needed = (
+            f"a folder of {kind} needs a {METADATA_NAMES[0]} that names them, or a text of the same name beside each"
+        )
+        raise SourceError(f"{path}: no records; {needed}; records that name it can be in any other file")
     known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
     shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
     raise SourceError(
@@ -123,7 +144,8 @@ def folder_shape(place: str, asked: str | None) -> str | None:
         return None
     path = local(place)
     for name, shape in SHAPES.items():
-        marked = asked is None and any(is_file(Path(path) / mark) for mark in shape.marks)
+        marks = shape.marks or ()
+        marked = asked is None and (shape.marks is None or any(is_file(Path(path) / mark) for mark in marks))
         if asked == name or (marked and _load(shape.folder)(path)):
             return name
     return None
@@ -178,6 +200,7 @@ def open_source(
     shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
     format's own.  defaults: options for formats that take them; other formats ignore them.
     """
+    shape = None if shape is None else SHAPE_ALIASES.get(shape, shape)
     settings = Settings(cache, name, shape, split, bad or BadRows(), options, defaults or {})
     if shape is not None and shape not in SHAPES:
         raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}")
@@ -286,7 +309,7 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
 
 def _data_files(place: str, asked: str | None) -> list[str]:
     """Return the files of a place.  From a folder or a glob of everything, those that are data; the others are logged."""
-    paths = find(place)
+    paths = list(dict.fromkeys(path for each in expand(place) for path in find(each)))
     if not is_folder(place) and not re.search(r"\*\*?$", place):
         return paths
     if asked is not None:
