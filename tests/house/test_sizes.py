@@ -11,21 +11,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 148
+MOST_FILES = 172
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 717,
-    "cache": 680,
-    "cli": 937,
+    "": 751,
+    "cache": 692,
+    "cli": 957,
     "engines": 393,
-    "integrations": 1_039,
-    "loader": 2_150,
-    "places": 771,
+    "integrations": 1_285,
+    "loader": 3_285,
+    "places": 777,
     "plan": 1_651,
-    "recipe": 1_521,
-    "report": 2_387,
-    "sources": 5_589,
-    "store": 2_336,
-    "templates": 6_632,
+    "recipe": 1_551,
+    "report": 2_666,
+    "sources": 6_555,
+    "store": 2_404,
+    "templates": 9_138,
     "testing": 473,
 }
 

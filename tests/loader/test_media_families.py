@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
-import penstock as ps  # noqa: E402
-from tests import vlm  # noqa: E402
-from tests.templates import processors  # noqa: E402
+import penstock as ps
+from tests import vlm
+from tests.templates import processors
 
 SHAPES = [[(50, 90), (120, 40)], [(64, 64)], [], [(33, 200)], [(20, 30), (31, 47), (90, 88)], [(64, 61)]]
 

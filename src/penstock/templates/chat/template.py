@@ -7,7 +7,7 @@ refused by name, never guessed.
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MediaError, TemplateError
-from penstock.reasons import BAD_MEDIA
-from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer, TurnPart
-from penstock.templates.chat.headers import Unproven
+from penstock.templates.chat.annotate import Annotated, Annotator, TurnPart
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
+from penstock.templates.chat.refusals import NotPrinted, Run
 from penstock.templates.chat.special_words import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
@@ -28,7 +27,6 @@ from penstock.templates.media import MediaReader, collect, has_media, has_tags, 
 from penstock.templates.processors import Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
 from penstock.templates.samples import Rendering, byte_spans, join, token_mask, token_weights
-from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
@@ -37,35 +35,6 @@ from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column,
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
-
-
-class _NotPrinted(TemplateError):
-    """A record has fields that the chat template does not print."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """The records handed to one encoder.  Nothing here changes their tokens."""
-
-    on_refused: str
-    on_unrendered: str = "warn"
-    on_media: str = "stop"
-    num_records: int = 0  # that were rendered
-    dropped: dict[int, str] = field(default_factory=dict)
-
-    def refused(self, number: int, error: TemplateError) -> None:
-        """Count a record as dropped, or stop."""
-        unprinted, final = isinstance(error, _NotPrinted), isinstance(error, LimitExceeded | EnginesDiffer)
-        media = isinstance(error, MediaError)
-        if final or (self.on_unrendered if unprinted else self.on_media if media else self.on_refused) == "stop":
-            hint = f"; fix the record, or set {'on_media' if media else 'on_refused'} to 'skip' (skips are counted)"
-            kind = MediaError if media else TemplateError
-            raise kind(f"{error}{'' if final or unprinted else hint}", record=number) from error
-        if media:
-            self.dropped[number] = BAD_MEDIA
-            return
-        unproven = isinstance(error, Unproven)
-        self.dropped[number] = "unrendered" if unprinted else "mask_unverified" if unproven else "template_refused"
 
 
 class ChatTemplate:
@@ -214,9 +183,9 @@ class ChatTemplate:
 
     def encoder(self) -> Callable[[Iterable[Record]], Samples]:
         """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
-        return partial(self._encode, run=_Run(self.options.on_refused, self.on_unrendered, self.options.on_media))
+        return partial(self._encode, run=Run(self.options.on_refused, self.on_unrendered, self.options.on_media))
 
-    def _encode(self, records: Iterable[Record], run: _Run) -> Samples:
+    def _encode(self, records: Iterable[Record], run: Run) -> Samples:
         run.dropped = {}
         parts: list[Samples] = []
         batch: list[Rendering] = []
@@ -237,7 +206,7 @@ class ChatTemplate:
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
-        return self._rendering(record, 0, _Run("stop"))
+        return self._rendering(record, 0, Run("stop"))
 
     def outline(self, record: Record) -> list[TurnPart]:
         """The text of `rendering`, cut at the headers and ends of its turns."""
@@ -258,7 +227,7 @@ class ChatTemplate:
         except TemplateError:
             return 1  # the error comes where it can say which record it is
 
-    def _samples(self, batch: list[Rendering], first: int, run: _Run) -> Samples:
+    def _samples(self, batch: list[Rendering], first: int, run: Run) -> Samples:
         while (found := self._encoded(batch, first, run)) is None:
             pass  # each turn refuses one record more
         encoded, repeats = found
@@ -296,7 +265,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
 
-    def _encoded(self, batch: list[Rendering], first: int, run: _Run) -> tuple[Encoded, Ints] | None:
+    def _encoded(self, batch: list[Rendering], first: int, run: Run) -> tuple[Encoded, Ints] | None:
         """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
@@ -337,7 +306,7 @@ class ChatTemplate:
             conversation = replace(conversation, media=conversation.media[:left])
         return conversation, trained, chosen
 
-    def _rendering(self, record: Record, number: int, run: _Run) -> Rendering:
+    def _rendering(self, record: Record, number: int, run: Run) -> Rendering:
         conversation, trained, chosen = self._read(record, number)
         if not conversation.messages:
             return Rendering("", [])
@@ -346,7 +315,7 @@ class ChatTemplate:
         if self.options.message_weights:
             chosen._weigh(made, conversation, trained, number=run.num_records)
         if made.unrendered and run.on_unrendered != "warn":
-            raise _NotPrinted(_not_printed(made.unrendered))
+            raise NotPrinted(made.unrendered)
         if self._placer is not None:
             return self._placer.place(made, conversation.media, found.context)
         self._refuse_media(record, conversation, made)
@@ -429,11 +398,3 @@ def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tu
         return conversation, [False] * len(trained)
     messages = conversation.messages[: places[turn] + 1]
     return replace(conversation, messages=messages), [False] * places[turn] + [True]
-
-
-def _not_printed(fields: dict[str, int]) -> str:
-    listed = ", ".join(name + (f" ({size:,} characters)" if size else "") for name, size in fields.items())
-    return (
-        f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
-        f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
-    )
