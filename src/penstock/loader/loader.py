@@ -20,7 +20,7 @@ from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
-from penstock.loader.world import find_rank
+from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Plan, PlanSource, Step
@@ -91,10 +91,7 @@ class Loader(Run):
             check_sequences(self.kind, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
         self.media = open_media(names, self.stores, asked, self.form)
-        self._info = find_rank(rank, world_size, replicas=replicas, mesh=mesh)
-        self.world = self._info.world
-        compares = len(self._info.members) > 1 and (run_id is not None or self._info.origin != "arguments")
-        self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if compares else 0, 0
+        self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
         pairs = zip(names, self.stores, strict=True)
         sources = [PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes) for name, store in pairs]
         self.plan = Plan(sources, self._lengths, settings, targets=self._targets)
@@ -102,6 +99,12 @@ class Loader(Run):
         self.metrics = Metrics(names, settings.max_length)
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
+
+    def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
+        """Remember which rank this is, and how it compares its plan with other ranks."""
+        self._info, self.world = info, info.world
+        compares = len(info.members) > 1 and (run_id is not None or info.origin != "arguments")
+        self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if compares else 0, 0
 
     def _refuse(self, settings: PlanSettings) -> None:
         """Refuse options that contradict each other, or that need a missing package or a finished store."""
