@@ -68,7 +68,7 @@ def test_a_damaged_shard_is_met_at_its_step(store):
     ]
     batches, got = iter(loader), []
     got.append(next(batches)["input_ids"].tolist())
-    missing = next(path for path in store.cache.root.rglob("*") if store._keys[-1] in path.name)
+    missing = next(path for path in store.cache.root.rglob("*.arrow") if store._keys[-1] in path.name)
     store._shards.clear()
     missing.rename(missing.with_suffix(".away"))
     with pytest.raises((ValueError, OSError)):
