@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,19 @@ def test_a_file_whose_time_another_write_could_get_too_is_not_trusted_by_its_tim
         patch.setattr(index, "settled", lambda known: False)  # as on a file system that counts in seconds
         read(path, cache)
         assert work.of(lambda: read(path, cache)) == (0, size)
+        assert not cache.path("claims").exists()  # nobody waits for what only this process can use
     read(path, cache)
     assert work.of(lambda: read(path, cache)) == (0, 0)
+
+
+def test_one_scans_a_file_that_several_open_at_once(path: Path, cache: Cache, work: Work) -> None:
+    def open_in_threads() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda _: read(path, cache), range(4))) == [ROWS] * 4
+
+    time.sleep(0.03)  # settled
+    assert work.of(open_in_threads) == (path.stat().st_size, 0)
+    assert list(cache.path("claims").iterdir()) == []
 
 
 def test_a_row_changed_between_the_probes_is_noticed(path: Path, cache: Cache, work: Work) -> None:

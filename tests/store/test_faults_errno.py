@@ -55,6 +55,13 @@ def check(cache: CacheFolder, outcome: Outcome, whole: dict[str, str], what: str
     assert cache.published() == whole and not verified(cache), what
 
 
+def some(pairs: list[tuple[Call, str]], count: int) -> list[tuple[Call, str]]:
+    """About `count` pairs spread over all, so that every error has its turn."""
+    step = max(1, -(-len(pairs) // count))
+    step += step % 2 == 0 or step % 7 == 0
+    return pairs[step // 2 :: step]
+
+
 @needs_strace
 def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: Path) -> None:
     yard = Yard(server, memory_path, tokenizer_path, num_files=NUM_FILES)
@@ -63,10 +70,9 @@ def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: 
     whole = reference.published()
     assert len(whole) == NUM_FILES + 2 and sum(map(is_needed, calls)) > 15
     pairs = [(call, error) for call in calls for error in POSSIBLE[call.name]]
-    step = max(1, -(-len(pairs) // RUNS))
-    step += step % 2 == 0 or step % 7 == 0  # so that every error has its turn
+    needed, others = ([pair for pair in pairs if is_needed(pair[0]) == want] for want in (True, False))
     tried, num_needed = set(), 0
-    for call, error in pairs[step // 2 :: step]:
+    for call, error in [*some(needed, RUNS // 2), *some(others, RUNS // 2)]:
         cache = yard.cache()
         inject = f"inject={call.name}:error={error}:when={call.number}"
         with traced(cache, "-e", f"trace={call.name}", "-e", inject) as builder:

@@ -4,6 +4,9 @@ Claims only save work: two processes that make the same file write the same byte
 its owner, a beat and the host.  A place creates it whole, and fails where there is one, also on network file systems.  Its owner
 counts up the beat while the work goes on; a process that waits compares texts, never clocks, and takes over a claim whose text
 stays the same.
+
+Results only save reading: a process publishes what it knows of a file that it has made, and processes of the same machine believe it as
+long as it runs.
 """
 
 import contextlib

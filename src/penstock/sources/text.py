@@ -147,7 +147,7 @@ def _text(block: Bytes) -> bytes:
 
 
 class TextPart(Part):
-    """One file of text with an index.  A row beyond `max_row_bytes` is never read."""
+    """One file of text with an index.  A row beyond `max_row_bytes` is never decoded."""
 
     mark = b""  # settings under which equal bytes are another record; part of the digest
 
