@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 152
+MOST_FILES = 153
 LIMITS = {  # lines of each room; "" is the files beside the rooms
     "": 726,
     "cache": 520,
@@ -25,7 +25,7 @@ LIMITS = {  # lines of each room; "" is the files beside the rooms
     "report": 2_394,
     "sources": 5_462,
     "store": 2_357,
-    "templates": 7_402,
+    "templates": 7_412,
     "testing": 473,
 }
 
