@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def ways(images: Path) -> dict[str, Record]:
             **parts({"type": "image", "image": names[0]}, bare),
             "images": [names[1]],
         },
+        "tags in a part": {"messages": [user([{"type": "text", "text": TEXT}]), ANSWER], "images": list(names)},
         "nulls of a table": {
             **parts({**bare, "text": None}, {**bare, "text": None}),
             "images": list(names),
@@ -159,6 +161,42 @@ def test_a_range_of_a_file_is_an_image(folder: Path, images: Path, tmp_path: Pat
         template.encode([{"messages": [user("<image>?"), ANSWER], "images": [beyond]}])
 
 
+def test_beside_parts_a_tag_is_a_word(folder: Path, images: Path) -> None:
+    template = opened(folder, images)
+    content = [{"type": "image"}, {"type": "text", "text": "What does the tag <image> mean?"}]
+    made = template.encode([{"messages": [user(content), ANSWER], "images": ["a.png"]}])
+    assert len(unpack_media(made.columns["media"].values.tobytes())) == 1
+    assert "the tag <image> mean?" in template.decode(made.input_ids)
+
+
+def test_a_placeholder_cannot_be_put_together_from_parts(folder: Path, images: Path) -> None:
+    """A template that prints only the last part, and a text that replaces the image: the counts alone would agree."""
+    only_texts = chat_template(image="", video="")
+    content = [
+        {"type": "image", "image": "a.png"},
+        {"type": "text", "text": "<|image"},
+        {"type": "text", "text": "_pad|>"},
+    ]
+    with pytest.raises(MediaError, match=r"the text of the record holds '<\|image_pad\|>'"):
+        opened(folder, images, chat_template=only_texts).encode([{"messages": [user(content), ANSWER]}])
+
+
+def test_a_template_opens_in_another_process(folder: Path, images: Path) -> None:
+    template = opened(folder, images)
+    record = tagged(images=["a.png", "deep/b.jpg"])
+    again = pickle.loads(pickle.dumps(template))
+    assert samples(again.encode([record])) == samples(template.encode([record]))
+
+
+def test_both_engines_of_the_tokenizer_give_the_same(folder: Path, images: Path) -> None:
+    options = {"media_root": str(images)}
+    record = tagged(images=["a.png", "deep/b.jpg"])
+    made = [
+        open_template("messages", open_tokenizer(folder, fast=fast), options).encode([record]) for fast in (True, False)
+    ]
+    assert samples(made[0]) == samples(made[1])
+
+
 def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path) -> None:
     record = {"messages": [user("An HTML tag: <image>, and <video>."), ANSWER]}
     made = opened(folder, images).encode([record, tagged(images=["a.png", "a.png"]), record])
@@ -171,7 +209,7 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (tagged(images=["a.png"]), "a part of type 'image' names no file and holds no bytes, and the record has no more under"),
+        (tagged(images=["a.png"]), "a tag or part of kind image names no file and holds no bytes, and the record has no more under"),
         (tagged(images=["a.png"] * 3), "column 'images' has 3 of kind image, and the messages have places for 2"),
         ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' has 1 of kind image, and the messages have"),
         ({"messages": [user("What?"), ANSWER], "image": "a.png"}, "write <image> in the text where each belongs"),
