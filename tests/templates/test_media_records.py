@@ -351,3 +351,23 @@ def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images
     assert [len(one), len(two)] == [1, 2]
     assert one[0] == two[0]
     assert template.media.bytes_of(two[1], lambda: record) == (images / "deep/b.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("qwen2_vl", {"image_processor": {"size": {"height": 5}}}, "expected shortest_edge and longest_edge"),
+        ("llava", {"patch_size": None}, "no patch_size, which the number of tokens depends on"),
+        ("llava", {"image_processor": {"do_center_crop": False}}, "without a crop, so images may have any size"),
+        ("idefics3", {"image_processor": {"size": {"longest_edge": 200}}}, "expected a multiple of max_image_size"),
+        ("qwen2_audio", {"feature_extractor": {"hop_length": 80}}, "hop_length and sampling_rate are 80 and 16000"),
+    ],
+)
+def test_settings_that_cannot_be_counted_are_named(tmp_path: Path, name: str, change: dict[str, Any], why: str) -> None:
+    made = processors.save(getattr(processors, name)(), tmp_path)
+    settings = json.loads((made / "processor_config.json").read_text())
+    for key, value in change.items():
+        settings[key] = {**settings[key], **value} if isinstance(value, dict) else value
+    (made / "processor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(TemplateError, match=f"the settings of the processor are not supported: .*{why}"):
+        open_template("messages", open_tokenizer(made, fast=False), {"processor": str(made)})
