@@ -106,8 +106,9 @@ def _column(record: Record, kind: Kind) -> list[Found]:
     """The media of one kind in the record's columns."""
     for name in _COLUMNS[kind]:
         value = record.get(name)
-        if value is None or (isinstance(value, str | list | dict) and not value):
-            continue
+        is_nan = isinstance(value, float) and value != value
+        if value is None or is_nan or (isinstance(value, str | list | dict) and not value):
+            continue  # NaN is what tables use for an absent value
         listed = list(value) if isinstance(value, list | tuple) else [value]
         return [_found(kind, each, f"column {name!r}, place {place}") for place, each in enumerate(listed)]
     return []
@@ -193,7 +194,7 @@ def _found(kind: Kind, value: Any, what: str) -> Found:
         for key in ("path", "url", kind, f"{kind}_url"):
             if isinstance(value.get(key), str):
                 made = _from_text(kind, value[key], what)
-                return replace(made, start=int(value.get("start") or 0), num_bytes=value.get("num_bytes"))
+                return made if value.get("start") is None else _ranged(made, value, what)
     shown = (
         f"{kind_of(value)} {str(value)[:_SHOWN]!r}" if not isinstance(value, dict) else f"a dict with {sorted(value)}"
     )
@@ -201,6 +202,14 @@ def _found(kind: Kind, value: Any, what: str) -> Found:
         f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; decoded images are not "
         f"taken, because their bytes cannot be found again"
     )
+
+
+def _ranged(found: Found, value: Record, what: str) -> Found:
+    """The same, as a range of its file."""
+    start, size = value["start"], value.get("num_bytes")
+    if not isinstance(start, int) or not isinstance(size, int) or min(start, size) < 0:
+        raise MediaError(f"{what}: start is {start!r} and num_bytes {size!r}, expected two whole numbers, 0 or more")
+    return replace(found, start=start, num_bytes=size)
 
 
 def _from_text(kind: Kind, text: str, what: str) -> Found:
