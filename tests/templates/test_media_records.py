@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def ways(images: Path) -> dict[str, Record]:
             **parts({"type": "image", "image": names[0]}, bare),
             "images": [names[1]],
         },
+        "tags in a part": {"messages": [user([{"type": "text", "text": TEXT}]), ANSWER], "images": list(names)},
         "nulls of a table": {
             **parts({**bare, "text": None}, {**bare, "text": None}),
             "images": list(names),
@@ -159,6 +161,42 @@ def test_a_range_of_a_file_is_an_image(folder: Path, images: Path, tmp_path: Pat
         template.encode([{"messages": [user("<image>?"), ANSWER], "images": [beyond]}])
 
 
+def test_beside_parts_a_tag_is_a_word(folder: Path, images: Path) -> None:
+    template = opened(folder, images)
+    content = [{"type": "image"}, {"type": "text", "text": "What does the tag <image> mean?"}]
+    made = template.encode([{"messages": [user(content), ANSWER], "images": ["a.png"]}])
+    assert len(unpack_media(made.columns["media"].values.tobytes())) == 1
+    assert "the tag <image> mean?" in template.decode(made.input_ids)
+
+
+def test_a_placeholder_cannot_be_put_together_from_parts(folder: Path, images: Path) -> None:
+    """A template that prints only the last part, and a text that replaces the image: the counts alone would agree."""
+    only_texts = chat_template(image="", video="")
+    content = [
+        {"type": "image", "image": "a.png"},
+        {"type": "text", "text": "<|image"},
+        {"type": "text", "text": "_pad|>"},
+    ]
+    with pytest.raises(MediaError, match=r"the text of the record holds '<\|image_pad\|>'"):
+        opened(folder, images, chat_template=only_texts).encode([{"messages": [user(content), ANSWER]}])
+
+
+def test_a_template_opens_in_another_process(folder: Path, images: Path) -> None:
+    template = opened(folder, images)
+    record = tagged(images=["a.png", "deep/b.jpg"])
+    again = pickle.loads(pickle.dumps(template))
+    assert samples(again.encode([record])) == samples(template.encode([record]))
+
+
+def test_both_engines_of_the_tokenizer_give_the_same(folder: Path, images: Path) -> None:
+    options = {"media_root": str(images)}
+    record = tagged(images=["a.png", "deep/b.jpg"])
+    made = [
+        open_template("messages", open_tokenizer(folder, fast=fast), options).encode([record]) for fast in (True, False)
+    ]
+    assert samples(made[0]) == samples(made[1])
+
+
 def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path) -> None:
     record = {"messages": [user("An HTML tag: <image>, and <video>."), ANSWER]}
     made = opened(folder, images).encode([record, tagged(images=["a.png", "a.png"]), record])
@@ -171,7 +209,7 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (tagged(images=["a.png"]), "a part of type 'image' names no file and holds no bytes, and the record has no more under"),
+        (tagged(images=["a.png"]), "a tag or part of kind image names no file and holds no bytes, and the record has no more under"),
         (tagged(images=["a.png"] * 3), "column 'images' has 3 of kind image, and the messages have places for 2"),
         ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' has 1 of kind image, and the messages have"),
         ({"messages": [user("What?"), ANSWER], "image": "a.png"}, "write <image> in the text where each belongs"),
@@ -313,3 +351,23 @@ def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images
     assert [len(one), len(two)] == [1, 2]
     assert one[0] == two[0]
     assert template.media.bytes_of(two[1], lambda: record) == (images / "deep/b.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("qwen2_vl", {"image_processor": {"size": {"height": 5}}}, "expected shortest_edge and longest_edge"),
+        ("llava", {"patch_size": None}, "no patch_size, which the number of tokens depends on"),
+        ("llava", {"image_processor": {"do_center_crop": False}}, "without a crop, so images may have any size"),
+        ("idefics3", {"image_processor": {"size": {"longest_edge": 200}}}, "expected a multiple of max_image_size"),
+        ("qwen2_audio", {"feature_extractor": {"hop_length": 80}}, "hop_length and sampling_rate are 80 and 16000"),
+    ],
+)
+def test_settings_that_cannot_be_counted_are_named(tmp_path: Path, name: str, change: dict[str, Any], why: str) -> None:
+    made = processors.save(getattr(processors, name)(), tmp_path)
+    settings = json.loads((made / "processor_config.json").read_text())
+    for key, value in change.items():
+        settings[key] = {**settings[key], **value} if isinstance(value, dict) else value
+    (made / "processor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(TemplateError, match=f"the settings of the processor are not supported: .*{why}"):
+        open_template("messages", open_tokenizer(made, fast=False), {"processor": str(made)})

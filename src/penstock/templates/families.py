@@ -116,6 +116,12 @@ class Qwen2VL(Family):
     def placeholder(self, kind: str) -> str:
         return self.token(f"{kind}_token", f"<|{kind}_pad|>")
 
+    def problem(self) -> str | None:
+        for settings in (self.image, self.video):
+            if not all(_pixels(settings).values()):
+                return f"size is {settings['size']}, expected shortest_edge and longest_edge"
+        return super().problem()
+
     def measure(self, height: int, width: int) -> tuple[int, ...]:
         new_height, new_width = self.resized(height, width)
         factor = _factor(self.image)
@@ -254,6 +260,6 @@ def _pixels(settings: Settings) -> dict[str, int]:
     """The limits of a Qwen processor; older files write them as min_pixels and max_pixels, which win."""
     size = settings["size"]
     return {
-        "min_pixels": settings.get("min_pixels") or size["shortest_edge"],
-        "max_pixels": settings.get("max_pixels") or size["longest_edge"],
+        "min_pixels": settings.get("min_pixels") or size.get("shortest_edge") or 0,
+        "max_pixels": settings.get("max_pixels") or size.get("longest_edge") or 0,
     }

@@ -76,14 +76,18 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     A tag such as <image> becomes a part, filled from the record's columns in order; so does a part that names nothing itself.
     """
     waiting = {kind: _column(record, kind) for kind in KINDS}
+    named = {_TYPES[name] for name in part_types(conversation.messages)}
+    by_tags = [kind for kind in KINDS if waiting[kind] and kind not in named]  # else <image> is a word of the text
     found: list[Found] = []
     messages: list[Message] = []
     for place, message in enumerate(conversation.messages):
         content = message.get("content")
-        what = f"message {place} ({message.get('role')})"
-        if isinstance(content, str) and any(waiting.values()):
-            content = _split(content, [kind for kind in KINDS if waiting[kind]])
+        if by_tags and isinstance(content, str):
+            content = _split(content, by_tags)
+        elif by_tags and isinstance(content, list):
+            content = [new for part in content for new in _split_part(part, by_tags)]
         if isinstance(content, list):
+            what = f"message {place} ({message.get('role')})"
             content = [_part(part, what, waiting, found) for part in content]
             message = {**message, "content": content}
         messages.append(message)
@@ -125,6 +129,13 @@ def _split(text: str, kinds: Sequence[str]) -> str | list[Message]:
     return [*parts, {"type": "text", "text": text[place:]}] if place < len(text) else parts
 
 
+def _split_part(part: Any, kinds: Sequence[str]) -> list[Any]:
+    """A part of a message, as several if it is a text with tags."""
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    parts = _split(text, kinds) if isinstance(text, str) else text
+    return parts if isinstance(parts, list) else [part]
+
+
 def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list[Found]) -> Any:
     """One part of a message; media parts lose everything but their kind."""
     if not isinstance(part, dict) or (kind := _TYPES.get(str(part.get("type")))) is None:
@@ -138,8 +149,8 @@ def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list
     if value is None:
         if not waiting[kind]:
             raise MediaError(
-                f"{what}: a part of type {kind!r} names no file and holds no bytes, and the record has no more under "
-                f"{' or '.join(map(repr, _COLUMNS[kind]))}; expected {{'type': '{kind}', '{kind}': a path}}"
+                f"{what}: a tag or part of kind {kind} names no file and holds no bytes, and the record has no more under "
+                f"{' or '.join(map(repr, _COLUMNS[kind]))}; write as many as there are tags, or {{'type': '{kind}', '{kind}': path}}"
             )
         found.append(waiting[kind].pop(0))
     else:

@@ -222,7 +222,11 @@ class Processor:
                 raise TemplateError(
                     f"{self.folder}: the image processor needs transformers and Pillow; install penstock[vlm]"
                 ) from error
-            return AutoImageProcessor.from_pretrained(self.folder, backend="pil")
+            try:
+                return AutoImageProcessor.from_pretrained(self.folder, backend="pil")
+            except Exception as error:  # of any type: the files are read by code of the model
+                why = f"transformers cannot open the image processor: {error}"
+                raise TemplateError(f"{self.folder}: {why}; copy the processor's folder again") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "image_processor"}

@@ -120,9 +120,7 @@ class Inserted:
     end: int
     untrained: tuple[int, int]  # the same with what the chat template prints around a placeholder
     repeats: tuple[tuple[int, int, int], ...]  # (first character, token id, how many times)
-    cut: tuple[
-        int, int
-    ]  # where the placeholder ended in the text before, and how much longer the text has become there
+    cut: tuple[int, int]  # where the placeholder ended in the text before, and how much longer the text is behind it
 
 
 def covered(size: int, spans: Spans) -> Bools:

@@ -139,7 +139,11 @@ def _count(context: dict[str, Any], word: str) -> int:
         if isinstance(value, str):
             return value.count(word)
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        return sum(map(count, inner))
+        texts = [part["text"] for part in inner if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        across: int = "".join(texts).count(word) - sum(
+            text.count(word) for text in texts
+        )  # begun in one part, ended in the next
+        return across + sum(map(count, inner))
 
     return sum(count(context.get(name)) for name in ("messages", "tools", "documents"))
 

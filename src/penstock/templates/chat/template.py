@@ -21,7 +21,7 @@ from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
-from penstock.templates.chat.special_words import SpecialFinder
+from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_flag
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
@@ -230,9 +230,8 @@ class ChatTemplate:
             if len(batch) == _BATCH:
                 parts.append(self._samples(batch, first, run))
                 batch, first = [], number + 1
-        return join(
-            [*parts, self._samples(batch, first, run)], on_nothing=self.options.on_nothing, columns=self.columns
-        )
+        parts.append(self._samples(batch, first, run))
+        return join(parts, on_nothing=self.options.on_nothing, columns=self.columns)
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
@@ -244,11 +243,7 @@ class ChatTemplate:
         parts = chosen._annotator.outline(conversation) if conversation.messages else []
         media = self.rendering(record).media if conversation.media else []
         cuts = [each.cut for each in media]
-        return (
-            [replace(part, start=moved(part.start, cuts), stop=moved(part.stop, cuts)) for part in parts]
-            if cuts
-            else parts
-        )
+        return [replace(part, start=moved(part.start, cuts), stop=moved(part.stop, cuts)) for part in parts]
 
     def num_turns(self, record: Record) -> int:
         """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""

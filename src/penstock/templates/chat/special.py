@@ -1,4 +1,4 @@
-"""Find special tokens that people wrote in their messages, apart from those that the chat template prints."""
+"""Find special tokens that people wrote in messages."""
 
 import re
 from collections.abc import Callable, Collection
