@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
 import penstock as ps
+from penstock.errors import PlanError
 from tests import vlm
 from tests.templates import processors
 
@@ -74,7 +75,14 @@ def test_unpacked_batches_equal_the_processor_bit_by_bit(family: str, tmp_path: 
             assert found.dtype == own.dtype and np.array_equal(found, own), name
 
 
-@pytest.mark.parametrize("family", processors.VISION)
+@pytest.mark.parametrize("form", [{}, {"padding_free": True, "packing": "none"}], ids=str)
+def test_gemma_3_is_not_packed_with_images(form: dict[str, Any], tmp_path: Path) -> None:
+    make(tmp_path, "gemma3")
+    with pytest.raises(PlanError, match=r"Gemma 3 cannot train images in packed rows: .*set packing='none'"):
+        list(ps.Loader(vlm.prepare(tmp_path), batch_size=2, max_length=1024, **form))
+
+
+@pytest.mark.parametrize("family", [family for family in processors.VISION if family != "gemma3"])
 @pytest.mark.parametrize("form", [{}, {"padding_free": True}], ids=str)
 def test_packed_batches_hold_the_same_images(family: str, form: dict[str, Any], tmp_path: Path) -> None:
     make(tmp_path, family)

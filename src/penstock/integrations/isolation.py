@@ -172,6 +172,10 @@ def _compare(
 ) -> tuple[list[_Comparison], Inputs]:
     """Return the comparisons of the row's samples, and the inputs that the row was passed with."""
     spans = row[:_SAMPLES].copy()
+    if loader.media is not None and len(spans) > 1:
+        # images of the two samples then have other places, so a model that looks in the wrong sample is found
+        first = next((item.span[0] for item in media_of(loader.stores[spans[1]["source"]], int(spans[1]["sample"]))), 2)
+        spans["start"][1] += first > spans["start"][1]
     spans["stop"] = [_end(loader, span) for span in spans]
     plain, arrays = _collate(loader, spans)
     inputs, ids = ModelInputs(model), plain["input_ids"]
@@ -248,6 +252,8 @@ def _media_alone(loader: Loader, spans: np.ndarray) -> dict[str, Any]:
     plain, _ = _collate(loader, spans)
     found = {name: plain[name] for name in MEDIA_ARRAYS & plain.keys()}
     place = _place(plain["seq_idx"][0], 0, spans[0])
+    if "token_type_ids" in found:
+        found["token_type_ids"] = found["token_type_ids"][:, place]
     if "video_grid_thw" in found:  # whose positions depend on seconds, too
         found["position_ids"] = plain["position_ids"][..., place]
     elif found and loader.media.four_positions:

@@ -35,6 +35,11 @@ _TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in M
     "audio": ((160_000,), 16_000.0),
 }
 
+_GEMMA3 = (
+    "Gemma 3 cannot train images in packed rows: transformers looks for the images of every sample where the first sample of the row "
+    "has its own; set packing='none' and leave out padding_free"
+)
+
 Finish = Callable[[dict[str, Any], Rows, int], tuple[dict[str, Any], int]]
 
 
@@ -175,6 +180,7 @@ class MediaStage:
             borders = [0, len(by_span)]
         by_row = [[each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)]
         if self.processor.family == "gemma3":  # tokens of an image see each other
+            refuse_packed(len(spans), len(arrays["input_ids"]), len(decoded))
             arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(np.int64)
         return {**arrays, **reserved, **(self._decoder.combine(by_row) if decoded else {})}
 
@@ -218,6 +224,12 @@ class MediaStage:
             if problem:
                 source, sample, _, _ = spans[number].tolist()
                 raise MediaError(f"{self._stores[source].source.where(sample)}: {problem}")
+
+
+def refuse_packed(spans: int, rows: int, media: int) -> None:
+    """Refuse images of Gemma 3 in rows of several samples."""
+    if media and spans > rows:
+        raise PlanError(_GEMMA3)
 
 
 def open_media(
