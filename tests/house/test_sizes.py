@@ -14,18 +14,18 @@ AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 172
 LIMITS = {  # lines of each room; "" is the files beside the rooms
     "": 751,
-    "cache": 692,
+    "cache": 695,
     "cli": 957,
     "engines": 393,
-    "integrations": 1_285,
-    "loader": 3_288,
+    "integrations": 1_299,
+    "loader": 3_327,
     "places": 777,
     "plan": 1_651,
     "recipe": 1_551,
     "report": 2_666,
     "sources": 6_555,
     "store": 2_404,
-    "templates": 9_138,
+    "templates": 9_173,
     "testing": 473,
 }
 
