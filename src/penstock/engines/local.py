@@ -43,8 +43,9 @@ class LocalEngine:
         a worker of a torch DataLoader, may not have children: there the tasks run in the process itself.
         """
         num_proc = min(self.num_proc, length_hint(tasks, self.num_proc))
-        multiprocessing = sys.modules.get("multiprocessing")  # a child has imported it
-        is_daemonic = multiprocessing is not None and multiprocessing.current_process().daemon
+        # a child has imported it; in another thread, it may be half imported
+        current_process = getattr(sys.modules.get("multiprocessing"), "current_process", None)
+        is_daemonic = current_process is not None and current_process().daemon
         if (self.inline and num_proc <= 1) or is_daemonic:
             return run_inline(work, tasks, on_note)
         from penstock.engines.pool import Results
