@@ -32,7 +32,23 @@ PROCESSED = min(RECORDS, 60)  # records that the processor runs over
 LOADED = min(RECORDS, 60)  # images that are decoded
 REPEAT = 5
 SIDES = (512, 2048)
-WORDS = ["what", "does", "this", "picture", "show", "a", "house", "and", "two", "dogs", "in", "the", "garden", "behind", "it"]
+WORDS = [
+    "what",
+    "does",
+    "this",
+    "picture",
+    "show",
+    "a",
+    "house",
+    "and",
+    "two",
+    "dogs",
+    "in",
+    "the",
+    "garden",
+    "behind",
+    "it",
+]
 SPECIAL = [
     "<|endoftext|>",
     "<|im_start|>",
