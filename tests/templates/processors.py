@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Reference
 from transformers.models.smolvlm import processing_smolvlm
 
+WORD = "<special-word>"  # a special token that no template prints
 CORPUS = ["What is in this picture? It shows a house and two dogs, Grüße 你好.\n\nuser assistant system"] * 20
 
 PRINTED = (
@@ -54,7 +55,7 @@ def _vocabulary() -> Reference:
 def tokenizer(special: list[str], named: Mapping[str, str] | None = None) -> Any:
     """A tokenizer of transformers with these special tokens; `named` ones are attributes of it."""
     made = Reference.from_str(_vocabulary().to_str())
-    every = ["<|im_start|>", "<|im_end|>", "<end_of_utterance>", *special, *(named or {}).values()]
+    every = ["<|im_start|>", "<|im_end|>", "<end_of_utterance>", WORD, *special, *(named or {}).values()]
     made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in dict.fromkeys(every)])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="<|im_end|>", extra_special_tokens=dict(named or {})

@@ -222,6 +222,8 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
         (tagged(images=["a.png", "s3://x/b.png"]), "is remote"),
         (tagged(images=["a.png", 5]), "column 'images', place 1: the image is int '5', expected a path"),
         (tagged(images=["a.png", {"height": 5}]), r"a dict with \['height'\], expected a path"),
+        (tagged(images=["a.png", {"path": "a.png", "start": "1"}]), "start is '1' and num_bytes None, expected two whole"),
+        (tagged(images=["a.png", "a.png"], image="deep/b.jpg"), "columns 'images' and 'image' hold different media"),
         (tagged(images=["a.png", ""]), "the path '' is empty"),
         (tagged(images=["a.png", "data:image/png,abc"]), "a data URL that begins 'data:image/png'"),
         (tagged(images=["a.png", "data:audio/wav;base64,AAAA"]), "where image is expected"),

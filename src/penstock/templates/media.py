@@ -67,7 +67,7 @@ def part_types(messages: Sequence[Message]) -> list[str]:
     """The types of the media parts of messages, in order."""
     lists = [content for message in messages if isinstance(content := message.get("content"), list)]
     types = [part.get("type") for parts in lists for part in parts if isinstance(part, dict)]
-    return [name for name in types if name in _TYPES]
+    return [name for name in types if isinstance(name, str) and name in _TYPES]
 
 
 def collect(record: Record, conversation: Conversation) -> Conversation:
@@ -77,6 +77,9 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     """
     waiting = {kind: _column(record, kind) for kind in KINDS}
     named = {_TYPES[name] for name in part_types(conversation.messages)}
+    num_listed = {kind: len(listed) for kind, listed in waiting.items()}
+    if not named and not any(num_listed.values()):
+        return conversation
     by_tags = [kind for kind in KINDS if waiting[kind] and kind not in named]  # else <image> is a word of the text
     found: list[Found] = []
     messages: list[Message] = []
@@ -94,9 +97,9 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     for kind, rest in waiting.items():
         if rest:
             name = next(name for name in _COLUMNS[kind] if record.get(name))
-            held = sum(each.kind == kind for each in found)
+            held = num_listed[kind] - len(rest)
             raise MediaError(
-                f"column {name!r} has {len(rest) + held} of kind {kind}, and the messages have places for {held}; write <{kind}> "
+                f"column {name!r} has {num_listed[kind]} of kind {kind}, and the messages have places for {held}; write <{kind}> "
                 f"in the text where each belongs, or a part {{'type': '{kind}'}}"
             )
     return replace(conversation, messages=messages, media=found) if found else conversation
@@ -104,13 +107,18 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
 
 def _column(record: Record, kind: Kind) -> list[Found]:
     """The media of one kind in the record's columns."""
+    made: list[list[Found]] = []
     for name in _COLUMNS[kind]:
         value = record.get(name)
-        if value is None or (isinstance(value, str | list | dict) and not value):
-            continue
+        is_nan = isinstance(value, float) and value != value
+        if value is None or is_nan or (isinstance(value, str | list | dict) and not value):
+            continue  # NaN is what tables use for an absent value
         listed = list(value) if isinstance(value, list | tuple) else [value]
-        return [_found(kind, each, f"column {name!r}, place {place}") for place, each in enumerate(listed)]
-    return []
+        made.append([_found(kind, each, f"column {name!r}, place {place}") for place, each in enumerate(listed)])
+    if len(made) == 2 and made[0] != made[1]:
+        names = " and ".join(map(repr, _COLUMNS[kind]))
+        raise MediaError(f"columns {names} hold different media, expected one of them; remove the other column")
+    return made[0] if made else []
 
 
 def _split(text: str, kinds: Sequence[str]) -> str | list[Message]:
@@ -193,7 +201,7 @@ def _found(kind: Kind, value: Any, what: str) -> Found:
         for key in ("path", "url", kind, f"{kind}_url"):
             if isinstance(value.get(key), str):
                 made = _from_text(kind, value[key], what)
-                return replace(made, start=int(value.get("start") or 0), num_bytes=value.get("num_bytes"))
+                return made if value.get("start") is None else _ranged(made, value, what)
     shown = (
         f"{kind_of(value)} {str(value)[:_SHOWN]!r}" if not isinstance(value, dict) else f"a dict with {sorted(value)}"
     )
@@ -201,6 +209,14 @@ def _found(kind: Kind, value: Any, what: str) -> Found:
         f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; decoded images are not "
         f"taken, because their bytes cannot be found again"
     )
+
+
+def _ranged(found: Found, value: Record, what: str) -> Found:
+    """The same, as a range of its file."""
+    start, size = value["start"], value.get("num_bytes")
+    if not isinstance(start, int) or not isinstance(size, int) or min(start, size) < 0:
+        raise MediaError(f"{what}: start is {start!r} and num_bytes {size!r}, expected two whole numbers, 0 or more")
+    return replace(found, start=start, num_bytes=size)
 
 
 def _from_text(kind: Kind, text: str, what: str) -> Found:
