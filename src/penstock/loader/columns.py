@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
+from penstock.loader.decode import MEDIA_ARRAYS
 from penstock.plan.settings import PlanSettings
 from penstock.types import MEDIA, STEP_LABELS, WEIGHTS, Column, Ints, Values
 
@@ -34,6 +35,7 @@ def batch_columns(names: Sequence[str], stores: Sequence[Any], settings: PlanSet
                 f"column {column.name!r} is {other} in one store and {column} in another; prepare them with one template"
             )
     taken = {*_TAKEN, *(f"{column.name}_offsets" for column in found.values() if column.per == "list")}
+    taken |= MEDIA_ARRAYS if MEDIA in found.values() else frozenset()
     is_cut = settings.method.cuts or settings.overflow in ("split", "truncate")
     cuts, instead = f"overflow={settings.overflow!r}", "overflow='drop' or 'error'"
     if settings.method.cuts:
