@@ -11,21 +11,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 148
+MOST_FILES = 153
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 717,
+    "": 726,
     "cache": 520,
     "cli": 937,
     "engines": 393,
-    "integrations": 1_039,
-    "loader": 2_150,
+    "integrations": 1_183,
+    "loader": 2_382,
     "places": 771,
     "plan": 1_651,
-    "recipe": 1_521,
-    "report": 2_387,
+    "recipe": 1_528,
+    "report": 2_394,
     "sources": 5_462,
-    "store": 2_354,
-    "templates": 6_632,
+    "store": 2_357,
+    "templates": 7_412,
     "testing": 473,
 }
 

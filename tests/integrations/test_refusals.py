@@ -83,7 +83,7 @@ from datasets import Dataset
 import penstock as ps
 import transformers
 from transformers import TrainingArguments
-from trl import SFTConfig
+from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from penstock.errors import PlanError
@@ -187,10 +187,9 @@ refused("records", lambda: LoaderTrainer(
 ).train())
 words = ("data", "batch", "epoch", "length", "pack", "group", "sampl", "shuffle", "pad", "trunc", "seed", "_only_loss", "template")
 known = {argument.name for argument in REPLACED} | USUAL
-said["not in the table"] = [
-    field.name for field in fields(SFTConfig) if any(word in field.name for word in words) and field.name not in known
-]
-said["gone"] = sorted(known - {field.name for field in fields(SFTConfig)})
+configured = {field.name for config in (SFTConfig, DPOConfig, KTOConfig, RewardConfig) for field in fields(config)}
+said["not in the table"] = sorted(name for name in configured - known if any(word in name for word in words))
+said["gone"] = sorted(known - configured)
 refused("lightning endless", lambda: LoaderModule(open_loader(folder, epochs=None)))
 refused("lightning epochs", lambda: lightning(max_epochs=3))
 one = open_loader(folder, epochs=1)

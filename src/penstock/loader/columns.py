@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.plan.settings import PlanSettings
-from penstock.types import Column, Ints
+from penstock.types import STEP_LABELS, WEIGHTS, Column, Ints
 
 # A shard with samples of a batch: its tokens, which spans of the batch lie in it, and the sample of each span within the shard.
 ShardSpans = tuple[Any, Ints, Ints]
@@ -42,6 +42,11 @@ def batch_columns(names: Sequence[str], stores: Sequence[Any], settings: PlanSet
         if without and column.per != "token":
             problem = f"store {without[0]!r} has no column {name!r}, and only a column per token can be filled, not one per {column.per}"
             problem += "; prepare the store with a template that declares it"
+        elif without and column == WEIGHTS:
+            problem = f"store {without[0]!r} has no weights of tokens, and its tokens would count for nothing"
+            problem += "; prepare it with message_weights=True, too"
+        elif without and column == STEP_LABELS:
+            problem = f"store {without[0]!r} has no judged steps, and others of the mixture have; give them a Loader of their own"
         elif name in taken:
             problem = f"column {name!r} has the name of an array of the batch; rename it in the template"
         elif column.per == "list" and is_cut:

@@ -289,17 +289,19 @@ class Loader(Run):
 
     def _refuse_uneven(self) -> None:
         super()._refuse_uneven()
-        if self.kind in (TOKENS, PROMPTS) or self.plan.settings.tail != "pad":
+        tail, anchor = self.plan.settings.tail, self._anchors[-1]
+        end = self.pass_end(anchor)
+        if self.kind in (TOKENS, PROMPTS) or tail not in ("pad", "wrap") or (tail == "wrap" and end is None):
             return
         if self._is_incomplete:
             raise PlanError(
-                f"tail='pad' and a store of {self.kind} that is still being made: how many rows its last step has is not known; "
-                f"choose tail='drop', 'repeat' or 'wrap', or wait for the whole store: store.wait()"
+                f"tail={tail!r} and a store of {self.kind} that is still being made: how many rows its last step has is not known; "
+                f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
             )
-        anchor = self._anchors[-1]
-        epochs = self.pass_end(anchor) or anchor.position.epoch + 1
-        for part in self.plan.parts(self._rows_per_step, epochs, anchor.position):
-            check_tail(self.kind, part.num_rows, per_step=self._rows_per_step, world_size=self.world.size)
+        for part in self.plan.parts(self._rows_per_step, end or anchor.position.epoch + 1, anchor.position):
+            if tail == "pad" or part.epoch + 1 == end:
+                rows = part.carried + part.num_rows
+                check_tail(self.kind, tail, rows, per_step=self._rows_per_step, world_size=self.world.size)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)

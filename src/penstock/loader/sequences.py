@@ -58,15 +58,14 @@ def check_sequences(kind: str, settings: PlanSettings, form: BatchForm, batch_si
         )
 
 
-def check_tail(kind: str, num_rows: int, *, per_step: int, world_size: int) -> None:
+def check_tail(kind: str, tail: str, num_rows: int, *, per_step: int, world_size: int) -> None:
     """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing."""
     left, least = num_rows % per_step, 2 if kind == JUDGED else 1
     if left and (left % world_size or left // world_size < least):
         ranks = f" on {world_size} ranks" if world_size > 1 else ""
         raise PlanError(
-            f"tail='pad': the last step of the epoch has {left:,} of {per_step:,} rows{ranks}, and a batch of {kind} needs at least "
-            f"{least} on every rank, and as many on each; choose tail='drop' (leaves these rows out and counts them), 'repeat' or "
-            f"'wrap'"
+            f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}, and a batch of {kind} needs at least {least} on "
+            f"every rank, and as many on each; choose tail='drop' (leaves these rows out and counts them) or 'repeat'"
         )
 
 
@@ -177,8 +176,8 @@ class _Spans:
             found = [tokens.columns[column.name].values for tokens, *_ in self._found[0]]
             values = [
                 np.asarray(piece)
-                for piece in cut([view(each) for each in (found[0][:0], *found)], shards, starts, stops)
+                for piece in cut([view(np.zeros(0, column.dtype)), *map(view, found)], shards, starts, stops)
             ]
             made[column.name] = np.full(is_token.shape, column.fill, column.dtype)
-            made[column.name][is_token] = np.concatenate(values)
+            made[column.name][is_token] = np.concatenate(values) if values else 0
         return made

@@ -6,8 +6,7 @@ refused by name, never guessed.
 """
 
 import copy
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,10 +19,11 @@ from penstock.templates.chat.annotate import Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
+from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.render import Renderer
-from penstock.templates.samples import Rendering, Spans, byte_spans, join, token_mask, token_weights
+from penstock.templates.samples import Rendering, byte_spans, join, token_mask, token_weights
 from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
@@ -33,8 +33,6 @@ from penstock.types import PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column, Record
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 _BATCH = 512
-_PLACEHOLDER = "\ufdd1"  # a noncharacter; behind it a number as one character
-_FIRST_TOKEN = 0x100
 
 
 class _NotPrinted(TemplateError):
@@ -80,7 +78,7 @@ class ChatTemplate:
         self.renderer = self._open_renderer(text)
         self._annotator = Annotator(self.renderer, tokenizer, self.options)
         self.ends = self._annotator.ends
-        self._special_words = _SpecialFinder(tokenizer.special_added)
+        self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
@@ -362,64 +360,3 @@ def _not_printed(fields: dict[str, int]) -> str:
         f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
         f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)"
     )
-
-
-class _SpecialFinder:
-    """Finds special tokens in the text of messages, not in the text of the template.
-
-    Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the tokens put back equals the
-    rendering of the record as it is, the places of the placeholders are the places of the tokens.
-    """
-
-    def __init__(self, special: Collection[str]) -> None:
-        self._tokens = sorted(special, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
-
-    def refuse(self, context: dict[str, Any]) -> None:
-        """Raise if the text of a message contains a special token."""
-        if found := self._hidden(context)[1]:
-            raise TemplateError(
-                f"special token {found[0]!r} is in a message; choose special_in_text='token' to encode it as one, "
-                f"or 'text' to encode its letters"
-            )
-
-    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
-        """Character spans of special tokens that people wrote."""
-        hidden, written = self._hidden(context)
-        if not written:
-            return []
-        first, *rest = render(hidden).split(_PLACEHOLDER)
-        shown, spans = first, list[tuple[int, int]]()
-        for part in rest:
-            token = self._tokens[ord(part[0]) - _FIRST_TOKEN]
-            spans.append((len(shown), len(shown) + len(token)))
-            shown += token + part[1:]
-        if shown != text:
-            raise Unproven(
-                "the chat template looks for a special token that a message holds, so it cannot be encoded as text"
-            )
-        return spans
-
-    def _hidden(self, context: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The context with placeholders, and the tokens that were replaced."""
-        written: list[str] = []
-
-        def hide(match: re.Match[str]) -> str:
-            written.append(match[0])
-            return f"{_PLACEHOLDER}{chr(_FIRST_TOKEN + self._tokens.index(match[0]))}"
-
-        parts = {name: self._changed(context.get(name), hide) for name in ("messages", "tools", "documents")}
-        return {**context, **parts}, written
-
-    def _changed(self, value: Any, hide: Callable[[re.Match[str]], str], key: str = "") -> Any:
-        if isinstance(value, str):
-            return value if key == "role" else self._pattern.sub(hide, value)
-        if isinstance(value, dict):
-            return {name: self._changed(inner, hide, name) for name, inner in value.items()}
-        if not isinstance(value, list | tuple):
-            return value
-        texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        count = self._pattern.findall
-        if len(texts) > 1 and len(count("".join(texts))) > sum(len(count(text)) for text in texts):
-            raise Unproven("two parts of a message together form a special token; write the text as one part")
-        return [self._changed(inner, hide) for inner in value]
