@@ -112,11 +112,11 @@ class Leases:
     def finish(self, asked: Sequence[Asked], *, why: str | None = None) -> None:
         """Settle these leases as done, or with `why` as dropped."""
         leases = self._held(asked, "done" if why is None else "drop")
-        if why is not None:
-            self._check_reason(why)
-            self.dropped[why] += len(leases)
-        else:
+        if why is None:
             self.done += len(leases)
+        else:
+            self._check_reason(why)
+            self.dropped += Counter({why: len(leases)})
         for lease in leases:
             del self.leased[lease.ordinal]
 
