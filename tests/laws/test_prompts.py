@@ -86,6 +86,7 @@ class Histories(RuleBasedStateMachine):
         late = data.draw(st.lists(st.sampled_from(self.over), max_size=3, unique_by=id)) if self.over else []
         assert self.prompts.accept([*chosen, *late]) == [each.ordinal for each in chosen]
         self.now += data.draw(st.sampled_from([0.0, LEASE * 2]))  # the step takes longer than the lease
+        self.take(data.draw(st.integers(1, 4)), "c")  # another worker meanwhile
         self.prompts.done([each.ordinal for each in chosen] if by_ordinal else chosen)
         self.trained.update(each.ordinal for each in chosen)
         self.over += chosen
