@@ -1,4 +1,4 @@
-"""The laws find mistakes: each mutant is a small mistake in the plan or in prompts, and the tests named for it, run against it, must fail."""
+"""The laws find mistakes: each mutant is a small mistake in the plan or in prompts; the tests named for it must fail."""
 
 import os
 import subprocess

@@ -109,16 +109,18 @@ class Leases:
 
     # Acknowledging.  Each call checks all of its leases before it changes anything.
 
-    def finish(self, asked: Sequence[Asked], *, why: str | None = None) -> None:
-        """Settle these leases as done, or with `why` as dropped."""
-        leases = self._held(asked, "done" if why is None else "drop")
-        if why is None:
-            self.done += len(leases)
-        else:
-            self._check_reason(why)
-            self.dropped += Counter({why: len(leases)})
-        for lease in leases:
+    def finish(self, asked: Sequence[Asked]) -> None:
+        """Settle these leases as done."""
+        for lease in self._held(asked, "done"):
             del self.leased[lease.ordinal]
+            self.done += 1
+
+    def drop(self, asked: Sequence[Asked], *, why: str) -> None:
+        """Settle these leases as dropped for a reason."""
+        self._check_reason(why)
+        for lease in self._held(asked, "drop"):
+            del self.leased[lease.ordinal]
+            self.dropped[why] += 1
 
     def back(self, asked: Sequence[Asked], *, note: Any = None) -> None:
         """End these leases; their ordinals are given again, before new ones.  A note replaces the one before."""

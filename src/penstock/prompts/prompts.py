@@ -154,7 +154,7 @@ class Prompts:
     def drop(self, prompts: Given, *, why: str) -> None:
         """Say that these prompts will not be trained on, and why: the name of a reason, which is counted."""
         with self._lock:
-            self._leases.finish(as_asked(prompts), why=why)
+            self._leases.drop(as_asked(prompts), why=why)
 
     def back(self, prompts: Given, *, note: Any = None) -> None:
         """Give prompts back, to be given again before new ones.

@@ -288,6 +288,9 @@ class Client:
                         f"no owner of prompts answers at {host}:{port} ({error}); start it with serve(prompts), and pass its address"
                     ) from error
                 time.sleep(_PAUSE)
+            except PenstockError:
+                self.close()
+                raise
         if self._session not in (None, session):
             self.close()
             raise LeaseError(
