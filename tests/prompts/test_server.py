@@ -6,7 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import penstock as ps
 from penstock.errors import LeaseError, PenstockError, PlanError
@@ -105,11 +107,14 @@ def test_an_error_of_the_owner_is_raised_in_the_worker() -> None:
             client.drop(client.take(1), why="")
 
 
-def test_a_record_that_json_would_change_is_refused_with_its_place() -> None:
-    prompts = Prompts(ps.open([{"id": 1, "image": b"\x00"}]))
+def test_a_record_that_json_would_change_is_refused_with_its_place(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"id": [1], "image": [b"\x00"]}), tmp_path / "images.parquet")
+    prompts = Prompts(ps.open(tmp_path / "images.parquet", cache_dir=tmp_path / "cache"))
+    assert prompts.take(1)[0].record["image"] == b"\x00"
+    prompts.back(0)
     with serve(prompts) as server, connect(server.address) as client:
         with pytest.raises(
-            PenstockError, match="list:1: the record cannot be sent to a worker: JSON would change 'image'"
+            PenstockError, match=r"images.parquet:1: the record cannot be sent to a worker: JSON would change 'image'"
         ):
             client.take(1)
         assert prompts.counts["leased"] == 0 and prompts.counts["returned"] == 1

@@ -40,8 +40,9 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     @property
     def steps_per_round(self) -> int:
         """Optimizer steps between two moments at which no generated group waits to be trained."""
-        every = self.args.steps_per_generation * self.num_iterations
-        return lcm(every, self.args.gradient_accumulation_steps) // self.args.gradient_accumulation_steps
+        every: int = self.args.steps_per_generation * self.num_iterations
+        accumulate: int = self.args.gradient_accumulation_steps
+        return lcm(every, accumulate) // accumulate
 
     def _check(self) -> None:
         """Refuse settings under which prompts would be lost or trained twice."""

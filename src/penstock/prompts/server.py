@@ -96,10 +96,13 @@ class Server:
     def _answer(self, client: str, request: dict[str, Any]) -> bytes:
         """Carry out a call, once: the same number again gets the same answer."""
         with self._lock:
-            number, answer = self._last.pop(client, (0, b""))
-            if request["number"] != number:
-                number, answer = request["number"], self._carry_out(request["call"], request["options"])
-            self._last[client] = number, answer
+            number, answer = self._last.get(client, (0, b""))
+            if request["number"] < number:  # came late over a connection that the client has given up
+                raise _Closed("the client has gone on")
+            if request["number"] > number:
+                answer = self._carry_out(request["call"], request["options"])
+            self._last[client] = request["number"], answer
+            self._last.move_to_end(client)
             while len(self._last) > _MOST_CLIENTS:
                 self._last.popitem(last=False)
             return answer
