@@ -85,8 +85,11 @@ def generations(shape: str, steps: int) -> int:
 
 
 def run_all(folder: Path) -> None:
-    """Import trl once, then train each shape in two children: one is killed right after the checkpoint at step 4, one resumes."""
-    import trl  # noqa: F401
+    """Import trl and all that it needs once, then train each shape in two children: one is killed right after the checkpoint at step 4, one resumes."""
+    import transformers.models.llama.modeling_llama
+    import trl.trainer.grpo_config
+
+    import penstock.integrations.grpo  # noqa: F401
 
     for shape in SHAPES:
         for die_at in (generations(shape, 4) + 1, None):
