@@ -94,6 +94,9 @@ loaders = {name: open_loader(name, folder) for name in ("dpo", "kto")}
 refused("answers for dpo", "dpo", loaders["kto"])
 refused("pairs for kto", "kto", loaders["dpo"])
 refused("evaluation on answers", "dpo", loaders["dpo"], eval_dataset=open_loader("kto", folder, epochs=1))
+positional = parts("dpo")[2](make_model("dpo", folder / "dpo"), make_model("dpo", folder / "dpo"), parts("dpo")[1](**arguments(folder)),
+                             loader=loaders["dpo"], processing_class=open_tokenizer(folder))
+said["positional"] = positional.args.learning_rate
 refused("padding", "reward", open_loader("reward", folder, pad_id=0))
 refused("precomputed", "dpo", loaders["dpo"], precompute_ref_log_probs=True)
 refused("length", "dpo", loaders["dpo"], max_length=2048)
@@ -160,4 +163,5 @@ def test_what_a_trainer_cannot_train_on_is_refused_by_name(home: Path) -> None:
     }
     for name, words in expected.items():
         assert words in said.pop(name), name
+    assert said.pop("positional") == 1e-3  # ref_model comes before args
     assert said == {"weighed steps": 1, "judged steps": [2, True]}

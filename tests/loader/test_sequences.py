@@ -11,6 +11,9 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError
+from penstock.loader.layout import BatchForm
+from penstock.loader.sequences import check_sequences
+from penstock.plan.settings import PlanSettings
 from penstock.sources import ListSource
 from penstock.store import Store, build
 from penstock.testing import check_resume
@@ -243,6 +246,24 @@ def test_what_cannot_be_right_is_refused_by_name(cache: Cache, kind: str, option
     with pytest.raises(PlanError) as error:
         open_loader(store, **options)
     assert said in str(error.value)
+
+
+def test_other_columns_are_carried_or_refused(cache: Cache) -> None:
+    rows = make_rows(8, 3)
+    three = build(ListSource(rows), Sequences(SEQUENCE_LENGTHS), engine=LocalEngine(1), cache=cache)
+    with pytest.raises(PlanError, match="are not those of 2 sequences that are its tokens; fix the template"):
+        next(iter(open_loader(three)))
+    steps = build(
+        ListSource(rows), Sequences(SEQUENCE_LENGTHS, STEP_LABELS, DESIRABLE), engine=LocalEngine(1), cache=cache
+    )
+    assert open_loader(steps).kind == "judged answers"
+    weights = Column(name="other", dtype="int8", per="token")
+    with pytest.raises(
+        PlanError, match="column 'other' has values per token, and batches of pairs carry further values per sample"
+    ):
+        check_sequences(
+            "pairs", (SEQUENCE_LENGTHS, weights), PlanSettings(max_length=8, packing="none"), BatchForm(), 2
+        )
 
 
 def test_a_loaded_state_with_another_batch_size_is_checked_again(cache: Cache) -> None:

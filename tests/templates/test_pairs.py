@@ -261,7 +261,7 @@ def test_a_plain_prompt_stays_plain_unless_chat_is_asked_for(chatml: Path) -> No
     assert texts(chatml, "preference", row) == ["hiyes<|endoftext|>", "hino<|endoftext|>"]
     assert texts(chatml, "preference", row, chat=True)[1] == f"{ASKED.format('hi')}no{END}"
     question = {"question": "hi", "chosen": "yes", "rejected": "no"}
-    assert texts(chatml, "preference", question, chat=False)[0] == "hiyes<|endoftext|>"
+    assert texts(chatml, "preference", question, chat=False)[0] == "hi\nyes<|endoftext|>"  # as query_response
 
 
 @pytest.mark.parametrize(

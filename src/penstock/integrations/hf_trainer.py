@@ -30,7 +30,6 @@ from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
 _TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is incomplete
-_POSITIONAL = list(signature(Trainer).parameters)
 _TRAINERS = {  # what a Loader's samples are → what trains on them
     PAIRS: "LoaderDPOTrainer or LoaderRewardTrainer of penstock.integrations.trl",
     JUDGED: "LoaderKTOTrainer of penstock.integrations.trl",
@@ -48,6 +47,9 @@ class FromLoader:
     """
 
     takes: tuple[str, ...] = (TOKENS, STEPS)  # what the samples of its Loaders may be
+    positional: tuple[str, ...] = tuple(
+        signature(Trainer).parameters
+    )  # arguments of the trainer that may come without a name
 
     args: Any
     state: Any
@@ -64,14 +66,14 @@ class FromLoader:
             raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
         if loader.form.labels != "unshifted":
             raise PlanError("the Trainer's models shift labels themselves: set labels='unshifted' in the Loader")
-        for each in (loader, *loaders_in(options.get("eval_dataset"))):
-            self._check_samples(each)
         if loader.per_epoch:
             raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
-        given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
+        given = {**dict(zip(self.positional, args, strict=False)), **options}
         evaluated = loaders_in(given.get("eval_dataset"))
         for each in evaluated:
             refuse_the_same(loader, each)
+        for each in (loader, *evaluated):
+            self._check_samples(each)
         other = given.get("eval_dataset") is not None and not evaluated
         check_datasets(given, other_eval=other)
         if given.get("args") is not None:  # before the Trainer itself acts on them

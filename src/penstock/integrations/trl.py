@@ -6,6 +6,7 @@ trainer = LoaderKTOTrainer(model=model, args=KTOConfig(...), processing_class=to
 trainer = LoaderRewardTrainer(model=model, args=RewardConfig(...), processing_class=tokenizer, loader=loader)   # "preference"
 """
 
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -74,6 +75,11 @@ class _Preferences(FromLoader):
     """A trainer whose batches are those of trl's own collator.  The loss of an evaluation is a mean over pairs, or over answers."""
 
     names: ClassVar[tuple[str, ...]]  # of the arrays that trl's own collator makes
+    of_trl: ClassVar[type]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.positional = tuple(signature(cls.of_trl).parameters)  # DPO and KTO have ref_model before args
 
     def make_inputs(self) -> MakeInputs:
         return NamedInputs(self.names)

@@ -83,7 +83,7 @@ class Loader(Run):
         self._columns = batch_columns(names, self.stores, settings)
         self.kind = batch_kind(self._columns)  # what samples are: tokens, pairs, judged answers, prompts, judged steps
         if self.kind != TOKENS:
-            check_sequences(self.kind, settings, self.form, asked.batch_size)
+            check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
         self._info = find_rank(rank, world_size, replicas=replicas, mesh=mesh)
         self.world = self._info.world

@@ -16,7 +16,7 @@ from penstock.loader.columns import cut, span_values, view
 from penstock.loader.layout import BatchForm
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
-from penstock.types import DESIRABLE, MARGIN, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
+from penstock.types import DESIRABLE, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
 
 TOKENS, PAIRS, JUDGED, PROMPTS, STEPS = "tokens", "pairs", "judged answers", "prompts", "judged steps"
 
@@ -27,6 +27,9 @@ _FIXED = {  # options of a batch's layout that these batches do not have, with t
 }
 
 
+_OWN = (SEQUENCE_LENGTHS, DESIRABLE, PROMPT_LENGTHS, STEP_LABELS)  # columns that the arrays are made with
+
+
 def batch_kind(columns: Sequence[Column]) -> str:
     """What the samples with these columns are."""
     if SEQUENCE_LENGTHS in columns:
@@ -34,8 +37,16 @@ def batch_kind(columns: Sequence[Column]) -> str:
     return PROMPTS if PROMPT_LENGTHS in columns else STEPS if STEP_LABELS in columns else TOKENS
 
 
-def check_sequences(kind: str, settings: PlanSettings, form: BatchForm, batch_size: int) -> None:
+def check_sequences(
+    kind: str, columns: Sequence[Column], settings: PlanSettings, form: BatchForm, batch_size: int
+) -> None:
     """Refuse settings under which sequences would see each other or be cut, or that would have no effect."""
+    for column in columns:
+        if column not in _OWN and column.per != "sample":
+            raise PlanError(
+                f"column {column.name!r} has values per {column.per}, and batches of {kind} carry further values per sample only; "
+                f"prepare the store without it"
+            )
     if settings.packing != "none":
         raise PlanError(
             f"packing={settings.packing!r} puts several samples in a row, and a store of {kind} has rows of its own; pass packing='none'"
@@ -81,27 +92,29 @@ class SequenceCollator(Collator):
         columns: Sequence[Column] = (),
     ) -> None:
         super().__init__(stores, settings, form, users, columns)
-        self._max_length, self._columns = settings.max_length, tuple(columns)
+        self._max_length = settings.max_length
+        self._others = [column for column in columns if column not in _OWN]  # one value per sample, such as a margin
         self._kind = batch_kind(columns)
         self._make_arrays = {PAIRS: self._pairs, JUDGED: self._judged, PROMPTS: self._prompts, STEPS: self._steps}
 
     def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
         """Yield the arrays of several steps, one at a time."""
         for rows in steps:
-            arrays, trained = self._make_arrays[self._kind](_Spans(self, rows))
+            spans = _Spans(self, rows)
+            arrays, trained = self._make_arrays[self._kind](spans)
+            arrays |= {column.name: spans.values(column) for column in self._others}
             yield [(arrays, trained) if self._users is None else self._call_users(arrays, trained, rows)]
 
     def _pairs(self, spans: "_Spans") -> Made:
         """(2 B, L): the chosen sequences, then the rejected ones."""
-        lengths = spans.values(SEQUENCE_LENGTHS).astype(np.int64).reshape(-1, 2)
+        lengths = spans.sequence_lengths(2)
         starts = np.stack((spans.starts, spans.starts + lengths[:, 0]))  # (2, B)
         arrays = spans.lay_out(np.tile(spans.shards, 2), starts.ravel(), (starts + lengths.T).ravel())
-        if MARGIN in self._columns:
-            arrays["margin"] = spans.values(MARGIN)
         return arrays, _num_targets(arrays["completion_mask"])
 
     def _judged(self, spans: "_Spans") -> Made:
         """(B, L), and each prompt with the answer of the row before it, for KTO's estimate of the KL divergence."""
+        spans.sequence_lengths(1)
         arrays = spans.lay_out(spans.shards, spans.starts, spans.stops)
         trained = _num_targets(arrays["completion_mask"])
         answers = arrays["completion_mask"].sum(axis=1)
@@ -141,7 +154,7 @@ class _Spans:
 
     def __init__(self, collator: SequenceCollator, rows: Rows) -> None:
         spans = rows.spans
-        self._collator, self._count = collator, len(spans)
+        self._collator, self._count, self._samples = collator, len(spans), spans["sample"]
         sizes = spans["stop"] - spans["start"]
         self._found = collator._find(spans, np.ones(len(spans), np.bool_), sizes)
         self.shards, self.starts, self.stops = self._found[-1]  # (num_spans,); shard 0 is padding
@@ -149,6 +162,20 @@ class _Spans:
     def values(self, column: Column) -> npt.NDArray[Any]:
         """Return a column's values per sample, or those of its lists end to end."""
         return span_values(column, self._found[0], self._count)[0]
+
+    def sequence_lengths(self, count: int) -> Ints:
+        """Return the lengths of each sample's sequences, (num_spans, count); refuse samples that have another number of them."""
+        lengths, offsets = span_values(SEQUENCE_LENGTHS, self._found[0], self._count)
+        is_right = (np.diff(offsets) == count).all()
+        found = lengths.astype(np.int64).reshape(-1, count) if is_right else np.zeros((self._count, count), np.int64)
+        wrong = np.flatnonzero(found.sum(axis=1) != self.stops - self.starts)
+        if wrong.size:
+            sample = int(self._samples[wrong[0]])
+            raise PlanError(
+                f"sequence_lengths of sample {sample} are not those of {count} sequences that are its tokens; fix the template that "
+                f"declares them"
+            )
+        return found
 
     def lay_out(
         self, shards: Ints, starts: Ints, stops: Ints, *, parts: int = 1, column: Column | None = None

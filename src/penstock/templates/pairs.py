@@ -187,7 +187,7 @@ class JudgedTemplate:
         if sides.has_messages:
             raise TemplateError("the record has messages, which chat=False does not render; leave chat= out")
         self._refuse_unprinted(record)
-        texts = [str(sides.prompt)]
+        texts = [f"{sides.prompt}\n" if sides.is_question else str(sides.prompt)]  # as query_response
         for answer in map(str, sides.answers):
             texts.append(texts[0] + (answer if answer.endswith(self._eos) else answer + self._eos))
         return _Read([self._plain(text) for text in texts], False, value)
