@@ -6,18 +6,20 @@ if TYPE_CHECKING:
     from penstock.api import concat, open, prepare
     from penstock.loader import Loader
     from penstock.recipe import Recipe
+    from penstock.recipe.prompts import Prompts
     from penstock.recipe.run import load
 
 __version__ = "0.1.0"
 _ROOMS = {
     "Loader": "penstock.loader",
+    "Prompts": "penstock.recipe.prompts",
     "Recipe": "penstock.recipe",
     "concat": "penstock.api",
     "load": "penstock.recipe.run",
     "open": "penstock.api",
     "prepare": "penstock.api",
 }
-__all__ = ["Loader", "Recipe", "concat", "load", "open", "prepare"]
+__all__ = ["Loader", "Prompts", "Recipe", "concat", "load", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

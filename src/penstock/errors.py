@@ -11,6 +11,7 @@
     │   ├── Overlong         a sample longer than `max_length` under overflow="error"
     │   ├── UnevenTail       the last step is not full under tail="error"
     │   └── PlanMismatch     a saved state belongs to another plan
+    ├── LeaseError           a prompt is acknowledged that is not leased
     └── RecipeError          a key or value of a recipe that is not known
 
 All are `ValueError`s too, so that code that guards against bad input in general keeps working.
@@ -63,6 +64,10 @@ class UnevenTail(PlanError):
 
 class PlanMismatch(PlanError):
     """A saved state belongs to another plan; the message lists what differs."""
+
+
+class LeaseError(PenstockError):
+    """A prompt is acknowledged or given back that is not leased, or not to this worker any more."""
 
 
 class RecipeError(PenstockError):

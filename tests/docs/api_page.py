@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from functools import cached_property
 from typing import Annotated, Any, get_origin
 
@@ -12,6 +12,8 @@ from penstock import testing
 from penstock.loader.batch import Batch
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
+from penstock.prompts import Client, Prompt
+from penstock.prompts import Prompts as Leased
 from penstock.store import Store
 from tests.docs.pages import ROOT
 
@@ -54,6 +56,13 @@ def page() -> str:
             parts += ["### Parameters\n", *_settings(LoaderSettings)]
             parts += ["### Settings of the order\n", *_settings(PlanSettings), PLAN]
             parts += ["### Settings of a batch's form\n", *_settings(BatchForm), FORM]
+        if name == "Prompts":
+            parts = [
+                *parts[:-2],
+                _function(name, value),
+                *_class("Leased", Leased)[1:],
+            ]  # its members are those of its base
+            parts += ["### Prompt\n", *_fields(Prompt), "### Client\n", *_class("Client", Client)]
     parts += ["## Batch\n", "What a loader hands over.\n", *_class("Batch", Batch)]
     parts += ["## Store\n", "What `prepare` returns.\n", *_class("Store", Store)]
     parts += ["## penstock.testing\n", _docstring(testing).split("\n\n")[0] + "\n"]
@@ -61,6 +70,12 @@ def page() -> str:
         parts += [f"### {name}\n", _function(name, getattr(testing, name))]
     parts += ["## Errors\n", _docstring(inspect.getmodule(penstock.errors.PenstockError))]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _fields(cls: type[Any]) -> list[str]:
+    """The fields and properties of a dataclass that users read."""
+    names = [each.name for each in fields(cls) if not each.name.startswith("find_")]
+    return [_docstring(cls), f"It has `{'`, `'.join([*names, 'where'])}`.\n"]
 
 
 def _class(name: str, cls: type[Any]) -> list[str]:

@@ -28,6 +28,7 @@ SHARES = f"{LAWS}::test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_
 FAIL_CLOSED = "tests/laws/test_fail_closed.py"
 MIXING = "tests/laws/test_mixing.py::test_law_10_every_tenth_of_an_epoch_is_like_the_whole"
 WINDOWS = "tests/laws/test_mixing.py::test_windows_hold_1024_shards_and_a_small_rest_joins_the_last"
+LAW_11 = "tests/laws/test_prompts.py::TestLaw11"
 PACKING = "tests/plan/test_packing.py"
 PERMUTATION = "tests/plan/test_permutation.py"
 
@@ -313,6 +314,52 @@ def a_setting_is_not_in_the_fingerprint(right):
 @mutant("plan.plan:Plan.check_summary", FAIL_CLOSED)
 def a_state_of_another_plan_is_accepted(right):
     return lambda self, fingerprint, summary: None
+
+
+# Prompts
+
+
+@mutant("prompts.leases:Leases.unsettled", LAW_11)
+def prompts_in_flight_are_not_saved(right):
+    return lambda self: dict(sorted(self.returned.items()))
+
+
+@mutant("prompts.leases:Leases.restore", LAW_11)
+def prompts_in_flight_at_a_checkpoint_are_not_given_again(right):
+    def wrong(self, **saved):
+        right(self, **saved)
+        self._again = []
+
+    return wrong
+
+
+@mutant("prompts.leases:Leases._problem", LAW_11)
+def a_lease_that_is_over_still_counts(right):
+    return lambda self, ordinal, number: right(self, ordinal, None)
+
+
+@mutant("prompts.leases:Leases.take", LAW_11)
+def a_prompt_is_given_again_before_its_time(right):
+    return lambda self, count, *, now, **options: right(self, count, now=now + 5, **options)
+
+
+@mutant("prompts.leases:Leases.back", LAW_11)
+def what_is_given_back_is_forgotten(right):
+    def wrong(self, asked, *, note=None):
+        for ordinal, _ in asked:
+            self.leased.pop(ordinal, None)
+
+    return wrong
+
+
+@mutant("prompts.leases:Leases.keep", LAW_11)
+def an_accepted_prompt_is_given_to_another_worker(right):
+    return lambda self, asked, *, due=0.0: right(self, asked, due=due)
+
+
+@mutant("prompts.order:PromptOrder.epoch_of", LAW_11)
+def every_epoch_has_the_order_of_the_first(right):
+    return lambda self, ordinal: 0
 
 
 if name := os.environ.get("PENSTOCK_MUTANT"):

@@ -1,4 +1,4 @@
-"""The laws find mistakes: each mutant is a small mistake in the plan, and the tests named for it, run against it, must fail."""
+"""The laws find mistakes: each mutant is a small mistake in the plan or in prompts; the tests named for it must fail."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_mutant_names_a_function_that_exists():
-    assert len(MUTANTS) == 34
+    assert len(MUTANTS) == 41
     for mutant in MUTANTS.values():
         assert callable(find(mutant.function))
 

@@ -144,12 +144,9 @@ class FromLoader:
 
     def _resume(self, folder: Path) -> int:
         """Load the loader's state from a checkpoint; return the optimizer steps done until then."""
-        if not (folder / _TRAINER_STATE).exists():
-            raise PlanMismatch(f"{folder} is incomplete: no {_TRAINER_STATE} in it; resume from the one before it")
-        if not (folder / STATE).exists():
-            raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without a Loader; start a new run")
-        self.loader.load_state_dict(json.loads((folder / STATE).read_text()))
-        return int(json.loads((folder / _TRAINER_STATE).read_text())["global_step"])
+        state, steps = load_state(folder, "a Loader")
+        self.loader.load_state_dict(state)
+        return steps
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._loaded_from = resume_from_checkpoint
@@ -201,15 +198,7 @@ class FromLoader:
         return super()._finalize_training(trial, num_train_samples, start_time)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.should_save:  # rank 0; before all else, so that a complete checkpoint has it
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f".{STATE}.tmp"
-            with temporary.open("w") as file:
-                json.dump(self.loader.state_dict(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(folder / STATE)
+        save_state(self, self.loader.state_dict(), trial)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def check_isolation(self, loader: Loader, model: Any) -> None:
@@ -262,6 +251,30 @@ class FromLoader:
             loss = torch.where(targets > 0, loss, torch.zeros_like(loss))  # a batch of padding alone has none
             self._sums += torch.stack([loss.to(self._sums) * targets, targets])
         return (loss, *rest)
+
+
+def save_state(trainer: Any, state: dict[str, Any], trial: Any) -> None:
+    """Write a state into the checkpoint folder of this step, on rank 0: before all else, so that a complete checkpoint has it."""
+    if not trainer.args.should_save:
+        return
+    folder = Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{STATE}.tmp"
+    with temporary.open("w") as file:
+        json.dump(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / STATE)
+
+
+def load_state(folder: Path, owner: str) -> tuple[Any, int]:
+    """Return the state in a checkpoint folder, and the optimizer steps done until then."""
+    if not (folder / _TRAINER_STATE).exists():
+        raise PlanMismatch(f"{folder} is incomplete: no {_TRAINER_STATE} in it; resume from the one before it")
+    if not (folder / STATE).exists():
+        raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without {owner}; start a new run")
+    steps = json.loads((folder / _TRAINER_STATE).read_text())["global_step"]
+    return json.loads((folder / STATE).read_text()), int(steps)
 
 
 class LoaderTrainer(FromLoader, Trainer):  # type: ignore[misc]

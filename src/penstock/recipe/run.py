@@ -11,6 +11,7 @@ from penstock.errors import PlanError, RecipeError
 from penstock.recipe.document import DataSet, location
 from penstock.recipe.recipe import Recipe
 from penstock.sources import concat
+from penstock.templates.registry import RECORDS
 from penstock.types import Source, Template
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def load(recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **chan
 
     found = Recipe.read(recipe).changed(**changes)
     options = _loader_options(found, part)
-    return Loader(found.mixture(prepare_recipe(found, part=part), part), **options)
+    return Loader(found.mixture(serve_recipe(found, part=part), part), **options)
 
 
 def load_prepared(recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> "Loader | None":
@@ -106,9 +107,8 @@ def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) 
     keeps = run.get("cache", True)
     folder = Cache(run.get("cache_dir")) if keeps else Cache.temporary()
     with recipe.with_location(data):
-        place = list(data.path) if isinstance(data.path, tuple) else data.path
         options = recipe.prepare_options(data)
-        source = open_for_prepare(place, folder, data.name, recipe.open_options(data), options)
+        source = open_data(recipe, data, folder, options)
         fan_out = options.pop("fan_out", False)
         tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
         made = choose_template(
@@ -133,6 +133,30 @@ def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]"
     return {
         each.name: status(each.rows, each.template_for_all(), cache=cache) for each in open_recipe(recipe, part=part)
     }
+
+
+def serve_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store | Source]":
+    """The stores of one part of a recipe; of data sets with `template: records`, the sources themselves."""
+    data = recipe.part(part)
+    plain = [each for each in data if recipe.prepare_options(each).get("template") == RECORDS]
+    if not plain:
+        return {**prepare_recipe(recipe, part=part)}
+    if len(plain) < len(data):
+        other = next(each.name for each in data if each not in plain)
+        raise RecipeError(
+            f"{location(recipe.file, plain[0].line)}data set {plain[0].name!r} has template: records, and {other!r} has another; one batch "
+            f"cannot hold records and tokens: give all data sets template: records, or none"
+        )
+    keeps = recipe.run_options().get("cache", True)
+    folder = Cache(recipe.run_options().get("cache_dir")) if keeps else Cache.temporary()
+    return {each.name: open_data(recipe, each, folder, {}) for each in plain}
+
+
+def open_data(recipe: Recipe, data: DataSet, folder: Cache, options: dict[str, Any]) -> Source:
+    """Open the source of a data set; `options` are those of its template."""
+    with recipe.with_location(data):
+        place = list(data.path) if isinstance(data.path, tuple) else data.path
+        return open_for_prepare(place, folder, data.name, recipe.open_options(data), options)
 
 
 def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":

@@ -224,8 +224,8 @@ def content_of(record: Record | BadRow) -> bytes:
     return f"bad row: {record.reason}".encode() if isinstance(record, BadRow) else record_bytes(record)
 
 
-def in_groups(groups: Ints, read: Callable[[int, Ints], list[Record]]) -> list[Record]:
-    """Call `read(group, places)` once for each group; return the records in the order of `groups`."""
+def in_groups(groups: Ints, read: Callable[[int, Ints], list[Any]]) -> list[Any]:
+    """Call `read(group, places)` once for each group; return what it reads in the order of `groups`."""
     if not groups.size or (groups == groups[0]).all():
         return read(int(groups[0]), np.arange(groups.size)) if groups.size else []
     out: list[Any] = [None] * groups.size

@@ -34,6 +34,8 @@ _OF_SOME_SHAPES = {option for shape in SHAPES.values() for option in shape.optio
 _OF_EVERY_SHAPE = [each.name for each in fields(Reader) if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}]
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
 
+RECORDS = "records"  # no template: a recipe serves the records themselves, as a Loader of a source does
+
 # All of a judged answer is trained, and nothing of a prompt.
 _OF_TRAINING = ("train_on", "train_reasoning", "message_weights", "on_nothing")
 
@@ -94,6 +96,8 @@ def may_use_chat(name: str, options: Mapping[str, Any]) -> bool:
 
 def known_options(name: str, *, chat: bool | None = False) -> list[str]:
     """The options of `open_template` for this name; `chat` is the value of that option, None for either."""
+    if name == RECORDS:
+        return []
     shape = _shape(name)
     if shape.reads is None:
         own = _parameters(shape.template)
@@ -116,6 +120,11 @@ def _parameters(maker: Callable[..., Any] | None) -> list[str]:
 
 
 def _shape(name: str) -> RecordShape:
+    if name == RECORDS:
+        raise TemplateError(
+            "template 'records' makes no tokens, so nothing can be prepared, checked or shown; penstock.load and penstock.Prompts serve "
+            "the records themselves"
+        )
     if name not in NAMES:
         raise TemplateError(
             f"template {name!r} is not known{did_you_mean(name, NAMES) or ';'} expected 'auto' or one of {', '.join(NAMES)}"

@@ -1,0 +1,126 @@
+"""Which record is prompt number n of a run: a pure function of the data, the settings and the seed."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import PlanError
+from penstock.plan.counters import Counters
+from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.sources.base import in_groups
+from penstock.sources.views import as_rows
+from penstock.store.records import read_stores
+from penstock.types import PROMPT_LENGTHS, Ints, Record
+
+_NO_LIMIT = 1 << 40  # tokens; longer prompts do not exist
+_FIXED = {"packing": "none", "tail": "wrap"}  # a row is one prompt, and an epoch follows the one before without a gap
+
+
+class Place(NamedTuple):
+    """Where the prompts of some ordinals are: epoch, source and row of each."""
+
+    epochs: list[int]
+    sources: Ints
+    rows: Ints
+
+
+class PromptOrder:
+    """The prompts of one or several stores or sources, epoch after epoch, by ordinal."""
+
+    def __init__(self, data: Any, *, max_length: int | None, settings: dict[str, Any]) -> None:
+        names, self.stores, weights, is_records = read_stores(data, as_rows)
+        self._check(names, is_records=is_records, max_length=max_length)
+        for name, value in _FIXED.items():
+            if settings.get(name, value) != value:
+                raise PlanError(
+                    f"{name}={settings[name]!r} has no effect on prompts: each is given by itself; leave it out"
+                )
+        known = PlanSettings(
+            max_length=max_length or _NO_LIMIT, weights=weights_as_text(weights), **{**settings, **_FIXED}
+        )
+        if known.overflow not in ("drop", "error"):
+            raise PlanError(
+                f"overflow={known.overflow!r} would cut prompts; choose 'drop', which counts them, or 'error'"
+            )
+        self._sources = [as_rows(store.source) for store in self.stores]
+        pairs = zip(names, self.stores, strict=True)
+        sources = [PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes) for name, store in pairs]
+        self.plan = Plan(sources, lambda source, samples: self.stores[source].lengths_of(samples), known)
+        self._starts = [0, self.plan.num_rows(0)]  # ordinals at which epochs begin
+        self.dropped: Counters = self.plan.blocks.count_dropped(0)  # prompts of an epoch that are not given
+        if not self._starts[1]:
+            found = self.dropped.dropped_words() or "; ".join(store.describe() for store in self.stores)
+            raise PlanError(f"there are no prompts: {found}; raise max_length, or check the data")
+
+    def _check(self, names: Sequence[str], *, is_records: bool, max_length: int | None) -> None:
+        """Refuse stores that hold something else than prompts, or that are being made."""
+        if is_records and max_length is not None:
+            raise PlanError(
+                f"max_length={max_length} counts tokens, and plain records have none; prepare them with template='prompt', or leave "
+                f"max_length out"
+            )
+        for name, store in zip(names, () if is_records else self.stores, strict=False):
+            if PROMPT_LENGTHS not in store.columns:
+                raise PlanError(
+                    f"source {name!r}: {store!r} does not hold prompts, expected a store made with template='prompt'; or pass the "
+                    f"source itself for plain records"
+                )
+            if store.manifest is None:
+                raise PlanError(f"source {name!r}: {store!r} is still being made; wait for it with store.wait()")
+
+    def total(self, epochs: int) -> int:
+        """Return the number of prompts in the first `epochs` epochs."""
+        if self.plan.settings.weights is None:  # every epoch gives every prompt once
+            return epochs * self._starts[1]
+        while len(self._starts) <= epochs:
+            self._starts.append(self._starts[-1] + self.plan.num_rows(len(self._starts) - 1))
+        return self._starts[epochs]
+
+    def epoch_of(self, ordinal: int) -> int:
+        """Return the epoch of an ordinal."""
+        if self.plan.settings.weights is None:
+            return ordinal // self._starts[1]
+        while self._starts[-1] <= ordinal:
+            self.total(len(self._starts))
+        return bisect_right(self._starts, ordinal) - 1
+
+    def find(self, ordinals: Sequence[int]) -> Place:
+        """Look up ordinals; neighbours are looked up together."""
+        breaks = [place for place in range(1, len(ordinals)) if ordinals[place] != ordinals[place - 1] + 1]
+        parts = [self._spans(ordinals[a], b - a) for a, b in pairwise([0, *breaks, len(ordinals)])] if ordinals else []
+        sources = np.concatenate([np.empty(0, np.int64), *(part["source"] for part in parts)])
+        rows = np.concatenate([np.empty(0, np.int64), *(part["sample"] for part in parts)])
+        return Place([self.epoch_of(ordinal) for ordinal in ordinals], sources, rows)
+
+    def _spans(self, first: int, count: int) -> np.ndarray:
+        """Return the spans of `count` prompts from ordinal `first` on, one for each."""
+        epoch = self.epoch_of(first)
+        start = Position(epoch=epoch)
+        position = self.plan.seek(first - self.total(epoch), 1, epochs=epoch + 1, start=start)
+        step = self.plan.step(position, count, epochs=None)
+        assert step is not None and len(step.rows.spans) == count, "an endless plan gives a row for every prompt"
+        return step.rows.spans
+
+    def records(self, place: Place) -> list[Record]:
+        """Read the records of these prompts; those of one source together."""
+        return in_groups(place.sources, lambda source, chosen: self._sources[source].records_at(place.rows[chosen]))
+
+    def samples(self, place: Place) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the ids of these prompts, and the columns that their templates declare; (None, {}) for plain records."""
+        return in_groups(place.sources, lambda source, chosen: self._samples(source, place.rows[chosen]))
+
+    def _samples(self, source: int, rows: Ints) -> list[tuple[Any, dict[str, Any]]]:
+        store = self.stores[source]
+        if not store.columns:
+            return [(None, {})] * rows.size
+        columns, found = [column for column in store.columns if column != PROMPT_LENGTHS], []
+        for shard, local in zip(*(each.tolist() for each in store.locate(rows)), strict=True):
+            tokens = store.tokens(shard)
+            start, stop = tokens.offsets.item(local), tokens.offsets.item(local + 1)
+            own = {column.name: tokens.column_of(column, local) for column in columns}
+            found.append((tokens.input_ids[start:stop], own))
+        return found

@@ -1,0 +1,354 @@
+"""One owner of Prompts, shared by many rollout workers over a socket.
+
+    with serve(prompts) as server:                      # in the trainer's process: its checkpoints save prompts.state_dict()
+        start_workers(server.address)
+    client = connect(address, name="rollout-3")         # in a worker: take, accept, renew, done, drop, back, as Prompts has them
+
+A message is 8 bytes of length and then JSON.  A client numbers its calls, and the owner keeps its last answer to each client: after a
+lost connection the client asks again under the same number, so no call is carried out twice and no answer is lost.  The address holds a
+secret; who knows it can read the prompts.  Nothing is encrypted: beyond this machine, use it on a network that you trust.
+"""
+
+import hmac
+import os
+import platform
+import secrets
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import orjson
+
+from penstock import errors
+from penstock.errors import LeaseError, PenstockError
+from penstock.prompts.prompts import Given, Prompt, Prompts, as_asked
+from penstock.types import Where
+
+_MOST_BYTES, _HELLO_BYTES = 1 << 30, 1 << 10  # of a message, and of the first one, which has no secret yet
+_MOST_CLIENTS = 10_000  # whose last answers are kept
+_SCHEME = "penstock"
+_PAUSE = 0.05  # seconds between two tries to connect
+_HEAD = struct.Struct(">Q")
+
+
+# The owner
+
+
+class Server:
+    """Answers the calls of clients on one Prompts, until it is closed."""
+
+    def __init__(self, prompts: Prompts, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._prompts, self._lock = prompts, threading.Lock()
+        self._secret, self._session = secrets.token_hex(16), secrets.token_hex(8)
+        self._last: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # client → number and answer of its last call
+        self._open: set[socket.socket] = set()
+        owner = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                owner._converse(self.request)
+
+        self._server = _TcpServer((host, port), Handler)
+        self.address = f"{_SCHEME}://{host}:{self._server.server_address[1]}/{self._secret}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering.  Prompts stay leased until their time is over, or a state is loaded."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        for each in list(self._open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _converse(self, peer: socket.socket) -> None:
+        """Answer one client until it closes the connection."""
+        self._open.add(peer)
+        try:
+            # a peer that speaks otherwise, a port scanner for one, is hung up on
+            with suppress(OSError, _Closed, ValueError, LookupError, AttributeError, TypeError):
+                hello = orjson.loads(_receive(peer, most=_HELLO_BYTES))
+                if not hmac.compare_digest(str(hello.get("secret")), self._secret):
+                    _send(peer, orjson.dumps({"error": "LeaseError", "message": "the address has another secret"}))
+                    return
+                _send(peer, orjson.dumps({"session": self._session}))
+                client = str(hello["client"])
+                while True:
+                    _send(peer, self._answer(client, orjson.loads(_receive(peer))))
+        finally:
+            self._open.discard(peer)
+
+    def _answer(self, client: str, request: dict[str, Any]) -> bytes:
+        """Carry out a call, once: the same number again gets the same answer."""
+        with self._lock:
+            number, answer = self._last.get(client, (0, b""))
+            if request["number"] < number:  # came late over a connection that the client has given up
+                raise _Closed("the client has gone on")
+            if request["number"] > number:
+                answer = self._carry_out(request["call"], request["options"])
+            self._last[client] = request["number"], answer
+            self._last.move_to_end(client)
+            while len(self._last) > _MOST_CLIENTS:
+                self._last.popitem(last=False)
+            return answer
+
+    def _carry_out(self, call: str, options: dict[str, Any]) -> bytes:
+        try:
+            return orjson.dumps({"value": self._call(call, options)}, option=orjson.OPT_SERIALIZE_NUMPY)
+        except PenstockError as error:
+            return orjson.dumps({"error": type(error).__name__, "message": str(error)})
+        except Exception as error:  # a file that is gone, for one: the worker is told, and the owner lives on
+            return orjson.dumps(
+                {"error": "PenstockError", "message": f"the owner failed: {type(error).__name__}: {error}"}
+            )
+
+    def _call(self, call: str, options: dict[str, Any]) -> Any:
+        prompts = self._prompts
+        if call == "take":
+            taken = prompts.take(options["count"], to=options["to"])
+            try:
+                return [_as_json(prompt) for prompt in taken]
+            except PenstockError:
+                prompts.back(taken)
+                raise
+        if call in ("finished", "counts"):
+            return getattr(prompts, call)
+        if call in ("state_dict", "load_state_dict", "back_from"):
+            return getattr(prompts, call)(**options)
+        assert call in ("accept", "renew", "done", "drop", "back"), call
+        asked = [(ordinal, lease) for ordinal, lease in options.pop("prompts")]
+        return getattr(prompts, call)(asked, **options)
+
+
+class _TcpServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 1024
+
+
+def serve(prompts: Prompts, *, host: str = "127.0.0.1", port: int = 0) -> Server:
+    """Share prompts with workers that know the server's address.  By default only this machine can reach it."""
+    return Server(prompts, host=host, port=port)
+
+
+def _as_json(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt as JSON values; refuse a record that JSON would change."""
+    try:
+        is_kept = orjson.loads(orjson.dumps(prompt.record)) == prompt.record
+    except (TypeError, ValueError):
+        is_kept = False
+    if not is_kept:
+        keys = [key for key, value in prompt.record.items() if not _survives(value)]
+        raise PenstockError(
+            f"{prompt.where}: the record cannot be sent to a worker: JSON would change {', '.join(map(repr, keys)) or 'its keys'}; "
+            f"leave it out with source.map(), or read the record in the worker: prompt.row is its number"
+        )
+    names = ("ordinal", "epoch", "attempt", "lease", "repeats", "source", "row", "record", "note")
+    columns = {
+        name: [np.asarray(value).dtype.str, np.asarray(value).tolist()] for name, value in prompt.columns.items()
+    }
+    ids = None if prompt.input_ids is None else [prompt.input_ids.dtype.str, prompt.input_ids.tolist()]
+    found = {name: getattr(prompt, name) for name in names}
+    return {**found, "input_ids": ids, "columns": columns, "where": asdict(prompt.where)}
+
+
+def _survives(value: Any) -> bool:
+    try:
+        return bool(orjson.loads(orjson.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+# A worker
+
+
+class Client:
+    """Prompts of an owner in another process.  Threads may share it; a forked process needs its own."""
+
+    def __init__(self, address: str, *, name: str | None = None, patience: float = 30.0) -> None:
+        """name: of the worker, for messages and `back_from`.  patience: seconds to wait for an owner that cannot be reached."""
+        found = urlsplit(address)
+        if found.scheme != _SCHEME or not found.hostname or not found.port:
+            raise LeaseError(f"address is {address!r}, expected the address of a server: {_SCHEME}://host:port/secret")
+        self.name = name or f"{platform.node()}-{os.getpid()}"
+        self._place, self._secret, self._patience = (found.hostname, found.port), found.path.lstrip("/"), patience
+        self._id, self._number, self._lock = secrets.token_hex(8), 0, threading.Lock()
+        self._socket: socket.socket | None = None
+        self._session: str | None = None
+        self._connect(time.monotonic() + patience)
+
+    def take(self, count: int, *, to: str | None = None) -> list[Prompt]:
+        """Lease up to `count` prompts to this worker; see `Prompts.take`."""
+        return [_as_prompt(each) for each in self._ask("take", count=count, to=to or self.name)]
+
+    def accept(self, prompts: Given) -> list[int]:
+        """Return the ordinals of those prompts whose rollouts may be trained on; see `Prompts.accept`."""
+        found: list[int] = self._ask("accept", prompts=as_asked(prompts))
+        return found
+
+    def renew(self, prompts: Given) -> list[int]:
+        """Begin the lease time of these prompts anew; see `Prompts.renew`."""
+        found: list[int] = self._ask("renew", prompts=as_asked(prompts))
+        return found
+
+    def done(self, prompts: Given) -> None:
+        """Say that these prompts were trained on; see `Prompts.done`."""
+        self._ask("done", prompts=as_asked(prompts))
+
+    def drop(self, prompts: Given, *, why: str) -> None:
+        """Say that these prompts will not be trained on, and why; see `Prompts.drop`."""
+        self._ask("drop", prompts=as_asked(prompts), why=why)
+
+    def back(self, prompts: Given, *, note: Any = None) -> None:
+        """Give prompts back, to be given again before new ones; see `Prompts.back`."""
+        self._ask("back", prompts=as_asked(prompts), note=note)
+
+    def back_from(self, worker: str) -> list[int]:
+        """Give back all prompts of a worker that has died; return their ordinals."""
+        found: list[int] = self._ask("back_from", worker=worker)
+        return found
+
+    @property
+    def finished(self) -> bool:
+        """Whether all prompts of all epochs are done or dropped."""
+        return bool(self._ask("finished"))
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Prompts by what became of them; see `Prompts.counts`."""
+        found: dict[str, Any] = self._ask("counts")
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The owner's state; see `Prompts.state_dict`."""
+        found: dict[str, Any] = self._ask("state_dict")
+        return found
+
+    def load_state_dict(self, state: Any) -> None:
+        """Have the owner go to a saved state: all leases end."""
+        self._ask("load_state_dict", state=state)
+
+    def close(self) -> None:
+        """Close the connection.  Prompts stay leased: give them back first, or their time must run out."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, call: str, **options: Any) -> Any:
+        """Have the owner carry out a call; ask again under the same number if the connection is lost."""
+        with self._lock:
+            self._number += 1
+            message = orjson.dumps({"number": self._number, "call": call, "options": options})
+            until = time.monotonic() + self._patience
+            while True:
+                try:
+                    if self._socket is None:
+                        self._connect(until)
+                    assert self._socket is not None
+                    _send(self._socket, message)
+                    return _value(orjson.loads(_receive(self._socket)))
+                except (OSError, _Closed) as error:
+                    self.close()
+                    if time.monotonic() > until:
+                        raise LeaseError(f"{call}: the owner of the prompts does not answer: {error}") from error
+
+    def _connect(self, until: float) -> None:
+        """Connect, again and again until the time is over; refuse an owner that was restarted."""
+        while True:
+            try:
+                self._socket = socket.create_connection(self._place, timeout=max(1.0, self._patience))
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _send(self._socket, orjson.dumps({"secret": self._secret, "client": self._id}))
+                session = _value(orjson.loads(_receive(self._socket)), "session")
+                break
+            except (OSError, _Closed) as error:
+                self.close()
+                if time.monotonic() > until:
+                    host, port = self._place
+                    raise LeaseError(
+                        f"no owner of prompts answers at {host}:{port} ({error}); start it with serve(prompts), and pass its address"
+                    ) from error
+                time.sleep(_PAUSE)
+            except PenstockError:
+                self.close()
+                raise
+        if self._session not in (None, session):
+            self.close()
+            raise LeaseError(
+                "the owner of the prompts was restarted, so all leases of before are over; make a new client and take prompts again"
+            )
+        self._session = session
+
+
+def connect(address: str, *, name: str | None = None, patience: float = 30.0) -> Client:
+    """Connect a worker to the owner of prompts; `address` is that of its server."""
+    return Client(address, name=name, patience=patience)
+
+
+def _as_prompt(value: dict[str, Any]) -> Prompt:
+    """Make a Prompt of JSON values."""
+    where = Where(**value.pop("where"))
+    ids, columns = value.pop("input_ids"), value.pop("columns")
+    arrays = {name: np.array(values, dtype) for name, (dtype, values) in columns.items()}
+    return Prompt(
+        **value,
+        input_ids=None if ids is None else np.array(ids[1], ids[0]),
+        columns={name: array if array.ndim else array.item() for name, array in arrays.items()},
+        find_where=lambda _: where,
+    )
+
+
+def _value(answer: dict[str, Any], name: str = "value") -> Any:
+    """Return the value of an answer, or raise the error in it."""
+    if "error" in answer:
+        raise getattr(errors, answer["error"], PenstockError)(answer["message"])
+    return answer[name]
+
+
+# Messages
+
+
+class _Closed(Exception):
+    """The other side has closed the connection."""
+
+
+def _send(peer: socket.socket, message: bytes) -> None:
+    peer.sendall(_HEAD.pack(len(message)) + message)
+
+
+def _receive(peer: socket.socket, *, most: int = _MOST_BYTES) -> bytes:
+    (size,) = _HEAD.unpack(_read(peer, _HEAD.size))
+    if size > most:
+        raise _Closed(f"a message of {size:,} bytes, expected at most {most:,}")
+    return _read(peer, size)
+
+
+def _read(peer: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        if not (part := peer.recv(min(size - len(data), 1 << 20))):
+            raise _Closed("the connection was closed")
+        data += part
+    return bytes(data)

@@ -1,0 +1,153 @@
+"""One owner, many workers: answers are right, nothing is carried out twice, and strangers are hung up on."""
+
+import socket
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import penstock as ps
+from penstock.errors import LeaseError, PenstockError, PlanError
+from penstock.prompts import Prompts, connect, serve
+
+
+def numbered(count: int) -> Prompts:
+    return Prompts(ps.open([{"id": n, "tags": ["a", None, 1.5]} for n in range(count)]), epochs=1)
+
+
+def test_a_worker_gets_what_the_owner_would_have_given(tmp_path: Path, tokenizer_path: Path, write_jsonl) -> None:
+    path = write_jsonl([{"prompt": f"fox {n} runs", "gold": n} for n in range(20)])
+    store = ps.prepare(path, tokenizer=tokenizer_path, template="prompt", cache_dir=tmp_path / "cache", num_proc=1)
+    here, there = Prompts(store, seed=3), Prompts(store, seed=3)
+    with serve(there) as server, connect(server.address, name="w") as client:
+        for mine, theirs in zip(here.take(20), client.take(20), strict=True):
+            assert (mine.ordinal, mine.record, mine.where, mine.repeats) == (
+                theirs.ordinal, theirs.record, theirs.where, theirs.repeats,
+            )  # fmt: skip
+            assert theirs.input_ids is not None and np.array_equal(mine.input_ids, theirs.input_ids)
+            assert mine.input_ids.dtype == theirs.input_ids.dtype
+        client.back([3, 4], note={"turns": 2})
+        assert [(each.ordinal, each.attempt, each.note) for each in client.take(2)] == [
+            (3, 1, {"turns": 2}),
+            (4, 1, {"turns": 2}),
+        ]
+        client.done(range(10))
+        client.drop([10], why="zero_variance")
+        assert client.counts == there.counts
+        assert there.counts["dropped"] == {"zero_variance": 1} and there.counts["frontier"] == 11
+        state = client.state_dict()
+        client.load_state_dict(state)
+        assert client.counts["leased"] == 0 and not client.finished
+
+
+def test_many_workers_share_all_prompts(tmp_path: Path) -> None:
+    prompts, got = numbered(500), []
+
+    def work(name: str) -> None:
+        with connect(address, name=name) as client:
+            while taken := client.take(7):
+                got.extend(each.record["id"] for each in taken)
+                client.done(taken)
+
+    with serve(prompts) as server:
+        address = server.address
+        threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert Counter(got) == Counter(range(500))
+    assert prompts.finished
+
+
+def test_a_lost_answer_is_asked_for_again_and_nothing_is_taken_twice() -> None:
+    prompts = numbered(50)
+    with serve(prompts) as server, connect(server.address) as client:
+        for number in range(10):
+            sent = client._socket.sendall
+
+            def cut(data: bytes, sent=sent, client=client) -> None:
+                sent(data)
+                client._socket.shutdown(socket.SHUT_RD)  # the owner carries it out, and its answer is lost
+
+            client._socket = Hooked(client._socket, cut)
+            assert [each.ordinal for each in client.take(5)] == list(range(5 * number, 5 * number + 5))
+        assert prompts.counts["leased"] == 50
+        client.done(range(50))
+    assert prompts.finished
+
+
+class Hooked:
+    """A socket whose first message is sent by `send`."""
+
+    def __init__(self, real: socket.socket, send) -> None:
+        self._real, self.sendall = real, send
+
+    def __getattr__(self, name: str):
+        return getattr(self._real, name)
+
+
+def test_an_error_of_the_owner_is_raised_in_the_worker() -> None:
+    with serve(numbered(5)) as server, connect(server.address, name="b") as client:
+        taken = client.take(2)
+        client.done(taken)
+        with pytest.raises(
+            LeaseError, match=r"done: prompt 0 is already done or dropped.*and 1 more of 2.*nothing was changed"
+        ):
+            client.done(taken)
+        with pytest.raises(LeaseError, match="back: prompt 4 was never taken: prompts 0 to 1 were"):
+            client.back(4)
+        with pytest.raises(PlanError, match="count is 0"):
+            client.take(0)
+        with pytest.raises(LeaseError, match="why is '', expected a short name"):
+            client.drop(client.take(1), why="")
+
+
+def test_a_record_that_json_would_change_is_refused_with_its_place(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"id": [1], "image": [b"\x00"]}), tmp_path / "images.parquet")
+    prompts = Prompts(ps.open(tmp_path / "images.parquet", cache_dir=tmp_path / "cache"))
+    assert prompts.take(1)[0].record["image"] == b"\x00"
+    prompts.back(0)
+    with serve(prompts) as server, connect(server.address) as client:
+        with pytest.raises(
+            PenstockError, match=r"images.parquet:1: the record cannot be sent to a worker: JSON would change 'image'"
+        ):
+            client.take(1)
+        assert prompts.counts["leased"] == 0 and prompts.counts["returned"] == 1
+
+
+def test_a_restarted_owner_is_noticed() -> None:
+    prompts = numbered(10)
+    server = serve(prompts)
+    client = connect(server.address, patience=5)
+    taken = client.take(2)
+    place = server.address
+    server.close()
+    again = serve(prompts, port=int(place.rpartition(":")[2].partition("/")[0]))
+    again._secret = server._secret
+    with (
+        again,
+        pytest.raises(LeaseError, match="the owner of the prompts was restarted, so all leases of before are over"),
+    ):
+        client.done(taken)
+    client.close()
+
+
+def test_a_missing_owner_a_wrong_secret_and_a_wrong_address_are_errors() -> None:
+    with serve(numbered(3)) as server:
+        with pytest.raises(LeaseError, match="the address has another secret"):
+            connect(server.address[:-4] + "zzzz")
+        with socket.create_connection(
+            ("127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0]))
+        ) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert stranger.recv(100) == b""
+        address = server.address
+    with pytest.raises(LeaseError, match=r"no owner of prompts answers at 127.0.0.1:\d+"):
+        connect(address, patience=0.1)
+    with pytest.raises(LeaseError, match="expected the address of a server: penstock://host:port/secret"):
+        connect("http://127.0.0.1")
