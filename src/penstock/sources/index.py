@@ -286,7 +286,9 @@ def _read_note(cache: Cache, name: str) -> dict[str, Any] | None:
 
 
 def _note(known: FileId, probe: str, content: str, *, settled: bool) -> dict[str, Any]:
-    times = {"mtime_ns": known.mtime_ns, "ctime_ns": known.ctime_ns, "inode": known.inode}
+    times: dict[str, Any] = {"mtime_ns": known.mtime_ns, "ctime_ns": known.ctime_ns, "inode": known.inode}
+    if known.etag:
+        times["etag"] = known.etag
     return {"size": known.size, **times, "probe": probe, "content": content, "settled": settled}
 
 
@@ -303,7 +305,7 @@ def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[
     """
     if not all(map(settled, files)):  # before any byte is read
         return [count(number) for number in range(len(files))]
-    stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns] for known in files]
+    stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns, known.etag] for known in files]
     name = _name("counts", [kind, stats], "rows")
     with contextlib.suppress(StoreError):
         if (found := load(cache, name)) is not None:
