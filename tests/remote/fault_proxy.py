@@ -1,4 +1,5 @@
-"""A proxy in front of a store that does as it is told, or as chance says: errors, cut bodies, stalls, wrong lengths, lost replies."""
+"""A proxy in front of a store that does as it is told, or as chance says: errors, cut bodies, stalls, wrong lengths, lost replies,
+old listings."""
 
 import http.client
 import random
@@ -35,6 +36,9 @@ class FaultProxy:
         self.injected: Counter[Fault] = Counter()
         self._lock, self._share, self._random = threading.Lock(), 0.0, random.Random(0)
         self._stalls = 0
+        self._seen: dict[
+            str, tuple[int, list[tuple[str, str]], bytes]
+        ] = {}  # the first answer to each request for a list
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -93,6 +97,9 @@ class FaultProxy:
             text = f'<?xml version="1.0"?><Error><Code>{_CODES.get(do, "Error")}</Code></Error>'.encode()
             return _send(handler, do, [], text, len(text))
         status, headers, data = self._forward(handler, body)
+        if "list-type" in handler.path:
+            first = self._seen.setdefault(handler.path, (status, headers, data))
+            status, headers, data = first if do == "stale" else (status, headers, data)
         if do == "lost-reply":  # the server has done it; the client never hears
             return _reset(handler)
         told = {name.lower(): value for name, value in headers}.get("content-length", "0")

@@ -158,6 +158,20 @@ def test_a_scan_asks_for_few_large_ranges(put: Put, proxy: FaultProxy) -> None:
     assert sum(stop - start + 1 for start, stop in edges) == len(data)  # no byte twice
 
 
+def test_an_old_listing_gives_no_old_bytes(put: Put, proxy: FaultProxy) -> None:
+    put("data/a.bin", b"old")
+    put("data/b.bin", b"gone soon")
+    assert len(find("s3://bkt/data/*.bin")) == 2
+    put("data/a.bin", b"newer bytes")
+    open_place("s3://bkt")[0].remove("s3://bkt/data/b.bin")
+    proxy.fault("stale", "list-type", times=99)
+    found = find("s3://bkt/data/*.bin")
+    assert found == ["s3://bkt/data/a.bin", "s3://bkt/data/b.bin"]  # as the listing says
+    assert open_file(identify(found[0])).read(0, 11) == b"newer bytes"
+    with pytest.raises(SourceError, match=r"b\.bin: nothing found"):
+        identify(found[1])
+
+
 @pytest.mark.parametrize("do", ["lost-reply", 503, 409, "reset"])
 def test_a_create_whose_reply_was_lost_is_recognised(proxy: FaultProxy, do: int | str) -> None:
     place = open_place("s3://bkt/x")[0]

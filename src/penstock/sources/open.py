@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.places.files import find, has_folders, is_file, is_folder, local
+from penstock.places.files import find, has_folders, is_file, is_folder, is_remote, local
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
@@ -101,6 +101,7 @@ def shape_of(path: str) -> str:
     if suffix := suffix_of(path):
         return _SHAPE_OF[suffix]
     if path.lower().endswith(".pt"):
+        local(path)  # chunks are read from a local disk only
         listed = Path(path).parent / "metadata.json"
         if is_file(listed):
             raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
@@ -121,12 +122,25 @@ def folder_shape(place: str, asked: str | None) -> str | None:
     """Return the format of a folder that is one data set as a whole; None for any other folder or file."""
     if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
         return None
+    if is_remote(place):
+        _refuse_remote_folder(place, asked)
+        return None
     path = local(place)
     for name, shape in SHAPES.items():
         marked = asked is None and any(is_file(Path(path) / mark) for mark in shape.marks)
         if asked == name or (marked and _load(shape.folder)(path)):
             return name
     return None
+
+
+def _refuse_remote_folder(place: str, asked: str | None) -> None:
+    """Raise SourceError for a remote folder that is one data set as a whole: those are read from a local disk only."""
+    marks = [mark for mark in ("dataset_dict.json", "state.json") if is_file(f"{place.rstrip('/')}/{mark}")]
+    if marks or asked is not None:
+        what = f"has {marks[0]}: a folder that `datasets` saved" if marks else f"shape={asked!r} is a folder"
+        raise SourceError(
+            f"{place}: {what}, which is read from a local disk only; download it, or name its files: {place}/*.arrow"
+        )
 
 
 def is_data_set_folder(place: str) -> bool:
@@ -313,7 +327,7 @@ def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
         return paths
     root = _common(paths)
     word = re.compile(rf"(?<![a-z0-9]){re.escape(split.name)}(?![a-z0-9])", re.IGNORECASE)
-    found = [path for path in paths if word.search(os.path.relpath(path, root))] if len(paths) > 1 else []
+    found = [path for path in paths if word.search(path[len(root) :])] if len(paths) > 1 else []
     if found or (len(paths) == 1 and word.search(Path(paths[0]).name)):
         return found or paths
     if split.name == "train" and not any(re.search(r"(?<![a-z])(test|valid|dev)", Path(path).name) for path in paths):
@@ -344,7 +358,8 @@ def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
 
 def _common(paths: list[str]) -> str:
     # all paths between the first and the last in order share what these two share
-    return os.path.commonpath([min(paths), max(paths)]) if len(paths) > 1 else str(Path(paths[0]).parent)
+    shared = os.path.commonpath([min(paths), max(paths)]) if len(paths) > 1 else str(Path(paths[0]).parent)
+    return shared.replace(":/", "://", 1) if is_remote(paths[0]) else shared
 
 
 def _few(paths: list[str]) -> str:
