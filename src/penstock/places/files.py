@@ -33,8 +33,12 @@ def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
     from penstock.places.object_store import SCHEMES, open_object_place  # only those pay for it who need it
 
     scheme = text.partition("://")[0]
+    if scheme == "hf":
+        from penstock.places.hub import HubPlace
+
+        return HubPlace.of(text), text
     if scheme not in SCHEMES:
-        known = ", ".join(f"{each}://" for each in SCHEMES)
+        known = ", ".join(f"{each}://" for each in (*SCHEMES, "hf"))
         raise SourceError(
             f"{text[:_SHOWN]}: unknown kind of place {scheme}://, expected a local path or one of {known}"
         )
@@ -45,6 +49,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a URL."""
     text = os.fspath(path)
     return "://" in text and bool(_SCHEME.match(text))
+
+
+def is_on_disk(path: str | os.PathLike[str]) -> bool:
+    """Return whether an open file of this place is a local one, so that it can be mapped; the hub's files are downloaded whole."""
+    return not is_remote(path) or os.fspath(path).startswith("hf://")
 
 
 def local(path: str | os.PathLike[str]) -> str:

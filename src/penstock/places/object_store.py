@@ -13,12 +13,23 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import IO, Any, Literal, TypeVar
 
 from penstock.errors import SourceChanged, SourceError
 from penstock.places.place import FileId
-from penstock.places.requests import Changed, Exists, Missing, RemoteError, ShortAnswer, number, pause, request
+from penstock.places.requests import (
+    Changed,
+    Exists,
+    Missing,
+    RemoteError,
+    ShortAnswer,
+    explain_obstore,
+    guard_against_fork,
+    number,
+    pause,
+    request,
+)
 
 _Answer = TypeVar("_Answer")
 
@@ -97,7 +108,9 @@ class ObjectPlace:
         client = self.client()
         import obstore
 
-        return request(url, self._advice, lambda: call(obstore, client), creates=creates)
+        guard_against_fork(url)
+        explain = partial(explain_obstore, url=url, advice=self._advice, creates=creates)
+        return request(lambda: call(obstore, client), explain)
 
     def _key(self, url: str) -> str:
         key = url[len(self.root) + 1 :]

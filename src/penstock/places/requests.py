@@ -68,24 +68,19 @@ def has_made_request() -> bool:
     return _process is not None
 
 
-def request(url: str, advice: str, call: Callable[[], _Answer], *, creates: bool = False) -> _Answer:
-    """Make a request; repeat it while it may pass.  Raise RemoteError.
-
-    advice: what to check if access is denied or nothing is found.  creates: the request makes an object that must be new.
-    """
-    _guard(url)
+def request(call: Callable[[], _Answer], explain: Callable[[Exception], RemoteError]) -> _Answer:
+    """Make a request; repeat it while it may pass.  Raise RemoteError, which `explain` makes of an error of the client library."""
     tries = int(number("PENSTOCK_REMOTE_TRIES", 8))
     for number_of_try in range(1, tries + 1):
         try:
             return call()
         except Exception as error:
-            failure = explain(url, advice, error, creates=creates)
+            failure = explain(error)
             if not failure.may_pass:
                 raise failure from error
             if number_of_try == tries:
-                failure.strerror = (
-                    f"{failure.strerror} (tried {tries} times); run again later, or check the network and the endpoint"
-                )
+                again = f"(tried {tries} times); run again later, or check the network and the endpoint"
+                failure.strerror = f"{failure.strerror} {again}"
                 raise failure from error
         pause(number_of_try)
     raise AssertionError("a loop of at least one try returns or raises")
@@ -97,7 +92,8 @@ def pause(number_of_try: int) -> None:
     time.sleep(most * (0.5 + int.from_bytes(os.urandom(2)) / 131072))
 
 
-def _guard(url: str) -> None:
+def guard_against_fork(url: str) -> None:
+    """Raise RemoteError in a process that was forked from one that has made a request; note the first request."""
     global _process
     if _process is None:
         _process = os.getpid()
@@ -110,15 +106,18 @@ def _guard(url: str) -> None:
         )
 
 
-def explain(url: str, advice: str, error: Exception, *, creates: bool = False) -> RemoteError:
-    """Return what an error of a client library means.  Its errors have no codes, only types and text."""
+def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = False) -> RemoteError:
+    """Return what an error of obstore means.  Its errors have no codes, only types and text.
+
+    advice: what to check if access is denied or nothing is found.  creates: the request makes an object that must be new.
+    """
     if isinstance(error, RemoteError):
         return error
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     kind = type(error).__name__
     if isinstance(error, ShortAnswer):
-        return _passing(errno.EIO, text, url)
+        return passing(errno.EIO, text, url)
     if isinstance(error, FileNotFoundError) or status == 404:
         bucket = "the bucket does not exist" if "NoSuchBucket" in text else "nothing found (404)"
         return Missing(errno.ENOENT, f"{bucket}; check the name; {advice}", url)
@@ -131,29 +130,31 @@ def explain(url: str, advice: str, error: Exception, *, creates: bool = False) -
             else Changed(errno.ESTALE, "has another version now", url)
         )
     if kind == "AlreadyExistsError" or status == 409:  # S3 also says 409 for "two requests at once, try again"
-        return Exists(errno.EEXIST, "already there", url) if creates else _passing(errno.EBUSY, f"busy ({status})", url)
+        return Exists(errno.EEXIST, "already there", url) if creates else passing(errno.EBUSY, f"busy ({status})", url)
     if status == 416:
         return Changed(errno.ESTALE, "is shorter now", url)
     if status >= 500 or status in _MAY_PASS:
-        return _passing(errno.EAGAIN, f"the server answers {status}", url)
+        return passing(errno.EAGAIN, f"the server answers {status}", url)
     if status:
-        return RemoteError(errno.EIO, f"the server answers {status}: {_short(text)}; {advice}", url)
+        return RemoteError(errno.EIO, f"the server answers {status}: {shorten(text)}; {advice}", url)
     if isinstance(error, ValueError | TypeError) or kind in (
         "NotSupportedError",
         "RangeNotSupportedError",
         "NotImplementedError",
     ):
-        return RemoteError(errno.EINVAL, f"not possible here: {_short(text)}; download the file", url)
-    what = found[1].lower() if (found := _KIND.search(text)) else _short(text)
-    return _passing(errno.EIO, f"no complete answer ({what})", url)
+        return RemoteError(errno.EINVAL, f"not possible here: {shorten(text)}; download the file", url)
+    what = found[1].lower() if (found := _KIND.search(text)) else shorten(text)
+    return passing(errno.EIO, f"no complete answer ({what})", url)
 
 
-def _passing(number: int, text: str, url: str) -> RemoteError:
+def passing(number: int, text: str, url: str) -> RemoteError:
+    """Return an error after which the request may be repeated."""
     error = RemoteError(number, text, url)
     error.may_pass = True
     return error
 
 
-def _short(text: str) -> str:
+def shorten(text: str) -> str:
+    """Return the first line of a text, or its beginning."""
     line = text.partition("\n")[0].strip()
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"

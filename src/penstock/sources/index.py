@@ -32,7 +32,7 @@ from penstock.cache import Cache
 from penstock.cache.claims import Claim, wait_for_claim
 from penstock.errors import PenstockError, SourceError, StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
-from penstock.places.files import identify, is_remote, settled
+from penstock.places.files import identify, is_on_disk, settled
 from penstock.places.local import buffer
 from penstock.places.place import File, FileId
 from penstock.types import Ints
@@ -89,9 +89,9 @@ def load(cache: Cache, name: str) -> Loaded | None:
 
 
 def mapped(file: File, cache: Cache) -> Any:
-    """Return a whole file as memory: a map, or of a remote file a copy in the cache, which one process makes for all."""
+    """Return a whole file as memory: a map, or of an object a copy in the cache, which one process makes for all."""
     known = file.identity
-    if not is_remote(known.path):
+    if is_on_disk(known.path):
         return file.map()
     if not known.has_strong_etag:  # a copy could be of an older version
         raise SourceError(

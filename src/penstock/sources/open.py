@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.places.files import find, has_folders, is_file, is_folder, is_remote, local
+from penstock.places.files import exists, find, has_folders, is_file, is_folder, is_remote, local
+from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
@@ -27,7 +28,7 @@ from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
-_COMMON = ("shape", "split", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
+_COMMON = ("shape", "split", "config", "revision", "data_files", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,9 @@ class Settings:
     bad: BadRows = field(default_factory=BadRows)
     options: dict[str, Any] = field(default_factory=dict)  # the format's own
     defaults: dict[str, Any] = field(default_factory=dict)  # the same, for formats that take them
+    config: str | None = None  # these three are of data sets on the hub
+    revision: str | None = None
+    data_files: Any = None
 
     def options_of(self, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
         """Return the options for one format; raise SourceError for an unknown one."""
@@ -174,6 +178,14 @@ class Settings:
                 hint = did_you_mean(option, (*known, *_COMMON))
                 raise SourceError(f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}")
         return {name: value for name, value in self.defaults.items() if name in known} | self.options
+
+    def refuse_hub_options(self, what: str) -> None:
+        """Raise SourceError if an option is given that only a data set on the hub takes."""
+        for name in ("config", "revision", "data_files"):
+            if (value := getattr(self, name)) is not None:
+                raise SourceError(
+                    f"{what}: {name}={value!r} is for data sets on the hub, such as org/name; leave it out"
+                )
 
 
 def open_source(
@@ -185,14 +197,19 @@ def open_source(
     split: str | None = None,
     bad: BadRows | None = None,
     defaults: dict[str, Any] | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+    data_files: Any = None,
     **options: Any,
 ) -> RowAccess:
-    """Open files by path, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
+    """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
 
     shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
     format's own.  defaults: options for formats that take them; other formats ignore them.
     """
-    settings = Settings(cache, name, shape, split, bad or BadRows(), options, defaults or {})
+    settings = Settings(
+        cache, name, shape, split, bad or BadRows(), options, defaults or {}, config, revision, data_files
+    )
     if shape is not None and shape not in SHAPES:
         raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}")
     if isinstance(place, str | os.PathLike):
@@ -200,6 +217,7 @@ def open_source(
     if isinstance(place, Sequence) and place and all(isinstance(each, str | os.PathLike) for each in place):
         return _open_places([os.fspath(each) for each in place], settings)
     kind = type(place).__name__
+    settings.refuse_hub_options(kind)
     if shape is not None:
         raise SourceError(f"shape={shape!r} is for files, but a {kind} was given; leave shape out")
     # by name: importing `datasets`, or the module that reads it, takes long
@@ -252,8 +270,18 @@ def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAcc
 
 
 def _open_places(places: list[str], settings: Settings) -> RowAccess:
-    names = [read_name(place, split=settings.split) for place in places]
-    if all(not name.splits and not name.cuts and folder_shape(name.place, settings.shape) is None for name in names):
+    names = [read_name(on_hub(place, settings.revision) or place, split=settings.split) for place in places]
+    if not any(hub.is_data_set(name.place) for name in names):
+        settings.refuse_hub_options(places[0])
+    elif settings.shape == "hf":  # as other tools call a data set on the hub
+        settings = replace(settings, shape=None)
+    if all(
+        not name.splits
+        and not name.cuts
+        and not hub.is_data_set(name.place)
+        and folder_shape(name.place, settings.shape) is None
+        for name in names
+    ):
         return _open_files([path for name in names for path in _data_files(name.place, settings.shape)], settings)
     return _joined([_open_name(name, settings) for name in names], settings.name)
 
@@ -265,7 +293,36 @@ def _open_name(name: Name, settings: Settings) -> RowAccess:
     return source
 
 
+def on_hub(place: str, revision: str | None = None) -> str | None:
+    """Return the URL of a name such as `org/name` that is no local path; None for any other place.
+
+    A name whose first part is a local folder, or that ends like a file, is a local path that is missing.
+    """
+    named, ending = re.fullmatch(r"(.*?)((?::\w+)?(?:@?\[[^\]/]*\])?)", place, re.DOTALL).groups()  # type: ignore[union-attr]
+    if is_remote(named) or suffix_of(named) or exists(place) or exists(named) or is_folder(named.partition("/")[0]):
+        if revision is not None and hub.is_data_set(named) and "@" not in named:
+            return f"{named.rstrip('/')}@{revision}{ending}"
+        return None
+    from penstock.places.hub import hub_url
+
+    url = hub_url(named, revision)
+    if url is None:
+        return None
+    _log.info("%s: no local file or folder of that name, so it is a data set on the hub", named)
+    return url + ending
+
+
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
+    if hub.is_data_set(place):
+        paths = find(f"{place.rstrip('/')}/**")
+        data = [path for path in paths if is_data_file(path)]
+        asked = {"config": settings.config, "data_files": settings.data_files, "split": split.name if split else None}
+        named = (
+            settings
+            if settings.name
+            else replace(settings, name=place.partition("@")[0].rstrip("/").rpartition("/")[2])
+        )
+        return _cut(_open_files(hub.files_of(place, **asked, data=data), named), split)
     shape = folder_shape(place, settings.shape)
     if shape is None:
         return _cut(_open_files(_of_split(place, _data_files(place, settings.shape), split), settings), split)
