@@ -76,7 +76,7 @@ class LoopbackHub:
         self.log.append((handler.command, path, token))
         if status := self._fault(path):
             return _send(handler, status, {"error": f"a fault: {status}"})
-        found = re.match(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?$", path) or re.match(
+        found = re.match(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.+))?)?$", path) or re.match(
             r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)$", path
         )
         if found is None:
@@ -92,7 +92,11 @@ class LoopbackHub:
             return _send(handler, 404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
         files = repo.commits[commit]
         if kind == "tree":
-            return _send(handler, 200, [_entry(path, data) for path, data in sorted(files.items())])
+            deep = urllib.parse.parse_qs(parsed.query).get("recursive", ["false"])[0].lower() == "true"
+            listed = _tree(files, f"{found[4]}/" if found[4] else "", deep=deep)
+            return _send(
+                handler, 200 if listed else 404, listed, **({} if listed else {"X_Error_Code": "EntryNotFound"})
+            )
         if kind != "resolve":
             facts = {
                 "_id": "0",
@@ -102,9 +106,21 @@ class LoopbackHub:
                 "gated": False,
                 "disabled": False,
             }
-            listed = [{"rfilename": path} for path in sorted(files)]
-            return _send(handler, 200, {**facts, "downloads": 0, "likes": 0, "tags": [], "siblings": listed})
+            siblings = [{"rfilename": path} for path in sorted(files)]
+            return _send(handler, 200, {**facts, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings})
         return _send_file(handler, files.get(found[4]), commit)
+
+
+def _tree(files: dict[str, bytes], above: str, *, deep: bool) -> list[dict[str, Any]]:
+    """Files below a folder, and the folders among them."""
+    below = {path: path[len(above) :].split("/") for path in sorted(files) if path.startswith(above)}
+    folders = {
+        above + "/".join(parts[:end])
+        for parts in below.values()
+        for end in range(1, len(parts) if deep else min(2, len(parts)))
+    }
+    listed = [{"type": "directory", "path": folder, "oid": "0" * 40, "size": 0} for folder in sorted(folders)]
+    return listed + [_entry(path, files[path]) for path, parts in below.items() if deep or len(parts) == 1]
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:

@@ -195,3 +195,39 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(hub: LoopbackHub, run:
     for line, (statement, words) in zip(said, wrong.items(), strict=False):
         assert words in line, statement
     assert not any(path.startswith("/api/datasets/data/") for _, path, _ in hub.log)
+
+
+def test_recipes_of_other_tools_name_data_sets_of_the_hub(run: Run, tmp_path: Path, tokenizer_path: Path) -> None:
+    work = tmp_path / "work"
+    settings = f"tokenizer: {tokenizer_path}\nmax_length: 64\nbatch_size: 1\ntemplate: text\n"
+    (work / "skyrl.yaml").write_text(f"dataset_name: org/card\nconfig: other\n{settings}")
+    (work / "lmms.yaml").write_text(
+        f"{settings}datasets:\n- path: org/card\n  data_type: hf_dataset\n  config: other\n"
+    )
+    (work / "list.yaml").write_text(
+        "datasets:\n- path: org/card\n  data_type: hf_dataset\n  options: {config: other}\n"
+    )
+    out = run(
+        "for recipe in ('skyrl.yaml', 'lmms.yaml'):\n"
+        "    loader = ps.load(recipe)\n"
+        "    [store] = loader.stores.values() if isinstance(loader.stores, dict) else loader.stores\n"
+        "    print(len(store), store[1].where.file, store[1].text)\n"
+        "print(n('list.yaml'))\n"
+    )
+    lines_ = out.splitlines()
+    assert [line.split()[0] for line in lines_[:2]] == ["2", "2"], out
+    assert all("hf://datasets/org/card@" in line and "the fox 8" in line for line in lines_[:2])
+    assert lines_[2] == "[7, 8]"
+
+
+def test_datasets_gives_the_same_records(hub: LoopbackHub, run: Run) -> None:
+    hub.repos["org/named"] = Repo.of(
+        {"data/train-0.jsonl": lines(1), "data/train-1.jsonl": lines(4), "test.jsonl": lines(2)}
+    )
+    out = run(
+        "import datasets\ndatasets.disable_progress_bars()\n"
+        "for split in ('train', 'test'):\n"
+        "    print(sorted(datasets.load_dataset('org/card', split=split)['n']) == sorted(n('org/card', split=split)))\n"
+        "    print(list(datasets.load_dataset('org/named', split=split)['n']) == n('org/named', split=split))\n"
+    )
+    assert out.splitlines()[:4] == ["True"] * 4

@@ -1,8 +1,4 @@
-"""Open a path, a glob, a folder, a list, a data set or a stream as a source.
-
-A new format needs one line in SHAPES.  Its source is called as `source(paths, cache=, name=, bad=, **options)`, and its attribute
-`OPTIONS` names the options that it takes.  Its module is imported when the first such file is opened.
-"""
+"""Open a path, a URL, a glob, a folder, a list, a data set or a stream as a source."""
 
 import logging
 import os
@@ -10,18 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.places.files import exists, find, has_folders, is_file, is_folder, is_remote, local
+from penstock.places.files import exists, find, has_folders, is_folder, is_remote, local
 from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
+from penstock.sources.formats import SHAPE_ALIASES, SHAPES, bare_name, folder_shape, is_data_file, shape_of, suffix_of
 from penstock.sources.memory import ListSource, SpooledSource
 from penstock.sources.names import Cut, Name, Split, read_name, read_split
 from penstock.words import did_you_mean
@@ -29,130 +24,6 @@ from penstock.words import did_you_mean
 _log = logging.getLogger("penstock")
 
 _COMMON = ("shape", "split", "config", "revision", "data_files", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A format.  Suffixes may have several parts (`.jsonl.gz`); the longest that fits decides."""
-
-    module: str
-    source: str
-    suffixes: tuple[str, ...] = ()
-    folder: str = ""  # module.function that tells whether a folder as a whole has this format
-    marks: tuple[str, ...] = ()  # it is called for a folder that holds one of these files
-    is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
-
-    def load(self) -> Callable[..., Any]:
-        """Return the class or function that opens files of this format."""
-        return _load(f"{self.module}.{self.source}")
-
-
-def _load(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(".")
-    found: Callable[..., Any] = getattr(import_module(f"penstock.sources.{module}"), attribute)
-    return found
-
-
-def _packed(*suffixes: str) -> tuple[str, ...]:
-    """Return these suffixes, plain and compressed."""
-    return tuple(suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz"))
-
-
-_HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
-_CHUNK_MARKS = ("metadata.json",)
-
-SHAPES = {
-    "jsonl": Shape("jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
-    "json": Shape("jsonl", "JsonSource", _packed(".json")),
-    "csv": Shape("csv", "CsvSource", _packed(".csv", ".tsv")),
-    "text": Shape("text", "TextSource", _packed(".txt", ".text", ".md")),
-    "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
-    "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
-    "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
-    "parquet_chunks": Shape(
-        "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
-    ),
-    "pt": Shape("pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS),
-    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
-}
-_SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
-_MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
-# Files beside data that are not data.  A list of data sets is opened by its own name only.
-_BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
-
-
-def suffix_of(path: str) -> str:
-    """Return the longest suffix of any format that a path ends in, in lower case, or ""."""
-    return _known_suffix(".".join(_file_name(path).lower().rsplit(".", _MOST_DOTS)[1:]))
-
-
-@lru_cache  # thousands of files have one ending
-def _known_suffix(ending: str) -> str:
-    while ending and f".{ending}" not in _SHAPE_OF:
-        ending = ending.partition(".")[2]
-    return f".{ending}" if ending else ""
-
-
-def _file_name(path: str) -> str:
-    return path.rpartition("/")[2]  # asked of every file of a folder, and Path takes ten times as long
-
-
-def shape_of(path: str) -> str:
-    """Return the format of a file, by its name."""
-    if suffix := suffix_of(path):
-        return _SHAPE_OF[suffix]
-    if path.lower().endswith(".pt"):
-        local(path)  # chunks are read from a local disk only
-        listed = Path(path).parent / "metadata.json"
-        if is_file(listed):
-            raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
-        raise SourceError(f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})")
-    known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
-    shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
-    raise SourceError(
-        f"{path}: unknown shape {Path(path).suffix!r}, expected one of {known}; or say what it is with shape= ({shapes})"
-    )
-
-
-def is_data_file(path: str) -> bool:
-    """Return whether a file of a folder holds records, by its name; a README beside them does not."""
-    return bool(suffix_of(path)) and not _BESIDE.fullmatch(_file_name(path))
-
-
-def folder_shape(place: str, asked: str | None) -> str | None:
-    """Return the format of a folder that is one data set as a whole; None for any other folder or file."""
-    if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
-        return None
-    if is_remote(place):
-        _refuse_remote_folder(place, asked)
-        return None
-    path = local(place)
-    for name, shape in SHAPES.items():
-        marked = asked is None and any(is_file(Path(path) / mark) for mark in shape.marks)
-        if asked == name or (marked and _load(shape.folder)(path)):
-            return name
-    return None
-
-
-def _refuse_remote_folder(place: str, asked: str | None) -> None:
-    """Raise SourceError for a remote folder that is one data set as a whole: those are read from a local disk only."""
-    marks = [mark for mark in ("dataset_dict.json", "state.json") if is_file(f"{place.rstrip('/')}/{mark}")]
-    if marks or asked is not None:
-        what = f"has {marks[0]}: a folder that `datasets` saved" if marks else f"shape={asked!r} is a folder"
-        raise SourceError(
-            f"{place}: {what}, which is read from a local disk only; download it, or name its files: {place}/*.arrow"
-        )
-
-
-def is_data_set_folder(place: str) -> bool:
-    """Return whether a folder is one data set as a whole, such as one that `datasets` saved."""
-    return folder_shape(place, None) is not None
-
-
-def bare_name(path: str) -> str:
-    """Return a file's name without the suffix of its format."""
-    name, suffix = Path(path).name, suffix_of(path)
-    return name[: -len(suffix)] if suffix and len(suffix) < len(name) else Path(path).stem
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +78,7 @@ def open_source(
     shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
     format's own.  defaults: options for formats that take them; other formats ignore them.
     """
+    shape = SHAPE_ALIASES.get(shape, shape) if shape else shape
     settings = Settings(
         cache, name, shape, split, bad or BadRows(), options, defaults or {}, config, revision, data_files
     )
@@ -293,15 +165,19 @@ def _open_name(name: Name, settings: Settings) -> RowAccess:
     return source
 
 
-def on_hub(place: str, revision: str | None = None) -> str | None:
+def on_hub(place: str, revision: str | None = None, *, folder: str = "") -> str | None:
     """Return the URL of a name such as `org/name` that is no local path; None for any other place.
 
     A name whose first part is a local folder, or that ends like a file, is a local path that is missing.
+    folder: what paths are relative to.
     """
-    named, ending = re.fullmatch(r"(.*?)((?::\w+)?(?:@?\[[^\]/]*\])?)", place, re.DOTALL).groups()  # type: ignore[union-attr]
-    if is_remote(named) or suffix_of(named) or exists(place) or exists(named) or is_folder(named.partition("/")[0]):
-        if revision is not None and hub.is_data_set(named) and "@" not in named:
-            return f"{named.rstrip('/')}@{revision}{ending}"
+    parts = re.fullmatch(r"(.*?)((?::\w+)?(?:@?\[[^\]/]*\])?)", place, re.DOTALL)
+    named, ending = parts.groups() if parts else (place, "")
+    if is_remote(named):
+        is_whole = revision is not None and hub.is_data_set(named) and "@" not in named
+        return f"{named.rstrip('/')}@{revision}{ending}" if is_whole else None
+    beside = [os.path.join(folder, each) for each in (place, named)]  # noqa: PTH118
+    if suffix_of(named) or any(map(exists, beside)) or is_folder(os.path.join(folder, named.partition("/")[0])):  # noqa: PTH118
         return None
     from penstock.places.hub import hub_url
 

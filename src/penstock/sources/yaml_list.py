@@ -23,7 +23,8 @@ from penstock.places.files import read
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import concat
-from penstock.sources.open import SHAPES, open_source
+from penstock.sources.formats import SHAPE_ALIASES, SHAPES
+from penstock.sources.open import on_hub, open_source
 from penstock.sources.yaml_lines import Keys, read_yaml
 from penstock.words import did_you_mean
 
@@ -40,13 +41,6 @@ _ALIASES: dict[str, str] = {
 }
 _KEYS = ("path", "shape", "split", "weight", "name", "data_folder", "options")
 _NOT_OPTIONS = ("place", "cache", "name", "shape", "split", "bad", "defaults")
-_SHAPE_ALIASES = {
-    **dict.fromkeys(("hf_dataset", "huggingface"), "hf"),
-    "txt": "text",
-    "tsv": "csv",
-    "ndjson": "jsonl",
-    "yml": "yaml",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +125,9 @@ def _entry(path: str, value: Any, at: Keys, lines: dict[Keys, int]) -> DatasetEn
     if "weight" in values:
         values["weight"] = float(values["weight"])
     if "shape" in values:
-        values["shape"] = _SHAPE_ALIASES.get(values["shape"], values["shape"])
+        values["shape"] = SHAPE_ALIASES.get(values["shape"], values["shape"])
+    if "path" in values:
+        values["path"] = on_hub(values["path"], folder=str(Path(path).parent)) or values["path"]
     for key in values.keys() & {"path", "data_folder"}:
         if "://" not in values[key]:
             values[key] = str(Path(path).parent / os.path.expanduser(values[key]))  # noqa: PTH111 - may be a glob
@@ -150,7 +146,7 @@ def _wrong(key: str, value: Any) -> str | None:
         return f"{wrong[0]!r} is not an option of a shape; if it is a key, write it beside path" if wrong else None
     if not isinstance(value, str) or (key == "path" and not value):
         return f"{key} is {str(value)[:100]!r} ({type(value).__name__}), expected text"
-    if key == "shape" and value not in SHAPES and value not in _SHAPE_ALIASES:
-        hint = did_you_mean(value, [*SHAPES, *_SHAPE_ALIASES])
+    if key == "shape" and value not in SHAPES and value not in SHAPE_ALIASES:
+        hint = did_you_mean(value, [*SHAPES, *SHAPE_ALIASES])
         return f"the shape {value!r} is not known, expected one of {', '.join(SHAPES)}{hint}"
     return None
