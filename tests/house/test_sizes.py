@@ -11,21 +11,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 149
+MOST_FILES = 154
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 717,
-    "cache": 679,
+    "": 724,
+    "cache": 685,
     "cli": 955,
-    "engines": 393,
+    "engines": 397,
     "integrations": 1_039,
     "loader": 2_150,
-    "places": 771,
+    "places": 1_629,
     "plan": 1_651,
-    "recipe": 1_532,
+    "recipe": 1_541,
     "report": 2_387,
-    "sources": 5_568,
+    "sources": 5_852,
     "store": 2_393,
-    "templates": 6_632,
+    "templates": 6_636,
     "testing": 473,
 }
 
