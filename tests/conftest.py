@@ -19,6 +19,17 @@ from tests.policy import RACING, RANDOM_EXAMPLES, fail_unlisted_skip
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No test leaves this machine: a bucket or a data set of the hub that a test forgot to serve is looked for on a closed port.  With keys, as
+# without them a metadata service would be asked for some.
+_CLOSED = "http://127.0.0.1:9"
+os.environ |= {
+    "AWS_ENDPOINT_URL": _CLOSED,
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "AWS_REGION": "us-east-1",
+}
+os.environ |= {"HF_ENDPOINT": _CLOSED, "AWS_EC2_METADATA_DISABLED": "true"}
+
 WORDS = "the quick brown fox jumps over a lazy dog and runs far away from home 0 1 2 3"
 
 

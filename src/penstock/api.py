@@ -40,6 +40,11 @@ def open(
         "sample_folder, yaml",
     ] = None,
     split: Annotated[str | None, "split of a data set folder, such as train or train[:10%]"] = None,
+    config: Annotated[str | None, "configuration of a data set on the hub, if it has several"] = None,
+    revision: Annotated[str | None, "branch, tag or commit of a data set on the hub; else main"] = None,
+    data_files: Annotated[
+        str | list[Any] | dict[str, Any] | None, "files of a data set on the hub: patterns, or patterns by split"
+    ] = None,
     name: str | None = None,
     cache_dir: _CacheDir = None,
     on_bad: Annotated[str, "what to do with a row that cannot be read: stop, skip or quarantine"] = "stop",
@@ -49,12 +54,14 @@ def open(
 ) -> RowAccess:
     """Open records by number.
 
-    place: a path, a glob, a folder, a list of those, a list of dicts, a function that yields dicts, or a data set of `datasets`.
+    place: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
+    list of dicts, a function that yields dicts, or a data set of `datasets`.
     Rows can be chosen in the name: "chat.jsonl@[:1000]", "folder:train[:10%]".
     options: those of the file format, such as `record` of text; an unknown one is an error.
     """
     bad = BadRows(on_bad, max_bad=max_bad, quarantine=os.fspath(quarantine) if quarantine is not None else None)
-    return open_source(place, cache=Cache(cache_dir), name=name, shape=shape, split=split, bad=bad, **options)
+    hub: dict[str, Any] = {"config": config, "revision": revision, "data_files": data_files}
+    return open_source(place, cache=Cache(cache_dir), name=name, shape=shape, split=split, bad=bad, **hub, **options)
 
 
 def prepare(
@@ -108,7 +115,7 @@ def prepare(
 
 def _refuse_misplaced(options: dict[str, Any]) -> None:
     """Arguments of `open` that were given to `prepare`."""
-    for name in ("shape", "split", "on_bad", "max_bad", "quarantine"):
+    for name in ("shape", "split", "config", "revision", "data_files", "on_bad", "max_bad", "quarantine"):
         if name in options:
             raise TemplateError(f"{name}= is an option of open: prepare(penstock.open(…, {name}={options[name]!r}), …)")
 

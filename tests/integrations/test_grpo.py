@@ -85,9 +85,7 @@ def generations(shape: str, steps: int) -> int:
 
 
 def run_all(folder: Path) -> None:
-    """Import trl and all that it needs once, then train each shape in two children: one is killed right after the checkpoint at step 4, one resumes."""
-    import transformers.models.llama.modeling_llama
-    import trl.trainer.grpo_config
+    """Three runs in children: one is not disturbed, one is killed right after the checkpoint at step 4, one resumes."""
 
     import penstock.integrations.grpo  # noqa: F401
 

@@ -55,8 +55,8 @@ def test_nothing_there_is_an_error_with_the_name(tmp_path: Path) -> None:
         identify(str(tmp_path / "no.jsonl"))
     with pytest.raises(SourceError, match="not a regular file"):
         identify(str(tmp_path))
-    with pytest.raises(SourceError, match="remote paths are not supported yet"):
-        find("s3://bucket/a.jsonl")
+    with pytest.raises(SourceError, match="unknown kind of place ftp://, expected a local path or one of s3://"):
+        find("ftp://host/a.jsonl")
 
 
 def test_ranges_from_many_threads(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import SHAPES, ListSource, open_source
-from penstock.sources.open import SHAPE_ALIASES
+from penstock.sources.formats import SHAPE_ALIASES
 
 ROW = '{"row": 1}\n'
 

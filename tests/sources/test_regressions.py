@@ -372,7 +372,7 @@ def test_a_function_that_wants_its_start_is_told_it(cache: Cache) -> None:
             "unknown option 'uniqe_keys'; did you",
         ),
         ("- path: a.jsonl\n- b.jsonl\n", 2, ".*b.jsonl: nothing found"),
-        ("- path: s3://bucket/a.jsonl\n", 1, "s3://bucket/a.jsonl: remote paths"),
+        ("- path: ftp://host/a.jsonl\n", 1, "ftp://host/a.jsonl: unknown kind of place"),
     ],
 )
 def test_a_fault_in_a_list_has_its_line(tmp_path: Path, cache: Cache, text: str, line: int, reason: str) -> None:

@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from penstock.cache import locks
 from penstock.errors import StoreError
+from penstock.places.files import is_remote
 from penstock.places.folder import Folder
 from penstock.places.place import FileId
 
@@ -76,6 +77,11 @@ class Cache:
         allow_shared: bool | None = None,
         verify: bool | None = None,
     ) -> None:
+        if is_remote(root or os.environ.get("PENSTOCK_CACHE", "")):
+            where = root or os.environ["PENSTOCK_CACHE"]
+            raise StoreError(
+                f"{where}: a cache is a local folder, as its files are memory-mapped; data may be read from a URL"
+            )
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
         given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
         self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes

@@ -1,7 +1,7 @@
 """Run tasks in processes of this machine, by `multiprocessing`.  A free process takes the next task.
 
-On Linux workers are forked: they start in milliseconds and share the loaded tokenizer.  Elsewhere they are spawned, and
-the work is sent to each of them once.  A task and its result are a few numbers.
+On Linux workers are forked: they start in milliseconds and share the loaded tokenizer.  Elsewhere, and after a request to a remote place,
+they are spawned, and the work is sent to each of them once.  A task and its result are a few numbers.
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StoreError
+from penstock.places.requests import has_made_request
 from penstock.types import Engine, OnNote, Task, run_inline
 from penstock.words import did_you_mean
 
@@ -29,6 +30,7 @@ class LocalEngine:
             raise StoreError(f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)")
         # Elsewhere fork is missing, or unsafe because system libraries start threads.
         self.start_method = start_method or ("fork" if sys.platform == "linux" else "spawn")
+        self._may_spawn = start_method is None
         if self.start_method not in START_METHODS:
             raise StoreError(f"start_method is {start_method!r}, expected one of {', '.join(START_METHODS)}")
         self.num_proc = num_proc or num_cores()
@@ -50,7 +52,9 @@ class LocalEngine:
             return run_inline(work, tasks, on_note)
         from penstock.engines.pool import Results
 
-        return Results(work, iter(tasks), on_note, self.start_method, max(1, num_proc))
+        # The client of remote places has threads: a fork would wait for them for ever.
+        method = "spawn" if self._may_spawn and has_made_request() else self.start_method
+        return Results(work, iter(tasks), on_note, method, max(1, num_proc))
 
     def __repr__(self) -> str:
         return f"LocalEngine({self.num_proc})"

@@ -1,4 +1,4 @@
-"""Find, identify and read files, wherever they are.  A place (local folders, later buckets) is not a format.
+"""Find, identify and read files, wherever they are.  A place (local folders, buckets, web servers) is not a format.
 
 The scheme of a path or URL chooses its place.  All functions raise SourceError.
 """
@@ -8,11 +8,11 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from penstock.errors import SourceChanged, SourceError
+from penstock.errors import SourceError
 from penstock.places.local import LOCAL
 from penstock.places.place import File, FileId, Place
 from penstock.words import plural
@@ -21,19 +21,45 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
 _MAGIC = re.compile(r"[*?[]")
 _NUMBER = re.compile(r"([0-9]+)")
 _SECOND, _TICK = 1_000_000_000, 20_000_000  # nanoseconds
+_AT_ONCE = 16  # requests
 _SHOWN = 300  # characters of a path in an error: a text may be given instead of a path
 
 
 def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
     """Return the place that a path or URL belongs to, and its name there."""
     text = os.fspath(path)
-    if "://" in text and _SCHEME.match(text):
-        raise SourceError(f"{text[:_SHOWN]}: remote paths are not supported yet; copy the files to a local folder")
-    return LOCAL, os.path.expanduser(text) if text[:1] == "~" else text  # noqa: PTH111 - may be a glob
+    if not is_remote(text):
+        return LOCAL, os.path.expanduser(text) if text[:1] == "~" else text  # noqa: PTH111 - may be a glob
+    from penstock.places.object_store import SCHEMES, open_object_place  # only those pay for it who need it
+
+    scheme = text.partition("://")[0]
+    if scheme == "hf":
+        from penstock.places.hub import HubPlace
+
+        return HubPlace.of(text), text
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{each}://" for each in (*SCHEMES, "hf"))
+        raise SourceError(
+            f"{text[:_SHOWN]}: unknown kind of place {scheme}://, expected a local path or one of {known}"
+        )
+    return open_object_place(text), text
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a URL."""
+    text = os.fspath(path)
+    return "://" in text and bool(_SCHEME.match(text))
+
+
+def is_on_disk(path: str | os.PathLike[str]) -> bool:
+    """Return whether an open file of this place is a local one, so that it can be mapped; the hub's files are downloaded whole."""
+    return not is_remote(path) or os.fspath(path).startswith("hf://")
 
 
 def local(path: str | os.PathLike[str]) -> str:
     """Return a path of this machine with `~` expanded; refuse remote places."""
+    if is_remote(path):
+        raise SourceError(f"{os.fspath(path)[:_SHOWN]}: a remote place, expected a local path; download it")
     return open_place(path)[1]
 
 
@@ -52,7 +78,7 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
     place, text = open_place(pattern)
     if not text:
         raise SourceError("the path is empty, expected a file, a folder or a glob")
-    whole, kind = place.absolute(text), place.kind(text)
+    whole, kind = place.absolute(text), _kind(place, text)
     if kind == "folder":
         entries = _entries(place, whole)
         # A broken link or a fifo is listed, and refused when it is identified: it must not be left out silently.
@@ -66,7 +92,7 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
     else:
         with _explained(whole):  # a folder that cannot be listed must not be left out silently
             found = place.glob(whole)
-        expected = f"at least one file to match (current folder: {place.absolute('')})"
+        expected = f"at least one file to match ({_start(place)})"
     if not found:
         raise SourceError(f"{text}: nothing found, expected {expected}")
     return sorted(found, key=natural)
@@ -74,26 +100,23 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
 
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is anything of this name, a broken link too."""
-    place, name = open_place(path)
-    return bool(place.kind(name))
+    return bool(_kind(*open_place(path)))
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder exists.  False if this process has no permission to see it, or if it cannot be a path at all."""
-    place, name = open_place(path)
-    return place.kind(name) == "folder"
+    return _kind(*open_place(path)) == "folder"
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Return whether a file exists.  False if this process has no permission to see it."""
-    place, name = open_place(path)
-    return place.kind(name) == "file"
+    return _kind(*open_place(path)) == "file"
 
 
 def has_folders(path: str | os.PathLike[str]) -> bool:
     """Whether it is a folder with folders in it that are not hidden."""
     place, name = open_place(path)
-    return place.kind(name) == "folder" and any(is_folder for _, is_folder in _entries(place, name))
+    return _kind(place, name) == "folder" and any(is_folder for _, is_folder in _entries(place, name))
 
 
 def identify(path: str | os.PathLike[str]) -> FileId:
@@ -103,14 +126,20 @@ def identify(path: str | os.PathLike[str]) -> FileId:
         return place.stat(name)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte
         reason = getattr(error, "strerror", None) or error
+        if is_remote(name):  # its text says what to do
+            raise SourceError(f"{name[:_SHOWN]}: {reason}") from error
         why = "nothing found, expected a file" if isinstance(error, FileNotFoundError) else reason
-        raise SourceError(f"{name[:_SHOWN]}: {why}; check the path (current folder: {place.absolute('')})") from error
+        raise SourceError(f"{name[:_SHOWN]}: {why}; check the path ({_start(place)})") from error
 
 
-def check_settled(known: FileId) -> None:
-    """Raise SourceChanged if a file has changed, or changed so recently that another change could get the same time."""
-    if not settled(known) or identify(known.path) != known:
-        raise SourceChanged(f"{known.path}: changed since it was opened, or just now; open the source again")
+def identify_all(paths: Sequence[str]) -> list[FileId]:
+    """Return the identity of each file; remote ones are asked for at once, as each answer takes tens of milliseconds."""
+    if len(paths) < 2 or not is_remote(paths[0]):
+        return [identify(path) for path in paths]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool:
+        return [*pool.map(identify, paths)]
 
 
 def settled(known: FileId) -> bool:
@@ -118,7 +147,10 @@ def settled(known: FileId) -> bool:
 
     Kernels stamp in ticks of up to 10 ms, so this waits until 20 ms have passed: what is kept about a file must not depend on how soon
     after its last write it was opened.  A time of whole seconds comes from a file system that counts in those; nothing waits for it.
+    A remote file has an ETag for this: its time comes from another clock.
     """
+    if is_remote(known.path):
+        return known.has_strong_etag
     written = known.ctime_ns or known.mtime_ns
     tick = _TICK if written % _SECOND else 2 * _SECOND
     left = written + tick - time.time_ns()
@@ -154,7 +186,19 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SourceError(f"{error.filename or path}: {error.strerror}; check the path and its permissions") from error
+        advice = "" if is_remote(path) else "; check the path and its permissions"  # else the text says what to do
+        raise SourceError(f"{error.filename or path}: {error.strerror}{advice}") from error
+
+
+def _kind(place: Place, name: str) -> str:
+    with _explained(name):
+        return place.kind(name)
+
+
+def _start(place: Place) -> str:
+    """Say what names are relative to."""
+    folder = place.absolute("")
+    return f"in {folder}" if is_remote(folder) else f"current folder: {folder}"
 
 
 def _entries(place: Place, folder: str) -> list[tuple[str, bool]]:

@@ -13,13 +13,18 @@ class FileId:
     size: int
     mtime_ns: int
     inode: int = 0  # local files
-    ctime_ns: int = 0  # local files: changes with every write, link or mode, and cannot be set back
+    ctime_ns: int = 0  # changes with every write, link or mode, and cannot be set back; of objects as mtime_ns
     etag: str = ""  # objects
 
     @property
     def mtime(self) -> float:
         """When it was written, in seconds."""
         return self.mtime_ns / 1e9
+
+    @property
+    def has_strong_etag(self) -> bool:
+        """Whether the ETag changes with every byte; a weak one may not."""
+        return bool(self.etag) and not self.etag.startswith("W/")
 
 
 class File(Protocol):

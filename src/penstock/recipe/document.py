@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from penstock.errors import RecipeError
-from penstock.places.files import is_folder
+from penstock.places.files import is_folder, is_remote
 from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
-from penstock.sources.open import bare_name
+from penstock.sources.formats import bare_name
+from penstock.sources.open import on_hub
 from penstock.sources.yaml_lines import MAX_BYTES, Keys, compose, read_yaml
 from penstock.templates.tokenizer.files import is_hub_name
 
@@ -43,6 +44,8 @@ def location(file: str | Path | None, line: int = 0) -> str:
 
 def read_document(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     """The mapping in a file, and the line of every value in it."""
+    if ":/" in str(path):
+        raise RecipeError(f"{path}: a recipe is a local file; download it, its data may stay at a URL")
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -177,6 +180,10 @@ class Builder:
             return place
         return os.path.join(self._folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - may be a glob, or choose rows
 
+    def _place(self, value: str) -> str:
+        """Return an absolute path or a URL; `org/name` is a data set on the hub if there is no such path beside the recipe."""
+        return on_hub(value, folder=self._folder or "") or self._absolute(value)
+
     def _sets(self, value: Any, at: Keys) -> tuple[DataSet, ...]:
         """The data sets under `data:` or `eval:`: a place, one mapping with a path, a list of those, or mappings by name."""
         if isinstance(value, dict) and not any(map(_is_place, value.items())):
@@ -216,9 +223,9 @@ class Builder:
 
     def _path(self, value: Any, at: Keys) -> Any:
         if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-            return tuple(self._absolute(each) for each in value)
+            return tuple(self._place(each) for each in value)
         if isinstance(value, str) and value:
-            return self._absolute(value)
+            return self._place(value)
         if self._file or value is None or value == "":
             expected = "expected a file, a glob or a folder, or a list of those"
             raise self._error(at, f"path is {shown(value)}, {expected}")
@@ -292,4 +299,6 @@ def data_set_name(path: Any) -> str:
         plain = plain[:-1]
     if not plain:
         return "data"
+    if is_remote(first):  # a name costs no request
+        return bare_name(plain[-1].partition("@")[0]) or "data"
     return plain[-1] if is_folder(first) else bare_name(plain[-1]) or plain[-1]

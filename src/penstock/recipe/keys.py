@@ -18,7 +18,7 @@ from penstock import api
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
-from penstock.sources.open import SHAPES
+from penstock.sources.formats import SHAPES
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.conversation import Reader
 from penstock.templates.registry import NAMES, known_options

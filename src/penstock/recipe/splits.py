@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.errors import SourceError
 from penstock.places.files import find, is_folder, local
-from penstock.sources.open import is_data_file, is_data_set_folder
+from penstock.sources.formats import is_data_file, is_data_set_folder
 
 TRAIN = ("train", "training")
 EVAL = ("validation", "valid", "dev", "val", "test", "testing", "eval", "evaluation")

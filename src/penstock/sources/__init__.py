@@ -4,9 +4,10 @@ from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.formats import SHAPES, Shape
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import ListSource
-from penstock.sources.open import SHAPES, Shape, open_source
+from penstock.sources.open import open_source
 from penstock.sources.views import View
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Arrow IPC files and streams (Feather version 2 is one).  Batches are read in place through a memory map.
+"""Arrow IPC files and streams (Feather version 2 is one).  Batches are read in place through a memory map, of a remote file that of a copy.
 
 pyarrow finds the messages and checks their headers.  It does not tell a batch's number of rows before decompressing it, nor which column
 a dictionary belongs to, so four numbers of a header are read here (`_header`).
@@ -17,6 +17,7 @@ from penstock.places.files import open_file
 from penstock.places.place import FileId
 from penstock.sources.columnar import ColumnarPart, ColumnarSource, reading, slice_rows
 from penstock.sources.file_source import Part
+from penstock.sources.index import mapped
 from penstock.types import BadRow, Record
 
 _MAGIC = b"ARROW1"
@@ -41,7 +42,7 @@ class ArrowPart(ColumnarPart):
 
     def __init__(self, identity: FileId, source: ColumnarSource) -> None:
         self.file = open_file(identity)
-        self._data = pa.py_buffer(self.file.map())
+        self._data = pa.py_buffer(mapped(self.file, source.cache))
         if bytes(memoryview(self._data)[:4]) == b"FEA1":
             why = "Feather version 1, expected version 2; write it again with a newer library"
             raise SourceError(f"{identity.path}: {why}")

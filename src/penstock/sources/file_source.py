@@ -18,7 +18,7 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
 from penstock.fingerprint import Digest
-from penstock.places.files import check_settled, identify
+from penstock.places.files import identify_all, settled
 from penstock.places.local import max_open
 from penstock.places.place import File, FileId
 from penstock.sources.bad import HINT, BadRows, Unreadable, recall_unreadable, remember_unreadable
@@ -115,7 +115,7 @@ class FilesSource(Joined):
         self.name = name or Path(paths[0]).stem
         self.bad = bad or BadRows()
         self.cache = cache
-        self.identities = [identify(path) for path in paths]
+        self.identities = identify_all(paths)
         self._parts: OrderedDict[int, Part] = OrderedDict()
         self._first_rows = [0]
         self._first_rows = [0, *np.cumsum(self._counts(), dtype=np.int64).tolist()]
@@ -217,9 +217,9 @@ class FilesSource(Joined):
     def stamp(self) -> Any:
         """Return the files as the system reports them, with the time of the last change of any kind, and every option."""
         try:
-            for known in self.identities:
-                check_settled(known)
-        except SourceError:  # written to meanwhile, or just now
+            if not all(map(settled, self.identities)) or identify_all(self.files) != self.identities:
+                return None  # written to meanwhile, or just now
+        except SourceError:
             return None
         options = [[name, repr(getattr(self, name))] for name in sorted({*self.OPTIONS} - _SAME_RECORDS)]
         files = [[known.path, known.size, known.inode, known.ctime_ns, known.etag] for known in self.identities]

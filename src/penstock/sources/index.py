@@ -30,9 +30,9 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.cache.claims import Claim, wait_for_claim
-from penstock.errors import PenstockError, StoreError
+from penstock.errors import PenstockError, SourceError, StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
-from penstock.places.files import identify, settled
+from penstock.places.files import identify, is_on_disk, settled
 from penstock.places.local import buffer
 from penstock.places.place import File, FileId
 from penstock.types import Ints
@@ -86,6 +86,32 @@ def load(cache: Cache, name: str) -> Loaded | None:
     start = num_bytes - _DIGEST - _FOOTER.size
     _, num_payload, num_value = _FOOTER.unpack_from(data, start)
     return Loaded(data[:num_payload], json.loads(bytes(data[start - num_value : start])))
+
+
+def mapped(file: File, cache: Cache) -> Any:
+    """Return a whole file as memory: a map, or of an object a copy in the cache, which one process makes for all."""
+    known = file.identity
+    if is_on_disk(known.path):
+        return file.map()
+    if not known.has_strong_etag:  # a copy could be of an older version
+        raise SourceError(
+            f"{known.path}: the server gives no strong ETag, so a copy cannot be told from a newer file; download it"
+        )
+    key = fingerprint([known.path, known.size, known.mtime_ns, known.etag])
+    name = f"spools/{key[:2]}/{key}.unpacked"
+    if (found := load(cache, name)) is None:
+
+        def write(out: IO[bytes]) -> None:
+            for _, block in blocks(file, 0, known.size):
+                out.write(block.tobytes())
+
+        publish(cache, name, write)
+        found = load(cache, name)
+    if found is None or len(found.payload) != known.size:
+        raise StoreError(
+            f"{cache.path(name)}: not the copy of {known.path} that was just made; remove it and run again"
+        )
+    return found.payload
 
 
 def fault(data: memoryview | bytes, *, full: bool = False) -> str | None:
@@ -290,7 +316,9 @@ def _read_note(cache: Cache, name: str) -> dict[str, Any] | None:
 
 
 def _note(known: FileId, probe: str, content: str, *, settled: bool) -> dict[str, Any]:
-    times = {"mtime_ns": known.mtime_ns, "ctime_ns": known.ctime_ns, "inode": known.inode}
+    times: dict[str, Any] = {"mtime_ns": known.mtime_ns, "ctime_ns": known.ctime_ns, "inode": known.inode}
+    if known.etag:
+        times["etag"] = known.etag
     return {"size": known.size, **times, "probe": probe, "content": content, "settled": settled}
 
 
@@ -306,7 +334,7 @@ def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[],
     its time cannot tell.
     """
     is_settled = all(map(settled, files))  # before any byte is read
-    stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns] for known in files]
+    stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns, known.etag] for known in files]
     name = _name("counts", [kind, stats], "rows")
     with contextlib.suppress(StoreError):
         if is_settled and (found := load(cache, name)) is not None:

@@ -18,11 +18,11 @@ from typing import Any
 
 from penstock.errors import SourceError
 from penstock.fingerprint import Digest
-from penstock.places.files import check_settled, find, identify, is_file, is_inner_name, open_file
+from penstock.places.files import find, identify, is_file, is_inner_name, open_file, settled
 from penstock.places.place import FileId
 from penstock.sources.base import content_of
 from penstock.sources.file_source import FilesSource, Part
-from penstock.sources.open import METADATA_NAMES, SHAPES, is_data_file, shape_of
+from penstock.sources.formats import METADATA_NAMES, SHAPES, is_data_file, shape_of
 from penstock.sources.parse import parse, record_bytes
 from penstock.sources.pt_chunks import one_folder
 from penstock.sources.samples import Blob, SampleOptions, add_sample, is_read, media_column, sample_record
@@ -192,10 +192,11 @@ class _FilesOfRows(FilesSource):
         content = Digest()
         try:
             for known in self._media():
-                check_settled(known)
+                if not settled(known) or identify(known.path) != known:
+                    return None  # written to meanwhile, or just now
                 values = [known.path, known.size, known.inode, known.ctime_ns, known.etag]
                 content.update(json.dumps(values).encode())
-        except SourceError:  # written to meanwhile, or just now
+        except SourceError:
             return None
         return [stamp, content.hexdigest()]
 

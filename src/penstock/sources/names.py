@@ -6,6 +6,7 @@
 | `path[a:b]`, `path[a%:b%]` | the same for a path that exists, as `datasets` writes it |
 | `folder:split`, `folder:split[a:b]` | a split of a data set folder, or some rows of it; the same as `split=` |
 | `data-{000..099}.tar`, `{train,test}.jsonl` | several files, as a shell and webdataset write them |
+| `hf://datasets/org/name:split[a:b]` | the same of a data set on the hub |
 
 Percentages are rounded to the closest row, as in `datasets`.  An edge beyond the last row is the last row, as in Python.
 """
@@ -14,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.errors import SourceError
-from penstock.places.files import exists, is_folder
+from penstock.places.files import exists, is_folder, is_remote
 
 _NUMBER = r"-?[0-9][0-9_]*%?"
 _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
@@ -26,6 +27,7 @@ _BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
 _OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
 _BRACES = re.compile(r"\{(?:(?P<first>[0-9]{1,18})\.\.(?P<last>[0-9]{1,18})|(?P<words>[^{}]*,[^{}]*))\}")
 _MOST_EXPANDED = 1_000_000  # names
+_OF_HUB = re.compile(rf"(?P<place>hf://datasets/[^/@:]+/[^/@:\[]+(?:@[^/@:\[]+)?):(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
 
@@ -121,7 +123,10 @@ def _expand(place: str) -> list[str]:
 
 
 def _read(text: str) -> Name:
-    if exists(text):
+    is_url = is_remote(text)  # its names have no slices in them
+    if is_url and (found := _OF_HUB.fullmatch(text)) and found["step"] is None:
+        return Name(found["place"], (Split(found["split"], _cut(found, text) if "[" in text else None),))
+    if not (is_url and _AT.fullmatch(text)) and exists(text):
         return Name(text)
     if found := _AT.fullmatch(text):
         inner = _read(found["place"])

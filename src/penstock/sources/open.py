@@ -1,165 +1,29 @@
-"""Open a path, a glob, a folder, a list, a data set or a stream as a source.
-
-A new format needs one line in SHAPES.  Its source is called as `source(paths, cache=, name=, bad=, **options)`, and its attribute
-`OPTIONS` names the options that it takes.  Its module is imported when the first such file is opened.
-"""
+"""Open a path, a URL, a glob, a folder, a list, a data set or a stream as a source."""
 
 import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import import_module
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.places.files import find, has_folders, is_file, is_folder, local
+from penstock.places.files import exists, find, has_folders, is_folder, is_remote, local
+from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
+from penstock.sources.formats import SHAPE_ALIASES, SHAPES, bare_name, folder_shape, is_data_file, shape_of, suffix_of
 from penstock.sources.memory import ListSource, SpooledSource
 from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
-from penstock.sources.samples import media_column
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
-_COMMON = ("shape", "split", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A format.  Suffixes may have several parts (`.jsonl.gz`); the longest that fits decides."""
-
-    module: str
-    source: str
-    suffixes: tuple[str, ...] = ()
-    folder: str = ""  # module.function that tells whether a folder as a whole has this format
-    marks: tuple[str, ...] | None = ()  # it is called for a folder that holds one of these files; None: for every one
-    is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
-
-    def load(self) -> Callable[..., Any]:
-        """Return the class or function that opens files of this format."""
-        return _load(f"{self.module}.{self.source}")
-
-
-def _load(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(".")
-    found: Callable[..., Any] = getattr(import_module(f"penstock.sources.{module}"), attribute)
-    return found
-
-
-def _packed(*suffixes: str) -> tuple[str, ...]:
-    """Return these suffixes, plain and compressed."""
-    return tuple(suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz"))
-
-
-_HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
-_CHUNK_MARKS = ("metadata.json",)
-METADATA_NAMES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
-
-SHAPES = {
-    "jsonl": Shape("jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
-    "json": Shape("jsonl", "JsonSource", _packed(".json")),
-    "csv": Shape("csv", "CsvSource", _packed(".csv", ".tsv")),
-    "text": Shape("text", "TextSource", _packed(".txt", ".text", ".md")),
-    "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
-    "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
-    "webdataset": Shape("webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")),
-    "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
-    "parquet_chunks": Shape(
-        "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
-    ),
-    "pt": Shape("pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS),
-    "media_folder": Shape(
-        "media_folder", "MediaFolderSource", folder="media_folder.is_media_folder", marks=METADATA_NAMES
-    ),
-    "sample_folder": Shape("media_folder", "SampleFolderSource", folder="media_folder.is_sample_folder", marks=None),
-    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
-}
-SHAPE_ALIASES = {  # names of other tools
-    **dict.fromkeys(("hf_dataset", "huggingface"), "hf"),
-    **dict.fromkeys(("imagefolder", "audiofolder", "videofolder"), "media_folder"),
-    "wds": "webdataset",
-    "txt": "text",
-    "tsv": "csv",
-    "ndjson": "jsonl",
-    "yml": "yaml",
-}
-_SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
-_MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
-# Files beside data that are not data.  A list of data sets is opened by its own name only.
-_BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
-
-
-def suffix_of(path: str) -> str:
-    """Return the longest suffix of any format that a path ends in, in lower case, or ""."""
-    return _known_suffix(".".join(_file_name(path).lower().rsplit(".", _MOST_DOTS)[1:]))
-
-
-@lru_cache  # thousands of files have one ending
-def _known_suffix(ending: str) -> str:
-    while ending and f".{ending}" not in _SHAPE_OF:
-        ending = ending.partition(".")[2]
-    return f".{ending}" if ending else ""
-
-
-def _file_name(path: str) -> str:
-    return path.rpartition("/")[2]  # asked of every file of a folder, and Path takes ten times as long
-
-
-def shape_of(path: str) -> str:
-    """Return the format of a file, by its name."""
-    if suffix := suffix_of(path):
-        return _SHAPE_OF[suffix]
-    if path.lower().endswith(".pt"):
-        listed = Path(path).parent / "metadata.json"
-        if is_file(listed):
-            raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
-        raise SourceError(f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})")
-    if kind := media_column(path):
-        needed = (
-            f"a folder of {kind} needs a {METADATA_NAMES[0]} that names them, or a text of the same name beside each"
-        )
-        raise SourceError(f"{path}: no records; {needed}; records that name it can be in any other file")
-    known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
-    shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
-    raise SourceError(
-        f"{path}: unknown shape {Path(path).suffix!r}, expected one of {known}; or say what it is with shape= ({shapes})"
-    )
-
-
-def is_data_file(path: str) -> bool:
-    """Return whether a file of a folder holds records, by its name; a README beside them does not."""
-    return bool(suffix_of(path)) and not _BESIDE.fullmatch(_file_name(path))
-
-
-def folder_shape(place: str, asked: str | None) -> str | None:
-    """Return the format of a folder that is one data set as a whole; None for any other folder or file."""
-    if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
-        return None
-    path = local(place)
-    for name, shape in SHAPES.items():
-        marks = shape.marks or ()
-        marked = asked is None and (shape.marks is None or any(is_file(Path(path) / mark) for mark in marks))
-        if asked == name or (marked and _load(shape.folder)(path)):
-            return name
-    return None
-
-
-def is_data_set_folder(place: str) -> bool:
-    """Return whether a folder is one data set as a whole, such as one that `datasets` saved."""
-    return folder_shape(place, None) is not None
-
-
-def bare_name(path: str) -> str:
-    """Return a file's name without the suffix of its format."""
-    name, suffix = Path(path).name, suffix_of(path)
-    return name[: -len(suffix)] if suffix and len(suffix) < len(name) else Path(path).stem
+_COMMON = ("shape", "split", "config", "revision", "data_files", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +37,9 @@ class Settings:
     bad: BadRows = field(default_factory=BadRows)
     options: dict[str, Any] = field(default_factory=dict)  # the format's own
     defaults: dict[str, Any] = field(default_factory=dict)  # the same, for formats that take them
+    config: str | None = None  # these three are of data sets on the hub
+    revision: str | None = None
+    data_files: Any = None
 
     def options_of(self, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
         """Return the options for one format; raise SourceError for an unknown one."""
@@ -182,6 +49,14 @@ class Settings:
                 hint = did_you_mean(option, (*known, *_COMMON))
                 raise SourceError(f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}")
         return {name: value for name, value in self.defaults.items() if name in known} | self.options
+
+    def refuse_hub_options(self, what: str) -> None:
+        """Raise SourceError if an option is given that only a data set on the hub takes."""
+        for name in ("config", "revision", "data_files"):
+            if (value := getattr(self, name)) is not None:
+                raise SourceError(
+                    f"{what}: {name}={value!r} is for data sets on the hub, such as org/name; leave it out"
+                )
 
 
 def open_source(
@@ -193,15 +68,20 @@ def open_source(
     split: str | None = None,
     bad: BadRows | None = None,
     defaults: dict[str, Any] | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+    data_files: Any = None,
     **options: Any,
 ) -> RowAccess:
-    """Open files by path, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
+    """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
 
     shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
     format's own.  defaults: options for formats that take them; other formats ignore them.
     """
-    shape = None if shape is None else SHAPE_ALIASES.get(shape, shape)
-    settings = Settings(cache, name, shape, split, bad or BadRows(), options, defaults or {})
+    shape = SHAPE_ALIASES.get(shape, shape) if shape else shape
+    settings = Settings(
+        cache, name, shape, split, bad or BadRows(), options, defaults or {}, config, revision, data_files
+    )
     if shape is not None and shape not in SHAPES:
         raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}")
     if isinstance(place, str | os.PathLike):
@@ -209,6 +89,7 @@ def open_source(
     if isinstance(place, Sequence) and place and all(isinstance(each, str | os.PathLike) for each in place):
         return _open_places([os.fspath(each) for each in place], settings)
     kind = type(place).__name__
+    settings.refuse_hub_options(kind)
     if shape is not None:
         raise SourceError(f"shape={shape!r} is for files, but a {kind} was given; leave shape out")
     # by name: importing `datasets`, or the module that reads it, takes long
@@ -261,8 +142,18 @@ def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAcc
 
 
 def _open_places(places: list[str], settings: Settings) -> RowAccess:
-    names = [read_name(place, split=settings.split) for place in places]
-    if all(not name.splits and not name.cuts and folder_shape(name.place, settings.shape) is None for name in names):
+    names = [read_name(on_hub(place, settings.revision) or place, split=settings.split) for place in places]
+    if not any(hub.is_data_set(name.place) for name in names):
+        settings.refuse_hub_options(places[0])
+    elif settings.shape == "hf":  # as other tools call a data set on the hub
+        settings = replace(settings, shape=None)
+    if all(
+        not name.splits
+        and not name.cuts
+        and not hub.is_data_set(name.place)
+        and folder_shape(name.place, settings.shape) is None
+        for name in names
+    ):
         return _open_files([path for name in names for path in _data_files(name.place, settings.shape)], settings)
     return _joined([_open_name(name, settings) for name in names], settings.name)
 
@@ -274,7 +165,40 @@ def _open_name(name: Name, settings: Settings) -> RowAccess:
     return source
 
 
+def on_hub(place: str, revision: str | None = None, *, folder: str = "") -> str | None:
+    """Return the URL of a name such as `org/name` that is no local path; None for any other place.
+
+    A name whose first part is a local folder, or that ends like a file, is a local path that is missing.
+    folder: what paths are relative to.
+    """
+    parts = re.fullmatch(r"(.*?)((?::\w+)?(?:@?\[[^\]/]*\])?)", place, re.DOTALL)
+    named, ending = parts.groups() if parts else (place, "")
+    if is_remote(named):
+        is_whole = revision is not None and hub.is_data_set(named) and "@" not in named
+        return f"{named.rstrip('/')}@{revision}{ending}" if is_whole else None
+    beside = [os.path.join(folder, each) for each in (place, named)]  # noqa: PTH118
+    if suffix_of(named) or any(map(exists, beside)) or is_folder(os.path.join(folder, named.partition("/")[0])):  # noqa: PTH118
+        return None
+    from penstock.places.hub import hub_url
+
+    url = hub_url(named, revision)
+    if url is None:
+        return None
+    _log.info("%s: no local file or folder of that name, so it is a data set on the hub", named)
+    return url + ending
+
+
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
+    if hub.is_data_set(place):
+        paths = find(f"{place.rstrip('/')}/**")
+        data = [path for path in paths if is_data_file(path)]
+        asked = {"config": settings.config, "data_files": settings.data_files, "split": split.name if split else None}
+        named = (
+            settings
+            if settings.name
+            else replace(settings, name=place.partition("@")[0].rstrip("/").rpartition("/")[2])
+        )
+        return _cut(_open_files(hub.files_of(place, **asked, data=data), named), split)
     shape = folder_shape(place, settings.shape)
     if shape is None:
         return _cut(_open_files(_of_split(place, _data_files(place, settings.shape), split), settings), split)
@@ -336,7 +260,7 @@ def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
         return paths
     root = _common(paths)
     word = re.compile(rf"(?<![a-z0-9]){re.escape(split.name)}(?![a-z0-9])", re.IGNORECASE)
-    found = [path for path in paths if word.search(os.path.relpath(path, root))] if len(paths) > 1 else []
+    found = [path for path in paths if word.search(path[len(root) :])] if len(paths) > 1 else []
     if found or (len(paths) == 1 and word.search(Path(paths[0]).name)):
         return found or paths
     if split.name == "train" and not any(re.search(r"(?<![a-z])(test|valid|dev)", Path(path).name) for path in paths):
@@ -367,7 +291,8 @@ def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
 
 def _common(paths: list[str]) -> str:
     # all paths between the first and the last in order share what these two share
-    return os.path.commonpath([min(paths), max(paths)]) if len(paths) > 1 else str(Path(paths[0]).parent)
+    shared = os.path.commonpath([min(paths), max(paths)]) if len(paths) > 1 else str(Path(paths[0]).parent)
+    return shared.replace(":/", "://", 1) if is_remote(paths[0]) else shared
 
 
 def _few(paths: list[str]) -> str:

@@ -23,7 +23,8 @@ from penstock.places.files import read
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import concat
-from penstock.sources.open import SHAPE_ALIASES, SHAPES, open_source
+from penstock.sources.formats import SHAPE_ALIASES, SHAPES
+from penstock.sources.open import on_hub, open_source
 from penstock.sources.yaml_lines import Keys, read_yaml
 from penstock.words import did_you_mean
 
@@ -129,6 +130,8 @@ def _entry(path: str, value: Any, at: Keys, lines: dict[Keys, int]) -> DatasetEn
         values["weight"] = float(values["weight"])
     if "shape" in values:
         values["shape"] = SHAPE_ALIASES.get(values["shape"], values["shape"])
+    if "path" in values:
+        values["path"] = on_hub(values["path"], folder=str(Path(path).parent)) or values["path"]
     for key in values.keys() & {"path", "data_folder"}:
         if "://" not in values[key]:
             values[key] = str(Path(path).parent / os.path.expanduser(values[key]))  # noqa: PTH111 - may be a glob

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SourceError, TemplateError
 from penstock.fingerprint import Digest
-from penstock.places.files import read
+from penstock.places.files import is_remote, read
 
 if TYPE_CHECKING:
     import tokenizers
@@ -50,6 +50,10 @@ class TokenizerFiles:
 
 def find_tokenizer(given: str | os.PathLike[str]) -> Path:
     """The tokenizer.json of a file, a folder or a hub name."""
+    if is_remote(given):
+        raise TemplateError(
+            f"{os.fspath(given)}: a tokenizer is a local folder or a name on the hub; download the folder"
+        )
     place = Path(given).expanduser().absolute()
     if not place.exists():
         if not (isinstance(given, str) and is_hub_name(given)):

@@ -1,0 +1,389 @@
+"""Objects in buckets (`s3://`, `gs://`, `az://`) and files on web servers (`http://`, `https://`), by obstore.
+
+Names are URLs.  A version is an ETag, a size and a time; every read asks for that version and compares what comes back, so an object that
+is replaced while it is read is an error, never a mixture.  Credentials, region and endpoint come from the environment (AWS_…, GOOGLE_…,
+AZURE_…), as obstore reads them.
+"""
+
+import contextlib
+import errno
+import fnmatch
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import lru_cache, partial
+from typing import IO, Any, Literal, TypeVar
+
+from penstock.errors import SourceChanged, SourceError
+from penstock.places.place import FileId
+from penstock.places.requests import (
+    Changed,
+    Exists,
+    Missing,
+    RemoteError,
+    ShortAnswer,
+    explain_obstore,
+    guard_against_fork,
+    number,
+    pause,
+    request,
+)
+
+_Answer = TypeVar("_Answer")
+
+_MAGIC = re.compile(r"[*?[]")
+_FIRST_AHEAD, _MAX_AHEAD = (
+    1 << 16,
+    1 << 22,
+)  # bytes read ahead: four times as many each time a read goes on where the last one ended
+_MAX_REQUEST = 1 << 24  # bytes of one request
+_MAX_MAP = 1 << 26  # bytes of an object that `map` holds in memory
+_PART, _MULTIPART = 1 << 23, 1 << 25  # bytes of a part of an upload; objects above the second have parts
+_PROVEN_SECONDS = 10.0  # so long a read of a version proves that it is the present one
+_CREATE_TRIES = 4
+_WEB = ("http", "https")
+
+_ADVICE = {
+    "s3": "check the bucket, AWS_REGION, AWS_ENDPOINT_URL and the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+    "AWS_SESSION_TOKEN); a public bucket needs AWS_SKIP_SIGNATURE=true",
+    "gs": "check the bucket and the credentials (GOOGLE_APPLICATION_CREDENTIALS); a public bucket needs GOOGLE_SKIP_SIGNATURE=true",
+    "az": "check the container, AZURE_STORAGE_ACCOUNT_NAME and the credentials (AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN); "
+    "a public container needs AZURE_SKIP_SIGNATURE=true",
+    "http": "check the address; Penstock sends no credentials to a web server: download files that need some",
+}
+_ADVICE["https"] = _ADVICE["http"]
+SCHEMES = tuple(_ADVICE)
+
+
+@lru_cache(maxsize=256)
+def place_of(root: str) -> "ObjectPlace":
+    """Return the place of a bucket or a web server, such as `s3://bucket`."""
+    return ObjectPlace(root)
+
+
+def open_object_place(url: str) -> "ObjectPlace":
+    """Return the place that a URL belongs to."""
+    scheme, _, rest = url.partition("://")
+    bucket = rest.partition("/")[0]
+    if not bucket:
+        raise SourceError(f"{url}: no bucket, expected {scheme}://bucket/name")
+    if scheme in _WEB and "?" in rest:
+        raise SourceError(f"{url}: a URL with a query, which Penstock does not send; download the file")
+    return place_of(f"{scheme}://{bucket}")
+
+
+class ObjectPlace:
+    """All objects of one bucket, or all files of one web server.  A web server lists nothing."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._scheme = root.partition("://")[0]
+        self._advice = _ADVICE[self._scheme]
+        self._client: Any = None
+
+    def client(self) -> Any:
+        """Return obstore's client, made at the first use: it holds no connection before a request."""
+        if self._client is None:
+            try:
+                from obstore.store import from_url
+            except ImportError as error:
+                raise SourceError(f"{self.root}: needs obstore; run: pip install 'penstock[s3]'") from error
+            seconds = number("PENSTOCK_REMOTE_TIMEOUT", 60)
+            limits: Any = {
+                "timeout": timedelta(seconds=seconds),
+                "connect_timeout": timedelta(seconds=min(seconds, 10)),
+            }
+            retries: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)}
+            try:
+                # plain http is the user's own choice, in the URL or in AWS_ENDPOINT_URL
+                self._client = from_url(self.root, client_options={**limits, "allow_http": True}, retry_config=retries)
+            except Exception as error:
+                raise SourceError(f"{self.root}: {str(error).partition(chr(10))[0]}; {self._advice}") from error
+        return self._client
+
+    def _ask(self, url: str, call: Callable[[Any, Any], _Answer], *, creates: bool = False) -> _Answer:
+        """Make a request: `call` gets the module obstore and the client."""
+        client = self.client()
+        import obstore
+
+        guard_against_fork(url)
+        explain = partial(explain_obstore, url=url, advice=self._advice, creates=creates)
+        return request(lambda: call(obstore, client), explain)
+
+    def _key(self, url: str) -> str:
+        key = url[len(self.root) + 1 :]
+        return urllib.parse.unquote(key) if self._scheme in _WEB else key
+
+    def _id(self, url: str, meta: Any) -> FileId:
+        written = int(meta["last_modified"].timestamp()) * 1_000_000_000
+        return FileId(url, meta["size"], written, ctime_ns=written, etag=meta["e_tag"] or "")
+
+    def absolute(self, name: str) -> str:
+        return name or self.root
+
+    def stat(self, name: str) -> FileId:
+        key = self._key(name)
+        if not key or key.endswith("/"):
+            raise Missing(errno.ENOENT, f"the name of a folder, expected a file; {self._advice}", name)
+        return self._id(name, self._ask(name, lambda obstore, client: obstore.head(client, key)))
+
+    def kind(self, name: str) -> Literal["file", "folder", "other", ""]:
+        key = self._key(name)
+        if key and not key.endswith("/"):
+            try:
+                self.stat(name)
+                return "file"
+            except (Missing, PermissionError):  # S3 says 403 for a missing name to those who may not list
+                pass
+        if self._scheme in _WEB:
+            return ""
+        try:
+            return "folder" if self._ask(name, lambda obstore, client: _any(obstore.list(client, key or None))) else ""
+        except (Missing, PermissionError):
+            return ""
+
+    def _listable(self, folder: str) -> str:
+        if self._scheme in _WEB:
+            raise RemoteError(errno.ENOTSUP, "a web server does not list its files; name each file", folder)
+        return self._key(folder).rstrip("/")
+
+    def entries(self, folder: str) -> list[tuple[str, bool]]:
+        key = self._listable(folder)
+        found = self._ask(folder, lambda obstore, client: obstore.list_with_delimiter(client, key or None))
+        files = [
+            (meta["path"], False) for meta in found["objects"] if meta["path"] != key
+        ]  # an empty object marks a folder
+        return [
+            (path.rpartition("/")[2], is_folder)
+            for path, is_folder in [*files, *((p, True) for p in found["common_prefixes"])]
+        ]
+
+    def scan(self, folder: str) -> Iterator[FileId]:
+        key = self._listable(folder)
+        pages = self._ask(folder, lambda obstore, client: [*obstore.list(client, key or None)])
+        found = [meta for page in pages for meta in page if meta["path"] != key]
+        folders = {above for meta in found for above in _folders(meta["path"])}
+        for meta in found:
+            url = f"{self.root}/{meta['path']}"
+            if meta["size"] or (
+                meta["path"] not in folders and self.kind(url) == "file"
+            ):  # else an empty object that marks a folder
+                yield self._id(url, meta)
+
+    def glob(self, pattern: str) -> list[str]:
+        """Find objects that match.  Lists one folder at a time, and everything below a folder only for `**`."""
+        self._listable(pattern)
+        return [*dict.fromkeys(self._matching(self.root, tuple(self._key(pattern).split("/"))))]
+
+    def _matching(self, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
+        head, rest = parts[0], parts[1:]
+        if head == "**":
+            for file in self.scan(folder):
+                if fits(tuple(file.path[len(folder) + 1 :].split("/")), parts):
+                    yield file.path
+        elif not _MAGIC.search(head):
+            if rest:
+                yield from self._matching(f"{folder}/{head}", rest)
+            elif self.kind(f"{folder}/{head}") == "file":
+                yield f"{folder}/{head}"
+        else:
+            for name, is_folder in self.entries(folder):
+                if is_folder == bool(rest) and _fits_part(name, head):
+                    yield from self._matching(f"{folder}/{name}", rest) if rest else (f"{folder}/{name}",)
+
+    def open(self, name: str, version: FileId) -> "ObjectFile":
+        return ObjectFile(self, version)
+
+    def read(self, name: str, version: FileId | None = None) -> bytes:
+        if version is None:
+            version = self.stat(name)
+        with _changes_named(version):
+            return b"".join(self.pieces(version, 0, version.size))
+
+    def pieces(self, version: FileId, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes start..stop of a version, one piece for each request."""
+        for begin in range(start, stop, _MAX_REQUEST):
+            yield self._range(version, begin, min(stop, begin + _MAX_REQUEST))
+
+    def _range(self, version: FileId, start: int, stop: int) -> memoryview:
+        url, key = version.path, self._key(version.path)
+        options: dict[str, Any] = {"range": (start, stop)}
+        if version.has_strong_etag:
+            options["if_match"] = version.etag
+
+        def get(obstore: Any, client: Any) -> memoryview:
+            answer = obstore.get(client, key, options=options)
+            if self._id(url, answer.meta) != version:  # a server may ignore the condition
+                raise Changed(errno.ESTALE, f"has {answer.meta['size']} bytes, ETag {answer.meta['e_tag']}", url)
+            data = memoryview(answer.bytes())
+            if tuple(answer.range) != (start, stop) or len(data) != stop - start:
+                raise ShortAnswer(f"{len(data)} bytes came, expected {stop - start} (bytes {start}..{stop})")
+            return data
+
+        return self._ask(url, get)
+
+    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+        """Write an object, in parts if it is large: it has its name when its last byte has arrived, never before."""
+        import tempfile
+
+        with tempfile.SpooledTemporaryFile(_MULTIPART) as file:
+            write(file)
+            size = file.seek(0, 2)
+            for number_of_try in range(1, _CREATE_TRIES + 1):
+                try:
+                    if replace or self.kind(name) != "file":
+                        self._put(name, file, size, new=not replace)
+                        return size
+                except Exists:  # by another writer, or by ourselves if the answer to a request was lost
+                    pass
+                try:
+                    if not self._is_same(name, file, size):
+                        raise FileExistsError(errno.EEXIST, "already there with other content", name)
+                    return size
+                except (Missing, SourceChanged):  # S3 says 409 also for two requests at once; or it was removed since
+                    pause(number_of_try)
+        raise RemoteError(errno.EBUSY, "other writers create and remove it again and again; run again later", name)
+
+    def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
+        key, in_parts = (
+            self._key(name),
+            size > _MULTIPART,
+        )  # obstore has no condition for parts; `create` has looked before
+
+        def put(obstore: Any, client: Any) -> None:
+            file.seek(0)
+            mode = "create" if new and not in_parts else "overwrite"
+            obstore.put(client, key, file, mode=mode, use_multipart=in_parts, chunk_size=_PART)
+
+        self._ask(name, put, creates=new)
+        found = self.stat(name).size
+        if found != size:
+            raise RemoteError(
+                errno.EIO, f"has {found} bytes after {size} were written; is another program writing it?", name
+            )
+
+    def _is_same(self, name: str, file: IO[bytes], size: int) -> bool:
+        version = self.stat(name)
+        file.seek(0)
+        with _changes_named(version):
+            return version.size == size and all(
+                file.read(len(piece)) == piece for piece in self.pieces(version, 0, size)
+            )
+
+    def remove(self, name: str) -> None:
+        key = self._key(name)
+        try:
+            self._ask(name, lambda obstore, client: obstore.delete(client, key))
+        except Missing:
+            return
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return place_of, (self.root,)  # without the client, whose pickle has the secret key in it
+
+
+class ObjectFile:
+    """One version of an object.  Reads ahead where it is read from front to back.  Pickles as its identity."""
+
+    def __init__(self, place: ObjectPlace, identity: FileId) -> None:
+        self.identity, self._place = identity, place
+        self._held: tuple[int, memoryview] = (0, memoryview(b""))  # replaced as a whole: threads may read at once
+        self._ahead = _FIRST_AHEAD
+        self._proven = 0.0
+        self.check()
+        self._proven = 0.0  # what was found when it was opened says nothing about later
+
+    def read(self, start: int, stop: int) -> bytes:
+        size = self.identity.size
+        if stop > size:
+            raise SourceChanged(
+                f"{self.identity.path}: ends at byte {size}, asked for {start}..{stop}; open the source again"
+            )
+        return bytes(self._bytes(start, stop))
+
+    def readinto(self, buffer: bytearray | memoryview, start: int) -> int:
+        stop = min(start + len(buffer), self.identity.size)
+        count = max(0, stop - start)
+        if count:
+            memoryview(buffer)[:count] = self._bytes(start, stop)
+        return count
+
+    def map(self) -> bytes:
+        """Return a small object as a whole.  Sources copy a large one to the cache instead."""
+        size = self.identity.size
+        if size > _MAX_MAP:
+            raise SourceError(f"{self.identity.path}: {size:_} bytes, too many to hold in memory; download the file")
+        return self.read(0, size)
+
+    def check(self) -> None:
+        """Ask for the present version, unless a read or a check has proven it a moment ago."""
+        if time.monotonic() - self._proven < _PROVEN_SECONDS and self._proven:
+            return
+        with _changes_named(self.identity):
+            found = self._place.stat(self.identity.path)
+        if found != self.identity:
+            raise _changed(self.identity, f"has {found.size} bytes, ETag {found.etag or 'none'}")
+        self._proven = time.monotonic()
+
+    def _bytes(self, start: int, stop: int) -> bytes | memoryview:
+        at, held = self._held
+        end = at + len(held)
+        if at <= start and stop <= end:
+            return held[start - at : stop - at]
+        goes_on = bool(held) and at <= start <= end
+        self._ahead = min(_MAX_AHEAD, self._ahead * 4) if goes_on else _FIRST_AHEAD
+        kept = held[start - at :] if goes_on else memoryview(b"")
+        until = min(self.identity.size, max(stop, start + self._ahead))
+        with _changes_named(self.identity):
+            data = memoryview(b"".join([kept, *self._place.pieces(self.identity, start + len(kept), until)]))
+        self._proven = time.monotonic()
+        if len(data) <= _MAX_AHEAD:
+            self._held = (start, data)
+        return data[: stop - start]
+
+    def __reduce__(self) -> tuple[Any, tuple[ObjectPlace, FileId]]:
+        return ObjectFile, (self._place, self.identity)
+
+
+def fits(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    """Return whether a path matches a pattern, part by part, as for local files: `**` is any number of folders, none of them hidden."""
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        if len(parts) == 1:
+            return bool(names) and not any(name.startswith(".") for name in names)
+        return fits(names, parts[1:]) or (len(names) > 1 and names[0][:1] != "." and fits(names[1:], parts))
+    return bool(names) and _fits_part(names[0], parts[0]) and fits(names[1:], parts[1:])
+
+
+def _fits_part(name: str, part: str) -> bool:
+    if not _MAGIC.search(part):
+        return name == part
+    return fnmatch.fnmatchcase(name, part) and (name[:1] != "." or part[0] == ".")
+
+
+def _folders(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _any(pages: Any) -> bool:
+    return any(len(page) for page in pages)
+
+
+@contextlib.contextmanager
+def _changes_named(known: FileId) -> Iterator[None]:
+    """Turn a change, a removal or another failure of a request into SourceChanged or SourceError."""
+    try:
+        yield
+    except (Changed, Missing) as error:
+        raise _changed(known, "was removed" if isinstance(error, Missing) else str(error.strerror)) from error
+    except RemoteError as error:
+        raise SourceError(f"{known.path}: {error.strerror}") from error
+
+
+def _changed(known: FileId, found: str) -> SourceChanged:
+    expected = f"expected {known.size} bytes, ETag {known.etag or 'none'}"
+    return SourceChanged(f"{known.path}: changed while open: {found}, {expected}; open the source again")
