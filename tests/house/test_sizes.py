@@ -11,21 +11,22 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 172
+MOST_FILES = 186
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 751,
-    "cache": 695,
+    "": 765,
+    "cache": 701,
     "cli": 957,
-    "engines": 394,
-    "integrations": 1_299,
-    "loader": 3_329,
-    "places": 777,
+    "engines": 398,
+    "integrations": 1_474,
+    "loader": 3_242,
+    "places": 1_636,
     "plan": 1_651,
-    "recipe": 1_551,
+    "prompts": 1_021,
+    "recipe": 1_636,
     "report": 2_666,
-    "sources": 6_555,
-    "store": 2_404,
-    "templates": 9_173,
+    "sources": 6_844,
+    "store": 2_519,
+    "templates": 9_186,
     "testing": 473,
 }
 

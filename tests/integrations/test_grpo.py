@@ -85,7 +85,7 @@ def generations(shape: str, steps: int) -> int:
 
 
 def run_all(folder: Path) -> None:
-    """Three runs in children: one is not disturbed, one is killed right after the checkpoint at step 4, one resumes."""
+    """Import trl once, then train each shape in two children: one is killed right after the checkpoint at step 4, one resumes."""
 
     import penstock.integrations.grpo  # noqa: F401
 
