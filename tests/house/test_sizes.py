@@ -11,21 +11,22 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 AIM_LINES, AIM_FILES = 17_000, 110
-MOST_FILES = 153
+MOST_FILES = 164
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 726,
+    "": 733,
     "cache": 520,
     "cli": 937,
     "engines": 393,
-    "integrations": 1_191,
-    "loader": 2_409,
+    "integrations": 1_607,
+    "loader": 2_322,
     "places": 771,
     "plan": 1_651,
-    "recipe": 1_528,
+    "prompts": 1_021,
+    "recipe": 1_604,
     "report": 2_394,
-    "sources": 5_462,
-    "store": 2_357,
-    "templates": 7_412,
+    "sources": 5_467,
+    "store": 2_472,
+    "templates": 7_421,
     "testing": 473,
 }
 

@@ -60,7 +60,7 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
             self._held, self._is_settled = {}, False
         taken = self.prompts.take(num_samples, to="slime") if num_samples else []
         self._held |= {prompt.ordinal: prompt for prompt in taken}
-        return [self._groups.pop(prompt.ordinal, None) or self._group(prompt) for prompt in taken]
+        return [self._groups.pop(prompt.ordinal, []) or self._group(prompt) for prompt in taken]
 
     def _group(self, prompt: Prompt) -> list[Any]:
         record, args, count = prompt.record, self.args, prompt.repeats
@@ -90,7 +90,8 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
 
     def settle(self, finished: Sequence[list[Any]]) -> None:
         """End a round: of the finished groups, those with a mark are trained, and the others are dropped and counted."""
-        trained, left_out = [], []
+        trained: list[Prompt] = []
+        left_out: list[Prompt] = []
         for group in finished:
             prompt = self._held.pop(group[0].group_index)
             (trained if group[0].metadata.pop(_MARK, False) else left_out).append(prompt)

@@ -65,16 +65,11 @@ class PromptsSampler(AbstractCurriculumSampler):  # type: ignore[misc]
         """Yield prompts to the end of the epoch.  Those of an incomplete last batch, which verl drops, come first in the next one."""
         self.prompts.back(list(self._held.values()))
         self._held = {}
-        is_new = True  # the first prompt belongs to this epoch, wherever it begins
-        while is_new or not self._is_at_end():
-            is_new = False
+        end = (self.prompts.counts["next"] // len(self._data) + 1) * len(self._data)
+        while self.prompts.counts["next"] < end or self.prompts.counts["returned"]:
             (prompt,) = self.prompts.take(1, to="verl")
             self._held[prompt.ordinal] = prompt
             yield prompt
-
-    def _is_at_end(self) -> bool:
-        counts = self.prompts.counts
-        return counts["next"] % len(self._data) == 0 and not counts["returned"]
 
     def update(self, batch: Any) -> None:
         """Acknowledge a step: prompts in the batch are done; the others that were handed out are dropped and counted."""
