@@ -9,7 +9,7 @@ from penstock.errors import PlanError
 from penstock.loader.collate import Collator, Made
 from penstock.plan.block import Rows
 from penstock.sources.base import in_groups
-from penstock.sources.views import as_rows
+from penstock.sources.concat import as_rows
 from penstock.store.records import RecordStore, read_stores
 from penstock.types import Record
 

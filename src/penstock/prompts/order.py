@@ -12,7 +12,7 @@ from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings, weights_as_text
 from penstock.sources.base import in_groups
-from penstock.sources.views import as_rows
+from penstock.sources.concat import as_rows
 from penstock.store.records import read_stores
 from penstock.types import PROMPT_LENGTHS, Ints, Record
 

@@ -396,8 +396,3 @@ def _failed(source: Source, row: int, what: str, fn: Callable[..., Any], error: 
 
 def _name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
-
-
-def as_rows(source: Source) -> RowAccess:
-    """Return the source itself if it is one of this package; a user's own class as a view."""
-    return source if isinstance(source, RowAccess) else View(source)
