@@ -26,7 +26,6 @@ def test_the_readme_is_one_sentence_one_picture_an_example_numbers_and_promises(
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == [
         "Quick start",
-        "What it does",
         "How fast",
         "Promises",
     ]
