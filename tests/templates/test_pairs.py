@@ -334,9 +334,9 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
     [
         ("preference", {"prompt": "a"}, {}, "key 'chosen' is missing among ['prompt'], expected text or messages"),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": None}, {}, "key 'rejected' is null, expected text or messages"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": []}, {}, "one of chosen and rejected is text and the other messages"),
+        ("preference", {"prompt": "a", "chosen": "b", "rejected": []}, {}, "one of chosen and rejected is text, the other is messages"),
         ("preference", {"chosen": "", "rejected": "b"}, {}, "chosen or rejected is empty, and there is no prompt"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, {}, "the record has 'system' beside plain text"),
+        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, {}, "'system', which is not used with plain text"),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]}, {}, "pass chat=True to render the text"),
         ("preference", {"prompt": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}, {"chat": False}, "leave chat= out"),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}, {"margin_key": "margin"},
@@ -350,7 +350,7 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
         ("kto", {"prompt": "a", "completion": "b"}, {}, "key 'label' is missing"),
         ("kto", {"completion": "b", "label": True}, {}, "no prompt among ['completion', 'label']; name its key with input_key="),
         ("prompt", {"prompt": [{"role": "assistant", "content": "a"}]}, {},
-         "ends with the assistant's message, expected a prompt to answer"),
+         "ends with a message of the assistant, expected a prompt to answer"),
         ("prompt", {"text": "a"}, {}, "no prompt among ['text']"),
         ("reward", {"prompt": "a", "completions": ["b"], "labels": []}, {}, "1 steps and 0 labels, expected one label for each step"),
         ("reward", {"prompt": "a", "completions": [1], "labels": [True]}, {}, "completions[0] is int, expected text"),
@@ -395,7 +395,7 @@ def test_options_of_other_templates_are_refused(chatml: Path) -> None:
     ):
         with pytest.raises(TemplateError, match=f"template '{name}' has no option {option}"):
             open_template(name, tokenizer, {option: "all"})
-    with pytest.raises(TemplateError, match="eos=True is not for judged steps"):
+    with pytest.raises(TemplateError, match="eos=True has no effect: the separator ends each judged step"):
         open_template("reward", tokenizer, {"eos": True})
 
 

@@ -99,7 +99,7 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
             name = next(name for name in _COLUMNS[kind] if record.get(name))
             held = num_listed[kind] - len(rest)
             raise MediaError(
-                f"column {name!r} has {num_listed[kind]} of kind {kind}, and the messages have places for {held}; write <{kind}> "
+                f"column {name!r} lists {num_listed[kind]} of kind {kind}, but the messages have {held} tags or parts; write <{kind}> "
                 f"in the text where each belongs, or a part {{'type': '{kind}'}}"
             )
     return replace(conversation, messages=messages, media=found) if found else conversation
@@ -157,8 +157,8 @@ def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list
     if value is None:
         if not waiting[kind]:
             raise MediaError(
-                f"{what}: a tag or part of kind {kind} names no file and holds no bytes, and the record has no more under "
-                f"{' or '.join(map(repr, _COLUMNS[kind]))}; write as many as there are tags, or {{'type': '{kind}', '{kind}': path}}"
+                f"{what}: a tag or part of kind {kind} has no file or bytes of its own, and none is left in column "
+                f"{' or '.join(map(repr, _COLUMNS[kind]))}; list one for each tag, or write {{'type': '{kind}', '{kind}': path}}"
             )
         found.append(waiting[kind].pop(0))
     else:
@@ -206,8 +206,8 @@ def _found(kind: Kind, value: Any, what: str) -> Found:
         f"{kind_of(value)} {str(value)[:_SHOWN]!r}" if not isinstance(value, dict) else f"a dict with {sorted(value)}"
     )
     raise MediaError(
-        f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; decoded images are not "
-        f"taken, because their bytes cannot be found again"
+        f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; pass the "
+        f"file or its bytes, not a decoded image"
     )
 
 
@@ -225,7 +225,7 @@ def _from_text(kind: Kind, text: str, what: str) -> Found:
         if not comma or ";base64" not in head:
             raise MediaError(f"{what}: a data URL that begins {head[:_SHOWN]!r}, expected data:{kind}/…;base64,…")
         if head[5:].partition("/")[0] not in (kind, "application", ""):
-            raise MediaError(f"{what}: a data URL of type {head[5:_SHOWN]!r} where {kind} is expected")
+            raise MediaError(f"{what}: a data URL of type {head[5:_SHOWN]!r} expected data:{kind}/…")
         return Found(kind, data=_decoded(body, what))
     if _REMOTE.match(text):
         raise MediaError(
@@ -314,7 +314,7 @@ class MediaReader:
         """Raise for a kind that the processor does not take."""
         if found.kind not in self.processor.kinds:
             family, able = self.processor.family, ", ".join(self.processor.kinds)
-            raise MediaError(f"{self._name(found)}: the processor ({family}) takes {able}, and not {found.kind}")
+            raise MediaError(f"{self._name(found)}: the processor ({family}) takes {able}, not {found.kind}; remove it")
 
     def _header(self, kind: Kind, file: io.BufferedIOBase) -> Header:
         return read_header(kind, file, max_image_pixels=self.max_image_pixels)
@@ -343,7 +343,7 @@ class MediaReader:
 
 
 def _changed(name: str, found: str, item: MediaItem) -> str:
-    return f"{name}: changed since it was prepared: it has {found}, and had {item.num_bytes:,}; restore the file, or prepare again"
+    return f"{name}: changed since it was prepared: it has {found}, but had {item.num_bytes:,}; restore the file, or prepare again"
 
 
 class _Range(io.RawIOBase):
