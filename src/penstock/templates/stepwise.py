@@ -42,7 +42,7 @@ class StepwiseTemplate(PlainText):
 
     def _own_identity(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in ("input_key", "completions_key", "labels_key", "separator")}
-        return {"template": "reward", **options}
+        return {"template": "stepwise", **options}
 
     def _read(self, record: Record) -> _Steps:
         prompt = text_under(record, self.input_key, "input_key")
