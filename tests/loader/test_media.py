@@ -277,21 +277,21 @@ def test_a_broken_image_names_record_and_file(own: Path, options: dict[str, Any]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255  # same number of bytes
     path.write_bytes(content)
-    with pytest.raises(MediaError, match=r"data.jsonl:5: image 1, 'images/4-0.png': it cannot be decoded \(OSError"):
+    with pytest.raises(MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': it cannot be decoded \(OSError"):
         load_all(store, **options)
 
 
 def test_another_file_in_its_place_is_noticed(own: Path) -> None:
     store = vlm.prepare(own)
     shutil.copy(own / "images" / "1-0.png", own / "images" / "4-0.png")
-    with pytest.raises(MediaError, match=r"data.jsonl:5: image 1, 'images/4-0.png': .*changed since it was prepared"):
+    with pytest.raises(MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': .*changed since it was prepared"):
         load_all(store)
 
 
 def test_a_missing_file_is_named(own: Path) -> None:
     store = vlm.prepare(own)
     (own / "images" / "8-1.png").unlink()
-    with pytest.raises(MediaError, match=r"data.jsonl:9: image 2, 'images/8-1.png': .*8-1.png"):
+    with pytest.raises(MediaError, match=r"data.jsonl:9: image 1, 'images/8-1.png': .*8-1.png"):
         load_all(store)
 
 
@@ -303,7 +303,7 @@ def test_another_size_with_as_many_bytes_is_noticed(own: Path) -> None:
     before = path.read_bytes()
     vlm.write_image(path, 60, 40, seed=1)
     assert len(path.read_bytes()) == len(before)
-    with pytest.raises(MediaError, match=r"it has 60 × 40 pixels \(height × width\), and its header said 40 × 60"):
+    with pytest.raises(MediaError, match=r"it has 60 × 40 pixels \(height × width\), but its header said 40 × 60"):
         load_all(store)
 
 

@@ -141,7 +141,7 @@ def test_a_video_that_is_cut_short_is_named(tmp_path: Path) -> None:
     begin = content.find(b"mdat") + 4
     content[begin + 1000 : begin + len(content) // 2] = bytes(len(content) // 2 - 1000)
     path.write_bytes(content)
-    with pytest.raises(MediaError, match=r"data.jsonl:1: video 1, 'a.mp4': "):
+    with pytest.raises(MediaError, match=r"data.jsonl:1: video 0, 'a.mp4': "):
         list(ps.Loader(store, batch_size=1, max_length=512))
 
 
@@ -151,7 +151,7 @@ def test_positions_of_videos_need_the_models_config(tmp_path: Path) -> None:
     vlm.write_video(tmp_path / "a.mp4", 10, 48, 64, rate=5, seed=0)
     (tmp_path / "data.jsonl").write_text(json.dumps(vlm.conversation(random.Random(0), ["a.mp4"])) + "\n")
     store = vlm.prepare(tmp_path)
-    with pytest.raises(MediaError, match=r"tokens_per_second of the model, and .* has no config.json"):
+    with pytest.raises(MediaError, match=r"tokens_per_second, but no config.json in .* has it"):
         list(ps.Loader(store, batch_size=1, max_length=512))
 
 

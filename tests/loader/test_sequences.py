@@ -14,6 +14,8 @@ from penstock.errors import PlanError
 from penstock.loader.layout import BatchForm
 from penstock.loader.sequences import check_sequences
 from penstock.plan.settings import PlanSettings
+from penstock.report import numbers
+from penstock.report import text as layout
 from penstock.sources import ListSource
 from penstock.store import Store, build
 from penstock.testing import check_resume
@@ -226,7 +228,7 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        ("pairs", {"packing": "best_fit"}, "packing='best_fit' puts several samples in a row, and a store of pairs has rows of its own"),
+        ("pairs", {"packing": "best_fit"}, "packs several samples, but each sequence of pairs needs its own row"),
         ("pairs", {"overflow": "truncate"}, "overflow='truncate' cuts samples, and column 'sequence_lengths' is a list"),
         ("judged steps", {"overflow": "split"}, "overflow='split' would cut judged steps; choose overflow='drop'"),
         ("pairs", {"padding_free": True}, "padding_free=True has no effect on batches of pairs"),
@@ -234,8 +236,8 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
         ("prompts", {"attention_mask": "none"}, "attention_mask='none' has no effect on batches of prompts"),
         ("pairs", {"pad_side": "left"}, "batches of pairs are padded on the right"),
         ("pairs", {"align": 8}, "align=8 has no effect on batches of pairs"),
-        ("judged answers", {"batch_size": 1}, "a single row would be its own; set batch_size to 2 or more"),
-        ("judged answers", {"batch_size": 13}, "the last step has 1 of 13 rows, and a batch of judged answers needs"),
+        ("judged answers", {"batch_size": 1}, "this batch has only one row; set batch_size to 2 or more"),
+        ("judged answers", {"batch_size": 13}, "the last step has 1 of 13 rows; for judged answers, every rank must get"),
         ("pairs", {"world_size": 3, "rank": 0, "batch_size": 8}, "has 16 of 24 rows on 3 ranks"),
         ("pairs", {"world_size": 3, "rank": 0, "tail": "wrap", "batch_size": 6, "epochs": 2}, "tail='wrap': the last step has 8 of 18"),
         ("pairs", {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 30}, "choose tail='drop'"),
@@ -248,10 +250,24 @@ def test_what_cannot_be_right_is_refused_by_name(cache: Cache, kind: str, option
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_numbers_show_what_such_a_loader_takes_and_delivers(cache: Cache, kind: str) -> None:
+    loader = open_loader(make(cache, kind)[0], batch_size=6)
+    *_, last_batch = loader
+    assert len(last_batch["input_ids"]) == (40 % 6) * (2 if kind == "pairs" else 1)  # no row is added
+    found = numbers.epoch(loader)
+    assert (found.tail_rows, found.counters.rows_padded) == (40 % 6, 0)
+    last = next(row for row in layout.epoch(found)[1].rows if row[0] == "last step")
+    assert last[1] == "4 of 6 rows, and no row is added (tail: pad)"
+    assert {fit.packing for fit in numbers.fits(loader)} == {"none"}
+
+
 def test_other_columns_are_carried_or_refused(cache: Cache) -> None:
     rows = make_rows(8, 3)
     three = build(ListSource(rows), Sequences(SEQUENCE_LENGTHS), engine=LocalEngine(1), cache=cache)
-    with pytest.raises(PlanError, match="are not those of 2 sequences that are its tokens; fix the template"):
+    with pytest.raises(
+        PlanError, match="sequence_lengths must be 2 lengths whose sum is the number of its tokens; fix the template"
+    ):
         next(iter(open_loader(three)))
     steps = build(
         ListSource(rows), Sequences(SEQUENCE_LENGTHS, STEP_LABELS, DESIRABLE), engine=LocalEngine(1), cache=cache
@@ -259,7 +275,7 @@ def test_other_columns_are_carried_or_refused(cache: Cache) -> None:
     assert open_loader(steps).kind == "judged answers"
     weights = Column(name="other", dtype="int8", per="token")
     with pytest.raises(
-        PlanError, match="column 'other' has values per token, and batches of pairs carry further values per sample"
+        PlanError, match="column 'other' has values per token, but batches of pairs can carry only columns per sample"
     ):
         check_sequences(
             "pairs", (SEQUENCE_LENGTHS, weights), PlanSettings(max_length=8, packing="none"), BatchForm(), 2
@@ -307,7 +323,7 @@ def test_a_store_that_is_being_made_needs_a_tail_that_fills_or_drops(cache: Cach
     store = build(
         ListSource(rows), template, engine=LocalEngine(1, inline=False), cache=cache, shard_rows=7, background=True
     )
-    with pytest.raises(PlanError, match="how many rows its last step has is not known"):
+    with pytest.raises(PlanError, match="the number of rows in the last step is not known"):
         open_loader(store, shuffle=False)
     loader = open_loader(store, shuffle=False, tail="drop")
     (tmp_path / "gate").touch()

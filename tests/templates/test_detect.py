@@ -169,7 +169,7 @@ SAY = {"role": "assistant", "content": "b"}
         ({"chosen": SAID, "rejected": SAID}, "preference"),
         ({"prompt": "a", "completion": "b", "label": True}, "kto"),
         ({"prompt": SAID[:1], "completion": [SAY], "label": False}, "kto"),
-        ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "reward"),
+        ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "stepwise"),
         ({"prompt": "a"}, "prompt"),
         ({"prompt": SAID[:1], "gold": 3}, "prompt"),
         # LLaMA-Factory

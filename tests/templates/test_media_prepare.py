@@ -1,8 +1,10 @@
 """Media from a recipe to a store: by API and command line, in several processes, with and without transformers."""
 
 import json
+import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,7 @@ def test_images_in_a_parquet_file_are_read_from_the_record(data: Path, folder: P
 
 _WITHOUT = """
 import sys
+from base64 import b64encode
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("transformers", "torch"):
@@ -205,6 +208,24 @@ def test_commands_show_media(data: Path, folder: Path, tmp_path: Path, run: Call
     found = json.loads(run("stats", path, "--json")[1])["media"]
     assert found[0]["kind"] == "image"
     assert found[0]["count"] == 40
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_rows_with_the_same_words_and_other_images_are_no_duplicates(
+    data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]], inline: bool
+) -> None:
+    for number, color in enumerate(("red", "blue", "green")):
+        Image.new("RGB", (60, 60), color).save(data / f"{number}.bmp")  # as many bytes and tokens in each
+    names: list[str] = [str(data / f"{number}.bmp") for number in (0, 1, 2, 1)]
+    if inline:
+        names = [f"data:image/bmp;base64,{b64encode(Path(name).read_bytes()).decode()}" for name in names]
+    user = {"role": "user", "content": "<image> What is it?"}
+    lines = [json.dumps({"messages": [user, ANSWER], "images": [name]}) + "\n" for name in names]
+    (data / "chat.jsonl").write_text("".join(lines))
+    code, shown = run("check", str(recipe(tmp_path, folder)))
+    assert code == 0
+    assert re.search(r"1 of 4 rows \(25.0%\) repeat an earlier one \(first \S+chat.jsonl:4\)", shown)
+    assert "concat" not in run("stats", str(recipe(tmp_path, folder)))[1]  # it would cut samples, which media forbid
 
 
 def test_check_names_broken_media_under_both_policies(

@@ -209,9 +209,9 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (tagged(images=["a.png"]), "a tag or part of kind image names no file and holds no bytes, and the record has no more under"),
-        (tagged(images=["a.png"] * 3), "column 'images' has 3 of kind image, and the messages have places for 2"),
-        ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' has 1 of kind image, and the messages have"),
+        (tagged(images=["a.png"]), "a tag or part of kind image has no file or bytes of its own, and none is left in column"),
+        (tagged(images=["a.png"] * 3), "column 'images' lists 3 of kind image, but the messages have 2 tags or parts"),
+        ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' lists 1 of kind image, but the messages have"),
         ({"messages": [user("What?"), ANSWER], "image": "a.png"}, "write <image> in the text where each belongs"),
         (tagged(images=["a.png", "missing.png"]), "missing.png: nothing found, expected a file"),
         (tagged(images=["a.png", "broken.png"]), "broken.png: the image is broken or cut off"),
@@ -226,11 +226,11 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
         (tagged(images=["a.png", "a.png"], image="deep/b.jpg"), "columns 'images' and 'image' hold different media"),
         (tagged(images=["a.png", ""]), "the path '' is empty"),
         (tagged(images=["a.png", "data:image/png,abc"]), "a data URL that begins 'data:image/png'"),
-        (tagged(images=["a.png", "data:audio/wav;base64,AAAA"]), "where image is expected"),
+        (tagged(images=["a.png", "data:audio/wav;base64,AAAA"]), "expected data:image/…"),
         (tagged(images=["a.png", "data:image/png;base64,****"]), "not base64"),
         (tagged(images=["a.png", {"bytes": b"no image"}]), "image in the record: not an image"),
         (parts({"type": "image", "image": "a.png", "max_pixels": 100}, {"type": "image", "image": "a.png"}), "has 'max_pixels'"),
-        ({"messages": [user("<audio>"), ANSWER], "audios": ["a.wav"]}, "takes image, video, and not audio"),
+        ({"messages": [user("<audio>"), ANSWER], "audios": ["a.wav"]}, "takes image, video, not audio"),
         ({"messages": [user("Token <|image_pad|>"), ANSWER]}, "the text of the record holds '<|image_pad|>', which stands for image"),
         (
             {"messages": [user("<image> <|image_pad|>"), ANSWER], "images": ["a.png"]},
@@ -284,7 +284,7 @@ def test_without_a_processor_media_are_refused_with_what_to_pass(folder: Path, i
         tagged(images=["a.png", "a.png"]),
         parts({"type": "image", "image": "a"}, {"type": "image", "image": "b"}),
     ):
-        with pytest.raises(MediaError, match="no processor is known; pass processor= the folder"):
+        with pytest.raises(MediaError, match="no processor was found; set processor= to the folder"):
             template.encode([record])
     elsewhere = open_template(
         "messages", open_tokenizer(tmp_path, fast=False), {"processor": str(folder), "media_root": str(images)}
@@ -295,7 +295,7 @@ def test_without_a_processor_media_are_refused_with_what_to_pass(folder: Path, i
 
 def test_a_processor_that_cannot_be_used_is_named(folder: Path, images: Path, tmp_path: Path) -> None:
     tokenizer = open_tokenizer(folder, fast=False)
-    with pytest.raises(TemplateError, match=r"no processor there, expected a folder with preprocessor_config.json"):
+    with pytest.raises(TemplateError, match=r"no processor found, expected a folder with preprocessor_config.json"):
         open_template("messages", tokenizer, {"processor": str(tmp_path)})
     (tmp_path / "preprocessor_config.json").write_text('{"processor_class": "FuyuProcessor"}')
     with pytest.raises(TemplateError, match="the processor is 'FuyuProcessor', which Penstock cannot count"):
@@ -328,14 +328,14 @@ def test_bytes_that_changed_are_refused(folder: Path, images: Path, tmp_path: Pa
     record = {"messages": [user("<image>?"), ANSWER], "images": ["a.png"]}
     (item,) = unpack_media(template.encode([record]).columns["media"].values.tobytes())
     (tmp_path / "a.png").write_bytes((images / "deep/b.jpg").read_bytes())
-    with pytest.raises(SourceChanged, match=r"a.png: changed since it was prepared: it has .* bytes, and had"):
+    with pytest.raises(SourceChanged, match=r"a.png: changed since it was prepared: it has .* bytes, but had"):
         template.media.bytes_of(item, dict)
     (tmp_path / "a.png").unlink()
     with pytest.raises(SourceError, match="nothing found, expected a file"):
         template.media.bytes_of(item, dict)
     inside = MediaItem(kind="image", number=0, place=None, num_bytes=5, size=(1, 1), span=(0, 1))
     with pytest.raises(
-        SourceChanged, match="image 0 of the record: changed since it was prepared: it has 8 bytes, and had 5"
+        SourceChanged, match="image 0 of the record: changed since it was prepared: it has 8 bytes, but had 5"
     ):
         template.media.bytes_of(inside, lambda: {**record, "images": [b"8 bytes!"]})
     with pytest.raises(SourceChanged, match="it has no bytes"):

@@ -213,7 +213,7 @@ def test_audio_of_another_rate_counts_as_resampled_and_too_long_audio_is_refused
     soundfile.write(tmp_path / "a.wav", np.zeros(16_000), 16_000)
     assert np.array_equal(one, template.encode([record]).input_ids)
     soundfile.write(tmp_path / "a.wav", np.zeros(31 * 8_000), 8_000)
-    with pytest.raises(MediaError, match=r"a.wav: the audio clip is 31.0 s long, and the processor cuts clips at 30 s"):
+    with pytest.raises(MediaError, match=r"a.wav: the audio clip is 31.0 s long, but the processor cuts clips at 30 s"):
         template.encode([record])
     soundfile.write(tmp_path / "a.wav", np.zeros(10), 16_000)
     with pytest.raises(MediaError, match="too few for one token"):

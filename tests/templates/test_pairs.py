@@ -316,7 +316,7 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
     tokenizer = open_tokenizer(plain)
     row = {"prompt": "the fox", "completions": ["runs over", " the dog"], "labels": [True, False]}
     for separator in ("\n", " ok"):
-        made = open_template("reward", tokenizer, {"separator": separator}).encode([row])
+        made = open_template("stepwise", tokenizer, {"separator": separator}).encode([row])
         pieces = [
             tokenizer.encode([text])[0].tolist() for text in ("the fox", "runs over", separator, " the dog", separator)
         ]
@@ -325,7 +325,7 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
         labels[sum(map(len, pieces[:3])) - 1], labels[-1] = 1, 0
         assert made.columns["step_labels"].values.tolist() == labels
         assert made.loss_mask.tolist() == [label != -100 for label in labels]
-    empty = open_template("reward", tokenizer, {}).encode([{"prompt": "a", "completions": [], "labels": []}])
+    empty = open_template("stepwise", tokenizer, {}).encode([{"prompt": "a", "completions": [], "labels": []}])
     assert empty.dropped == {0: "nothing_to_train"}
 
 
@@ -334,9 +334,9 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
     [
         ("preference", {"prompt": "a"}, {}, "key 'chosen' is missing among ['prompt'], expected text or messages"),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": None}, {}, "key 'rejected' is null, expected text or messages"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": []}, {}, "one of chosen and rejected is text and the other messages"),
+        ("preference", {"prompt": "a", "chosen": "b", "rejected": []}, {}, "one of chosen and rejected is text, the other is messages"),
         ("preference", {"chosen": "", "rejected": "b"}, {}, "chosen or rejected is empty, and there is no prompt"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, {}, "the record has 'system' beside plain text"),
+        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, {}, "'system', which is not used with plain text"),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]}, {}, "pass chat=True to render the text"),
         ("preference", {"prompt": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}, {"chat": False}, "leave chat= out"),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}, {"margin_key": "margin"},
@@ -350,12 +350,12 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
         ("kto", {"prompt": "a", "completion": "b"}, {}, "key 'label' is missing"),
         ("kto", {"completion": "b", "label": True}, {}, "no prompt among ['completion', 'label']; name its key with input_key="),
         ("prompt", {"prompt": [{"role": "assistant", "content": "a"}]}, {},
-         "ends with the assistant's message, expected a prompt to answer"),
+         "ends with a message of the assistant, expected a prompt to answer"),
         ("prompt", {"text": "a"}, {}, "no prompt among ['text']"),
-        ("reward", {"prompt": "a", "completions": ["b"], "labels": []}, {}, "1 steps and 0 labels, expected one label for each step"),
-        ("reward", {"prompt": "a", "completions": [1], "labels": [True]}, {}, "completions[0] is int, expected text"),
-        ("reward", {"prompt": "a", "completions": "b", "labels": [True]}, {}, "key 'completions' is str, expected a list"),
-        ("reward", {"prompt": "a", "completions": ["b"], "labels": [0.5]}, {}, "labels[0] is 0.5, expected true or false"),
+        ("stepwise", {"prompt": "a", "completions": ["b"], "labels": []}, {}, "1 steps and 0 labels, expected one label for each step"),
+        ("stepwise", {"prompt": "a", "completions": [1], "labels": [True]}, {}, "completions[0] is int, expected text"),
+        ("stepwise", {"prompt": "a", "completions": "b", "labels": [True]}, {}, "key 'completions' is str, expected a list"),
+        ("stepwise", {"prompt": "a", "completions": ["b"], "labels": [0.5]}, {}, "labels[0] is 0.5, expected true or false"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_read_is_refused_by_name_and_number(
@@ -365,13 +365,13 @@ def test_a_row_that_cannot_be_read_is_refused_by_name_and_number(
         "preference": {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 1.5},
         "kto": {"prompt": "a", "completion": "b", "label": True},
         "prompt": {"prompt": "a"},
-        "reward": {"prompt": "a", "completions": ["b"], "labels": [1]},
+        "stepwise": {"prompt": "a", "completions": ["b"], "labels": [1]},
     }
     opened = open_template(template, open_tokenizer(chatml), options)
     with pytest.raises(TemplateError) as error:
         opened.encode([good[template], row])
     assert said in str(error.value) and error.value.record == 1
-    if template != "reward":
+    if template != "stepwise":
         made = open_template(template, open_tokenizer(chatml), {**options, "on_refused": "skip"}).encode(
             [row, good[template]]
         )
@@ -391,12 +391,12 @@ def test_options_of_other_templates_are_refused(chatml: Path) -> None:
         ("preference", "train_on"),
         ("kto", "message_weights"),
         ("prompt", "on_nothing"),
-        ("reward", "chat"),
+        ("stepwise", "chat"),
     ):
         with pytest.raises(TemplateError, match=f"template '{name}' has no option {option}"):
             open_template(name, tokenizer, {option: "all"})
-    with pytest.raises(TemplateError, match="eos=True is not for judged steps"):
-        open_template("reward", tokenizer, {"eos": True})
+    with pytest.raises(TemplateError, match="eos=True has no effect: the separator ends each judged step"):
+        open_template("stepwise", tokenizer, {"eos": True})
 
 
 def test_special_tokens_in_a_text_are_its_letters_if_asked_for(plain: Path, chatml: Path) -> None:
@@ -418,11 +418,11 @@ def test_special_tokens_in_a_text_are_its_letters_if_asked_for(plain: Path, chat
     )
 
 
-@pytest.mark.parametrize("template", ["preference", "kto", "prompt", "reward"])
+@pytest.mark.parametrize("template", ["preference", "kto", "prompt", "stepwise"])
 def test_each_template_keeps_the_contract(chatml: Path, template: str) -> None:
     write = Writer(3)
     rows: list[Row] = [{**write.messages(), "completion": "yes", "label": True} for _ in range(5)]
-    if template == "reward":
+    if template == "stepwise":
         rows = [
             {"prompt": write.words(), "completions": [write.words()] * 2, "labels": [True, False]} for _ in range(5)
         ]

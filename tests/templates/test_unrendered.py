@@ -139,7 +139,7 @@ def test_messages_parts_and_tools_that_are_left_out_are_counted() -> None:
     assert lost(TEXT_PARTS, [picture, A]) == {"user.content[image]": 0}
     printed = TEXT_PARTS.replace("{% if p.type == 'text' %}", "{% if p.type == 'image' %}<|image|>{% else %}")
     with pytest.raises(
-        TemplateError, match=r"the record has media \(image\), and no processor is known; pass processor="
+        TemplateError, match=r"the record has media \(image\), and no processor was found; set processor="
     ):
         lost(printed, [picture, A])
     assert lost(LATE, [picture, A]) == {"user.content": 13, "user.content[image]": 0}

@@ -96,7 +96,7 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
         image.info.pop("transparency", None)  # alpha is dropped; Pillow would warn of it
     if (image.height, image.width) != tuple(size):
         raise WrongSize(
-            f"it has {image.height} × {image.width} pixels (height × width), and its header said {size[0]} × {size[1]} when it was "
+            f"it has {image.height} × {image.width} pixels (height × width), but its header said {size[0]} × {size[1]} when it was "
             f"prepared"
         )
     return image if image.mode == "RGB" else image.convert("RGB")  # no copy
@@ -148,8 +148,8 @@ class Patches:
         other = [name for name in given if _plain(settings[name]) != _plain(getattr(self._processor, name))]
         if self._table is None or other:
             raise MediaError(
-                f"frames are scaled by the image processor, and the settings of videos differ from it in "
-                f"{', '.join(other) or 'their steps'}; set them alike in {self._own.folder}"
+                f"the loader resizes frames with the settings for images, but those for videos differ in "
+                f"{', '.join(other) or 'their steps'}; make them equal in {self._own.folder}"
             )
         frames = read_frames(data, item.size, chosen)
         height, width = self._own.counts.video_resized(len(frames), *item.size[1:])
@@ -170,8 +170,8 @@ class Patches:
             return 1.0
         if self.tokens_per_second is None:
             raise MediaError(
-                f"positions of videos depend on vision_config.tokens_per_second of the model, and {self._own.folder} has no config.json "
-                f"that says it; copy the model's config.json there"
+                f"positions of videos depend on the model's vision_config.tokens_per_second, but no config.json in {self._own.folder} "
+                f"has it; copy the model's config.json there"
             )
         return float(np.float32(seconds) * np.float32(self.tokens_per_second))  # in 32 bits, as in transformers
 

@@ -325,7 +325,7 @@ class Loader(Run):
             return
         if self._is_incomplete:
             raise PlanError(
-                f"tail={tail!r} and a store of {self.kind} that is still being made: how many rows its last step has is not known; "
+                f"tail={tail!r}: the store of {self.kind} is still being made, so the number of rows in the last step is not known; "
                 f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
             )
         for part in self.plan.parts(self._rows_per_step, end or anchor.position.epoch + 1, anchor.position):

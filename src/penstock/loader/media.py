@@ -63,7 +63,7 @@ class MediaStage:
         self.token_ids = _token_ids(self.processor, stores[first].template.tokenizer)
         if pad_id in self.token_ids.values():
             raise PlanError(
-                f"pad_id={pad_id} is the id of a media placeholder; choose another pad_id, as the tokenizer's"
+                f"pad_id={pad_id} is the id of a media placeholder; set pad_id to the pad token of the tokenizer"
             )
 
     def ahead(
@@ -115,7 +115,7 @@ class MediaStage:
             items.append([_moved(each, start) for each in own])
             for each in own:
                 if each.span[0] < start or each.span[1] > stop:
-                    raise self._failure(source, sample, each, f"tokens {start} to {stop} of the sample cut it apart")
+                    raise self._failure(source, sample, each, f"tokens {start} to {stop} hold only a part of it")
                 found.append((source, sample, each))
                 size = (each.span[1] - each.span[0]) * self._decoder.bytes_per_token
                 num_bytes += size + 3 * int(np.prod(each.size))
@@ -146,7 +146,7 @@ class MediaStage:
 
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
         name = "in the record itself" if item.place is None else repr(item.place)
-        return MediaError(f"{self._stores[source].source.where(sample)}: {item.kind} {item.number + 1}, {name}: {what}")
+        return MediaError(f"{self._stores[source].source.where(sample)}: {item.kind} {item.number}, {name}: {what}")
 
     def _add(
         self, batch: Batch, items: list[list[MediaItem]], reserved: Arrays, decoded: list[Decoded]
@@ -191,7 +191,7 @@ class MediaStage:
         if len(places) != decoded.placeholders:
             raise self._failure(
                 int(span["source"]), int(span["sample"]), item,
-                f"{len(places)} placeholders stand for it, and the processor makes {decoded.placeholders} features of it; prepare the "
+                f"the sample has {len(places)} placeholders for it, but the processor makes {decoded.placeholders} features; prepare the "
                 f"store again with the processor in {self.processor.folder}",
             )  # fmt: skip
         if decoded.grid is None:
@@ -215,8 +215,8 @@ class MediaStage:
                 found = np.add.reduceat(is_placeholder, begins, dtype=np.int64)
                 number = int(np.flatnonzero(found != expected)[0])
                 problem = (
-                    f"{found[number]} {kind} placeholders, and media for {expected[number]} of them; a text that writes the placeholder "
-                    f"itself cannot be trained"
+                    f"the sample has {found[number]} {kind} placeholders, but its media fill {expected[number]}; remove the placeholder "
+                    f"from the text of the record"
                 )
             elif (trained := np.flatnonzero(labels == token)).size:
                 number = int(np.searchsorted(begins, trained[0], side="right")) - 1
@@ -252,7 +252,7 @@ def _reader(name: str, store: Any) -> Any:
     reader = getattr(store.template, "media", None)
     if reader is None:
         raise PlanError(
-            f"store {name!r} has a column {MEDIA.name!r}, and its template does not say how media are read; prepare it with "
+            f"store {name!r} has a column {MEDIA.name!r}, but its template has no processor to read media with; prepare it with "
             f"processor=, or rename the column of your own template"
         )
     return reader

@@ -44,12 +44,12 @@ def check_sequences(
     for column in columns:
         if column not in _OWN and column.per != "sample":
             raise PlanError(
-                f"column {column.name!r} has values per {column.per}, and batches of {kind} carry further values per sample only; "
+                f"column {column.name!r} has values per {column.per}, but batches of {kind} can carry only columns per sample; "
                 f"prepare the store without it"
             )
     if settings.packing != "none":
         raise PlanError(
-            f"packing={settings.packing!r} puts several samples in a row, and a store of {kind} has rows of its own; pass packing='none'"
+            f"packing={settings.packing!r} packs several samples, but each sequence of {kind} needs its own row; pass packing='none'"
         )
     for name, value in _FIXED.items():
         if (given := getattr(form, name)) != value:
@@ -64,7 +64,7 @@ def check_sequences(
         raise PlanError(f"align={settings.align} has no effect on batches of {kind}; leave it out")
     if kind == JUDGED and batch_size < 2:
         raise PlanError(
-            "batch_size=1: KTO compares each prompt with another row's answer of the same batch, and a single row would be its own; "
+            "batch_size=1: KTO pairs each prompt with the answer of another row of the batch, but this batch has only one row; "
             "set batch_size to 2 or more"
         )
 
@@ -75,8 +75,8 @@ def check_tail(kind: str, tail: str, num_rows: int, *, per_step: int, world_size
     if left and (left % world_size or left // world_size < least):
         ranks = f" on {world_size} ranks" if world_size > 1 else ""
         raise PlanError(
-            f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}, and a batch of {kind} needs at least {least} on "
-            f"every rank, and as many on each; choose tail='drop' (leaves these rows out and counts them) or 'repeat'"
+            f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}; for {kind}, every rank must get the same number of "
+            f"rows, at least {least}; choose tail='drop' (drops these rows and counts them) or tail='repeat'"
         )
 
 
@@ -172,8 +172,8 @@ class _Spans:
         if wrong.size:
             sample = int(self._samples[wrong[0]])
             raise PlanError(
-                f"sequence_lengths of sample {sample} are not those of {count} sequences that are its tokens; fix the template that "
-                f"declares them"
+                f"sample {sample}: sequence_lengths must be {count} lengths whose sum is the number of its tokens; fix the template "
+                f"that declares them"
             )
         return found
 

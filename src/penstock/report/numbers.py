@@ -18,6 +18,7 @@ import numpy as np
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
+from penstock.loader.sequences import TOKENS
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.tenths import Mixing, MixingCounter
@@ -297,9 +298,9 @@ def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | 
         mixing.add(rows)
         if visit is not None:
             visit(rows)
-    whole = reduce(add, counted)
-    missing = -whole.rows % per_step
-    tail = Counters(rows_padded=missing * (settings.tail == "pad"), rows_repeated=missing * (settings.tail == "repeat"))
+    missing = -(whole := reduce(add, counted)).rows % per_step
+    is_padded = settings.tail == "pad" and loader.kind == TOKENS  # batches of pairs and prompts have no empty rows
+    tail = Counters(rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat"))
     steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
     return EpochNumbers(
         **{name: getattr(settings, name) for name in ("max_length", "packing", "overflow", "tail", "seed")},
@@ -359,10 +360,12 @@ def fits(
     """Pack the data under other lengths and packings, and under the loader's own; its counters, if `known`, save one packing."""
     settings, own = loader.plan.settings, loader.plan.settings.max_length
     known = None if settings.tail == "drop" else known  # they lack the rows of the last step
+    has_lists = any(each.per == "list" for store in loader.stores for each in store.columns)  # then nothing is cut
+    usual = ("none",) if loader.kind != TOKENS else ("best_fit", "none") if has_lists else PACKINGS
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
         for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})
-        for way in dict.fromkeys([settings.packing, *(packings or PACKINGS)])
+        for way in dict.fromkeys([settings.packing, *(packings or usual)])
     )
 
 

@@ -195,8 +195,9 @@ def _last_step(found: "EpochNumbers") -> str:
         return "there is none: no sample is left to train on"
     if not found.tail_rows:
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
+    padded = found.counters.rows_padded
     what = {
-        "pad": f"filled up with {plural(found.counters.rows_padded, 'empty row')}",
+        "pad": f"filled up with {plural(padded, 'empty row')}" if padded else "and no row is added",
         "drop": f"dropped, with {found.counters.samples_dropped['tail']:,} samples",
         "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",

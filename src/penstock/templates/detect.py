@@ -84,7 +84,7 @@ def _fits(record: Record, options: Mapping[str, Any]) -> dict[str, Fit | bool]:
     found = {name: fit for name, fit in tried.items() if fit is not None}
     if isinstance(found.get("alpaca"), Fit) or isinstance(found.get("prompt_completion"), Fit):
         found.pop("query_response", None)  # the same columns under a name that says more
-    for name in ("preference", "kto", "reward"):  # as anything else, the bad examples would be trained, too
+    for name in ("preference", "kto", "stepwise"):  # as anything else, the bad examples would be trained, too
         if isinstance(found.get(name), Fit):
             return {name: found[name]}
     if any(isinstance(fit, Fit) for name, fit in found.items() if name != "prompt"):

@@ -89,8 +89,8 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 def check_ratio(height: int, width: int) -> None:
     if max(height, width) / min(height, width) > MOST_RATIO:
         raise MediaError(
-            f"an image of {height} × {width} pixels (height × width) is longer than {MOST_RATIO} times its width, which the "
-            f"processor refuses; cut the image"
+            f"it has {height} × {width} pixels (height × width): one side is more than {MOST_RATIO} times the other, which the "
+            f"processor refuses; crop it"
         )
 
 
@@ -155,7 +155,7 @@ class Qwen2VL(Family):
         else:
             return np.arange(total)
         if not 0 < number <= total:
-            raise MediaError(f"the video has {total} frames, and the processor samples {number}; remove it")
+            raise MediaError(f"the video has {total} frames, but the processor samples {number}; remove it")
         return np.arange(0, total, total / number).astype(np.float32).astype(np.int64)
 
     def video_resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
@@ -219,7 +219,7 @@ class Qwen3VL(Qwen2VL):
         factor, times, limits = _factor(settings), settings["temporal_patch_size"], _pixels(settings)
         lowest, highest = limits["min_pixels"], limits["max_pixels"]
         if frames < times:
-            raise MediaError(f"the video has {frames} frames, and the processor needs {times}; remove it")
+            raise MediaError(f"the video has {frames} frames, but the processor needs {times}; remove it")
         if settings.get("cap_pixels_per_frame"):
             cap = settings["max_video_tokens"] * factor * factor
             highest = max(min(cap, highest // frames), int(lowest * 1.05)) * frames

@@ -75,7 +75,7 @@ def read_pair(record: Record, keys: Mapping[str, str | None]) -> Sides:
     chosen = read_side(record, keys["chosen_key"] or one_key(record, CHOSEN) or "chosen", "chosen_key")
     rejected = read_side(record, keys["rejected_key"] or one_key(record, REJECTED) or "rejected", "rejected_key")
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise TemplateError("one of chosen and rejected is text and the other messages; write both in one way")
+        raise TemplateError("one of chosen and rejected is text, the other is messages; write both in the same form")
     found = read_prompt(record, keys["input_key"])
     # answers of several messages hold the prompt that stands beside them as text
     repeats = found is not None and isinstance(found.prompt, str) and isinstance(chosen, list) and len(chosen) > 1
@@ -134,7 +134,7 @@ def read_open_prompt(record: Record, given: str | None) -> Sides:
         key = given or one_key(record, PROMPT)
         if key not in MESSAGES or len(prompt) == 1:
             raise TemplateError(
-                f"key {key!r} ends with the assistant's message, expected a prompt to answer; remove it"
+                f"key {key!r} ends with a message of the assistant, expected a prompt to answer; remove this message"
             )
         prompt = prompt[:-1]
     return Sides(prompt, (), found.is_question)

@@ -39,7 +39,7 @@ _SHOWN = 60  # characters of a value in an error
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MediaReference:
     """An image, a video or an audio clip that a record names: by a path, perhaps with a range of bytes, or with its bytes."""
 
     kind: Kind
@@ -71,7 +71,7 @@ def part_types(messages: Sequence[Message]) -> list[str]:
 
 
 def collect(record: Record, conversation: Conversation) -> Conversation:
-    """The conversation with a bare part {"type": "image"} for each of its media, and these media (Found) in the order of the parts.
+    """The conversation with a bare part {"type": "image"} for each of its media, and references to these media, in the same order.
 
     A tag such as <image> becomes a part, filled from the record's columns in order; so does a part that names nothing itself.
     """
@@ -81,7 +81,7 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     if not named and not any(num_listed.values()):
         return conversation
     by_tags = [kind for kind in KINDS if waiting[kind] and kind not in named]  # else <image> is a word of the text
-    found: list[Found] = []
+    found: list[MediaReference] = []
     messages: list[Message] = []
     for place, message in enumerate(conversation.messages):
         content = message.get("content")
@@ -99,15 +99,15 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
             name = next(name for name in _COLUMNS[kind] if record.get(name))
             held = num_listed[kind] - len(rest)
             raise MediaError(
-                f"column {name!r} has {num_listed[kind]} of kind {kind}, and the messages have places for {held}; write <{kind}> "
+                f"column {name!r} lists {num_listed[kind]} of kind {kind}, but the messages have {held} tags or parts; write <{kind}> "
                 f"in the text where each belongs, or a part {{'type': '{kind}'}}"
             )
     return replace(conversation, messages=messages, media=found) if found else conversation
 
 
-def _column(record: Record, kind: Kind) -> list[Found]:
+def _column(record: Record, kind: Kind) -> list[MediaReference]:
     """The media of one kind in the record's columns."""
-    made: list[list[Found]] = []
+    made: list[list[MediaReference]] = []
     for name in _COLUMNS[kind]:
         value = record.get(name)
         is_nan = isinstance(value, float) and value != value
@@ -144,7 +144,7 @@ def _split_part(part: Any, kinds: Sequence[str]) -> list[Any]:
     return parts if isinstance(parts, list) else [part]
 
 
-def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list[Found]) -> Any:
+def _part(part: Any, what: str, waiting: Mapping[Kind, list[MediaReference]], found: list[MediaReference]) -> Any:
     """One part of a message; media parts lose everything but their kind."""
     if not isinstance(part, dict) or (kind := _TYPES.get(str(part.get("type")))) is None:
         return part if not isinstance(part, dict) else {key: part[key] for key in part if part[key] is not None}
@@ -157,8 +157,8 @@ def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list
     if value is None:
         if not waiting[kind]:
             raise MediaError(
-                f"{what}: a tag or part of kind {kind} names no file and holds no bytes, and the record has no more under "
-                f"{' or '.join(map(repr, _COLUMNS[kind]))}; write as many as there are tags, or {{'type': '{kind}', '{kind}': path}}"
+                f"{what}: a tag or part of kind {kind} has no file or bytes of its own, and none is left in column "
+                f"{' or '.join(map(repr, _COLUMNS[kind]))}; list one for each tag, or write {{'type': '{kind}', '{kind}': path}}"
             )
         found.append(waiting[kind].pop(0))
     else:
@@ -185,19 +185,19 @@ def _value(part: Message, kind: Kind) -> Any:
     return {"bytes": part["bytes"]} if part.get("bytes") is not None else None
 
 
-def _found(kind: Kind, value: Any, what: str) -> Found:
+def _found(kind: Kind, value: Any, what: str) -> MediaReference:
     """Media from the value that names it."""
     if isinstance(value, str):
         return _from_text(kind, value, what)
     if isinstance(value, bytes | bytearray | memoryview):
-        return Found(kind, data=bytes(value))
+        return MediaReference(kind, data=bytes(value))
     if isinstance(value, dict):
         data = value.get("bytes")
         if isinstance(data, bytes | bytearray | memoryview):
-            return Found(kind, data=bytes(data))
+            return MediaReference(kind, data=bytes(data))
         for key in ("base64", "data"):
             if isinstance(value.get(key), str):
-                return Found(kind, data=_decoded(value[key], what))
+                return MediaReference(kind, data=_decoded(value[key], what))
         for key in ("path", "url", kind, f"{kind}_url"):
             if isinstance(value.get(key), str):
                 made = _from_text(kind, value[key], what)
@@ -206,12 +206,12 @@ def _found(kind: Kind, value: Any, what: str) -> Found:
         f"{kind_of(value)} {str(value)[:_SHOWN]!r}" if not isinstance(value, dict) else f"a dict with {sorted(value)}"
     )
     raise MediaError(
-        f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; decoded images are not "
-        f"taken, because their bytes cannot be found again"
+        f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; pass the "
+        f"file or its bytes, not a decoded image"
     )
 
 
-def _ranged(found: Found, value: Record, what: str) -> Found:
+def _ranged(found: MediaReference, value: Record, what: str) -> MediaReference:
     """The same, as a range of its file."""
     start, size = value["start"], value.get("num_bytes")
     if not isinstance(start, int) or not isinstance(size, int) or min(start, size) < 0:
@@ -219,14 +219,14 @@ def _ranged(found: Found, value: Record, what: str) -> Found:
     return replace(found, start=start, num_bytes=size)
 
 
-def _from_text(kind: Kind, text: str, what: str) -> Found:
+def _from_text(kind: Kind, text: str, what: str) -> MediaReference:
     if text.startswith("data:"):
         head, comma, body = text.partition(",")
         if not comma or ";base64" not in head:
             raise MediaError(f"{what}: a data URL that begins {head[:_SHOWN]!r}, expected data:{kind}/…;base64,…")
         if head[5:].partition("/")[0] not in (kind, "application", ""):
-            raise MediaError(f"{what}: a data URL of type {head[5:_SHOWN]!r} where {kind} is expected")
-        return Found(kind, data=_decoded(body, what))
+            raise MediaError(f"{what}: a data URL of type {head[5:_SHOWN]!r} expected data:{kind}/…")
+        return MediaReference(kind, data=_decoded(body, what))
     if _REMOTE.match(text):
         raise MediaError(
             f"{what}: {text[:_SHOWN]!r} is remote, which is not supported yet; download it and write its path"
@@ -234,7 +234,7 @@ def _from_text(kind: Kind, text: str, what: str) -> Found:
     path = text.removeprefix("file://")
     if not path or "\0" in path:
         raise MediaError(f"{what}: the path {text[:_SHOWN]!r} is empty or holds a NUL, expected the path of the {kind}")
-    return Found(kind, path=path)
+    return MediaReference(kind, path=path)
 
 
 def _decoded(text: str, what: str) -> bytes:
@@ -273,7 +273,7 @@ class MediaReader:
             "max_image_pixels": self.max_image_pixels,
         }
 
-    def collect(self, record: Record) -> list[Found]:
+    def collect(self, record: Record) -> list[MediaReference]:
         """All media of a record, in the order of their numbers."""
         return collect(record, self._reader(record, None)).media
 
@@ -281,7 +281,7 @@ class MediaReader:
         """The full path of a place as a record writes it."""
         return os.path.join(self.root, os.path.expanduser(place))  # noqa: PTH118, PTH111 - stays text, as records write it
 
-    def look(self, found: Found) -> tuple[Header, int]:
+    def read_header(self, found: MediaReference) -> tuple[Header, int]:
         """The header of one of a record's media, and how many bytes it has."""
         name = self._name(found)
         try:
@@ -303,23 +303,23 @@ class MediaReader:
         except MediaError as error:
             raise MediaError(f"{name}: {error}") from error
 
-    def expand(self, found: Found, header: Header) -> Pieces:
+    def expand(self, found: MediaReference, header: Header) -> Pieces:
         """The text that the processor puts in place of the placeholder; errors name the file."""
         try:
             return self.processor.expand(found.kind, header.size, header.rate)
         except MediaError as error:
             raise MediaError(f"{self._name(found)}: {error}") from error
 
-    def refuse_kind(self, found: Found) -> None:
+    def refuse_kind(self, found: MediaReference) -> None:
         """Raise for a kind that the processor does not take."""
         if found.kind not in self.processor.kinds:
             family, able = self.processor.family, ", ".join(self.processor.kinds)
-            raise MediaError(f"{self._name(found)}: the processor ({family}) takes {able}, and not {found.kind}")
+            raise MediaError(f"{self._name(found)}: the processor ({family}) takes {able}, not {found.kind}; remove it")
 
     def _header(self, kind: Kind, file: io.BufferedIOBase) -> Header:
         return read_header(kind, file, max_image_pixels=self.max_image_pixels)
 
-    def _name(self, found: Found) -> str:
+    def _name(self, found: MediaReference) -> str:
         return f"{found.kind} in the record" if found.path is None else self.path_of(found.path)
 
     def bytes_of(self, item: MediaItem, record: Callable[[], Record]) -> bytes:
@@ -343,7 +343,7 @@ class MediaReader:
 
 
 def _changed(name: str, found: str, item: MediaItem) -> str:
-    return f"{name}: changed since it was prepared: it has {found}, and had {item.num_bytes:,}; restore the file, or prepare again"
+    return f"{name}: changed since it was prepared: it has {found}, but had {item.num_bytes:,}; restore the file, or prepare again"
 
 
 class _Range(io.RawIOBase):

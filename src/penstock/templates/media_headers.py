@@ -210,5 +210,5 @@ def _read_video(file: io.BufferedIOBase, start: bytes) -> Header:
         raise MediaError(f"not a video that PyAV can read ({error}): {_looks_like(start)}; replace it") from error
     if min(frames, height, width, rate) <= 0:
         found = f"{frames} frames of {height} × {width} pixels at {rate} a second"
-        raise MediaError(f"the video has {found}, expected more than none of each; remove it")
+        raise MediaError(f"the video has {found}, expected at least one frame, one pixel and a rate above 0; remove it")
     return Header((int(frames), int(height), int(width)), rate)

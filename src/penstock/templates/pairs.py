@@ -185,7 +185,7 @@ class JudgedTemplate:
         if by_template if self.chat is None else self.chat:
             return _Read(self._rendered(record, sides, number), True, value)
         if sides.has_messages:
-            raise TemplateError("the record has messages, which chat=False does not render; leave chat= out")
+            raise TemplateError("the record has messages, but chat=False encodes plain text only; leave chat= out")
         self._refuse_unprinted(record)
         texts = [f"{sides.prompt}\n" if sides.is_question else str(sides.prompt)]  # as query_response
         for answer in map(str, sides.answers):
@@ -199,7 +199,7 @@ class JudgedTemplate:
         for key in (*keys, self._reader.tool_key, self._reader.documents_key):
             if record.get(key):
                 raise TemplateError(
-                    f"the record has {key!r} beside plain text, which does not print it; pass chat=True to render the text as a "
+                    f"the record has {key!r}, which is not used with plain text; pass chat=True to render the text as a "
                     f"conversation, or remove {key!r}"
                 )
 

@@ -112,7 +112,7 @@ def find_processor(given: str | None, tokenizer_path: str | None) -> ProcessorFi
     folder = Path(given).expanduser().absolute()
     if (found := read_processor(folder)) is None:
         raise TemplateError(
-            f"processor {given}: no processor there, expected a folder with {_IMAGE} or {_PROCESSOR}, as save_pretrained "
+            f"processor {given}: no processor found, expected a folder with {_IMAGE} or {_PROCESSOR}, as save_pretrained "
             f"of transformers writes it"
         )
     if found.family is None:

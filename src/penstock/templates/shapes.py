@@ -16,7 +16,7 @@ from penstock.templates.fields import one_key, query_keys, query_pair, role_name
 from penstock.templates.judged import CHOSEN, COMPLETION, LABELS, MESSAGES, QUESTION, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.reward import StepwiseTemplate
+from penstock.templates.stepwise import StepwiseTemplate
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
 from penstock.types import Record, Template
 
@@ -205,7 +205,7 @@ def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     return Fit(uses=(label, *prompts, *([answer] if answer else []), "input", *_COMMON)) if fits else None
 
 
-def _like_reward(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
+def _like_stepwise(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     prompt = options.get("input_key") or "prompt"
     steps, labels = (options.get(f"{name}_key") or name for name in ("completions", "labels"))
     found = record.get(steps)
@@ -287,7 +287,7 @@ _ALL = (
         name="preference", looks_like=_like_preference, template=PreferenceTemplate, has_messages=True, is_packed=False
     ),
     RecordShape(name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False),
-    RecordShape(name="reward", looks_like=_like_reward, template=StepwiseTemplate, is_packed=False),
+    RecordShape(name="stepwise", looks_like=_like_stepwise, template=StepwiseTemplate, is_packed=False),
     RecordShape(name="prompt", looks_like=_like_prompt, template=PromptTemplate, has_messages=True, is_packed=False),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

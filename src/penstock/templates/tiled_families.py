@@ -208,7 +208,7 @@ class Pixtral(Family):
     def image_pieces(self, measured: tuple[int, ...]) -> Pieces:
         rows, columns = measured
         if not rows or not columns:
-            raise MediaError("the image is so narrow that the processor leaves nothing of it; remove it")
+            raise MediaError("the image is so narrow that the processor would resize it to nothing; remove it")
         row = [(self.placeholder("image"), columns), (self.processor.get("image_break_token") or "[IMG_BREAK]", 1)]
         return [*(row * rows)[:-1], (self.processor.get("image_end_token") or "[IMG_END]", 1)]
 
@@ -231,7 +231,7 @@ class Qwen2Audio(Family):
         samples, most = self.samples(size, rate), int(self.image.get("chunk_length", _SECONDS)) * _SAMPLES
         if samples > most:
             raise MediaError(
-                f"the audio clip is {samples / _SAMPLES:.1f} s long, and the processor cuts clips at {most // _SAMPLES} s; cut it"
+                f"the audio clip is {samples / _SAMPLES:.1f} s long, but the processor cuts clips at {most // _SAMPLES} s; shorten it"
             )
         features = -(-samples // _HOP)
         tokens = ((features - 1) // 2 + 1 - 2) // 2 + 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import MediaError, TemplateError
 from penstock.templates.chat.headers import Unproven
-from penstock.templates.media import Found, MediaReader
+from penstock.templates.media import MediaReader, MediaReference
 from penstock.templates.samples import Inserted, Rendering, Spans
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders
 from penstock.templates.tokenizer.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class Placer:
         self._processor = reader.processor
         self._tokenizer = tokenizer
 
-    def place(self, made: Rendering, found: Sequence[Found], context: dict[str, Any]) -> Rendering:
+    def place(self, made: Rendering, found: Sequence[MediaReference], context: dict[str, Any]) -> Rendering:
         """The rendering with its placeholders replaced; the spans move with the text.
 
         Placeholders inside `made.plain` are words of the data.  context: what was rendered.
@@ -38,7 +38,7 @@ class Placer:
         places = self._places(made, found, context)
         if not found:
             return made
-        looked = [self._reader.look(each) for each in found]
+        looked = [self._reader.read_header(each) for each in found]
         order = sorted(range(len(found)), key=places.__getitem__)
         parts: list[str] = []
         media: list[Inserted] = []
@@ -78,7 +78,7 @@ class Placer:
             media=media,
         )
 
-    def _places(self, made: Rendering, found: Sequence[Found], context: dict[str, Any]) -> list[int]:
+    def _places(self, made: Rendering, found: Sequence[MediaReference], context: dict[str, Any]) -> list[int]:
         """The first characters of the placeholders of `found`; the n-th of a kind belongs to the n-th of that kind."""
         places = [-1] * len(found)
         for kind in self._processor.kinds:

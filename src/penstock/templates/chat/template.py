@@ -91,7 +91,7 @@ class ChatTemplate:
         options, tokenizer = self.options, self.tokenizer
         files = find_processor(options.processor, tokenizer.path)
         if files is None:
-            return None, "no processor is known; pass processor= the folder with the model's preprocessor_config.json"
+            return None, "no processor was found; set processor= to the folder with preprocessor_config.json"
         if files.family is None:
             return None, f"{files.folder}: {unsupported(files)}"
         try:

@@ -38,11 +38,11 @@ class StepwiseTemplate(PlainText):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eos is not False:
-            raise TemplateError(f"eos={self.eos!r} is not for judged steps: the separator ends each step; leave it out")
+            raise TemplateError(f"eos={self.eos!r} has no effect: the separator ends each judged step; leave it out")
 
     def _own_identity(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in ("input_key", "completions_key", "labels_key", "separator")}
-        return {"template": "reward", **options}
+        return {"template": "stepwise", **options}
 
     def _read(self, record: Record) -> _Steps:
         prompt = text_under(record, self.input_key, "input_key")
