@@ -317,6 +317,8 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
     row = {"prompt": "the fox", "completions": ["runs over", " the dog"], "labels": [True, False]}
     for separator in ("\n", " ok"):
         made = open_template("stepwise", tokenizer, {"separator": separator}).encode([row])
+        alias = open_template("reward", tokenizer, {"separator": separator})
+        assert alias.encode([row]).input_ids.tolist() == made.input_ids.tolist()
         pieces = [
             tokenizer.encode([text])[0].tolist() for text in ("the fox", "runs over", separator, " the dog", separator)
         ]

@@ -287,7 +287,7 @@ _ALL = (
         name="preference", looks_like=_like_preference, template=PreferenceTemplate, has_messages=True, is_packed=False
     ),
     RecordShape(name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False),
-    RecordShape(name="stepwise", looks_like=_like_stepwise, template=StepwiseTemplate, is_packed=False),
+    RecordShape(name="stepwise", alias="reward", looks_like=_like_stepwise, template=StepwiseTemplate, is_packed=False),
     RecordShape(name="prompt", looks_like=_like_prompt, template=PromptTemplate, has_messages=True, is_packed=False),
 )
 SHAPES = {shape.name: shape for shape in _ALL}
