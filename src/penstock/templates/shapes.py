@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import TemplateError
 from penstock.templates.conversation import LIST, Message, Read, Reader
 from penstock.templates.fields import one_key, query_keys, query_pair, role_names, text_under, value_under
-from penstock.templates.judged import CHOSEN, COMPLETION, LABELS, MESSAGES, QUESTION, REJECTED
+from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.reward import StepwiseTemplate
@@ -191,7 +191,7 @@ def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool |
         return False if _is_null(record, chosen) or _is_null(record, rejected) else None
     margin = record.get("margin")
     has_margin = isinstance(margin, int | float) and not isinstance(margin, bool)
-    uses = (chosen, rejected, *_asked(record, options), "margin", "input", *_COMMON)
+    uses = (chosen, rejected, *_asked(record, options), "margin", INPUT, *_COMMON)
     return Fit((("margin_key", "margin"),) if has_margin else (), uses)
 
 
@@ -202,7 +202,7 @@ def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     prompts = _asked(record, options)
     answer = options.get("output_key") or one_key(record, COMPLETION)
     fits = any(key in MESSAGES for key in prompts) or (prompts and answer and _is_side(record.get(answer)))
-    return Fit(uses=(label, *prompts, *([answer] if answer else []), "input", *_COMMON)) if fits else None
+    return Fit(uses=(label, *prompts, *([answer] if answer else []), INPUT, *_COMMON)) if fits else None
 
 
 def _like_reward(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -223,7 +223,7 @@ def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | Non
 
 def _asked(record: Record, options: Mapping[str, Any]) -> list[str]:
     """The key of the prompt, if the record has one that holds text or messages."""
-    names = [options["input_key"]] if options.get("input_key") else ["prompt", *MESSAGES, *QUESTION]
+    names = [options["input_key"]] if options.get("input_key") else [*PROMPT, INPUT]
     return [name for name in names if _is_side(record.get(name))][:1]
 
 
