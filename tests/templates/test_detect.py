@@ -208,7 +208,7 @@ def test_an_option_that_the_rows_template_lacks_is_named() -> None:
 def test_a_pair_whose_answers_cannot_be_read_is_nothing_else(row: dict[str, Any]) -> None:
     """A prompt, or the conversation beside the answers, is not all that the row says."""
     with pytest.raises(
-        TemplateError, match="no template fits 3 rows .*; give template='preference', whose chosen_key= and"
+        TemplateError, match=r"no template fits 3 rows .*; give template='preference', whose chosen_key= and"
     ):
         detect([{**row, "chosen": ["b"], "rejected": ["c"]}] * 3, {})
     assert detect([{**row, "chosen": None, "rejected": None}] * 3, {}).chosen in ("prompt", "messages", "text")

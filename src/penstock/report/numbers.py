@@ -18,6 +18,7 @@ import numpy as np
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
+from penstock.loader.sequences import TOKENS
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.tenths import Mixing, MixingCounter
@@ -26,7 +27,7 @@ from penstock.store import Store
 from penstock.store.counts import unrendered
 from penstock.types import Ints
 
-PACKINGS = ("best_fit", "concat", "none")  # compared by default
+PACKINGS = ("best_fit", "concat", "none")  # compared by default; other samples than tokens are never packed
 _ROWS_AT_ONCE = 1 << 14  # another number would change the digest of every order
 
 
@@ -362,7 +363,7 @@ def fits(
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
         for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})
-        for way in dict.fromkeys([settings.packing, *(packings or PACKINGS)])
+        for way in dict.fromkeys([settings.packing, *(packings or (PACKINGS if loader.kind == TOKENS else ()))])
     )
 
 

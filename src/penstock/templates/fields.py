@@ -133,6 +133,7 @@ _FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "m
 _ANY_FLAG = frozenset(_FLAGS)
 
 
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # stores keep weights as float32: others would become 0 or infinite
 _WEIGHTS = frozenset({"loss", "weight", "loss_weight", "loss_scale"})  # flags that may also be weights
 
 
@@ -144,7 +145,7 @@ def train_weight(message: Mapping[str, Any], *, fractions: bool) -> float | None
     found: dict[str, float] = {}
     for key, value in given.items():
         is_number = isinstance(value, bool | int | float)
-        is_weight = is_number and key in _WEIGHTS and 0 <= value < float("inf")
+        is_weight = is_number and key in _WEIGHTS and (value == 0 or _SMALLEST <= value <= _LARGEST)
         if not (is_number and value in (0, 1)) and not (fractions and is_weight):
             expected = "true, false, 0 or 1"
             if is_weight:

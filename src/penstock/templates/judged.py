@@ -20,6 +20,7 @@ LABELS = ("label", "kto_tag")
 
 Side = str | list[Any]  # a text, or messages
 _ROLES = role_names(None)
+_LARGEST = 2.0**127  # of a margin: stores keep it as float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ def as_label(value: Any, what: str) -> bool:
 
 def read_margin(record: Record, key: str) -> float:
     value = value_under(record, key, "margin_key", expected="a number")
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise TemplateError(f"key {key!r} is {value!r}, expected a finite number; name the key with margin_key=")
     return float(value)
 
