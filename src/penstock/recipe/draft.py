@@ -283,7 +283,7 @@ class Draft:
             *self.notes,
             self.why,
             *self.choices,
-            f"tokens per sample: {tokens} ({how}){trained}",
+            f"tokens per {'pair of sequences' if self.template == 'preference' else 'sample'}: {tokens} ({how}){trained}",
             f"max_length {self.max_length:,}{lost}",
             *self.problems,
         ]
