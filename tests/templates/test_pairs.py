@@ -348,7 +348,7 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
         ("preference", {"prompt": None, "chosen": "b", "rejected": "c"}, {}, "'prompt' is null, and chosen and rejected begin differently"),
         ("preference", {"prompt": [], "chosen": "b", "rejected": "c"}, {}, "key 'prompt' is an empty list, expected the messages"),
         ("preference", {"prompt": [SAID[0]], "chosen": SAID, "rejected": SAID}, {}, "begin with the messages of 'prompt'"),
-        ("preference", {"messages": SAID, "chosen": SAID, "rejected": SAID}, {}, "ends with the assistant's message, and chosen"),
+        ("preference", {"messages": SAID, "chosen": SAID[1], "rejected": SAID[1]}, {}, "ends with the assistant's message, and chosen"),
         ("preference", {"prompt": "a", "chosen": SAID, "rejected": SAID[:0:-1]}, {}, "have no first message in common"),
         ("kto", {"messages": SAID[::-1], "label": True}, {}, "ends with a message of 'user', expected the assistant's"),
         ("kto", {"messages": SAID, "answer": "b", "label": True}, {}, "the assistant's message, and 'answer' would follow"),
@@ -455,6 +455,19 @@ def test_messages_after_a_question_as_text_are_its_answer(chatml: Path) -> None:
         assert text.startswith(f"{ASKED.format('hi')}{said}{END}")
 
 
+def test_whole_conversations_hold_their_prompt(chatml: Path) -> None:
+    """UltraFeedback has the question as text, and the chosen conversation once more as `messages`."""
+    whole = {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "c"}]}
+    expected = [f"{ASKED.format('a')}b{END}", f"{ASKED.format('a')}c{END}"]
+    for more in (
+        {},
+        {"prompt": "a"},
+        {"messages": SAID},
+        {"prompt": "a", "prompt_id": "1", "messages": SAID, "score_chosen": 8.5},
+    ):
+        assert texts(chatml, "preference", {**whole, **more}) == expected
+
+
 def test_an_input_alone_is_a_question(chatml: Path) -> None:
     row = {"input": "hi", "chosen": "yes", "rejected": "no"}
     assert texts(chatml, "preference", row) == [f"{ASKED.format('hi')}yes{END}", f"{ASKED.format('hi')}no{END}"]
@@ -466,5 +479,6 @@ def test_json_text_of_messages_is_read_as_messages(chatml: Path) -> None:
     row = Writer(2).implicit()
     as_text = {side: json.dumps(row[side]) for side in row}
     assert texts(chatml, "preference", as_text) == texts(chatml, "preference", row)
-    listed = {"prompt": "hi", "chosen": '[{"a": 1}]', "rejected": "[1"}  # JSON, and not messages
-    assert texts(chatml, "preference", listed) == ['hi[{"a": 1}]<|endoftext|>', "hi[1<|endoftext|>"]
+    for other in ('[{"a": 1}]', "[1", "[" * 100_000):  # not messages
+        listed = {"prompt": "hi", "chosen": other, "rejected": "no"}
+        assert texts(chatml, "preference", listed)[0] == f"hi{other}<|endoftext|>"

@@ -70,6 +70,16 @@ def query_pair(record: Mapping[str, Any], input_key: str | None, output_key: str
     return input_key or queries[0], output_key or responses[0]
 
 
+def read_history(record: Record, key: str) -> list[dict[str, Any]]:
+    """Earlier turns as Alpaca writes them, a list of [question, answer], as messages."""
+    messages = []
+    for place, turn in enumerate(record.get(key) or ()):
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
+            raise TemplateError(f"{key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    return messages
+
+
 # Roles
 
 CALL = "assistant: tool_call"  # an assistant that calls a tool, with the call as content; no data uses this name

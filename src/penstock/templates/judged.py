@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import CALL, kind, one_key, role_names, value_under
+from penstock.templates.fields import CALL, kind, one_key, read_history, role_names, value_under
 from penstock.types import Record
 
 MESSAGES = ("messages", "conversations", "conversation")  # a list of messages
@@ -59,13 +59,9 @@ def _messages_in(text: str) -> list[Any] | None:
         return None
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return (
-        found
-        if found and all(isinstance(each, dict) and ("role" in each or "from" in each) for each in found)
-        else None
-    )
+    return found if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in found) else None
 
 
 def read_prompt(record: Record, given: str | None) -> Sides | None:
@@ -90,11 +86,7 @@ def require_prompt(record: Record, given: str | None) -> Sides:
 def _with_input(instruction: str, record: Record) -> Side:
     """An instruction with its input and earlier turns, as Alpaca writes them."""
     question = "\n\n".join(part for part in (instruction, record.get("input")) if isinstance(part, str) and part)
-    turns = []
-    for place, turn in enumerate(record.get("history") or ()):
-        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
-            raise TemplateError(f"history[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
-        turns += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    turns = read_history(record, "history")
     return [*turns, {"role": "user", "content": question}] if turns else question
 
 
@@ -105,7 +97,7 @@ def read_pair(record: Record, keys: Mapping[str, str | None]) -> Sides:
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise TemplateError("one of chosen and rejected is text and the other messages; write both in one way")
     found = read_prompt(record, keys["input_key"])
-    if found is None or _is_repeated(found.prompt, chosen):
+    if found is None or _is_repeated(found, chosen):
         sides = _implicit(chosen, rejected)
         if not sides.prompt and (key := one_key(record, PROMPT)) is not None:
             raise TemplateError(
@@ -117,9 +109,11 @@ def read_pair(record: Record, keys: Mapping[str, str | None]) -> Sides:
     return sides
 
 
-def _is_repeated(prompt: Side, chosen: Side) -> bool:
-    """Whether a prompt as text stands beside whole conversations, which hold it."""
-    return isinstance(prompt, str) and isinstance(chosen, list) and len(chosen) > 1 and not _is_assistant(chosen[0])
+def _is_repeated(found: Sides, chosen: Side) -> bool:
+    """Whether the answers are whole conversations beside a prompt as text, or beside one of them under `messages`."""
+    is_whole = isinstance(chosen, list) and len(chosen) > 1 and not _is_assistant(chosen[0])
+    prompt = found.prompt
+    return is_whole and (isinstance(prompt, str) or (found.key in MESSAGES and _is_assistant(prompt[-1])))
 
 
 def _check_border(sides: Sides, names: str) -> None:

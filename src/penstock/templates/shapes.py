@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import TemplateError
 from penstock.templates.conversation import LIST, Message, Read, Reader
-from penstock.templates.fields import one_key, query_keys, query_pair, role_names, text_under, value_under
+from penstock.templates.fields import one_key, query_keys, query_pair, read_history, role_names, text_under, value_under
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
@@ -67,11 +66,7 @@ def _read_alpaca(reader: Reader, record: Record) -> Read:
     asked = [text_under(record, reader.instruction_key, "instruction_key")]
     asked.append(text_under(record, input_key, "input_key") if record.get(input_key) is not None else "")
     answer = text_under(record, output_key, "output_key")
-    messages: list[Message] = []
-    for place, turn in enumerate(record.get(reader.history_key) or ()):
-        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
-            raise TemplateError(f"{reader.history_key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
-        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    messages = read_history(record, reader.history_key)
     messages.append({"role": "user", "content": reader.separator.join(filter(None, asked))})
     messages.append({"role": "assistant", "content": answer})
     return messages, len(messages) - 1
