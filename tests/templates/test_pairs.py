@@ -346,6 +346,7 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
          "special token '<s>' is in the text"),
         ("preference", {"prompt": "a", "chosen": "\ud800", "rejected": "c"}, {}, "half of a surrogate pair"),
         ("preference", {"prompt": None, "chosen": "b", "rejected": "c"}, {}, "'prompt' is null, and chosen and rejected begin differently"),
+        ("preference", {"prompt": "a", "chosen": ["b"], "rejected": ["c"]}, {}, "chosen[0] is str, expected a dict with role and content"),
         ("preference", {"prompt": [], "chosen": "b", "rejected": "c"}, {}, "key 'prompt' is an empty list, expected the messages"),
         ("preference", {"prompt": [SAID[0]], "chosen": SAID, "rejected": SAID}, {}, "begin with the messages of 'prompt'"),
         ("preference", {"messages": SAID, "chosen": SAID[1], "rejected": SAID[1]}, {}, "ends with the assistant's message, and chosen"),

@@ -49,6 +49,9 @@ def read_side(record: Record, key: str, option: str) -> Side:
     if isinstance(value, str):
         return _messages_in(value) or value
     if isinstance(value, list):
+        for place, message in enumerate(value):
+            if not isinstance(message, dict):
+                raise TemplateError(f"{key}[{place}] is {kind(message)}, expected a dict with role and content")
         return value
     raise TemplateError(f"key {key!r} is {kind(value)}, expected text or messages; name the key with {option}=")
 
