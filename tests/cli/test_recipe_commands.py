@@ -549,3 +549,20 @@ def test_shells_get_completions(shell: str) -> None:
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert result.returncode == 0 and "penstock" in result.stdout, result.stderr
+
+
+def test_the_commands_say_what_a_pair_is(here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+    """Both sequences count for max_length, none is packed, and the last batch is shorter."""
+    rows = [{"prompt": words(row), "chosen": f" {words(row + 1)}", "rejected": " no"} for row in range(10)]
+    data = write_jsonl(rows, "pairs.jsonl")
+    path = tmp_path / "pairs.yaml"
+    code, said, _ = here("init", data, "--tokenizer", tokenizer_path, "--output", path)
+    assert code == 0 and "tokens per pair of sequences: median" in said
+    path.write_text(re.sub("batch_size: .*", "batch_size: 4", path.read_text()))
+    assert "(a pair counts both sequences)" in here("check", path)[1]
+    store = ps.load(path).stores[0]
+    lengths = " and ".join(map(str, store[0].columns["sequence_lengths"].tolist()))
+    assert f"{store.lengths[0]} tokens in sequences of {lengths}, " in here("show", path, "--row", "0")[1]
+    assert "2 of 4 rows, a shorter batch (tail: pad)" in here("plan", path)[1]
+    compared = here("stats", path)[1].partition("packing compared")[2]
+    assert "none" in compared and "best_fit" not in compared and "concat" not in compared

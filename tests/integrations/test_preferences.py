@@ -110,12 +110,19 @@ prompts = ps.Loader(ps.prepare([{"prompt": "fox"}] * 4, tokenizer=folder / "toke
                     batch_size=2, packing="none")
 said_rows = [{"messages": [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog", "weight": 0.5}]}] * 4
 weighed = ps.Loader(ps.prepare(said_rows, tokenizer=folder / "tokenizer", cache_dir=folder / "cache", message_weights=True), batch_size=2)
+judged = ps.Loader(ps.prepare(steps, tokenizer=folder / "tokenizer", cache_dir=folder / "cache"), batch_size=2, packing="none")
 options = {"args": TrainingArguments(output_dir=str(folder / "out"), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no")}
-for what, loader in (("pairs", loaders["dpo"]), ("prompts", prompts), ("weights", weighed)):
+for what, loader in (("pairs", loaders["dpo"]), ("prompts", prompts), ("weights", weighed), ("steps for a language model", judged)):
     try:
         LoaderTrainer(model=make_model("dpo", folder / "dpo"), loader=loader, **options)
     except PlanError as error:
         said[what] = str(error)
+
+from penstock.integrations.trl import LoaderSFTTrainer
+try:
+    LoaderSFTTrainer(model=make_model("dpo", folder / "dpo"), loader=judged)
+except PlanError as error:
+    said["steps for sft"] = str(error)
 
 class Weighed(LoaderTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -159,6 +166,8 @@ def test_what_a_trainer_cannot_train_on_is_refused_by_name(home: Path) -> None:
         "tokens for dpo": "LoaderDPOTrainer trains on pairs, and the Loader has tokens; use LoaderTrainer or LoaderSFTTrainer",
         "pairs": "LoaderTrainer trains on tokens or judged steps, and the Loader has pairs; use LoaderDPOTrainer",
         "prompts": "the Loader has prompts; use a loop of your own: prompts have nothing to train",
+        "steps for a language model": "LlamaForCausalLM is not a model that classifies tokens, and the labels of judged steps are classes",
+        "steps for sft": "LoaderSFTTrainer trains on tokens, and the Loader has judged steps; use LoaderTrainer with a model",
         "weights": "the Loader has weights of tokens, and the loss of LoaderTrainer does not use them",
     }
     for name, words in expected.items():

@@ -162,7 +162,12 @@ def test_every_option_stands_in_the_table() -> None:
     from penstock.templates.registry import known_options
 
     silent = {"on_nothing"}  # stops or drops, which changes nothing that is kept
-    silent |= {"processor", "media_root", "on_media", "max_image_pixels"}  # with a processor: templates/test_media_prepare.py
+    silent |= {
+        "processor",
+        "media_root",
+        "on_media",
+        "max_image_pixels",
+    }  # with a processor: templates/test_media_prepare.py
     tried = {option for rows in OPTIONS.values() for row in rows for option in row} | silent
     known = {option for template in OPTIONS for option in known_options(template)}
     assert known - tried <= {"role_key", "content_key"}, known - tried

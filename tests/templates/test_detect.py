@@ -204,6 +204,16 @@ def test_an_option_that_the_rows_template_lacks_is_named() -> None:
     assert said == "1 of 1 sampled rows match template 'text', but template 'text' has no option train_on"
 
 
+@pytest.mark.parametrize("row", [{"prompt": "a"}, {"messages": SAID}, {"text": "a"}])
+def test_a_pair_whose_answers_cannot_be_read_is_nothing_else(row: dict[str, Any]) -> None:
+    """A prompt, or the conversation beside the answers, is not all that the row says."""
+    with pytest.raises(
+        TemplateError, match=r"no template fits 3 rows .*; give template='preference', whose chosen_key= and"
+    ):
+        detect([{**row, "chosen": ["b"], "rejected": ["c"]}] * 3, {})
+    assert detect([{**row, "chosen": None, "rejected": None}] * 3, {}).chosen in ("prompt", "messages", "text")
+
+
 @given(st.lists(st.sampled_from([record for _, record, _ in EACH]), min_size=1, max_size=20))
 def test_whatever_the_rows_are_one_is_chosen_or_the_reason_given(rows: list[dict[str, Any]]) -> None:
     try:

@@ -229,6 +229,7 @@ def texts(tokenizer: Path, template: str, row: Row, **options: Any) -> list[str]
     return [opened.decode(np.array(ids, np.uint32)) for ids, _ in sequences(made)[0]]
 
 
+SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 QUESTION = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 ASKED = f"<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.{QUESTION}"
 SYSTEM = f"<|im_start|>system\nbe kind{QUESTION}"
@@ -346,6 +347,14 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
         ("preference", {"prompt": "a", "chosen": "<s>", "rejected": "c"}, {"special_in_text": "error"},
          "special token '<s>' is in the text"),
         ("preference", {"prompt": "a", "chosen": "\ud800", "rejected": "c"}, {}, "half of a surrogate pair"),
+        ("preference", {"prompt": None, "chosen": "b", "rejected": "c"}, {}, "'prompt' is null, and chosen and rejected begin differently"),
+        ("preference", {"prompt": "a", "chosen": ["b"], "rejected": ["c"]}, {}, "chosen[0] is str, expected a dict with role and content"),
+        ("preference", {"prompt": [], "chosen": "b", "rejected": "c"}, {}, "key 'prompt' is an empty list, expected the messages"),
+        ("preference", {"prompt": [SAID[0]], "chosen": SAID, "rejected": SAID}, {}, "begin with the messages of 'prompt'"),
+        ("preference", {"messages": SAID, "chosen": SAID[1], "rejected": SAID[1]}, {}, "ends with the assistant's message, and chosen"),
+        ("preference", {"prompt": "a", "chosen": SAID, "rejected": SAID[:0:-1]}, {}, "have no first message in common"),
+        ("kto", {"messages": SAID[::-1], "label": True}, {}, "ends with a message of 'user', expected the assistant's"),
+        ("kto", {"messages": SAID, "answer": "b", "label": True}, {}, "the assistant's message, and 'answer' would follow"),
         ("preference", {"instruction": "a", "history": ["b"], "chosen": "b", "rejected": "c"}, {},
          "history[0] is 'b', expected [question, answer]"),
         ("kto", {"prompt": "a", "completion": "b", "label": "good"}, {}, "key 'label' is 'good', expected true or false"),
@@ -438,3 +447,41 @@ def test_fields_that_the_chat_template_does_not_print_are_counted(chatml: Path, 
     assert made.notes == {"unrendered: assistant.reasoning_content": {0: len("because")}}
     with pytest.raises(TemplateError, match=r"does not print assistant\.reasoning_content"):
         open_template("preference", open_tokenizer(chatml), {"on_unrendered": "stop"}).encode([row])
+
+
+def test_messages_after_a_question_as_text_are_its_answer(chatml: Path) -> None:
+    """Several messages that begin with the assistant are an answer; those that begin with the user repeat the question."""
+    later = [{"role": "user", "content": "and"}, {"role": "assistant", "content": "so"}]
+    row: Row = {"prompt": "hi", "chosen": [{"role": "assistant", "content": "yes"}, *later]}
+    row["rejected"] = [{"role": "assistant", "content": "no"}, *later]
+    for text, said in zip(texts(chatml, "preference", row), ("yes", "no"), strict=True):
+        assert text.startswith(f"{ASKED.format('hi')}{said}{END}")
+
+
+def test_whole_conversations_hold_their_prompt(chatml: Path) -> None:
+    """UltraFeedback has the question as text, and the chosen conversation once more as `messages`."""
+    whole = {"chosen": SAID, "rejected": [SAID[0], {"role": "assistant", "content": "c"}]}
+    expected = [f"{ASKED.format('a')}b{END}", f"{ASKED.format('a')}c{END}"]
+    for more in (
+        {},
+        {"prompt": "a"},
+        {"messages": SAID},
+        {"prompt": "a", "prompt_id": "1", "messages": SAID, "score_chosen": 8.5},
+    ):
+        assert texts(chatml, "preference", {**whole, **more}) == expected
+
+
+def test_an_input_alone_is_a_question(chatml: Path) -> None:
+    row = {"input": "hi", "chosen": "yes", "rejected": "no"}
+    assert texts(chatml, "preference", row) == [f"{ASKED.format('hi')}yes{END}", f"{ASKED.format('hi')}no{END}"]
+    assert texts(chatml, "preference", {**row, "system": "be kind"})[0] == f"{SYSTEM.format('hi')}yes{END}"
+    assert texts(chatml, "kto", {"input": "hi", "output": "no", "label": True}) == [f"{ASKED.format('hi')}no{END}"]
+
+
+def test_json_text_of_messages_is_read_as_messages(chatml: Path) -> None:
+    row = Writer(2).implicit()
+    as_text = {side: json.dumps(row[side]) for side in row}
+    assert texts(chatml, "preference", as_text) == texts(chatml, "preference", row)
+    for other in ('[{"a": 1}]', "[1", "[" * 100_000):  # not messages
+        listed = {"prompt": "hi", "chosen": other, "rejected": "no"}
+        assert texts(chatml, "preference", listed)[0] == f"hi{other}<|endoftext|>"

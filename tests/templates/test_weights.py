@@ -95,3 +95,11 @@ def test_what_has_no_effect_is_refused(tokenizer_path: Path) -> None:
         FunctionTemplate(dict, tokenizer, version="1", chat={"message_weights": True})
     with pytest.raises(TemplateError, match=r"'weight' is 0\.5.*pass message_weights=True to keep the weights"):
         open_template("messages", tokenizer, {}).encode([row(0.5)])
+
+
+@pytest.mark.parametrize("weight", [1e39, 1e-50])
+def test_a_weight_that_the_store_cannot_keep_is_refused(tokenizer_path: Path, weight: float) -> None:
+    """As float32 it would be infinite, or 0 where a token is trained."""
+    template = open_template("messages", open_tokenizer(tokenizer_path), {"message_weights": True})
+    with pytest.raises(TemplateError, match="expected true, false, 0 or 1, or a finite weight above 0"):
+        template.encode([row(weight)])

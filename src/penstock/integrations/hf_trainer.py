@@ -30,6 +30,7 @@ from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
 _TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is incomplete
+_CLASSIFIES = "ForTokenClassification"  # loss_type of transformers' models that classify tokens
 _TRAINERS = {  # what a Loader's samples are → what trains on them
     PAIRS: "LoaderDPOTrainer or LoaderRewardTrainer of penstock.integrations.trl",
     JUDGED: "LoaderKTOTrainer of penstock.integrations.trl",
@@ -86,6 +87,7 @@ class FromLoader:
             )
         if loader.epochs is None and self.args.max_steps <= 0:
             raise PlanError("an endless Loader (epochs=None) needs max_steps in the TrainingArguments")
+        self._check_model(loader)
         self.loader, self.isolation_check = loader, isolation_check
         self.args = copy(self.args)  # the arguments may be used again, with another Loader
         self._max_steps_given = self.args.max_steps
@@ -104,6 +106,14 @@ class FromLoader:
             raise PlanError(
                 f"the Loader has weights of tokens, and the loss of {name} does not use them; subclass it with a compute_loss that "
                 f"reads inputs.pop('weights'), or prepare without message_weights"
+            )
+
+    def _check_model(self, loader: Loader) -> None:
+        """Refuse a language model for judged steps: it would take their labels, 0 and 1, for tokens to predict."""
+        if loader.kind == STEPS and not self._has_own_loss and getattr(self.model, "loss_type", None) != _CLASSIFIES:
+            raise PlanError(
+                f"{type(self.model).__name__} is not a model that classifies tokens, and the labels of judged steps are classes, not the "
+                f"ids of tokens; use AutoModelForTokenClassification with num_labels=2, or subclass with a compute_loss"
             )
 
     @property
@@ -222,6 +232,7 @@ class FromLoader:
 
     def _eval_steps(self, loader: Loader) -> "_EvalSteps":
         self._check_samples(loader)
+        self._check_model(loader)
         steps = _EvalSteps(loader, self.make_inputs(loader))
         self.check_isolation(loader, self.model)
         return steps

@@ -17,7 +17,7 @@ from penstock.errors import PlanError
 from penstock.integrations.hf_trainer import FromLoader, MakeInputs, loaders_in
 from penstock.integrations.model_inputs import Inputs, NamedInputs
 from penstock.loader import Loader
-from penstock.loader.sequences import JUDGED, PAIRS
+from penstock.loader.sequences import JUDGED, PAIRS, TOKENS
 
 _SAMPLE = {"input_ids": [0, 0], "labels": [0, 0]}
 _JUDGED = {"prompt": "-", "prompt_ids": [0], "completion_ids": [0], "KL_completion_ids": [0], "label": True}
@@ -52,6 +52,7 @@ class _WithoutDatasets:
 class LoaderSFTTrainer(FromLoader, _WithoutDatasets, SFTTrainer):  # type: ignore[misc]
     """trl.SFTTrainer, fed by a Loader.  An eval_dataset may be a Loader or a dict of them; trl prepares any other as usual."""
 
+    takes = (TOKENS,)
     first_row, of_trl = _SAMPLE, SFTTrainer
 
     _total_train_tokens: int

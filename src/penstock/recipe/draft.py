@@ -255,7 +255,9 @@ class Draft:
             self.settings.setdefault("packing", "none")
         is_cut = self.settings.get("packing") == "concat"  # then nothing is lost
         could_lose = np.zeros_like(self._trained) if is_cut else self._trained
-        chosen = sensible_length(self._lengths, could_lose, self.model_max_length)
+        num_sequences = 2 if self.template == "preference" else 1  # in a row
+        most = None if self.model_max_length is None else num_sequences * self.model_max_length
+        chosen = sensible_length(self._lengths, could_lose, most)
         self.max_length: int = self.settings.pop("max_length", None) or chosen
         least = 2 if self.template == "kto" else 1  # each prompt is compared with another row's answer
         self.batch_size = self.settings.pop("batch_size", None) or max(
@@ -281,7 +283,7 @@ class Draft:
             *self.notes,
             self.why,
             *self.choices,
-            f"tokens per sample: {tokens} ({how}){trained}",
+            f"tokens per {'pair of sequences' if self.template == 'preference' else 'sample'}: {tokens} ({how}){trained}",
             f"max_length {self.max_length:,}{lost}",
             *self.problems,
         ]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.fingerprint import digest
+from penstock.loader.sequences import PAIRS, batch_kind
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.report.media import shrunk
@@ -111,6 +112,7 @@ class _Questions:
         self._tokenizer: Any = getattr(template, "tokenizer", None)
         self.found = encode_rows(source, template, at_most=at_most)
         self._rows = "rows" if self.found.is_whole else "sampled rows"
+        self._is_pair = batch_kind(columns_of(template)) == PAIRS
 
     def _say(
         self, question: str, answer: Answer, why: str, rows: Sequence[int] | None = None, count: int | None = None
@@ -261,7 +263,8 @@ class _Questions:
         settings, lengths, trained = self._settings, self.found.lengths, self.found.trained
         over = np.flatnonzero(lengths > settings.capacity)
         most, limit = int(lengths.max(initial=0)), f"{settings.max_length:,}"
-        longest = f"the longest checked sample has {most:,} tokens, max_length is {limit}"
+        both = " (a pair counts both sequences)" if self._is_pair else ""
+        longest = f"the longest checked sample has {most:,} tokens, max_length is {limit}{both}"
         if not over.size or settings.packing == "concat":
             cuts = "; packing: concat cuts samples at row ends and loses nothing" if over.size else ""
             yield self._say("too long", "ok", longest + cuts)
@@ -278,22 +281,28 @@ class _Questions:
         }[settings.overflow]
         severe = settings.overflow == "error" or (settings.overflow == "drop" and over.size > 0.5 * lengths.size)
         answer: Answer = "fail" if severe else "warn" if lost_trained > _LOST * int(trained.sum()) else "ok"
-        why = f"{self._of_rows(over.size)} are longer than max_length {limit}; {what}"
+        why = f"{self._of_rows(over.size)} are longer than max_length {limit}{both}; {what}"
         yield self._say("too long", answer, why, [self.found.rows[place] for place in over])
 
     def model_length(self) -> Iterator[Verdict]:
         """Check that max_length is within the model's length: longer rows fail, or train positions that the model has never seen."""
         most, length = getattr(self._tokenizer, "model_max_length", None), self._settings.max_length
+        longest = min(length, self.found.longest_sequence)  # pairs that are longer are dropped
         answer: Answer = "ok"
         if most is None:
             why = "the tokenizer does not say how long a sequence the model takes"
         elif length <= most:
             why = f"max_length {length:,} is within model_max_length {most:,}"
+        elif self._is_pair and longest <= most:
+            why = f"the longest checked sequence of a pair has {longest:,} tokens, model_max_length is {most:,}"
         else:
             answer = "warn"
-            why = (
-                f"max_length {length:,} is more than the tokenizer's model_max_length, {most:,}; set max_length: {most}"
+            what = (
+                f"the longest checked sequence of a pair, {longest:,} tokens,"
+                if self._is_pair
+                else f"max_length {length:,}"
             )
+            why = f"{what} is more than the tokenizer's model_max_length, {most:,}; set max_length: {most}"
         yield self._say("model length", answer, why)
 
     def text_length(self) -> Iterator[Verdict]:

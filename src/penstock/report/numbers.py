@@ -27,7 +27,7 @@ from penstock.store import Store
 from penstock.store.counts import unrendered
 from penstock.types import Ints
 
-PACKINGS = ("best_fit", "concat", "none")  # compared by default
+PACKINGS = ("best_fit", "concat", "none")  # compared by default; other samples than tokens are never packed
 _ROWS_AT_ONCE = 1 << 14  # another number would change the digest of every order
 
 
@@ -126,6 +126,7 @@ class EpochNumbers:
     stop: str | None  # of a mixture by weights: an epoch ends with the "first" source or with "all"
     tail: str
     seed: int
+    kind: str  # what the samples are: tokens, pairs, judged answers, prompts or judged steps
     batch_size: int
     world_size: int
     rows_per_step: int
@@ -308,6 +309,7 @@ def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | 
         order=digest.hexdigest(),
         epoch=number,
         stop=(settings.stop or "first") if settings.weights is not None else None,
+        kind=loader.kind,
         batch_size=loader.batch_size,
         world_size=loader.world.size,
         rows_per_step=per_step,

@@ -14,6 +14,7 @@ from penstock.report.text import percent
 from penstock.store.counts import FIRST_FEW, Note
 from penstock.types import (
     MEDIA,
+    SEQUENCE_LENGTHS,
     Bools,
     Ids,
     Ints,
@@ -47,6 +48,7 @@ class EncodedRows:
     dropped: dict[str, list[int]] = field(default_factory=dict)  # reason → rows
     notes: dict[str, Note] = field(default_factory=dict)
     assistant_characters: int = 0
+    longest_sequence: int = 0  # of samples that are several sequences
     bad: list[Problem] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)  # the first of them stops the run
     media: list[list[MediaItem]] = field(default_factory=list)  # of each sample
@@ -101,6 +103,9 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
     for start, encoded in _encoded_parts(template, records, rows, found.refused):
         noted.append((start, encoded.notes))
         found.assistant_characters += encoded.assistant_characters
+        if SEQUENCE_LENGTHS.name in encoded.columns:
+            lengths = encoded.columns[SEQUENCE_LENGTHS.name].values
+            found.longest_sequence = max(found.longest_sequence, int(lengths.max(initial=0)))
         for number, reason in encoded.dropped.items():
             row = rows[start + number]
             found.dropped.setdefault(reason, []).append(row)

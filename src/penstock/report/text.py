@@ -197,7 +197,7 @@ def _last_step(found: "EpochNumbers") -> str:
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
     padded = found.counters.rows_padded
     what = {
-        "pad": f"filled up with {plural(padded, 'empty row')}" if padded else "and no row is added",
+        "pad": f"filled up with {plural(padded, 'empty row')}" if padded else "a shorter batch: no row is added",
         "drop": f"dropped, with {found.counters.samples_dropped['tail']:,} samples",
         "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
@@ -290,7 +290,8 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
 
 def record(found: "RecordTrace") -> list[Piece]:
     """Show a record as data, as tokens by turn, and where it is trained."""
-    legend = [Part(f"sample: {plural(len(found.tokens), 'token')}, {found.trained:,} ", _TITLE)]
+    parts = f" in sequences of {' and '.join(map(str, found.sequences))}" if len(found.sequences) > 1 else ""
+    legend = [Part(f"sample: {plural(len(found.tokens), 'token')}{parts}, {found.trained:,} ", _TITLE)]
     legend.append(Part("trained", _TRAINED, "⟦trained⟧"))
     for name, part in (("header", "header"), ("end of turn", "end")) if found.turns else ():
         style, _, brackets = _TURN_STYLES[part]

@@ -22,6 +22,7 @@ from penstock.report.media import media_lines
 from penstock.report.numbers import epoch_rows, stores
 from penstock.report.record import PADDING, Token, Turn, record_text, rendered_text, sample_tokens, turns_of
 from penstock.store import Sample, Store
+from penstock.types import SEQUENCE_LENGTHS
 
 _MOST_LANDINGS = 16  # of one sample
 
@@ -54,6 +55,7 @@ class RecordTrace:
     landings: tuple[Landing, ...]
     outcome: str
     media: tuple[str, ...] = ()  # its images, videos and audio clips, a line each
+    sequences: tuple[int, ...] = ()  # tokens of each sequence of a pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ def trace_sample(
         text = str(error)
     rendered = rendered_text(store, raw) if len(made) else None
     tokens = sample_tokens(store, made, raw, rendered, shown)
+    lengths = made.columns.get(SEQUENCE_LENGTHS.name)
     return RecordTrace(
         source=name,
         sample=made.row,
@@ -160,6 +163,7 @@ def trace_sample(
         landings=landings,
         outcome=outcome,
         media=media_lines(made),
+        sequences=() if lengths is None else tuple(lengths.tolist()),
     )
 
 

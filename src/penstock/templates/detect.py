@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.errors import TemplateError
 from penstock.templates.fields import query_keys
+from penstock.templates.judged import CHOSEN, REJECTED
 from penstock.templates.registry import known_options
 from penstock.templates.shapes import SHAPES, Fit
 from penstock.types import Record
@@ -87,9 +88,16 @@ def _fits(record: Record, options: Mapping[str, Any]) -> dict[str, Fit | bool]:
     for name in ("preference", "kto", "stepwise"):  # as anything else, the bad examples would be trained, too
         if isinstance(found.get(name), Fit):
             return {name: found[name]}
+    if _has_answers(record):
+        return {}  # a pair that nothing reads; what else is in the row is not all that it says
     if any(isinstance(fit, Fit) for name, fit in found.items() if name != "prompt"):
         found.pop("prompt", None)  # a prompt with its answer
     return found
+
+
+def _has_answers(record: Record) -> bool:
+    """Whether a row has a chosen and a rejected answer, however they are written."""
+    return all(any(record.get(key) is not None for key in names) for names in (CHOSEN, REJECTED))
 
 
 def _foreign(candidate: _Candidate, options: Mapping[str, Any]) -> list[str]:
@@ -127,7 +135,9 @@ def _refusal(
     texts = sorted({str(key) for record in records for key, value in record.items() if isinstance(value, str)})
     queries, responses = (", ".join(names) for names in query_keys(records[0]))
     hint = "template='text' with key=, or template='prompt_completion' with input_key= and output_key="
-    if queries and responses:
+    if any(map(_has_answers, records)):
+        hint = "template='preference', whose chosen_key= and rejected_key= name text or messages, or the template of another part"
+    elif queries and responses:
         hint = f"template='query_response' with input_key= ({queries}) and output_key= ({responses})"
     elif len(texts) == 1:
         hint = f"template='text' with key={texts[0]!r}"

@@ -70,6 +70,16 @@ def query_pair(record: Mapping[str, Any], input_key: str | None, output_key: str
     return input_key or queries[0], output_key or responses[0]
 
 
+def read_history(record: Record, key: str) -> list[dict[str, Any]]:
+    """Earlier turns as Alpaca writes them, a list of [question, answer], as messages."""
+    messages = []
+    for place, turn in enumerate(record.get(key) or ()):
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
+            raise TemplateError(f"{key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    return messages
+
+
 # Roles
 
 CALL = "assistant: tool_call"  # an assistant that calls a tool, with the call as content; no data uses this name
@@ -133,6 +143,7 @@ _FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "m
 _ANY_FLAG = frozenset(_FLAGS)
 
 
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # stores keep weights as float32: others would become 0 or infinite
 _WEIGHTS = frozenset({"loss", "weight", "loss_weight", "loss_scale"})  # flags that may also be weights
 
 
@@ -144,7 +155,7 @@ def train_weight(message: Mapping[str, Any], *, fractions: bool) -> float | None
     found: dict[str, float] = {}
     for key, value in given.items():
         is_number = isinstance(value, bool | int | float)
-        is_weight = is_number and key in _WEIGHTS and 0 <= value < float("inf")
+        is_weight = is_number and key in _WEIGHTS and (value == 0 or _SMALLEST <= value <= _LARGEST)
         if not (is_number and value in (0, 1)) and not (fractions and is_weight):
             expected = "true, false, 0 or 1"
             if is_weight:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import TemplateError
 from penstock.templates.conversation import LIST, Message, Read, Reader
-from penstock.templates.fields import one_key, query_keys, query_pair, role_names, text_under, value_under
-from penstock.templates.judged import CHOSEN, COMPLETION, LABELS, MESSAGES, QUESTION, REJECTED
+from penstock.templates.fields import one_key, query_keys, query_pair, read_history, role_names, text_under, value_under
+from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.stepwise import StepwiseTemplate
@@ -67,11 +66,7 @@ def _read_alpaca(reader: Reader, record: Record) -> Read:
     asked = [text_under(record, reader.instruction_key, "instruction_key")]
     asked.append(text_under(record, input_key, "input_key") if record.get(input_key) is not None else "")
     answer = text_under(record, output_key, "output_key")
-    messages: list[Message] = []
-    for place, turn in enumerate(record.get(reader.history_key) or ()):
-        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
-            raise TemplateError(f"{reader.history_key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
-        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    messages = read_history(record, reader.history_key)
     messages.append({"role": "user", "content": reader.separator.join(filter(None, asked))})
     messages.append({"role": "assistant", "content": answer})
     return messages, len(messages) - 1
@@ -191,7 +186,7 @@ def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool |
         return False if _is_null(record, chosen) or _is_null(record, rejected) else None
     margin = record.get("margin")
     has_margin = isinstance(margin, int | float) and not isinstance(margin, bool)
-    uses = (chosen, rejected, *_asked(record, options), "margin", "input", *_COMMON)
+    uses = (chosen, rejected, *_asked(record, options), "margin", INPUT, *_COMMON)
     return Fit((("margin_key", "margin"),) if has_margin else (), uses)
 
 
@@ -202,7 +197,7 @@ def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     prompts = _asked(record, options)
     answer = options.get("output_key") or one_key(record, COMPLETION)
     fits = any(key in MESSAGES for key in prompts) or (prompts and answer and _is_side(record.get(answer)))
-    return Fit(uses=(label, *prompts, *([answer] if answer else []), "input", *_COMMON)) if fits else None
+    return Fit(uses=(label, *prompts, *([answer] if answer else []), INPUT, *_COMMON)) if fits else None
 
 
 def _like_stepwise(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -223,7 +218,7 @@ def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | Non
 
 def _asked(record: Record, options: Mapping[str, Any]) -> list[str]:
     """The key of the prompt, if the record has one that holds text or messages."""
-    names = [options["input_key"]] if options.get("input_key") else ["prompt", *MESSAGES, *QUESTION]
+    names = [options["input_key"]] if options.get("input_key") else [*PROMPT, INPUT]
     return [name for name in names if _is_side(record.get(name))][:1]
 
 
