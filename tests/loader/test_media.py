@@ -255,6 +255,35 @@ def test_an_image_is_opened_as_transformers_opens_a_path(tmp_path: Path, mode: s
     assert found.mode == "RGB" and np.array_equal(np.asarray(found), np.asarray(expected))
 
 
+@pytest.mark.parametrize("transparent", ["P", "P with alpha", "RGB", "L", "I;16", "GIF"])
+def test_a_transparent_colour_becomes_what_the_processor_makes_of_a_path(
+    tmp_path: Path, store: Any, transparent: str
+) -> None:
+    from PIL import Image
+
+    values = np.random.default_rng(2).integers(0, 5, (40, 52, 3), np.uint8) * 60
+    image, path = Image.fromarray(values), tmp_path / "image.png"
+    number = image.convert("P").getpixel((0, 0))
+    colours = {"P": number, "P with alpha": bytes(range(200)), "RGB": tuple(values[0, 0].tolist()), "L": 60}
+    if transparent == "GIF":
+        image.convert("P").save(path, "GIF", transparency=number)
+    else:
+        mode = image.convert("L").convert("I;16") if transparent == "I;16" else image.convert(transparent.split()[0])
+        mode.save(path, transparency=colours.get(transparent, 60))
+    decoder = open_decoder(store.template.media.processor)
+    assert decoder._table is not None
+    found, _ = decoder._pixels(open_image(path.read_bytes(), (40, 52)))
+    processor = store.template.media.processor.image_processor
+    if transparent == "I;16":  # transformers cannot convert it: the colour is not transparent then
+        image = Image.fromarray(np.asarray(Image.open(path))).convert("RGB")
+        expected = processor(images=[image], return_tensors="np")
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transparency in palettes
+            expected = processor(images=[str(path)], return_tensors="np")
+    assert np.array_equal(found, expected["pixel_values"])
+
+
 # Files that changed after `prepare`
 
 
