@@ -210,6 +210,8 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
     ("record", "why"),
     [
         (tagged(images=["a.png"]), "a tag or part of kind image names no file and holds no bytes, and the record has no more under"),
+        (tagged(images=[]), "a tag or part of kind image names no file and holds no bytes"),
+        (tagged(images=None), "a tag or part of kind image names no file and holds no bytes"),
         (tagged(images=["a.png"] * 3), "column 'images' has 3 of kind image, and the messages have places for 2"),
         ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' has 1 of kind image, and the messages have"),
         ({"messages": [user("What?"), ANSWER], "image": "a.png"}, "write <image> in the text where each belongs"),

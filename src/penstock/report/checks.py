@@ -314,7 +314,9 @@ class _Questions:
 
     def duplicates(self) -> Iterator[Verdict]:
         digests = [digest(np.ascontiguousarray(ids).tobytes()) for ids, _ in self.found.samples]
-        pairs = list(zip(digests, self.found.rows, strict=True))
+        # the same question about another image is no duplicate
+        names = [(ids, *map(repr, media)) for ids, media in zip(digests, self.found.media, strict=True)]
+        pairs = list(zip(names, self.found.rows, strict=True))
         first = dict(reversed(pairs))
         again = [row for name, row in pairs if row != first[name]]
         answer: Answer = "warn" if len(again) > _DUPLICATES * len(self.found.samples) else "ok"

@@ -89,8 +89,8 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 def check_ratio(height: int, width: int) -> None:
     if max(height, width) / min(height, width) > MOST_RATIO:
         raise MediaError(
-            f"an image of {height} × {width} pixels (height × width) is longer than {MOST_RATIO} times its width, which the "
-            f"processor refuses; cut the image"
+            f"it has {height} × {width} pixels (height × width): one side is more than {MOST_RATIO} times the other, which the "
+            f"processor refuses; cut it, or remove it"
         )
 
 

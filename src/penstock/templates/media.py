@@ -78,9 +78,10 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     waiting = {kind: _column(record, kind) for kind in KINDS}
     named = {_TYPES[name] for name in part_types(conversation.messages)}
     num_listed = {kind: len(listed) for kind, listed in waiting.items()}
-    if not named and not any(num_listed.values()):
+    # without a column, <image> is a word of the text; with an empty column, it is a tag whose image is missing
+    by_tags = [kind for kind in KINDS if kind not in named and any(name in record for name in _COLUMNS[kind])]
+    if not named and not by_tags:
         return conversation
-    by_tags = [kind for kind in KINDS if waiting[kind] and kind not in named]  # else <image> is a word of the text
     found: list[Found] = []
     messages: list[Message] = []
     for place, message in enumerate(conversation.messages):
@@ -257,7 +258,7 @@ class MediaReader:
     ) -> None:
         """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder."""
         self.processor = processor
-        self.root = str(Path(root).expanduser().absolute()) if root is not None else str(Path.cwd())
+        self.root = str(Path(root or "").expanduser().resolve())
         self.max_image_pixels = max_image_pixels
         self._reader = reader
 
