@@ -306,21 +306,34 @@ def test_a_broken_image_names_record_and_file(own: Path, options: dict[str, Any]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255  # same number of bytes
     path.write_bytes(content)
-    with pytest.raises(MediaError, match=r"data.jsonl:5: image 1, 'images/4-0.png': it cannot be decoded \(OSError"):
+    with pytest.raises(MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': it cannot be decoded \(OSError"):
         load_all(store, **options)
 
 
 def test_another_file_in_its_place_is_noticed(own: Path) -> None:
     store = vlm.prepare(own)
     shutil.copy(own / "images" / "1-0.png", own / "images" / "4-0.png")
-    with pytest.raises(MediaError, match=r"data.jsonl:5: image 1, 'images/4-0.png': .*changed since it was prepared"):
+    with pytest.raises(
+        MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': .*changed since it was prepared.*refresh=True"
+    ):
         load_all(store)
+
+
+def test_a_refreshed_store_has_the_other_file(own: Path) -> None:
+    vlm.prepare(own)
+    shutil.copy(own / "images" / "1-0.png", own / "images" / "4-0.png")
+    load_all(vlm.prepare(own, refresh=True))
+
+
+def test_samples_that_are_too_long_are_not_told_to_be_cut(store: Any) -> None:
+    with pytest.raises(PlanError, match=r"24 samples dropped: overlong; raise max_length; see loader.counters"):
+        list(ps.Loader(store, batch_size=2, max_length=4))
 
 
 def test_a_missing_file_is_named(own: Path) -> None:
     store = vlm.prepare(own)
     (own / "images" / "8-1.png").unlink()
-    with pytest.raises(MediaError, match=r"data.jsonl:9: image 2, 'images/8-1.png': .*8-1.png"):
+    with pytest.raises(MediaError, match=r"data.jsonl:9: image 1, 'images/8-1.png': .*8-1.png"):
         load_all(store)
 
 

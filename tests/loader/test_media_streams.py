@@ -141,7 +141,7 @@ def test_a_video_that_is_cut_short_is_named(tmp_path: Path) -> None:
     begin = content.find(b"mdat") + 4
     content[begin + 1000 : begin + len(content) // 2] = bytes(len(content) // 2 - 1000)
     path.write_bytes(content)
-    with pytest.raises(MediaError, match=r"data.jsonl:1: video 1, 'a.mp4': "):
+    with pytest.raises(MediaError, match=r"data.jsonl:1: video 0, 'a.mp4': "):
         list(ps.Loader(store, batch_size=1, max_length=512))
 
 

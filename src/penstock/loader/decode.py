@@ -100,7 +100,7 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
     if (image.height, image.width) != tuple(size):
         raise WrongSize(
             f"it has {image.height} × {image.width} pixels (height × width), and its header said {size[0]} × {size[1]} when it was "
-            f"prepared"
+            f"prepared; restore the file, or prepare again with refresh=True"
         )
     image = image if image.mode == "RGB" else image.convert("RGB")  # no copy
     if not isinstance(image.info.get("transparency"), tuple):

@@ -141,12 +141,15 @@ class MediaStage:
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and their own
             what = f"it cannot be decoded ({type(error).__name__}: {error})"
             raise self._failure(
-                source, sample, item, f"{what}; repair the file, or remove the record, and prepare again"
+                source,
+                sample,
+                item,
+                f"{what}; repair the file, or remove the record, and prepare again with refresh=True",
             ) from error
 
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
         name = "in the record itself" if item.place is None else repr(item.place)
-        return MediaError(f"{self._stores[source].source.where(sample)}: {item.kind} {item.number + 1}, {name}: {what}")
+        return MediaError(f"{self._stores[source].source.where(sample)}: {item.kind} {item.number}, {name}: {what}")
 
     def _add(
         self, batch: Batch, items: list[list[MediaItem]], reserved: Arrays, decoded: list[Decoded]

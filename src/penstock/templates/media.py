@@ -344,7 +344,8 @@ class MediaReader:
 
 
 def _changed(name: str, found: str, item: MediaItem) -> str:
-    return f"{name}: changed since it was prepared: it has {found}, and had {item.num_bytes:,}; restore the file, or prepare again"
+    what = f"it has {found}, and had {item.num_bytes:,}"
+    return f"{name}: changed since it was prepared: {what}; restore the file, or prepare again with refresh=True"
 
 
 class _Range(io.RawIOBase):
