@@ -13,19 +13,19 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 172
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 751,
+    "": 757,
     "cache": 695,
     "cli": 957,
     "engines": 394,
     "integrations": 1_299,
-    "loader": 3_327,
+    "loader": 3_346,
     "places": 777,
     "plan": 1_651,
     "recipe": 1_551,
-    "report": 2_666,
+    "report": 2_671,
     "sources": 6_555,
     "store": 2_404,
-    "templates": 9_173,
+    "templates": 9_176,
     "testing": 473,
 }
 

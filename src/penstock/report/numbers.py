@@ -370,7 +370,8 @@ def fits(
 def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
     try:
         plan = loader.plan.changed(max_length=max_length, packing=packing, tail="pad")
-        batch_columns(*zip(*stores(loader).items(), strict=True), plan.settings)  # refuses to cut samples with media
+        held = stores(loader)
+        batch_columns([*held], [*held.values()], plan.settings)  # refuses to cut samples with media
         count = known or plan.count(0)
     except PlanError as error:  # settings that contradict each other or the stores, or overflow="error"
         return Fit(max_length=max_length, packing=packing, problem=str(error))

@@ -9,7 +9,7 @@ import binascii
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,15 @@ def has_tags(conversation: Conversation) -> bool:
     """Whether a message holds a tag such as <image>."""
     texts = (message.get("content") for message in conversation.messages)
     return any(isinstance(text, str) and _TAGS.search(text) for text in texts)
+
+
+def refuse_tags(record: Record, texts: Iterable[str]) -> None:
+    """Raise for a plain text with tags for the media of its record: it would be trained without them."""
+    if has_media(record) and any(map(_TAGS.search, texts)):
+        raise MediaError(
+            "the record has media and tags for them in its text, and only conversations take media; write messages, pass chat=True for "
+            "a prompt with an answer, or remove the column with the media to train the tags as text"
+        )
 
 
 def part_types(messages: Sequence[Message]) -> list[str]:
@@ -169,18 +178,8 @@ def _part(part: Any, what: str, waiting: Mapping[Kind, list[Found]], found: list
 
 def _value(part: Message, kind: Kind) -> Any:
     """What a part holds: a path, a URL, bytes or a mapping; None if it names nothing."""
-    for key in (
-        kind,
-        f"{kind}_url",
-        f"input_{kind}",
-        f"{kind}_path",
-        "path",
-        "url",
-        "source",
-        "value",
-        "data",
-        "base64",
-    ):
+    usual = (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")
+    for key in (*usual, "path", "url", "source", "value", "data", "base64"):
         if (value := part.get(key)) is not None:
             return {"base64": value} if key in ("data", "base64") and isinstance(value, str) else value
     return {"bytes": part["bytes"]} if part.get("bytes") is not None else None
