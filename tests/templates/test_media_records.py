@@ -276,6 +276,18 @@ def test_a_template_that_leaves_parts_out_is_refused(folder: Path, images: Path)
     }
 
 
+def test_a_template_of_a_text_model_that_fails_on_parts_is_named(folder: Path, images: Path) -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip() }}<|im_end|>\n{% endfor %}"
+    template = opened(folder, images, chat_template=text)
+    with pytest.raises(
+        TemplateError, match="has media, which chat templates of text models do not take: choose the chat_template"
+    ):
+        template.encode([tagged(images=["a.png", "a.png"])])
+    with pytest.raises(TemplateError) as caught:
+        template.encode([{"messages": [{"role": "user", "content": 5}, ANSWER]}])
+    assert "media" not in str(caught.value)
+
+
 def test_without_a_processor_media_are_refused_with_what_to_pass(folder: Path, images: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
