@@ -293,8 +293,9 @@ class MediaReader:
             size = version.size - found.start if found.num_bytes is None else found.num_bytes
             whole = found.start == 0 and size != version.size  # a range begins behind the header of an archive
             if whole or not 0 <= found.start <= found.start + size <= version.size:
+                rule = "a range that begins at 0 must be the whole file" if whole else "correct start and num_bytes"
                 raise MediaError(
-                    f"the record names bytes {found.start:,} to {found.start + size:,}, and the file has {version.size:,} bytes"
+                    f"the record names bytes {found.start:,} to {found.start + size:,}, and the file has {version.size:,} bytes; {rule}"
                 )
             with io.BufferedReader(_Range(open_file(version), found.start, size)) as file:
                 return self._header(found.kind, file), size
