@@ -176,13 +176,19 @@ def choose_template(
 def with_media_root(
     source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The options of a template with the folder that paths of media are relative to: that of the source's first file by default."""
+    """The options of a template with the folder that paths of media are relative to: that of the source's first file by default.
+
+    One folder has one name here, because it is part of the store's key: without `..` and links, and not relative to where we are.
+    """
     from penstock.templates.registry import named_processor
 
-    if options.get("media_root") is not None or named_processor(name, tokenizer, options) is None:
-        return options
-    file = Path(source.where(0).file)
-    return {**options, "media_root": str(file.parent.absolute() if file.is_file() else Path.cwd())}
+    given = options.get("media_root")
+    if given is None:
+        if named_processor(name, tokenizer, options) is None:
+            return options
+        file = Path(source.where(0).file)
+        given = file.parent if file.is_file() else Path.cwd()
+    return {**options, "media_root": str(Path(str(given)).expanduser().resolve())}
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":

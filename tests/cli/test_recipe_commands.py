@@ -563,6 +563,6 @@ def test_the_commands_say_what_a_pair_is(here: Any, write_jsonl: Write, tokenize
     store = ps.load(path).stores[0]
     lengths = " and ".join(map(str, store[0].columns["sequence_lengths"].tolist()))
     assert f"{store.lengths[0]} tokens in sequences of {lengths}, " in here("show", path, "--row", "0")[1]
-    assert "2 of 4 rows, a shorter batch (tail: pad)" in here("plan", path)[1]
+    assert "2 of 4 rows, a shorter batch: no row is added (tail: pad)" in here("plan", path)[1]
     compared = here("stats", path)[1].partition("packing compared")[2]
     assert "none" in compared and "best_fit" not in compared and "concat" not in compared

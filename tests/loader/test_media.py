@@ -255,6 +255,35 @@ def test_an_image_is_opened_as_transformers_opens_a_path(tmp_path: Path, mode: s
     assert found.mode == "RGB" and np.array_equal(np.asarray(found), np.asarray(expected))
 
 
+@pytest.mark.parametrize("transparent", ["P", "P with alpha", "RGB", "L", "I;16", "GIF"])
+def test_a_transparent_colour_becomes_what_the_processor_makes_of_a_path(
+    tmp_path: Path, store: Any, transparent: str
+) -> None:
+    from PIL import Image
+
+    values = np.random.default_rng(2).integers(0, 5, (40, 52, 3), np.uint8) * 60
+    image, path = Image.fromarray(values), tmp_path / "image.png"
+    number = image.convert("P").getpixel((0, 0))
+    colours = {"P": number, "P with alpha": bytes(range(200)), "RGB": tuple(values[0, 0].tolist()), "L": 60}
+    if transparent == "GIF":
+        image.convert("P").save(path, "GIF", transparency=number)
+    else:
+        mode = image.convert("L").convert("I;16") if transparent == "I;16" else image.convert(transparent.split()[0])
+        mode.save(path, transparency=colours.get(transparent, 60))
+    decoder = open_decoder(store.template.media.processor)
+    assert decoder._table is not None
+    found, _ = decoder._pixels(open_image(path.read_bytes(), (40, 52)))
+    processor = store.template.media.processor.image_processor
+    if transparent == "I;16":  # transformers cannot convert it: the colour is not transparent then
+        image = Image.fromarray(np.asarray(Image.open(path))).convert("RGB")
+        expected = processor(images=[image], return_tensors="np")
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transparency in palettes
+            expected = processor(images=[str(path)], return_tensors="np")
+    assert np.array_equal(found, expected["pixel_values"])
+
+
 # Files that changed after `prepare`
 
 
@@ -284,8 +313,21 @@ def test_a_broken_image_names_record_and_file(own: Path, options: dict[str, Any]
 def test_another_file_in_its_place_is_noticed(own: Path) -> None:
     store = vlm.prepare(own)
     shutil.copy(own / "images" / "1-0.png", own / "images" / "4-0.png")
-    with pytest.raises(MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': .*changed since it was prepared"):
+    with pytest.raises(
+        MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': .*changed since it was prepared.*refresh=True"
+    ):
         load_all(store)
+
+
+def test_a_refreshed_store_has_the_other_file(own: Path) -> None:
+    vlm.prepare(own)
+    shutil.copy(own / "images" / "1-0.png", own / "images" / "4-0.png")
+    load_all(vlm.prepare(own, refresh=True))
+
+
+def test_samples_that_are_too_long_are_not_told_to_be_cut(store: Any) -> None:
+    with pytest.raises(PlanError, match=r"24 samples dropped: overlong; raise max_length; see loader.counters"):
+        list(ps.Loader(store, batch_size=2, max_length=4))
 
 
 def test_a_missing_file_is_named(own: Path) -> None:

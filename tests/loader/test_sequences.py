@@ -258,7 +258,7 @@ def test_numbers_show_what_such_a_loader_takes_and_delivers(cache: Cache, kind: 
     found = numbers.epoch(loader)
     assert (found.tail_rows, found.counters.rows_padded) == (40 % 6, 0)
     last = next(row for row in layout.epoch(found)[1].rows if row[0] == "last step")
-    assert last[1] == "4 of 6 rows, and no row is added (tail: pad)"
+    assert last[1] == "4 of 6 rows, a shorter batch: no row is added (tail: pad)"
     assert {fit.packing for fit in numbers.fits(loader)} == {"none"}
 
 

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,22 @@ def test_an_image_is_measured_as_it_is_seen(form: str, orientation: int) -> None
     with Image.open(io.BytesIO(data)) as image:
         seen = ImageOps.exif_transpose(image)
     assert header(data).size == (seen.height, seen.width)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the pixels", "behind them"])
+@pytest.mark.parametrize("kind", ["eXIf", "iTXt"])
+def test_a_png_is_turned_by_exif_and_xmp_before_and_behind_its_pixels(kind: str, late: bool) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    note = b'XML:com.adobe.xmp\0\0\0\0\0<rdf:Description tiff:Orientation="6"/>'
+    content = kind.encode() + (exif.tobytes().removeprefix(b"Exif\0\0") if kind == "eXIf" else note)
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    plain = encoded("PNG")
+    place = plain.index(b"IEND" if late else b"IDAT") - 4
+    data = plain[:place] + chunk + plain[place:]
+    with Image.open(io.BytesIO(data)) as image:
+        seen = ImageOps.exif_transpose(image)
+    assert header(data).size == (seen.height, seen.width) == (64, 40)
 
 
 @pytest.mark.parametrize("form", FORMATS)

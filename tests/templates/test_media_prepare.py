@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from base64 import b64encode
@@ -85,6 +86,46 @@ def test_another_folder_is_another_store(data: Path, folder: Path, tmp_path: Pat
     there = prepared(data / "chat.jsonl", folder, tmp_path / "cache", media_root=str(other))
     assert here.fingerprint != there.fingerprint
     assert {item.size for item in unpack_media(there[0].columns["media"].data)} == {(100, 100)}
+
+
+def test_a_folder_counts_by_what_it_is_and_not_by_its_name(
+    data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, cache, other = data / "chat.jsonl", tmp_path / "cache", tmp_path / "other" / "data"
+    shutil.copytree(data, other)
+    Image.new("RGB", (300, 300)).save(other / "0.jpg")
+    (tmp_path / "link").symlink_to(data)
+    here = prepared(file, folder, cache)
+    for name in (data / ".." / "data", tmp_path / "link"):
+        assert prepared(file, folder, cache, media_root=str(name)).fingerprint == here.fingerprint
+    monkeypatch.chdir(tmp_path)
+    assert prepared(file, folder, cache, media_root="data").fingerprint == here.fingerprint
+    monkeypatch.chdir(tmp_path / "other")  # the same words name another folder here
+    there = prepared(file, folder, cache, media_root="data")
+    assert there.fingerprint != here.fingerprint
+    assert unpack_media(there[0].columns["media"].data)[0].size == (300, 300)
+
+
+def test_check_does_not_take_one_question_about_two_images_for_a_duplicate(
+    data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]
+) -> None:
+    for number in range(20):
+        Image.new("RGB", (60, 60), (number, 0, 0)).save(data / f"same{number}.png")
+    user = {"role": "user", "content": "<image>What is it?"}
+    lines = [{"messages": [user, ANSWER], "images": [f"same{number}.png"]} for number in range(20)]
+    file = data / "same.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "no duplicates in the 20 rows" in run("check", str(file), "--tokenizer", str(folder))[1]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines + lines[:5]))
+    assert "5 of 25 rows (20.0%) repeat an earlier one" in run("check", str(file), "--tokenizer", str(folder))[1]
+
+
+def test_stats_does_not_offer_packings_that_cut_images(
+    data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]
+) -> None:
+    found = run("stats", str(data / "chat.jsonl"), "--tokenizer", str(folder))[1]
+    (line, *_) = [line for line in found.splitlines() if "concat" in line]
+    assert "packing='concat' cuts samples" in line and "'media'" in line
 
 
 def test_another_setting_of_the_processor_is_another_store(data: Path, folder: Path, tmp_path: Path) -> None:

@@ -212,6 +212,8 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
         (tagged(images=["a.png"]), "a tag or part of kind image has no file or bytes of its own, and none is left in column"),
         (tagged(images=["a.png"] * 3), "column 'images' lists 3 of kind image, but the messages have 2 tags or parts"),
         ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' lists 1 of kind image, but the messages have"),
+        (tagged(images=[]), "a tag or part of kind image has no file or bytes of its own"),
+        (tagged(images=None), "a tag or part of kind image has no file or bytes of its own"),
         ({"messages": [user("What?"), ANSWER], "image": "a.png"}, "write <image> in the text where each belongs"),
         (tagged(images=["a.png", "missing.png"]), "missing.png: nothing found, expected a file"),
         (tagged(images=["a.png", "broken.png"]), "broken.png: the image is broken or cut off"),
@@ -272,6 +274,18 @@ def test_a_template_that_leaves_parts_out_is_refused(folder: Path, images: Path)
     assert opened(folder, images, chat_template=text, on_unrendered="skip").encode([record]).dropped == {
         0: "unrendered"
     }
+
+
+def test_a_template_of_a_text_model_that_fails_on_parts_is_named(folder: Path, images: Path) -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip() }}<|im_end|>\n{% endfor %}"
+    template = opened(folder, images, chat_template=text)
+    with pytest.raises(
+        TemplateError, match="has media, which chat templates of text models do not take: choose the chat_template"
+    ):
+        template.encode([tagged(images=["a.png", "a.png"])])
+    with pytest.raises(TemplateError) as caught:
+        template.encode([{"messages": [{"role": "user", "content": 5}, ANSWER]}])
+    assert "media" not in str(caught.value)
 
 
 def test_without_a_processor_media_are_refused_with_what_to_pass(folder: Path, images: Path, tmp_path: Path) -> None:

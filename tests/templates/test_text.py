@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from penstock.errors import TemplateError
 from penstock.templates import TextTemplate, open_tokenizer
-from penstock.templates.text import Ends
+from penstock.templates.text import Ends, PromptCompletionTemplate
 from penstock.types import Samples
 
 
@@ -34,6 +34,20 @@ def test_an_empty_text_is_dropped_with_a_reason(tokenizer_path: Path) -> None:
     samples = TextTemplate(open_tokenizer(tokenizer_path)).encode([{"text": ""}, {"text": "a"}, {"text": ""}])
     assert samples.dropped == {0: "nothing_to_train", 2: "nothing_to_train"}
     assert np.diff(samples.offsets).tolist() == [0, 2, 0]
+
+
+def test_a_text_with_tags_is_not_trained_without_its_images(tokenizer_path: Path) -> None:
+    tokenizer = open_tokenizer(tokenizer_path)
+    answered = PromptCompletionTemplate(tokenizer)
+    with pytest.raises(
+        TemplateError, match="the record has media and tags for them in its text, and only conversations take media"
+    ):
+        TextTemplate(tokenizer).encode([{"text": "a fox: <image>", "images": ["fox.png"]}])
+    with pytest.raises(TemplateError, match="pass chat=True for a prompt with an answer"):
+        answered.encode([{"prompt": "<image> what?", "completion": "a fox", "image": "fox.png"}])
+    for record in ({"text": "a fox", "images": ["fox.png"]}, {"text": "write <image>", "images": []}):
+        assert texts(TextTemplate(tokenizer), [record["text"]]) == [f"{record['text']}<|endoftext|>"]
+        assert not TextTemplate(tokenizer).encode([record]).dropped
 
 
 def test_batches_leave_no_trace(tokenizer_path: Path) -> None:

@@ -85,21 +85,27 @@ class WrongSize(Exception):
 
 
 def open_image(data: bytes, size: tuple[int, ...]) -> Any:
-    """Return the image upright, in RGB; it must have this height and width."""
+    """Return the image upright, in RGB; it must have this height and width.
+
+    An alpha channel is dropped.  A single transparent colour stays in `info`, and processors that convert to RGB make it white.
+    """
     from PIL import Image, ImageOps
 
     image: Any = Image.open(BytesIO(data))
     image.load()
     if image.getexif().get(_ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    if image.mode == "P":
-        image.info.pop("transparency", None)  # alpha is dropped; Pillow would warn of it
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        del image.info["transparency"]  # alpha of each colour is dropped; Pillow would warn of it
     if (image.height, image.width) != tuple(size):
         raise WrongSize(
             f"it has {image.height} × {image.width} pixels (height × width), but its header said {size[0]} × {size[1]} when it was "
-            f"prepared"
+            f"prepared; restore the file, or prepare again with refresh=True"
         )
-    return image if image.mode == "RGB" else image.convert("RGB")  # no copy
+    image = image if image.mode == "RGB" else image.convert("RGB")  # no copy
+    if not isinstance(image.info.get("transparency"), tuple):
+        image.info.pop("transparency", None)  # of a mode that has no such colour in RGB: transformers cannot convert it
+    return image
 
 
 class Patches:
@@ -189,6 +195,10 @@ class Patches:
         if self._table is None:
             found = self._processor(images=[image], return_tensors="np")
             return found["pixel_values"], found["image_grid_thw"]
+        if "transparency" in image.info:
+            from PIL import Image
+
+            image = Image.fromarray(self._processor.convert_to_rgb(image))
         height, width = self._own.counts.resized(image.height, image.width)
         values = np.asarray(image.resize((width, height), self._processor.resample))
         grid = np.array([[1, height // self._patch, width // self._patch]], np.int64)

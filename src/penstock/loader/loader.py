@@ -186,7 +186,12 @@ class Loader(Run):
         dropped = self.counters.dropped_words()
         advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""
         if OVERLONG in dropped:
-            advice = "raise max_length, or choose overflow='split' or 'truncate'; "
+            cut = (
+                ""
+                if any(column.per == "list" for column in self._columns)
+                else ", or choose overflow='split' or 'truncate'"
+            )
+            advice = f"raise max_length{cut}; "
         if not dropped and (empty := self.counters.samples_dropped[EMPTY]):
             dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in self.stores)})"
         return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}see loader.counters")

@@ -141,7 +141,10 @@ class MediaStage:
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and their own
             what = f"it cannot be decoded ({type(error).__name__}: {error})"
             raise self._failure(
-                source, sample, item, f"{what}; repair the file, or remove the record, and prepare again"
+                source,
+                sample,
+                item,
+                f"{what}; repair the file, or remove the record, and prepare again with refresh=True",
             ) from error
 
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:

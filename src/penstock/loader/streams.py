@@ -31,7 +31,7 @@ def read_frames(data: bytes, size: tuple[int, ...], chosen: Ints) -> list[Any]:
     if missing := sorted(wanted - found.keys()):
         raise MediaError(
             f"the video has {number + 1} frames that can be decoded, and frame {missing[0]} of {size[0]} is needed; the file is cut short, "
-            f"or its header counts wrong: encode it again, and prepare again"
+            f"or its header counts wrong: encode it again, and prepare again with refresh=True"
         )
     return [found[number] for number in chosen.tolist()]
 
@@ -45,7 +45,8 @@ def read_samples(data: bytes, size: tuple[int, ...], rate: float, wanted_rate: i
     samples, found = soundfile.read(BytesIO(data), dtype="float32", always_2d=True)
     if len(samples) != size[0] or found != rate:
         raise MediaError(
-            f"it has {len(samples):,} samples at {found} Hz, and had {size[0]:,} at {rate:g} Hz when it was prepared; prepare again"
+            f"it has {len(samples):,} samples at {found} Hz, and had {size[0]:,} at {rate:g} Hz when it was prepared; restore the "
+            f"file, or prepare again with refresh=True"
         )
     if found != wanted_rate:
         raise MediaError(

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
+from penstock.loader.columns import batch_columns
 from penstock.loader.sequences import TOKENS
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
@@ -374,8 +375,10 @@ def fits(
 def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
     try:
         plan = loader.plan.changed(max_length=max_length, packing=packing, tail="pad")
+        held = stores(loader)
+        batch_columns([*held], [*held.values()], plan.settings)  # refuses to cut samples with media
         count = known or plan.count(0)
-    except PlanError as error:  # settings that contradict each other, or overflow="error"
+    except PlanError as error:  # settings that contradict each other or the stores, or overflow="error"
         return Fit(max_length=max_length, packing=packing, problem=str(error))
     return Fit(
         max_length=max_length,

@@ -9,7 +9,7 @@ import binascii
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,15 @@ def has_tags(conversation: Conversation) -> bool:
     return any(isinstance(text, str) and _TAGS.search(text) for text in texts)
 
 
+def refuse_tags(record: Record, texts: Iterable[str]) -> None:
+    """Raise for a plain text with tags for the media of its record: it would be trained without them."""
+    if has_media(record) and any(map(_TAGS.search, texts)):
+        raise MediaError(
+            "the record has media and tags for them in its text, and only conversations take media; write messages, pass chat=True for "
+            "a prompt with an answer, or remove the column with the media to train the tags as text"
+        )
+
+
 def part_types(messages: Sequence[Message]) -> list[str]:
     """The types of the media parts of messages, in order."""
     lists = [content for message in messages if isinstance(content := message.get("content"), list)]
@@ -78,9 +87,10 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     waiting = {kind: _column(record, kind) for kind in KINDS}
     named = {_TYPES[name] for name in part_types(conversation.messages)}
     num_listed = {kind: len(listed) for kind, listed in waiting.items()}
-    if not named and not any(num_listed.values()):
+    # without a column, <image> is a word of the text; with an empty column, it is a tag whose image is missing
+    by_tags = [kind for kind in KINDS if kind not in named and any(name in record for name in _COLUMNS[kind])]
+    if not named and not by_tags:
         return conversation
-    by_tags = [kind for kind in KINDS if waiting[kind] and kind not in named]  # else <image> is a word of the text
     found: list[MediaReference] = []
     messages: list[Message] = []
     for place, message in enumerate(conversation.messages):
@@ -168,18 +178,8 @@ def _part(part: Any, what: str, waiting: Mapping[Kind, list[MediaReference]], fo
 
 def _value(part: Message, kind: Kind) -> Any:
     """What a part holds: a path, a URL, bytes or a mapping; None if it names nothing."""
-    for key in (
-        kind,
-        f"{kind}_url",
-        f"input_{kind}",
-        f"{kind}_path",
-        "path",
-        "url",
-        "source",
-        "value",
-        "data",
-        "base64",
-    ):
+    usual = (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")
+    for key in (*usual, "path", "url", "source", "value", "data", "base64"):
         if (value := part.get(key)) is not None:
             return {"base64": value} if key in ("data", "base64") and isinstance(value, str) else value
     return {"bytes": part["bytes"]} if part.get("bytes") is not None else None
@@ -257,7 +257,7 @@ class MediaReader:
     ) -> None:
         """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder."""
         self.processor = processor
-        self.root = str(Path(root).expanduser().absolute()) if root is not None else str(Path.cwd())
+        self.root = str(Path(root or "").expanduser().resolve())
         self.max_image_pixels = max_image_pixels
         self._reader = reader
 
@@ -293,8 +293,9 @@ class MediaReader:
             size = version.size - found.start if found.num_bytes is None else found.num_bytes
             whole = found.start == 0 and size != version.size  # a range begins behind the header of an archive
             if whole or not 0 <= found.start <= found.start + size <= version.size:
+                rule = "a range that begins at 0 must be the whole file" if whole else "correct start and num_bytes"
                 raise MediaError(
-                    f"the record names bytes {found.start:,} to {found.start + size:,}, and the file has {version.size:,} bytes"
+                    f"the record names bytes {found.start:,} to {found.start + size:,}, and the file has {version.size:,} bytes; {rule}"
                 )
             with io.BufferedReader(_Range(open_file(version), found.start, size)) as file:
                 return self._header(found.kind, file), size
@@ -343,7 +344,8 @@ class MediaReader:
 
 
 def _changed(name: str, found: str, item: MediaItem) -> str:
-    return f"{name}: changed since it was prepared: it has {found}, but had {item.num_bytes:,}; restore the file, or prepare again"
+    what = f"it has {found}, but had {item.num_bytes:,}"
+    return f"{name}: changed since it was prepared: {what}; restore the file, or prepare again with refresh=True"
 
 
 class _Range(io.RawIOBase):

@@ -16,6 +16,8 @@ from penstock.errors import MediaError
 MAX_IMAGE_PIXELS = 89_478_485  # from here on Pillow warns of a decompression bomb
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # the tag of EXIF, and its values that swap height and width
 _TAIL = 1 << 16  # bytes at the end that are searched for an end marker
+# In the tail of a PNG: data behind the pixels that may hold an orientation.
+_LATE = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
 _IEND = b"\0\0\0\0IEND\xae\x42\x60\x82"
 
 Kind = Literal["image", "video", "audio"]
@@ -88,9 +90,10 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the limit of pixels is checked below; odd EXIF data is no error
             with Image.open(file) as image:
-                height, width = _upright(image)
-                _check_pixels(height, width, max_pixels)
-                if _may_be_cut(image, file):
+                tail = _tail(file)
+                _check_pixels(image.height, image.width, max_pixels)
+                height, width = _upright(image, tail)
+                if _may_be_cut(image, file, tail):
                     image.load()  # proves that it is whole, or raises OSError
     except Image.DecompressionBombError as error:
         raise MediaError(f"the image is too large: {error}; shrink it") from error
@@ -103,15 +106,28 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
     return Header((height, width))
 
 
-def _upright(image: Any) -> tuple[int, int]:
-    """Height and width of an image as it is seen, with its EXIF orientation applied.
+def _tail(file: io.BufferedIOBase) -> bytes:
+    """The last bytes of a file; its position stays as it was."""
+    place = file.tell()
+    file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL))
+    found = file.read(_TAIL)
+    file.seek(place)
+    return found
 
-    Pillow turns TIFF itself.  It would decode a whole PNG to look for EXIF data behind the pixels, so only EXIF before them counts.
+
+def _upright(image: Any, tail: bytes) -> tuple[int, int]:
+    """Height and width of an image as it is seen, with the orientation of its EXIF or XMP data applied.
+
+    Pillow turns TIFF itself.  It decodes a PNG to look for such data behind the pixels, so it is asked only if the tail holds some.
     """
-    width, height = image.size
-    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
-        return height, width
-    return (width, height) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (height, width)
+    from PIL import Image
+
+    if image.format == "TIFF":
+        return image.height, image.width
+    is_late = image.format == "PNG" and "exif" not in image.info and any(word in tail for word in _LATE)
+    found = image.getexif() if is_late or image.format != "PNG" else Image.Image.getexif(image)
+    turned = found.get(_ORIENTATION, 1) in _TURNED
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _check_pixels(height: int, width: int, most: int) -> None:
@@ -124,12 +140,10 @@ def _check_pixels(height: int, width: int, most: int) -> None:
         )
 
 
-def _may_be_cut(image: Any, file: io.BufferedIOBase) -> bool:
+def _may_be_cut(image: Any, file: io.BufferedIOBase, tail: bytes) -> bool:
     """Whether the end of a file lacks what its format ends with.  Such a file may still be whole: decoding it decides."""
     place = file.tell()
     size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - _TAIL))
-    tail = file.read(_TAIL)
     file.seek(place)
     if image.format in ("JPEG", "MPO"):
         return b"\xff\xd9" not in tail

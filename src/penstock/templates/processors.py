@@ -28,26 +28,8 @@ _PROCESSOR, _IMAGE, _VIDEO, _MODEL = (
     "video_preprocessor_config.json",
     "config.json",
 )
-_SIDES = (
-    1,
-    2,
-    13,
-    14,
-    27,
-    28,
-    29,
-    63,
-    100,
-    224,
-    333,
-    448,
-    640,
-    777,
-    1024,
-    1600,
-    2600,
-    4000,
-)  # pixels, of sizes compared
+# Pixels, of sizes compared.
+_SIDES = (1, 2, 13, 14, 27, 28, 29, 63, 100, 224, 333, 448, 640, 777, 1024, 1600, 2600, 4000)  # fmt: skip
 _lock = Lock()
 
 

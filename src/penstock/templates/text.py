@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.templates.fields import check_choice, kind, one_key, query_pair, text_under, value_under
+from penstock.templates.media import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
     POLICIES,
@@ -88,7 +89,12 @@ class PlainText:
         return self.tokenizer.decode(input_ids)
 
     def _encode(self, records: Sequence[Record]) -> Samples:
-        return self._encode_pieces(read_each(self._pieces, records))
+        return self._encode_pieces(read_each(self._checked, records))
+
+    def _checked(self, record: Record) -> list[Piece]:
+        pieces = self._pieces(record)
+        refuse_tags(record, (text for text, _ in pieces))
+        return pieces
 
     def _pieces(self, record: Record) -> list[Piece]:
         """The pieces of a record."""

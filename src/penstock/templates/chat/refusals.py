@@ -22,6 +22,14 @@ class NotPrinted(TemplateError):
         )
 
 
+def explained(error: TemplateError, *, has_media: bool) -> TemplateError:
+    """The error; of a conversation with media, it says that templates of text models do not take them."""
+    if not has_media or type(error) is not TemplateError:
+        return error
+    why = "the record has media, which chat templates of text models do not take: choose the chat_template of the model"
+    return TemplateError(f"{error}; {why}", record=error.record)
+
+
 @dataclass(slots=True)
 class Run:
     """The records handed to one encoder.  Nothing here changes their tokens."""

@@ -19,7 +19,7 @@ from penstock.templates.chat.annotate import Annotated, Annotator, TurnPart
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
-from penstock.templates.chat.refusals import NotPrinted, Run
+from penstock.templates.chat.refusals import NotPrinted, Run, explained
 from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
@@ -306,7 +306,10 @@ class ChatTemplate:
         conversation, trained, chosen = self._read(record, number)
         if not conversation.messages:
             return Rendering("", [])
-        found = chosen._annotated(conversation, trained, number=run.num_records)
+        try:
+            found = chosen._annotated(conversation, trained, number=run.num_records)
+        except TemplateError as error:
+            raise explained(error, has_media=bool(conversation.media))  # noqa: B904 - it may be the error itself
         made = found.made
         if self.options.message_weights:
             chosen._weigh(made, conversation, trained, number=run.num_records)
