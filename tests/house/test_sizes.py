@@ -13,20 +13,20 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 188
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 765,
+    "": 771,
     "cache": 701,
     "cli": 957,
     "engines": 398,
-    "integrations": 1_715,
-    "loader": 3_242,
+    "integrations": 1_727,
+    "loader": 3_261,
     "places": 1_636,
     "plan": 1_651,
     "prompts": 1_021,
-    "recipe": 1_636,
-    "report": 2_684,
+    "recipe": 1_638,
+    "report": 2_708,
     "sources": 6_844,
     "store": 2_519,
-    "templates": 9_186,
+    "templates": 9_281,
     "testing": 473,
 }
 
