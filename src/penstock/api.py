@@ -170,25 +170,28 @@ def choose_template(
         opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
         known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
         own = {name: value for name, value in options.items() if name in known or name not in shared}
-        return remembered_template(template, opened, with_media_root(source, template, opened, own), facts)
+        return remembered_template(template, opened, with_media(source, template, opened, own), facts)
 
 
-def with_media_root(
-    source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]
-) -> dict[str, Any]:
-    """The options of a template with the folder that paths of media are relative to: that of the source's first file by default.
+def with_media(source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a template that say how media are read.
 
-    One folder has one name here, because it is part of the store's key: without `..` and links, and not relative to where we are.
+    A processor that only lies beside the tokenizer is not used if no sampled row has media: texts need none.  `media_root` is by default
+    the folder of the source's first file.  One folder has one name here, because it is part of the store's key: without `..` and links,
+    and not relative to where we are.
     """
+    from penstock.templates.media import mentions_media
+    from penstock.templates.processors import NO_PROCESSOR
     from penstock.templates.registry import named_processor
 
     given = options.get("media_root")
-    if given is None:
-        if named_processor(name, tokenizer, options) is None:
-            return options
-        file = Path(source.where(0).file)
-        given = file.parent if file.is_file() else Path.cwd()
-    return {**options, "media_root": str(Path(str(given)).expanduser().resolve())}
+    if named_processor(name, tokenizer, options) is not None:
+        if options.get("processor") is None and not any(map(mentions_media, _sampled(source, skip_bad=True))):
+            return {**options, "processor": NO_PROCESSOR}
+        if given is None:
+            file = Path(source.where(0).file)
+            given = file.parent if file.is_file() else Path.cwd()
+    return options if given is None else {**options, "media_root": str(Path(str(given)).expanduser().resolve())}
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":

@@ -13,9 +13,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 AIM_LINES, AIM_FILES = 17_000, 110
 MOST_FILES = 188
 LIMITS = {  # lines of each room; "" is the files beside the rooms
-    "": 771,
+    "": 774,
     "cache": 701,
-    "cli": 957,
+    "cli": 958,
     "engines": 398,
     "integrations": 1_727,
     "loader": 3_261,
@@ -23,10 +23,10 @@ LIMITS = {  # lines of each room; "" is the files beside the rooms
     "plan": 1_651,
     "prompts": 1_021,
     "recipe": 1_638,
-    "report": 2_708,
+    "report": 2_709,
     "sources": 6_844,
     "store": 2_519,
-    "templates": 9_281,
+    "templates": 9_307,
     "testing": 473,
 }
 

@@ -123,8 +123,9 @@ def test_check_does_not_take_one_question_about_two_images_for_a_duplicate(
 def test_stats_does_not_offer_packings_that_cut_images(
     data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]
 ) -> None:
-    found = run("stats", str(data / "chat.jsonl"), "--tokenizer", str(folder))[1]
-    (line, *_) = [line for line in found.splitlines() if "concat" in line]
+    command = ("stats", str(data / "chat.jsonl"), "--tokenizer", str(folder))
+    assert "concat" not in run(*command)[1]
+    (line, *_) = [line for line in run(*command, "--compare-packing", "concat")[1].splitlines() if "concat" in line]
     assert "packing='concat' cuts samples" in line and "'media'" in line
 
 
@@ -300,3 +301,25 @@ def test_init_measures_records_with_images(data: Path, folder: Path, tmp_path: P
 def test_keys_of_media_are_keys_of_a_recipe(data: Path, folder: Path, tmp_path: Path) -> None:
     made = Recipe.read(recipe(tmp_path, folder, max_image_pixels=10_000, on_media="skip"))
     assert made.settings["max_image_pixels"] == 10_000
+
+
+def test_a_processor_beside_the_tokenizer_is_not_used_for_texts(data: Path, folder: Path, tmp_path: Path) -> None:
+    """Text data has no media column, so it may be cut, and transformers is not imported; media in rows between the samples are refused."""
+    said = {"messages": [{"role": "user", "content": "What is an <image>?"}, ANSWER]}
+    (data / "texts.jsonl").write_text((json.dumps(said) + "\n") * 5000)
+    script = (
+        "import sys, penstock as ps\n"
+        "store = ps.prepare(sys.argv[1], tokenizer=sys.argv[2], cache_dir=sys.argv[3], num_proc=1, progress='none')\n"
+        "assert not store.columns and 'transformers' not in sys.modules, store.columns\n"
+        "ps.Loader(store, batch_size=1, max_length=64, packing='concat', output='numpy')\n"
+    )
+    command = [sys.executable, "-c", script, str(data / "texts.jsonl"), str(folder), str(tmp_path / "cache")]
+    subprocess.run(command, check=True)
+    shown = {**said, "messages": [{"role": "user", "content": "<image>What?"}, ANSWER], "images": ["same.png"]}
+    lines = (data / "texts.jsonl").read_text().splitlines()
+    (data / "texts.jsonl").write_text("\n".join([*lines[:4990], json.dumps(shown), *lines[4990:]]) + "\n")
+    with pytest.raises(
+        TemplateError,
+        match=r"texts.jsonl:4991: the record has media \(tags\), and no sampled row has any; set processor=",
+    ):
+        prepared(data / "texts.jsonl", folder, tmp_path / "cache")

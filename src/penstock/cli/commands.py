@@ -207,9 +207,10 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
     """Show the steps, rows, tokens and shares of an epoch, and a digest of its order."""
     loader = request.loader(request.recipe())
     from penstock.report import numbers, text
+    from penstock.report.trace import compare_state
 
     found = numbers.epoch(loader, epoch)
-    fit = None if compare is None else numbers.compare_state(loader, saved_state(compare))
+    fit = None if compare is None else compare_state(loader, saved_state(compare))
     if request.json:
         screen.as_json({**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})})
     else:

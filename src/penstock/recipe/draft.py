@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.api import open_for_prepare, with_media_root
+from penstock.api import open_for_prepare, with_media
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.recipe.document import data_set_name
@@ -207,7 +207,7 @@ class Draft:
                 key = self.options.get("input_key", "input_ids")
                 ids = (source[row].get(key, ()) for row in spread(self.num_rows, rows))
                 self.options["vocab_size"] = max((int(max(some)) for some in ids if len(some)), default=0) + 1
-            options = with_media_root(source, self.template, self._tokenizer, self.options)
+            options = with_media(source, self.template, self._tokenizer, self.options)
             found = encode_rows(source, open_template(self.template, self._tokenizer, options), at_most=rows)
             self._lengths, self._trained, self.looked = found.lengths, found.trained, found.looked
             self.trained_share = int(found.trained.sum()) / found.tokens if found.tokens else None

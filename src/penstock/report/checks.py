@@ -17,7 +17,7 @@ from penstock.fingerprint import digest
 from penstock.loader.sequences import PAIRS, batch_kind
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.report.media import shrunk
+from penstock.report.media import media_key, shrunk
 from penstock.report.sampling import by_message, encode_rows
 from penstock.report.text import percent
 from penstock.sources import RowAccess
@@ -26,7 +26,7 @@ from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
 from penstock.templates.pairs import JudgedTemplate
 from penstock.templates.trial import CHATML
-from penstock.types import PROMPT_LENGTHS, MediaItem, Source, Template, columns_of
+from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
 from penstock.words import size, spread
 
 _SHORT_TEXT = 32  # tokens: where the median text is shorter, lines were probably taken for documents
@@ -325,7 +325,7 @@ class _Questions:
         """Count rows whose tokens and media an earlier row has."""
         found = self.found
         digests = [
-            digest(np.ascontiguousarray(ids).tobytes() + self._media_key(row, items))
+            digest(np.ascontiguousarray(ids).tobytes() + media_key(self._template, self._source, row, items))
             for (ids, _), row, items in zip(found.samples, found.rows, found.media, strict=True)
         ]
         pairs = list(zip(digests, found.rows, strict=True))
@@ -336,15 +336,6 @@ class _Questions:
         yield self._say(
             "duplicates", answer, why if again else f"no duplicates in the {self.found.looked:,} {self._rows}", again
         )
-
-    def _media_key(self, row: int, items: Sequence[MediaItem]) -> bytes:
-        """Name the media of a row: by path, or by a digest of the bytes that the record holds."""
-        if not items:
-            return b""
-        read = self._template.media.bytes_of
-        return repr(
-            [(each.place or digest(read(each, lambda: self._source[row])), each.start) for each in items]
-        ).encode()
 
     def disk(self, cache: Path) -> Iterator[Verdict]:
         per_token = Schema(self._template.vocab_size).id_dtype.itemsize + 1 / 8

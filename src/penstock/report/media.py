@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.fingerprint import digest
 from penstock.report.text import Piece, percent, table, title
 from penstock.store import Sample, Store
-from penstock.types import MEDIA, MediaItem, unpack_media
+from penstock.types import MEDIA, MediaItem, Source, unpack_media
 from penstock.words import size
 
 _SHRUNK = 0.5  # share of its pixels below which an image counts as shrunk
@@ -92,3 +93,11 @@ def shrunk(items: Iterable[MediaItem], processor: Any) -> list[tuple[MediaItem, 
     """Images that the processor shrinks to less than half of their pixels, with the size that they get."""
     images = [(item, processor.counts.resized(*item.size)) for item in items if item.kind == "image"]
     return [(item, new) for item, new in images if new and new[0] * new[1] < _SHRUNK * item.size[0] * item.size[1]]
+
+
+def media_key(template: Any, source: Source, row: int, items: Sequence[MediaItem]) -> bytes:
+    """Name the media of a row: by path, or by a digest of the bytes that the record holds."""
+    if not items:
+        return b""
+    read = template.media.bytes_of
+    return repr([(each.place or digest(read(each, lambda: source[row])), each.start) for each in items]).encode()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import PlanError, PlanMismatch
+from penstock.errors import PlanError
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
@@ -156,17 +156,6 @@ class Fit:
     samples_cut: int = 0  # truncated or split
     tokens_lost: int = 0
     problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateFit:
-    """Whether a saved state fits a plan; `why` names what differs, or the position and the steps that are left."""
-
-    fits: bool
-    why: str
-    step: int | None = None
-    epoch: int | None = None
-    steps_left: int | None = None  # under this batch and world size
 
 
 def plain(value: Any) -> Any:
@@ -363,8 +352,8 @@ def fits(
     """Pack the data under other lengths and packings, and under the loader's own; its counters, if `known`, save one packing."""
     settings, own = loader.plan.settings, loader.plan.settings.max_length
     known = None if settings.tail == "drop" else known  # they lack the rows of the last step
-    has_lists = any(each.per == "list" for store in loader.stores for each in store.columns)  # then nothing is cut
-    usual = ("none",) if loader.kind != TOKENS else ("best_fit", "none") if has_lists else PACKINGS
+    usual: Sequence[str] = PACKINGS if loader.kind == TOKENS else ("none",)
+    usual = usual if loader.media is None else ("best_fit", "none")  # nothing is cut
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
         for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})
@@ -375,8 +364,7 @@ def fits(
 def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
     try:
         plan = loader.plan.changed(max_length=max_length, packing=packing, tail="pad")
-        held = stores(loader)
-        batch_columns([*held], [*held.values()], plan.settings)  # refuses to cut samples with media
+        batch_columns(list(stores(loader)), loader.stores, plan.settings)  # refuses to cut samples with media
         count = known or plan.count(0)
     except PlanError as error:  # settings that contradict each other or the stores, or overflow="error"
         return Fit(max_length=max_length, packing=packing, problem=str(error))
@@ -391,15 +379,3 @@ def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) 
         samples_cut=count.samples_truncated + count.samples_split,
         tokens_lost=count.tokens_dropped.total(),
     )
-
-
-def compare_state(loader: Loader, state: dict[str, Any]) -> StateFit:
-    """Load the state into the loader; the state of another plan is a result, not an error."""
-    try:
-        loader.load_state_dict(state)
-    except PlanMismatch as error:
-        return StateFit(fits=False, why=str(error))
-    now, left = loader.state_dict(), loader.steps_left
-    rest = "" if left is None else f", {left:,} steps left"
-    why = f"fits: continues at step {now['step']:,} in epoch {now['epoch']}{rest}"
-    return StateFit(fits=True, why=why, step=now["step"], epoch=now["epoch"], steps_left=left)

@@ -3,6 +3,7 @@
     record(loader, sample)      raw → rendered → tokens → positions in training
     row(loader, step, number)   a row as segments: which samples, how many of their tokens are trained, how much is padding
     step(loader, number)        all rows of a step, or those of one rank
+    compare_state(loader, …)    whether a saved state fits, and where it continues
 
 All results are frozen values made of plain ones; `numbers.plain` makes JSON of them.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import PenstockError, PlanError
+from penstock.errors import PenstockError, PlanError, PlanMismatch
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.ranks import rank_of
@@ -291,3 +292,27 @@ def _lacks_targets(sample: Sample, settings: PlanSettings) -> bool:
         return False
     starts = range(0, length, capacity) if settings.overflow == "split" else (0,)
     return not any(sample.loss_mask[start + 1 : start + capacity].any() for start in starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFit:
+    """Whether a saved state fits a plan; `why` names what differs, or the position and the steps that are left."""
+
+    fits: bool
+    why: str
+    step: int | None = None
+    epoch: int | None = None
+    steps_left: int | None = None  # under this batch and world size
+
+
+def compare_state(loader: Loader, state: dict[str, Any]) -> StateFit:
+    """Load the state into the loader; the state of another plan is a result, not an error."""
+    try:
+        loader.load_state_dict(state)
+    except PlanMismatch as error:
+        return StateFit(fits=False, why=str(error))
+    now, left = loader.state_dict(), loader.steps_left
+    rest = "" if left is None else f", {left:,} steps left"
+    step, epoch = now["step"], now["epoch"]
+    why = f"fits: continues at step {step:,} in epoch {epoch}{rest}"
+    return StateFit(fits=True, why=why, step=step, epoch=epoch, steps_left=left)

@@ -72,6 +72,25 @@ def refuse_tags(record: Record, texts: Iterable[str]) -> None:
         )
 
 
+def mentions_media(record: Record) -> bool:
+    """Whether a record may have media, in whatever shape it is: a column of them, or a part of a message, perhaps in JSON text."""
+    return has_media(record) or any(map(_mentions, record.values()))
+
+
+def _mentions(value: Any) -> bool:
+    if isinstance(value, str):  # JSON text of messages
+        return value.lstrip()[:1] == "[" and '"type"' in value and any(f'"{name}"' in value for name in _TYPES)
+    messages = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in _TYPES
+        for message in messages
+        if isinstance(message, dict)
+        for content in message.values()
+        if isinstance(content, list | tuple)
+        for part in content
+    )
+
+
 def part_types(messages: Sequence[Message]) -> list[str]:
     """The types of the media parts of messages, in order."""
     lists = [content for message in messages if isinstance(content := message.get("content"), list)]

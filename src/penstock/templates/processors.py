@@ -87,11 +87,16 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     return found
 
 
+NO_PROCESSOR = "none"  # for processor=: texts alone
+
+
 def find_processor(given: str | None, tokenizer_path: str | None) -> ProcessorFiles | None:
     """The processor's files: in the folder that is given, else in the folder of the tokenizer, if that has some."""
-    if given is None:
-        return None if tokenizer_path is None else read_processor(Path(tokenizer_path).parent)
-    folder = Path(given).expanduser().absolute()
+    if given is None and tokenizer_path is not None:
+        return read_processor(Path(tokenizer_path).parent)
+    if given in (None, NO_PROCESSOR):
+        return None
+    folder = Path(str(given)).expanduser().absolute()
     if (found := read_processor(folder)) is None:
         raise TemplateError(
             f"processor {given}: no processor found, expected a folder with {_IMAGE} or {_PROCESSOR}, as save_pretrained "

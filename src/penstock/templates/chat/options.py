@@ -34,7 +34,8 @@ class ChatOptions:
     ] = "warn"
     special_in_text: Annotated[str, IN_TEXT] = "token"
     processor: Annotated[
-        str | None, "folder of the model's processor, for images, video and audio; else the tokenizer's folder"
+        str | None,
+        "folder of the model's processor, for images, video and audio; else the tokenizer's folder, if a sampled row has media; or none",
     ] = None
     media_root: Annotated[
         str | None, "folder that paths of images, video and audio are relative to; else the folder of the data"

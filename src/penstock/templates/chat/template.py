@@ -24,7 +24,7 @@ from penstock.templates.chat.special import SpecialFinder
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
-from penstock.templates.processors import Processor, find_processor, unsupported
+from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
 from penstock.templates.samples import Rendering, byte_spans, join, token_mask, token_weights
 from penstock.templates.tokenizer.byte_offsets import Encoded
@@ -91,7 +91,8 @@ class ChatTemplate:
         options, tokenizer = self.options, self.tokenizer
         files = find_processor(options.processor, tokenizer.path)
         if files is None:
-            return None, "no processor was found; set processor= to the folder with preprocessor_config.json"
+            why = "no sampled row has any" if options.processor == NO_PROCESSOR else "no processor was found"
+            return None, f"{why}; set processor= to the folder with preprocessor_config.json"
         if files.family is None:
             return None, f"{files.folder}: {unsupported(files)}"
         try:
