@@ -68,6 +68,7 @@ class PromptsSampler(AbstractCurriculumSampler):  # type: ignore[misc]
         end = (self.prompts.counts["next"] // len(self._data) + 1) * len(self._data)
         while self.prompts.counts["next"] < end or self.prompts.counts["returned"]:
             (prompt,) = self.prompts.take(1, to="verl")
+            self.prompts.accept(prompt)  # verl trains whatever it is given, so this lease must not run out
             self._held[prompt.ordinal] = prompt
             yield prompt
 
