@@ -195,9 +195,12 @@ def test_a_note_that_json_would_change_is_refused_by_owner_and_worker() -> None:
 
 
 def test_an_unknown_call_is_refused() -> None:
-    with serve(numbered(3)) as owner, connect(owner.address) as client:
-        with pytest.raises(PenstockError, match="unknown call '__init__'"):
-            client._ask("__init__", prompts=[])
+    with (
+        serve(numbered(3)) as owner,
+        connect(owner.address) as client,
+        pytest.raises(PenstockError, match="unknown call '__init__'"),
+    ):
+        client._ask("__init__", prompts=[])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
