@@ -80,6 +80,11 @@ def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(adapter):
         assert rest == [group for group, _ in straight[stop:]]
 
 
+def test_a_lease_time_does_not_train_a_prompt_twice(adapter):
+    loader = make_loader(adapter, lease=1e-9)  # over before the next call
+    assert [n for group, _ in train(loader, steps=14) for n in group] == list(range(14 * BATCH))
+
+
 def test_every_record_comes_once_in_each_epoch_and_what_is_filtered_is_counted(adapter):
     loader = make_loader(adapter)
     trained = [n for group, _ in train(loader, steps=11, filtered=(3, 4)) for n in group]
