@@ -20,6 +20,7 @@ _MAX_WAIT = 10.0  # seconds
 _MAY_PASS = {408, 409, 425, 429}  # and 5xx
 _STATUS = re.compile(r"status code: (\d{3})")
 _KIND = re.compile(r"kind: (\w+)")
+_METADATA = re.compile(r"/latest/(api/token|meta-data)|metadata\.google|/metadata/identity")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\")<>]+")
 _SHOWN = 200  # characters of a server's answer in an error
 
@@ -143,6 +144,9 @@ def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = 
     if isinstance(error, ValueError | TypeError) or kind in impossible or "Header missing" in text:
         return RemoteError(errno.EINVAL, f"not possible here: {shorten(text)}; download the file", url)
     what = found[1].lower() if (found := _KIND.search(text)) else shorten(text)
+    if _METADATA.search(text):
+        why = f"the environment has no credentials, and this machine has no role that gives some ({what}); {advice}"
+        return passing(errno.EACCES, why, url)  # on a machine that has one, the same may succeed later
     return passing(errno.EIO, f"no complete answer ({what})", url)
 
 
