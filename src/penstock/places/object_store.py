@@ -34,10 +34,7 @@ from penstock.places.requests import (
 _Answer = TypeVar("_Answer")
 
 _MAGIC = re.compile(r"[*?[]")
-_FIRST_AHEAD, _MAX_AHEAD = (
-    1 << 16,
-    1 << 22,
-)  # bytes read ahead: four times as many each time a read goes on where the last one ended
+_FIRST_AHEAD, _MAX_AHEAD = 1 << 16, 1 << 22  # bytes read ahead: times 4 if a read goes on where the last one ended
 _MAX_REQUEST = 1 << 24  # bytes of one request
 _MAX_MAP = 1 << 26  # bytes of an object that `map` holds in memory
 _PART, _MULTIPART = 1 << 23, 1 << 25  # bytes of a part of an upload; objects above the second have parts
@@ -261,10 +258,7 @@ class ObjectPlace:
         raise RemoteError(errno.EBUSY, "other writers create and remove it again and again; run again later", name)
 
     def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
-        key, in_parts = (
-            self._key(name),
-            size > _MULTIPART,
-        )  # obstore has no condition for parts; `create` has looked before
+        key, in_parts = self._key(name), size > _MULTIPART  # parts have no condition; `create` has looked before
 
         def put(obstore: Any, client: Any) -> None:
             file.seek(0)
