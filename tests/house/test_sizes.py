@@ -21,7 +21,7 @@ LIMITS = {  # lines of each room; "" is the files beside the rooms
     "loader": 3_242,
     "places": 1_662,
     "plan": 1_651,
-    "prompts": 1_069,
+    "prompts": 1_074,
     "recipe": 1_636,
     "report": 2_666,
     "sources": 6_844,

@@ -263,3 +263,15 @@ def test_a_clock_that_goes_back_does_not_give_a_prompt_again_early() -> None:
     assert prompts.take(2) == []
     now[0] = 110.0
     assert [each.ordinal for each in prompts.take(2)] == [0, 1]
+
+
+def test_a_rollout_from_before_a_restart_is_known_as_such() -> None:
+    rows = [{"id": n} for n in range(4)]
+    old = ps.Prompts(ps.open(rows))
+    before, state = old.take(4), old.state_dict()
+    new = ps.Prompts(ps.open(rows))
+    new.load_state_dict(state)
+    now = new.take(4)
+    assert new.accept(before) == [] and new.accept(now) == [0, 1, 2, 3]
+    with pytest.raises(LeaseError, match="prompt 0 was given again"):
+        new.done(before)

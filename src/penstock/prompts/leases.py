@@ -23,7 +23,7 @@ Asked = tuple[int, int | None]  # an ordinal, and the number of its lease where 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """An ordinal in the hands of a worker.  `number` is never used again by this process, so an old lease is known as such."""
+    """An ordinal in the hands of a worker.  `number` is never used again, so an old lease is known as such."""
 
     ordinal: int
     attempt: int  # how often the ordinal was given before

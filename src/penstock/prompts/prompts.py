@@ -86,7 +86,9 @@ class Prompts:
         self._order = PromptOrder(data, max_length=limit, settings={**settings, "seed": seed})
         self.plan, self.stores, self.dropped_before = self._order.plan, self._order.stores, self._order.dropped
         self._lease, self._clock, self._lock, self._process = lease, clock, threading.RLock(), os.getpid()
-        self._leases = Leases(None if self.epochs is None else self._order.total(self.epochs))
+        total = None if self.epochs is None else self._order.total(self.epochs)
+        # from a random number on: a rollout that waited in a queue while the owner was restarted has another one
+        self._leases = Leases(total, _number=int.from_bytes(os.urandom(5)))
         if text := self.dropped_before.dropped_words():
             _log.warning("%s (of %s prompts in an epoch)", text, f"{self.dropped_before.samples:,}")
 

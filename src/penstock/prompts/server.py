@@ -291,7 +291,10 @@ class Client:
                 except (OSError, _Closed) as error:
                     self.close()
                     if time.monotonic() > until:
-                        raise LeaseError(f"{call}: the owner of the prompts does not answer: {error}") from error
+                        raise LeaseError(
+                            f"{call}: the owner of the prompts does not answer: {error}; it may still carry the call out: give back what "
+                            f"this worker has with back_from({self.name!r})"
+                        ) from error
 
     def _connect(self, until: float) -> None:
         """Connect, again and again until the time is over; refuse an owner that was restarted."""
