@@ -212,17 +212,19 @@ def test_a_forked_copy_of_prompts_or_of_a_client_gives_nothing() -> None:
         child = os.fork()
         if not child:
             said = []
-            for each in (prompts, client):
-                try:
-                    said.append(f"took {len(each.take(1))}")
-                except LeaseError as error:
-                    said.append(str(error))
-            os.write(write, "\n".join(said).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
+            try:
+                for each in (prompts, client):
+                    try:
+                        said.append(f"took {len(each.take(1))}")
+                    except LeaseError as error:
+                        said.append(str(error))
+                os.write(write, "\n".join(said).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
         of_prompts, of_client = os.read(read, 10_000).decode().splitlines()
         os.close(read)
-        os.close(write)
+        os.waitpid(child, 0)
         assert "was forked" in of_prompts and "penstock.prompts.serve" in of_prompts
         assert "was forked" in of_client and "connect again" in of_client
         assert [each.ordinal for each in client.take(2)] == [1, 2]
