@@ -101,3 +101,5 @@ def test_mistakes_are_refused(adapter):
         PlanError, match=r"item 0 of PromptsDataset: expected a prompt; set data.sampler to PromptsSampler"
     ):
         make_loader(adapter).dataset[0]
+    with pytest.raises(PlanError, match="dataloader_num_workers=8: workers fetch ahead"):
+        adapter.PromptsSampler(make_loader(adapter).dataset, {"dataloader_num_workers": 8})

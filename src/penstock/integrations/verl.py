@@ -58,6 +58,10 @@ class PromptsSampler(AbstractCurriculumSampler):  # type: ignore[misc]
     """Takes prompts when a batch is made.  Its state, in verl's `data.pt`, lists what is not trained."""
 
     def __init__(self, data_source: PromptsDataset, data_config: Any = None) -> None:
+        if workers := (data_config or {}).get("dataloader_num_workers", 0):
+            raise PlanError(
+                f"data.dataloader_num_workers={workers}: workers fetch ahead, and what was fetched would count as trained; set it to 0"
+            )
         self._data, self.prompts = data_source, data_source.prompts
         self._held: dict[int, Prompt] = {}  # handed out since the last step was acknowledged
 
