@@ -144,5 +144,28 @@ def test_what_would_lose_prompts_or_train_them_twice_is_refused(tmp_path: Path, 
         make_trainer(folder, "usual", open_prompts(folder), reward).train()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")  # of trl
+def test_leases_that_run_out_and_a_second_train_lose_nothing_and_train_nothing_twice(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    folder, seen = make_folder(tmp_path, tokenizer_path), []
+
+    def reward(prompts: list[str], gold: list[int], **_: Any) -> list[float]:
+        seen.extend(gold[::2])
+        return [float(n % 2) for n in range(len(prompts))]
+
+    prompts = open_prompts(folder, lease=1e-9)  # over before the next call: two generations make one step
+    make_trainer(folder, "accumulates", prompts, reward, save_strategy="no", max_steps=4).train()
+    assert len(set(seen)) == len(seen) == prompts.counts["done"] == 32
+
+    seen.clear()
+    prompts = open_prompts(folder)
+    trainer = make_trainer(folder, "reuses", prompts, reward, save_strategy="no", max_steps=6)
+    for _ in range(2):  # ends within a generation, whose prompts the second call takes again
+        trainer.train()
+    assert seen[4:8] == seen[8:12] and len(set(seen)) == prompts.counts["next"] == 12
+    assert prompts.counts["done"] == 8 and prompts.counts["leased"] == 4
+
+
 if __name__ == "__main__":
     run_all(Path(sys.argv[1]))

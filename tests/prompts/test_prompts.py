@@ -240,3 +240,38 @@ def test_a_record_that_cannot_be_read_stays_untaken(math):
         prompts.take(2)
     assert prompts.counts["leased"] == 0
     assert [each.record["id"] for each in prompts.take(1)] == [0]
+
+
+def test_a_worker_that_renews_does_not_end_what_the_trainer_has_accepted() -> None:
+    now = [0.0]
+    prompts = ps.Prompts(ps.open([{"id": n} for n in range(4)]), epochs=1, lease=10.0, clock=lambda: now[0])
+    taken = prompts.take(2)
+    prompts.accept(taken)
+    assert prompts.renew(taken) == [0, 1]  # a heartbeat that comes late
+    now[0] = 100.0  # a long optimizer step
+    assert [each.ordinal for each in prompts.take(4)] == [2, 3]
+    prompts.done(taken)
+
+
+def test_a_clock_that_goes_back_does_not_give_a_prompt_again_early() -> None:
+    now = [100.0]
+    prompts = ps.Prompts(ps.open([{"id": n} for n in range(2)]), epochs=1, lease=10.0, clock=lambda: now[0])
+    taken = prompts.take(2)
+    now[0] = 50.0
+    assert prompts.renew(taken) == [0, 1] and prompts.take(2) == []
+    now[0] = 109.0
+    assert prompts.take(2) == []
+    now[0] = 110.0
+    assert [each.ordinal for each in prompts.take(2)] == [0, 1]
+
+
+def test_a_rollout_from_before_a_restart_is_known_as_such() -> None:
+    rows = [{"id": n} for n in range(4)]
+    old = ps.Prompts(ps.open(rows))
+    before, state = old.take(4), old.state_dict()
+    new = ps.Prompts(ps.open(rows))
+    new.load_state_dict(state)
+    now = new.take(4)
+    assert new.accept(before) == [] and new.accept(now) == [0, 1, 2, 3]
+    with pytest.raises(LeaseError, match="prompt 0 was given again"):
+        new.done(before)

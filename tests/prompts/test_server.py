@@ -1,8 +1,10 @@
 """One owner, many workers: answers are right, nothing is carried out twice, and strangers are hung up on."""
 
+import os
 import socket
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from pyarrow import parquet
 
 import penstock as ps
 from penstock.errors import LeaseError, PenstockError, PlanError
-from penstock.prompts import Prompts, connect, serve
+from penstock.prompts import Prompts, connect, serve, server
 
 
 def numbered(count: int) -> Prompts:
@@ -145,9 +147,84 @@ def test_a_missing_owner_a_wrong_secret_and_a_wrong_address_are_errors() -> None
             ("127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0]))
         ) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert stranger.recv(100) == b""
+            with suppress(ConnectionResetError):  # the owner closes without reading the rest
+                assert stranger.recv(100) == b""
         address = server.address
     with pytest.raises(LeaseError, match=r"no owner of prompts answers at 127.0.0.1:\d+"):
         connect(address, patience=0.1)
     with pytest.raises(LeaseError, match="expected the address of a server: penstock://host:port/secret"):
         connect("http://127.0.0.1")
+
+
+def test_the_secret_is_not_in_an_error() -> None:
+    for address in ("penstock://127.0.0.1/0123secret", "penstock://127.0.0.1:port/0123secret"):
+        with pytest.raises(LeaseError, match="expected the address of a server") as error:
+            connect(address)
+        assert "0123secret" not in str(error.value)
+
+
+def test_a_peer_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HELLO_SECONDS", 0.05)
+    with serve(numbered(3)) as owner, connect(owner.address) as client:
+        port = int(owner.address.rpartition(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
+            assert silent.recv(1) == b""
+        assert len(client.take(3)) == 3  # a worker that was silent for longer is not
+
+
+def test_prompts_whose_answer_cannot_be_sent_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = numbered(20)
+    with serve(prompts) as owner, connect(owner.address) as client:
+        monkeypatch.setattr(server, "_MOST_BYTES", 1000)
+        with pytest.raises(PenstockError, match=r"the answer has .* bytes, expected at most 1,000; take fewer prompts"):
+            client.take(20)
+        assert prompts.counts["leased"] == 0 and prompts.counts["returned"] == 20
+        monkeypatch.undo()
+        assert [each.ordinal for each in client.take(20)] == list(range(20))
+
+
+def test_a_note_that_json_would_change_is_refused_by_owner_and_worker() -> None:
+    prompts = numbered(3)
+    with serve(prompts) as owner, connect(owner.address) as client:
+        client.take(3)
+        for note in (float("nan"), {1: 2}, (1, 2), {"a": b"x"}, 1 << 80, "\ud800"):
+            for each in (prompts, client):
+                with pytest.raises(LeaseError, match="the note is not a JSON value"):
+                    each.back(0, note=note)
+        assert prompts.counts["leased"] == 3
+
+
+def test_an_unknown_call_is_refused() -> None:
+    with (
+        serve(numbered(3)) as owner,
+        connect(owner.address) as client,
+        pytest.raises(PenstockError, match="unknown call '__init__'"),
+    ):
+        client._ask("__init__", prompts=[])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_copy_of_prompts_or_of_a_client_gives_nothing() -> None:
+    prompts = numbered(10)
+    with serve(prompts) as owner, connect(owner.address) as client:
+        client.take(1)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            said = []
+            try:
+                for each in (prompts, client):
+                    try:
+                        said.append(f"took {len(each.take(1))}")
+                    except LeaseError as error:
+                        said.append(str(error))
+                os.write(write, "\n".join(said).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        of_prompts, of_client = os.read(read, 10_000).decode().splitlines()
+        os.close(read)
+        os.waitpid(child, 0)
+        assert "was forked" in of_prompts and "penstock.prompts.serve" in of_prompts
+        assert "was forked" in of_client and "connect again" in of_client
+        assert [each.ordinal for each in client.take(2)] == [1, 2]

@@ -66,7 +66,7 @@ def adapter(request, monkeypatch):
 class Rollouts:
     """slime's rounds: of `asked` groups the first finish; of these, some are filtered; `size` are trained."""
 
-    def __init__(self, adapter, folder: Path, *, partial: bool = True) -> None:
+    def __init__(self, adapter, folder: Path, *, partial: bool = True, **options: Any) -> None:
         self.adapter, self.partial = adapter, partial
         self.args = Namespace(
             n_samples_per_prompt=2, rollout_seed=3, input_key="prompt", label_key="gold", metadata_key="meta",
@@ -76,7 +76,7 @@ class Rollouts:
         class Mine(adapter.PromptsDataSource):
             def open_prompts(self, args):
                 rows = [{"prompt": f"p{n}", "gold": n} for n in range(60)]
-                return ps.Prompts(ps.open(rows), repeats=args.n_samples_per_prompt, seed=args.rollout_seed)
+                return ps.Prompts(ps.open(rows), repeats=args.n_samples_per_prompt, seed=args.rollout_seed, **options)
 
         self.source = Mine(self.args)
 
@@ -130,6 +130,13 @@ def test_vime_324_a_partial_group_goes_on_with_its_tokens_and_is_given_again_aft
     (given,) = fresh.source.get_samples(1)
     assert given[0].prompt == partial[0].prompt and given[0].tokens == [] and len(given) == 2
     assert [sample.index for sample in given] == [sample.index for sample in partial]
+
+
+def test_a_lease_time_does_not_train_a_prompt_twice(adapter, tmp_path):
+    run = Rollouts(adapter, tmp_path, lease=1e-9)  # over before the next call; slime would train both
+    trained = [group[0].group_index for _ in range(5) for group in run.generate()]
+    run.source.save(4)
+    assert max(Counter(trained).values()) == 1 and run.source.prompts.counts["done"] == len(trained)
 
 
 def test_a_rollout_that_is_generated_ahead_of_training_is_not_done(adapter, tmp_path):

@@ -80,6 +80,11 @@ def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(adapter):
         assert rest == [group for group, _ in straight[stop:]]
 
 
+def test_a_lease_time_does_not_train_a_prompt_twice(adapter):
+    loader = make_loader(adapter, lease=1e-9)  # over before the next call
+    assert [n for group, _ in train(loader, steps=14) for n in group] == list(range(14 * BATCH))
+
+
 def test_every_record_comes_once_in_each_epoch_and_what_is_filtered_is_counted(adapter):
     loader = make_loader(adapter)
     trained = [n for group, _ in train(loader, steps=11, filtered=(3, 4)) for n in group]
@@ -96,3 +101,5 @@ def test_mistakes_are_refused(adapter):
         PlanError, match=r"item 0 of PromptsDataset: expected a prompt; set data.sampler to PromptsSampler"
     ):
         make_loader(adapter).dataset[0]
+    with pytest.raises(PlanError, match="dataloader_num_workers=8: workers fetch ahead"):
+        adapter.PromptsSampler(make_loader(adapter).dataset, {"dataloader_num_workers": 8})

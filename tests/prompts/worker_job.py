@@ -11,7 +11,7 @@ from penstock.prompts import connect
 
 run, name = Path(sys.argv[1]), sys.argv[2]
 rng = random.Random(name)
-client = connect((run / "address").read_text(), name=name, patience=1.0)
+client = connect((run / "address").read_text(), name=name, patience=60.0)
 try:
     with (run / f"rollouts-{name}").open("a") as file:
         while not client.finished:

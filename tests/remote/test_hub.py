@@ -197,6 +197,17 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(hub: LoopbackHub, run:
     assert not any(path.startswith("/api/datasets/data/") for _, path, _ in hub.log)
 
 
+def test_a_mistyped_local_path_is_said_to_be_missing_first(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    missing = "no local file or folder 'dat/chat', and no data set on the hub could be read: "
+    assert "dat/chat.jsonl: nothing found" in run("n('dat/chat.jsonl')\n") and not hub.log  # the hub is not asked
+    assert f"{missing}the hub has no data set" in run("n('dat/chat')\n")
+    assert f"{missing}offline, and " in run("n('dat/chat')\n", HF_HUB_OFFLINE="1")
+    assert f"{missing}the hub cannot be reached" in run("n('dat/chat')\n", HF_ENDPOINT="http://127.0.0.1:9")
+    without = "import sys\nsys.modules['huggingface_hub'] = None\nn('dat/chat')\n"
+    assert f"{missing}data sets of the hub need huggingface_hub" in run(without)
+    assert "no local file" not in run("n('hf://datasets/dat/chat')\n")
+
+
 def test_recipes_of_other_tools_name_data_sets_of_the_hub(run: Run, tmp_path: Path, tokenizer_path: Path) -> None:
     work = tmp_path / "work"
     settings = f"tokenizer: {tokenizer_path}\nmax_length: 64\nbatch_size: 1\ntemplate: text\n"

@@ -241,3 +241,13 @@ def test_a_cache_a_tokenizer_and_a_recipe_are_local_and_say_so(tmp_path: Path, m
     with pytest.raises(StoreError, match="gs://bkt/cache: a cache is a local folder"):
         Cache()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_credentials_are_said_to_be_missing(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # nothing leaves this machine
+    monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "2")
+    with pytest.raises(SourceError, match=r"the environment has no credentials.*AWS_ACCESS_KEY_ID.*AWS_SKIP_SIGNATURE"):
+        read("s3://bkt/a.jsonl")
+    assert not proxy.log

@@ -19,6 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import SourceChanged, SourceError
+from penstock.places.requests import shorten
 from tests.remote.conftest import Put
 from tests.remote.fault_proxy import FaultProxy
 
@@ -147,7 +148,8 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
     """Files of a folder with ranges and ETags, as web servers have them."""
 
     protocol_version = "HTTP/1.1"
-    etag = True
+    etag = dated = ranges = True
+    encoding = ""
 
     def log_message(self, *_: object) -> None: ...
 
@@ -157,7 +159,7 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
             return self.send_error(404)
         data, status = path.read_bytes(), 200
         size = len(data)
-        if asked := self.headers.get("Range"):
+        if (asked := self.headers.get("Range")) and self.ranges:
             start, stop = (int(edge) for edge in asked.removeprefix("bytes=").split("-"))
             data, status = data[start : stop + 1], 206
         self.send_response(status)
@@ -165,7 +167,10 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{size}")
         if self.etag:
             self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}"')
-        self.send_header("Last-Modified", self.date_time_string(int(path.stat().st_mtime)))
+        if self.dated:
+            self.send_header("Last-Modified", self.date_time_string(int(path.stat().st_mtime)))
+        if self.encoding:
+            self.send_header("Content-Encoding", self.encoding)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command == "GET":
@@ -218,3 +223,42 @@ def test_a_web_server_without_etags_is_read_and_never_copied(
     os.truncate(folder / "a.jsonl", 5_000_000)
     with pytest.raises(SourceChanged):
         list(source)
+
+
+def test_a_web_server_that_shows_no_change_or_gives_no_ranges_is_refused(
+    web: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = web
+    (folder / "a.jsonl").write_bytes(FILES["a.jsonl"])
+    monkeypatch.setattr(_Ranges, "ranges", False)  # answers 200 with the whole file instead of 206
+    with pytest.raises(SourceError, match=r"a\.jsonl: not possible here: .*Range.*; download the file"):
+        len(ps.open(f"{url}/a.jsonl", cache_dir=tmp_path / "cache"))
+    monkeypatch.setattr(_Ranges, "etag", False)
+    monkeypatch.setattr(_Ranges, "dated", False)
+    with pytest.raises(SourceError, match=r"a\.jsonl: the server gives neither an ETag nor Last-Modified"):
+        ps.open(f"{url}/a.jsonl", cache_dir=tmp_path / "cache")
+
+
+def test_compressed_bytes_under_a_plain_name_are_refused_and_not_read_as_bad_rows(
+    web: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = web
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        (folder / name).write_bytes(gzip.compress(FILES["a.jsonl"]))
+    monkeypatch.setattr(_Ranges, "encoding", "gzip")
+    with pytest.raises(SourceError, match=r"a\.jsonl: comes with Content-Encoding gzip, and its name does not say"):
+        len(ps.open(f"{url}/a.jsonl", cache_dir=tmp_path / "cache", on_bad="skip"))
+    assert len(ps.open(f"{url}/a.jsonl.gz", cache_dir=tmp_path / "cache")) == 2000
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:hunter2@127.0.0.1/a.jsonl", "http://127.0.0.1/a.jsonl?sig=hunter2", "s3://me:hunter2@b/a"]
+)
+def test_a_url_with_credentials_is_refused_and_not_printed(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="a URL with a") as error:
+        ps.open(url, cache_dir=tmp_path)
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_signature_in_the_answer_of_a_server_is_not_printed() -> None:
+    assert shorten("GET https://a.b/c?sv=1&sig=hunter2: 400") == "GET https://a.b/c?… 400"

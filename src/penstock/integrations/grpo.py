@@ -21,6 +21,7 @@ from penstock.integrations.hf_trainer import load_state, save_state
 from penstock.prompts import Prompt, Prompts
 
 _FIRST_ROW = {"prompt": "-"}  # read to find the kind of the data; training never reads it
+_WORKER = "trl"
 
 
 class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -82,6 +83,7 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if resume_from_checkpoint:
             state, _ = load_state(Path(resume_from_checkpoint), "Prompts")
             self.prompts.load_state_dict(state)
+        self.prompts.back_from(_WORKER)  # what an earlier call of train() took and did not train
         self._step, self._buffered_inputs, self._trained = 0, None, []
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **options)
 
@@ -134,7 +136,8 @@ class _Groups:
         while True:
             taken: list[Prompt] = []
             while len(taken) < count:  # one call may give fewer, at the border of what is given again
-                taken += trainer.prompts.take(count - len(taken), to="trl")
+                taken += trainer.prompts.take(count - len(taken), to=_WORKER)
+            trainer.prompts.accept(taken)  # trl trains whatever it generates, so these leases must not run out
             rows = [_row(prompt) for prompt in taken]
             for turn in range(every):
                 group = _Group(dict(row) for row in rows for _ in range(times))

@@ -59,6 +59,7 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
             self.prompts.back(list(self._held.values()))
             self._held, self._is_settled = {}, False
         taken = self.prompts.take(num_samples, to="slime") if num_samples else []
+        self.prompts.accept(taken)  # slime trains whatever it finishes, so these leases must not run out
         self._held |= {prompt.ordinal: prompt for prompt in taken}
         return [self._groups.pop(prompt.ordinal, []) or self._group(prompt) for prompt in taken]
 

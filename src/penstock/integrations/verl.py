@@ -58,6 +58,10 @@ class PromptsSampler(AbstractCurriculumSampler):  # type: ignore[misc]
     """Takes prompts when a batch is made.  Its state, in verl's `data.pt`, lists what is not trained."""
 
     def __init__(self, data_source: PromptsDataset, data_config: Any = None) -> None:
+        if workers := (data_config or {}).get("dataloader_num_workers", 0):
+            raise PlanError(
+                f"data.dataloader_num_workers={workers}: workers fetch ahead, and what was fetched would count as trained; set it to 0"
+            )
         self._data, self.prompts = data_source, data_source.prompts
         self._held: dict[int, Prompt] = {}  # handed out since the last step was acknowledged
 
@@ -68,6 +72,7 @@ class PromptsSampler(AbstractCurriculumSampler):  # type: ignore[misc]
         end = (self.prompts.counts["next"] // len(self._data) + 1) * len(self._data)
         while self.prompts.counts["next"] < end or self.prompts.counts["returned"]:
             (prompt,) = self.prompts.take(1, to="verl")
+            self.prompts.accept(prompt)  # verl trains whatever it is given, so this lease must not run out
             self._held[prompt.ordinal] = prompt
             yield prompt
 

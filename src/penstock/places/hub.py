@@ -44,12 +44,15 @@ class Snapshot:
 
 _KNOWN: dict[tuple[str, str], Snapshot] = {}  # (repository, revision) → what was found in this process
 
+_GUESSED: set[str] = set()  # repositories that were named like a path: a failure may be a mistyped local path
+
 
 def hub_url(name: str, revision: str | None = None) -> str | None:
     """Return the URL of `org/name` or `org/name@revision`; None if the text cannot be the name of a data set on the hub."""
     found = _HUB_NAME.fullmatch(name)
     if found is None or ".." in name:
         return None
+    _GUESSED.add(found["repo"])
     at = revision or found["revision"]
     return f"hf://datasets/{found['repo']}" + (f"@{urllib.parse.quote(at, safe='')}" if at else "")
 
@@ -72,10 +75,23 @@ class HubPlace:
         """Return the commit of the revision and its files: looked up once, so that one process sees one commit."""
         key = (self.repo, self.revision)
         if key not in _KNOWN:
-            found = self._ask(self._look_up)
+            found = self._asked_first(self._look_up)
             _KNOWN[key] = _KNOWN.setdefault((self.repo, found.commit), found)
             _log.info("hub: %s at revision %s is commit %s", self.repo, self.revision, found.commit)
         return _KNOWN[key]
+
+    def _asked_first(self, call: Callable[[], _Answer]) -> _Answer:
+        """Make the first request; an error begins with the local path that may have been meant."""
+        if self.repo not in _GUESSED:
+            return self._ask(call)
+        missing = f"no local file or folder {self.repo!r}, and no data set on the hub could be read"
+        try:
+            return self._ask(call)
+        except RemoteError as error:
+            error.strerror = f"{missing}: {error.strerror}"
+            raise
+        except SourceError as error:
+            raise SourceError(f"{missing}: {error}") from error
 
     def _look_up(self) -> Snapshot:
         hub = _hub()

@@ -34,15 +34,13 @@ from penstock.places.requests import (
 _Answer = TypeVar("_Answer")
 
 _MAGIC = re.compile(r"[*?[]")
-_FIRST_AHEAD, _MAX_AHEAD = (
-    1 << 16,
-    1 << 22,
-)  # bytes read ahead: four times as many each time a read goes on where the last one ended
+_FIRST_AHEAD, _MAX_AHEAD = 1 << 16, 1 << 22  # bytes read ahead: times 4 if a read goes on where the last one ended
 _MAX_REQUEST = 1 << 24  # bytes of one request
 _MAX_MAP = 1 << 26  # bytes of an object that `map` holds in memory
 _PART, _MULTIPART = 1 << 23, 1 << 25  # bytes of a part of an upload; objects above the second have parts
 _PROVEN_SECONDS = 10.0  # so long a read of a version proves that it is the present one
 _CREATE_TRIES = 4
+_NOT_ENCODED, _COMPRESSED = ("", "identity", "aws-chunked"), (".gz", ".tgz", ".zst", ".bz2", ".xz")
 _WEB = ("http", "https")
 
 _ADVICE = {
@@ -67,10 +65,15 @@ def open_object_place(url: str) -> "ObjectPlace":
     """Return the place that a URL belongs to."""
     scheme, _, rest = url.partition("://")
     bucket = rest.partition("/")[0]
+    # a name and password, or a query with a signature, are not printed
+    if "@" in bucket:
+        shown = f"{scheme}://…@{bucket.rpartition('@')[2]}"
+        raise SourceError(f"{shown}: a URL with a user or password in it, which Penstock would store; leave it out")
+    if scheme in _WEB and "?" in rest:
+        shown = url.partition("?")[0]
+        raise SourceError(f"{shown}?…: a URL with a query, which Penstock does not send; download the file")
     if not bucket:
         raise SourceError(f"{url}: no bucket, expected {scheme}://bucket/name")
-    if scheme in _WEB and "?" in rest:
-        raise SourceError(f"{url}: a URL with a query, which Penstock does not send; download the file")
     return place_of(f"{scheme}://{bucket}")
 
 
@@ -127,7 +130,11 @@ class ObjectPlace:
         key = self._key(name)
         if not key or key.endswith("/"):
             raise Missing(errno.ENOENT, f"the name of a folder, expected a file; {self._advice}", name)
-        return self._id(name, self._ask(name, lambda obstore, client: obstore.head(client, key)))
+        found = self._id(name, self._ask(name, lambda obstore, client: obstore.head(client, key)))
+        if not found.etag and not found.mtime_ns:
+            why = "the server gives neither an ETag nor Last-Modified, so a change could not be noticed"
+            raise RemoteError(errno.ENOTSUP, f"{why}; download the file", name)
+        return found
 
     def kind(self, name: str) -> Literal["file", "folder", "other", ""]:
         key = self._key(name)
@@ -217,6 +224,10 @@ class ObjectPlace:
             answer = obstore.get(client, key, options=options)
             if self._id(url, answer.meta) != version:  # a server may ignore the condition
                 raise Changed(errno.ESTALE, f"has {answer.meta['size']} bytes, ETag {answer.meta['e_tag']}", url)
+            encoding = answer.attributes.get("Content-Encoding", "identity")
+            if encoding not in _NOT_ENCODED and not key.endswith(_COMPRESSED):
+                what = f"comes with Content-Encoding {encoding}, and its name does not say that it is compressed"
+                raise RemoteError(errno.ENOTSUP, f"{what}; give it a name that does, such as {key}.gz", url)
             data = memoryview(answer.bytes())
             if tuple(answer.range) != (start, stop) or len(data) != stop - start:
                 raise ShortAnswer(f"{len(data)} bytes came, expected {stop - start} (bytes {start}..{stop})")
@@ -247,10 +258,7 @@ class ObjectPlace:
         raise RemoteError(errno.EBUSY, "other writers create and remove it again and again; run again later", name)
 
     def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
-        key, in_parts = (
-            self._key(name),
-            size > _MULTIPART,
-        )  # obstore has no condition for parts; `create` has looked before
+        key, in_parts = self._key(name), size > _MULTIPART  # parts have no condition; `create` has looked before
 
         def put(obstore: Any, client: Any) -> None:
             file.seek(0)

@@ -20,6 +20,8 @@ _MAX_WAIT = 10.0  # seconds
 _MAY_PASS = {408, 409, 425, 429}  # and 5xx
 _STATUS = re.compile(r"status code: (\d{3})")
 _KIND = re.compile(r"kind: (\w+)")
+_METADATA = re.compile(r"/latest/(api/token|meta-data)|metadata\.google|/metadata/identity")
+_QUERY = re.compile(r"(?<=\S)\?[^\s'\")<>]+")
 _SHOWN = 200  # characters of a server's answer in an error
 
 _process: int | None = None  # that made the first request
@@ -138,13 +140,13 @@ def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = 
         return passing(errno.EAGAIN, f"the server answers {status}", url)
     if status:
         return RemoteError(errno.EIO, f"the server answers {status}: {shorten(text)}; {advice}", url)
-    if isinstance(error, ValueError | TypeError) or kind in (
-        "NotSupportedError",
-        "RangeNotSupportedError",
-        "NotImplementedError",
-    ):
+    impossible = ("NotSupportedError", "RangeNotSupportedError", "NotImplementedError")
+    if isinstance(error, ValueError | TypeError) or kind in impossible or "Header missing" in text:
         return RemoteError(errno.EINVAL, f"not possible here: {shorten(text)}; download the file", url)
     what = found[1].lower() if (found := _KIND.search(text)) else shorten(text)
+    if _METADATA.search(text):
+        why = f"the environment has no credentials, and this machine has no role that gives some ({what}); {advice}"
+        return passing(errno.EACCES, why, url)  # on a machine that has one, the same may succeed later
     return passing(errno.EIO, f"no complete answer ({what})", url)
 
 
@@ -156,6 +158,6 @@ def passing(number: int, text: str, url: str) -> RemoteError:
 
 
 def shorten(text: str) -> str:
-    """Return the first line of a text, or its beginning."""
-    line = text.partition("\n")[0].strip()
+    """Return the first line of a text, or its beginning, without the queries of URLs: they may hold signatures."""
+    line = _QUERY.sub("?…", text.partition("\n")[0].strip())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"

@@ -23,7 +23,7 @@ Asked = tuple[int, int | None]  # an ordinal, and the number of its lease where 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """An ordinal in the hands of a worker.  `number` is never used again by this process, so an old lease is known as such."""
+    """An ordinal in the hands of a worker.  `number` is never used again, so an old lease is known as such."""
 
     ordinal: int
     attempt: int  # how often the ordinal was given before
@@ -135,14 +135,15 @@ class Leases:
         return [ordinal for ordinal, _ in lost]
 
     def keep(self, asked: Sequence[Asked], *, due: float = NO_END) -> list[bool]:
-        """Return which of these leases hold, and move the time at which those run out.
+        """Return which of these leases hold, and move the time at which those run out, never to an earlier one.
 
         A lease that has run out holds until its ordinal is given to another worker.
         """
         holds = [self._problem(ordinal, number) is None for ordinal, number in asked]
         for (ordinal, _), is_held in zip(asked, holds, strict=True):
             if is_held:
-                self._set(replace(self.leased[ordinal], due=due))
+                lease = self.leased[ordinal]  # a worker may renew what a trainer has accepted: never sooner than before
+                self._set(replace(lease, due=max(lease.due, due)))
         return holds
 
     def _return(self, ordinal: int, attempt: int, note: Any) -> None:

@@ -7,6 +7,7 @@ ordinals that are not done, not the prompts: the order is a function of the data
 
 import json
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from penstock.errors import LeaseError, PlanError
 from penstock.plan.settings import whole_number
@@ -83,10 +85,17 @@ class Prompts:
         limit = None if max_length is None else whole_number("max_length", max_length, least=1)
         self._order = PromptOrder(data, max_length=limit, settings={**settings, "seed": seed})
         self.plan, self.stores, self.dropped_before = self._order.plan, self._order.stores, self._order.dropped
-        self._lease, self._clock, self._lock = lease, clock, threading.RLock()
-        self._leases = Leases(None if self.epochs is None else self._order.total(self.epochs))
+        self._lease, self._clock, self._lock, self._process = lease, clock, threading.RLock(), os.getpid()
+        total = None if self.epochs is None else self._order.total(self.epochs)
+        # from a random number on: a rollout that waited in a queue while the owner was restarted has another one
+        self._leases = Leases(total, _number=int.from_bytes(os.urandom(5)))
         if text := self.dropped_before.dropped_words():
             _log.warning("%s (of %s prompts in an epoch)", text, f"{self.dropped_before.samples:,}")
+
+    def _owned(self) -> threading.RLock:
+        """Return the lock of all changes; a forked copy must not make any: it would give what its parent gives."""
+        guard_against_fork(self._process, "share prompts with penstock.prompts.serve, and connect in each process")
+        return self._lock
 
     # Leasing
 
@@ -96,7 +105,7 @@ class Prompts:
         An empty list means that no prompt is free now; `finished` says whether one can become free.
         """
         count = whole_number("count", count, least=1)
-        with self._lock:
+        with self._owned():
             now = self._clock()
             due = NO_END if self._lease is None else now + self._lease
             leases = self._leases.take(count, now=now, due=due, worker=to)
@@ -132,13 +141,13 @@ class Prompts:
 
         Call it before training.  A prompt that is missing in the answer was given to another worker, or is done: drop its rollouts.
         """
-        with self._lock:
+        with self._owned():
             asked = as_asked(prompts)
             return [ordinal for (ordinal, _), holds in zip(asked, self._leases.keep(asked), strict=True) if holds]
 
     def renew(self, prompts: Given) -> list[int]:
         """Begin the lease time of these prompts anew; return the ordinals of those that are still leased to this worker."""
-        with self._lock:
+        with self._owned():
             asked, due = as_asked(prompts), NO_END if self._lease is None else self._clock() + self._lease
             holds = self._leases.keep(asked, due=due)
             return [ordinal for (ordinal, _), is_held in zip(asked, holds, strict=True) if is_held]
@@ -148,12 +157,12 @@ class Prompts:
 
         Takes prompts, or their ordinals.  All of them must be leased, or nothing is changed.
         """
-        with self._lock:
+        with self._owned():
             self._leases.finish(as_asked(prompts))
 
     def drop(self, prompts: Given, *, why: str) -> None:
         """Say that these prompts will not be trained on, and why: the name of a reason, which is counted."""
-        with self._lock:
+        with self._owned():
             self._leases.drop(as_asked(prompts), why=why)
 
     def back(self, prompts: Given, *, note: Any = None) -> None:
@@ -161,16 +170,13 @@ class Prompts:
 
         note: a small JSON value that comes with the prompt when it is given again: the path of a partial rollout, for one.
         """
-        if (size := len(json.dumps(note, allow_nan=False))) > MOST_NOTE_BYTES:
-            raise LeaseError(
-                f"the note has {size:,} bytes, expected at most {MOST_NOTE_BYTES:,}; write a file and pass its path"
-            )
-        with self._lock:
+        check_note(note)
+        with self._owned():
             self._leases.back(as_asked(prompts), note=note)
 
     def back_from(self, worker: str) -> list[int]:
         """Give back all prompts of a worker that has died; return their ordinals."""
-        with self._lock:
+        with self._owned():
             return self._leases.back_from(worker)
 
     # Counting
@@ -205,7 +211,7 @@ class Prompts:
 
     def load_state_dict(self, state: Any) -> None:
         """Go to a saved state: all leases end, and every prompt that was not done then is given again first, in order."""
-        with self._lock:
+        with self._owned():
             saved = read_state(state, self.plan, total=self._leases.total)
             self._leases.restore(**saved)
 
@@ -216,6 +222,30 @@ class Prompts:
         return (
             f"Prompts({', '.join(repr(each.name) for each in self.plan.sources)}, {total}, {found['done']:_} done, "
             f"{dropped:_} dropped, {found['leased']:_} leased, {self.plan.fingerprint[:8]})"
+        )
+
+
+def check_note(note: Any) -> None:
+    """Raise LeaseError if a note is not a small JSON value."""
+    try:
+        size = len(json.dumps(note, allow_nan=False))
+        is_kept = orjson.loads(orjson.dumps(note)) == note
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LeaseError(f"the note is not a JSON value: {error}; write a file and pass its path") from error
+    if not is_kept:
+        raise LeaseError("the note is not a JSON value: JSON would change it, such as a tuple; pass lists and dicts")
+    if size > MOST_NOTE_BYTES:
+        raise LeaseError(
+            f"the note has {size:,} bytes, expected at most {MOST_NOTE_BYTES:,}; write a file and pass its path"
+        )
+
+
+def guard_against_fork(owner: int, advice: str) -> None:
+    """Raise LeaseError in another process than the owner: two copies would hand out the same prompts."""
+    if os.getpid() != owner:
+        raise LeaseError(
+            f"this process ({os.getpid()}) was forked from the one that opened the prompts ({owner}), and both would get the same "
+            f"prompts; {advice}"
         )
 
 

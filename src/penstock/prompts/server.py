@@ -29,13 +29,14 @@ import orjson
 
 from penstock import errors
 from penstock.errors import LeaseError, PenstockError
-from penstock.prompts.prompts import Given, Prompt, Prompts, as_asked
+from penstock.prompts.prompts import Given, Prompt, Prompts, as_asked, check_note, guard_against_fork
 from penstock.types import Where
 
 _MOST_BYTES, _HELLO_BYTES = 1 << 30, 1 << 10  # of a message, and of the first one, which has no secret yet
 _MOST_CLIENTS = 10_000  # whose last answers are kept
 _SCHEME = "penstock"
 _PAUSE = 0.05  # seconds between two tries to connect
+_HELLO_SECONDS = 30.0  # a peer that says nothing for so long is hung up on
 _HEAD = struct.Struct(">Q")
 
 
@@ -82,11 +83,13 @@ class Server:
         try:
             # a peer that speaks otherwise, a port scanner for one, is hung up on
             with suppress(OSError, _Closed, ValueError, LookupError, AttributeError, TypeError):
+                peer.settimeout(_HELLO_SECONDS)
                 hello = orjson.loads(_receive(peer, most=_HELLO_BYTES))
                 if not hmac.compare_digest(str(hello.get("secret")), self._secret):
                     _send(peer, orjson.dumps({"error": "LeaseError", "message": "the address has another secret"}))
                     return
                 _send(peer, orjson.dumps({"session": self._session}))
+                peer.settimeout(None)  # a worker may generate for hours between two calls
                 client = str(hello["client"])
                 while True:
                     _send(peer, self._answer(client, orjson.loads(_receive(peer))))
@@ -109,7 +112,7 @@ class Server:
 
     def _carry_out(self, call: str, options: dict[str, Any]) -> bytes:
         try:
-            return orjson.dumps({"value": self._call(call, options)}, option=orjson.OPT_SERIALIZE_NUMPY)
+            return self._take(options) if call == "take" else _encode(self._call(call, options))
         except PenstockError as error:
             return orjson.dumps({"error": type(error).__name__, "message": str(error)})
         except Exception as error:  # a file that is gone, for one: the worker is told, and the owner lives on
@@ -117,20 +120,22 @@ class Server:
                 {"error": "PenstockError", "message": f"the owner failed: {type(error).__name__}: {error}"}
             )
 
+    def _take(self, options: dict[str, Any]) -> bytes:
+        taken = self._prompts.take(options["count"], to=options["to"])
+        try:
+            return _encode([_as_json(prompt) for prompt in taken])
+        except BaseException:  # the worker gets none of them
+            self._prompts.back(taken)
+            raise
+
     def _call(self, call: str, options: dict[str, Any]) -> Any:
         prompts = self._prompts
-        if call == "take":
-            taken = prompts.take(options["count"], to=options["to"])
-            try:
-                return [_as_json(prompt) for prompt in taken]
-            except PenstockError:
-                prompts.back(taken)
-                raise
         if call in ("finished", "counts"):
             return getattr(prompts, call)
         if call in ("state_dict", "load_state_dict", "back_from"):
             return getattr(prompts, call)(**options)
-        assert call in ("accept", "renew", "done", "drop", "back"), call
+        if call not in ("accept", "renew", "done", "drop", "back"):
+            raise PenstockError(f"unknown call {call!r}; does the worker have another release of Penstock?")
         asked = [(ordinal, lease) for ordinal, lease in options.pop("prompts")]
         return getattr(prompts, call)(asked, **options)
 
@@ -145,6 +150,16 @@ class _TcpServer(socketserver.ThreadingTCPServer):
 def serve(prompts: Prompts, *, host: str = "127.0.0.1", port: int = 0) -> Server:
     """Share prompts with workers that know the server's address.  By default only this machine can reach it."""
     return Server(prompts, host=host, port=port)
+
+
+def _encode(value: Any) -> bytes:
+    """Return an answer; refuse one that a client would not read."""
+    answer = orjson.dumps({"value": value}, option=orjson.OPT_SERIALIZE_NUMPY)
+    if len(answer) > _MOST_BYTES:
+        raise PenstockError(
+            f"the answer has {len(answer):,} bytes, expected at most {_MOST_BYTES:,}; take fewer prompts at once"
+        )
+    return answer
 
 
 def _as_json(prompt: Prompt) -> dict[str, Any]:
@@ -184,10 +199,12 @@ class Client:
     def __init__(self, address: str, *, name: str | None = None, patience: float = 30.0) -> None:
         """name: of the worker, for messages and `back_from`.  patience: seconds to wait for an owner that cannot be reached."""
         found = urlsplit(address)
-        if found.scheme != _SCHEME or not found.hostname or not found.port:
-            raise LeaseError(f"address is {address!r}, expected the address of a server: {_SCHEME}://host:port/secret")
+        if found.scheme != _SCHEME or not found.hostname or not found.netloc.rpartition(":")[2].isdecimal():
+            shown = f"{found.scheme}://{found.netloc}/…"  # without the secret
+            raise LeaseError(f"address is {shown!r}, expected the address of a server: {_SCHEME}://host:port/secret")
         self.name = name or f"{platform.node()}-{os.getpid()}"
-        self._place, self._secret, self._patience = (found.hostname, found.port), found.path.lstrip("/"), patience
+        self._place = (found.hostname, int(found.netloc.rpartition(":")[2]))
+        self._secret, self._patience, self._process = found.path.lstrip("/"), patience, os.getpid()
         self._id, self._number, self._lock = secrets.token_hex(8), 0, threading.Lock()
         self._socket: socket.socket | None = None
         self._session: str | None = None
@@ -217,6 +234,7 @@ class Client:
 
     def back(self, prompts: Given, *, note: Any = None) -> None:
         """Give prompts back, to be given again before new ones; see `Prompts.back`."""
+        check_note(note)
         self._ask("back", prompts=as_asked(prompts), note=note)
 
     def back_from(self, worker: str) -> list[int]:
@@ -258,6 +276,7 @@ class Client:
 
     def _ask(self, call: str, **options: Any) -> Any:
         """Have the owner carry out a call; ask again under the same number if the connection is lost."""
+        guard_against_fork(self._process, "connect again in this process")
         with self._lock:
             self._number += 1
             message = orjson.dumps({"number": self._number, "call": call, "options": options})
@@ -272,7 +291,10 @@ class Client:
                 except (OSError, _Closed) as error:
                     self.close()
                     if time.monotonic() > until:
-                        raise LeaseError(f"{call}: the owner of the prompts does not answer: {error}") from error
+                        raise LeaseError(
+                            f"{call}: the owner of the prompts does not answer: {error}; it may still carry the call out: give back what "
+                            f"this worker has with back_from({self.name!r})"
+                        ) from error
 
     def _connect(self, until: float) -> None:
         """Connect, again and again until the time is over; refuse an owner that was restarted."""
