@@ -12,7 +12,7 @@ from penstock.recipe.document import DataSet, location
 from penstock.recipe.recipe import Recipe
 from penstock.sources import concat
 from penstock.templates.registry import RECORDS
-from penstock.types import Source, Template
+from penstock.types import Source, Template, columns_of
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -47,7 +47,7 @@ def load_prepared(recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train
         return None
     stores, cache = {}, Cache(found.settings.get("cache_dir"))
     for each in opened:
-        store = find(each.rows, each.template_for_all, cache=cache)
+        store = find(each.rows, each.template_for_all, columns=columns_of(each.template), cache=cache)
         if store is None:
             return None
         stores[each.name] = store
@@ -163,13 +163,15 @@ def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
     """Explain, by data set name, why `prepare` would not find its store: the differences from the nearest one in the cache."""
     from penstock.engines import LocalEngine
     from penstock.store.build import digest_shards
+    from penstock.store.digests import rows_per_shard
     from penstock.store.miss import explain_miss
     from penstock.store.shards import template_identity
 
     answers, cache = {}, Cache(recipe.settings.get("cache_dir"))
     for each in open_recipe(recipe, part=part):
         template = each.template_for_all()
-        borders, records = digest_shards(each.rows, engine=LocalEngine(), cache=cache)
+        num_rows = rows_per_shard(columns_of(template))
+        borders, records = digest_shards(each.rows, engine=LocalEngine(), cache=cache, shard_rows=num_rows)
         answers[each.name] = explain_miss(template_identity(template), records, borders, cache)
     return answers
 

@@ -19,13 +19,13 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.cache.claims import STALE_SECONDS, Held, sweep_claims
 from penstock.errors import StoreError
-from penstock.store.digests import SHARD_BYTES, SHARD_ROWS, RowRanges
+from penstock.store.digests import SHARD_BYTES, SHARD_ROWS, RowRanges, rows_per_shard
 from penstock.store.inventory import prune
 from penstock.store.manifest import Manifest, load, save, store_fingerprint
 from penstock.store.shards import ShardEntry, open_shard, shard_name
 from penstock.store.store import Store
 from penstock.store.work import DigestShard, Made, MakeShard, Meter, ShardTask, Show, TaskProgress
-from penstock.types import Engine, Ints, Source, Template, run_inline
+from penstock.types import Column, Engine, Ints, Source, Template, columns_of, run_inline
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.05, 2.0  # seconds until a claimed shard is tried again
 _MAX_WAIT = 600.0  # seconds; then a shard is made here, although its owner still works on it
@@ -45,13 +45,14 @@ def build(
     background: bool = False,
     progress: Show | None = None,
     shard_bytes: int = SHARD_BYTES,
-    shard_rows: int = SHARD_ROWS,
+    shard_rows: int | None = None,
 ) -> Store:
     """Make a store; return when all shards are made.  Published shards are not made again, unless `refresh`.
 
     background: return as soon as all digests are known, and make the shards in the order in which they are read.
     """
-    ranges = RowRanges(source, cache, num_bytes=shard_bytes, num_rows=shard_rows)
+    num_rows = shard_rows or rows_per_shard(columns_of(template))
+    ranges = RowRanges(source, cache, num_bytes=shard_bytes, num_rows=num_rows)
     work = MakeShard(source, template, cache)
     known = None if refresh else ranges.recall()
     if background and known is None:
@@ -66,12 +67,12 @@ def build(
     return _store(work, ranges, known or ranges.remember(builder.digests), manifest=manifest)
 
 
-def find(source: Source, template: Callable[[], Template], *, cache: Cache) -> Store | None:
+def find(source: Source, template: Callable[[], Template], *, columns: Sequence[Column], cache: Cache) -> Store | None:
     """The store that `build` would return at once, or None.  No record is read and nothing is made.
 
-    `template` is only called where the cache knows the digests of the source.
+    `template` is only called where the cache knows the digests of the source; `columns` are those that it declares.
     """
-    ranges = RowRanges(source, cache)
+    ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns))
     known = ranges.recall()
     if known is None:
         return None

@@ -9,16 +9,18 @@ files were not written to, so the digests hold.  Keys are always made of digests
 
 import contextlib
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 
 from penstock.cache import Cache
 from penstock.cache.claims import RESULTS
 from penstock.errors import StoreError
 from penstock.fingerprint import fingerprint
-from penstock.types import Source
+from penstock.types import MEDIA, Column, Source
 
 SHARD_BYTES = 8 << 20
 SHARD_ROWS = 1 << 16
+_MEDIA_ROWS = 1 << 11  # an image makes thousands of tokens of a short record, and a process holds the tokens of a shard
 
 _VERSION = 2  # raise when a source digests the same rows in another way
 
@@ -28,6 +30,11 @@ def stamp(source: Source) -> str | None:
     method = getattr(source, "stamp", None)
     found = None if method is None else method()
     return None if found is None else fingerprint(found)
+
+
+def rows_per_shard(columns: Sequence[Column]) -> int:
+    """How many rows a shard may have, by the columns of its samples."""
+    return _MEDIA_ROWS if MEDIA in columns else SHARD_ROWS
 
 
 def recall_digests(name: str, count: int, cache: Cache) -> list[str] | None:

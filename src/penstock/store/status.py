@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from penstock.cache import Cache
 from penstock.cache.claims import holders
-from penstock.store.digests import RowRanges, recall_digests
+from penstock.store.digests import RowRanges, recall_digests, rows_per_shard
 from penstock.store.manifest import load, store_fingerprint
 from penstock.store.shards import shard_key, shard_name
 from penstock.store.work import MakeShard, range_claim
-from penstock.types import Source, Template
+from penstock.types import Source, Template, columns_of
 from penstock.words import plural
 
 
@@ -33,7 +33,8 @@ class Status:
 
 def status(source: Source, template: Template, *, cache: Cache) -> Status:
     """Look which shards of a store exist.  Rows that no process has read yet count as not made."""
-    ranges, work = RowRanges(source, cache), MakeShard(source, template, cache)
+    work = MakeShard(source, template, cache)
+    ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns_of(template)))
     whole, known = ranges.recall(), []
     claims: list[str] = []
     rows = shards = 0
