@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock.places import requests
 from penstock.places.object_store import place_of
 from tests.remote.fault_proxy import FaultProxy
 
@@ -20,6 +21,12 @@ def ask(port: int, path: str, method: str, data: bytes | None = None) -> bytes:
     headers = {"Authorization": _SIGNED, "Content-Type": "application/octet-stream"}
     with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)) as answer:
         return bytes(answer.read())
+
+
+@pytest.fixture(autouse=True)
+def forget_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each test, this process counts as one that has made no request: later tests fork workers for local files."""
+    monkeypatch.setattr(requests, "_process", None)
 
 
 @pytest.fixture(scope="session")

@@ -134,7 +134,7 @@ def test_a_disk_that_is_really_full(
     cache = CacheFolder(yard, small_disk / "cache")
     filler = small_disk / "filler"
     free = os.statvfs(small_disk).f_bavail * 4096
-    filler.write_bytes(bytes(free - 36 * 1024))  # room for a few shards and folders
+    filler.write_bytes(bytes(free - 80 * 1024))  # room for a few shards, their notes and folders
     outcome = cache.prepare(num_proc=num_proc)
     assert outcome.status == 1 and REASONS["ENOSPC"] in outcome.error and str(cache.root) in outcome.error
     assert len(outcome.error.splitlines()) == 1

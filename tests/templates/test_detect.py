@@ -231,7 +231,7 @@ def test_templates_by_name(tokenizer_path: Path) -> None:
     assert [type(template).__name__ for template in made.values()] == [
         *("TextTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate"),
         *("PromptCompletionTemplate", "PromptCompletionTemplate", "PretokenizedTemplate", "SegmentsTemplate"),
-        *("PreferenceTemplate", "KtoTemplate", "StepwiseTemplate", "PromptTemplate"),
+        *("PreferenceTemplate", "KtoTemplate", "StepwiseTemplate", "StepwiseTemplate", "PromptTemplate"),
     ]
     identities = {json.dumps(template.identity()) for template in made.values()}
     assert len(identities) == len(NAMES) - 1  # chat is another word for messages
