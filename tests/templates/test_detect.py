@@ -234,7 +234,7 @@ def test_templates_by_name(tokenizer_path: Path) -> None:
         *("PreferenceTemplate", "KtoTemplate", "StepwiseTemplate", "StepwiseTemplate", "PromptTemplate"),
     ]
     identities = {json.dumps(template.identity()) for template in made.values()}
-    assert len(identities) == len(NAMES) - 1  # chat is another word for messages
+    assert len(identities) == len(NAMES) - 2  # chat is another word for messages, reward for stepwise
     for name in ("prompt_completion", "query_response"):
         chat = open_template(name, tokenizer, {"chat": True}).identity()
         assert chat["reader"]["shape"] == name and chat["train_on"] == "completion"
