@@ -323,3 +323,19 @@ def test_a_processor_beside_the_tokenizer_is_not_used_for_texts(data: Path, fold
         match=r"texts.jsonl:4991: the record has media \(tags\), and no sampled row has any; set processor=",
     ):
         prepared(data / "texts.jsonl", folder, tmp_path / "cache")
+
+
+def test_shards_with_images_have_few_rows_and_every_command_finds_them(
+    data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]
+) -> None:
+    """A process holds the tokens of a shard, and an image makes many of a short record; all who cut the rows must cut them alike."""
+    Image.new("RGB", (60, 60)).save(data / "one.png")
+    user = {"role": "user", "content": "<image>What?"}
+    line = json.dumps({"messages": [user, ANSWER], "images": ["one.png"]}) + "\n"
+    (data / "many.jsonl").write_text(line * 2100)
+    found = run("prepare", str(data / "many.jsonl"), "--tokenizer", str(folder))
+    assert found[0] == 0, found
+    status = run("prepare", "--status", str(data / "many.jsonl"), "--tokenizer", str(folder))[1]
+    assert "complete: 2,100 rows in 2 shards" in status
+    shown = run("show", str(data / "many.jsonl"), "--tokenizer", str(folder), "--row", "0", "--json")[1]
+    assert json.loads(shown)["packed_row"] is not None  # found in the cache, not prepared alone
