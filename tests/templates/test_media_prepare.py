@@ -221,8 +221,11 @@ def test_a_recipe_says_processor_root_and_policy(data: Path, folder: Path, tmp_p
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """A command in this process: exit code and output."""
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str]]:
+    """A command in this process, with a cache of its own: exit code and output."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache of commands"))
 
     def run(*arguments: str) -> tuple[int, str]:
         code = run_here(list(arguments))
