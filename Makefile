@@ -12,9 +12,9 @@ SEED        ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null
 
 SOURCES := $(shell find src -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.j2')
 PIP     := -m pip install -q --disable-pip-version-check
-TIDY    := src tests examples benchmarks
+TIDY    := src tests examples benchmarks docs/site.py
 
-.PHONY: help demo test property check bench bench-quick soak clean
+.PHONY: help demo test property check site bench bench-quick soak clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test    make check, then all tests"
 	@echo "make property SEED=N   the property tests, with examples drawn from a seed"
 	@echo "make check   lint, format, types, import rules, sizes"
+	@echo "make site    build docs/ as a site, in site/"
 	@echo "make bench   run every script in benchmarks/; make bench-quick: the most telling ones, against floors"
 	@echo "make soak    the tests again, with the long runs in full"
 	@echo "make clean   remove the environments and caches"
@@ -46,6 +47,9 @@ check: $(TEST)/.ready
 	$(TEST)/bin/lint-imports --no-logo
 	$(TEST)/bin/python tests/house/test_sizes.py
 
+site: $(TEST)/.ready
+	NO_MKDOCS_2_WARNING=1 $(TEST)/bin/python -m mkdocs build --strict --site-dir site
+
 bench: $(BENCH)/.ready $(MOSAIC)/.ready
 	@set -e; for script in $(filter-out benchmarks/stand.py benchmarks/contestants.py benchmarks/quick.py,$(wildcard benchmarks/*.py)); do \
 		echo "== $$script"; $(BENCH)/bin/python $$script; done
@@ -57,7 +61,7 @@ soak: $(TEST)/.ready
 	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -o timeout=3600
 
 clean:
-	rm -rf $(DEMO) $(TEST) $(BENCH) $(MOSAIC) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(BENCH) $(MOSAIC) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The demo runs the package as a user gets it, not the working tree: a changed source means a new install.

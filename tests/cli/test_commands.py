@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.cli.main import cli
 from penstock.cli.main import run as run_here
 from penstock.store.build import SHARD_ROWS
 
@@ -131,10 +132,15 @@ def test_what_is_not_understood_ends_with_2_in_one_line(
     assert captured.out == "" and captured.err.count("\n") == 1 and reason in captured.err, captured.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["cache"]])
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert run_here(arguments) == 2
+def test_a_group_without_a_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["cache"]) == 2
     assert "Commands:" in capsys.readouterr().err
+
+
+def test_without_arguments_it_shows_five_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here([]) == 0
+    shown = re.findall(r"^  penstock (\w+)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert len(shown) == 5 and set(shown) <= set(cli.commands)
 
 
 def test_help_is_plain_and_names_the_exit_codes(command: Penstock) -> None:

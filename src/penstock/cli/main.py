@@ -22,6 +22,16 @@ from penstock.errors import PenstockError
 
 OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, 130
 _COMPLETE = "_PENSTOCK_COMPLETE"  # set by a shell that asks for completions
+FIRST_HOUR = """\
+Penstock turns raw records into packed training batches.  The first hour:
+
+  penstock init DATA --tokenizer TOKENIZER   write recipe.yaml for files or a folder
+  penstock check recipe.yaml                 find problems in the recipe and its data
+  penstock show recipe.yaml --row 0          see one record, its tokens and what is trained
+  penstock prepare recipe.yaml               tokenize everything once, on all cores
+  penstock report recipe.yaml                write one page about the data and the run
+
+Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
 _KEPT = "what is finished is kept: run the same command again to continue"
 
 
@@ -32,9 +42,16 @@ class Group(click.Group):
         return list(self.commands)
 
 
+def _first_hour() -> None:
+    if click.get_current_context().invoked_subcommand is None:
+        for line in FIRST_HOUR.splitlines():
+            screen.say(line)
+
+
 cli = Group(
     "penstock",
-    no_args_is_help=True,
+    invoke_without_command=True,
+    callback=_first_hour,
     context_settings={"show_default": True},
     help="Turn raw records into packed training batches.",
     epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 130 interrupted.",
