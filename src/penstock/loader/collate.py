@@ -214,7 +214,7 @@ class Collator:
             low, high = bounds[step] - bounds[0], bounds[step + 1] - bounds[0]
             shape = (1 if length is None else (high - low) // length, -1)
             arrays: dict[str, Any] = {name: array[low:high].reshape(shape) for name, array in flat.items()}
-            arrays["cu_seqlens"] = borders[first : last + 1] - low
+            arrays["cu_seqlens"] = fixed_size(borders[first : last + 1] - low, self._form.max_segments)
             arrays["max_seqlen"] = longest[step]
             self._finish(arrays)
             made.append((arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
@@ -289,6 +289,17 @@ class Collator:
             labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
             labels[-1] = IGNORE
         return labels, mask
+
+
+def fixed_size(borders: npt.NDArray[np.int32], max_segments: int | None) -> npt.NDArray[np.int32]:
+    """Repeat the last border, so that all batches have as many; refuse a batch that has more."""
+    if max_segments is None:
+        return borders
+    if borders.size - 1 > max_segments:
+        raise PlanError(
+            f"a batch has {borders.size - 1} segments (samples and paddings), and max_segments is {max_segments}; raise it"
+        )
+    return np.pad(borders, (0, max_segments + 1 - borders.size), mode="edge")
 
 
 class Buffers:

@@ -66,7 +66,11 @@ class LoaderSettings:
 class BatchForm:
     """How rows become arrays.  Nothing here changes which tokens a step holds, so it may change when a run resumes."""
 
-    output: str = setting("torch or numpy", "torch", choices=("numpy", "torch"))
+    output: str = setting(
+        "torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`, and no array whose shape varies)",
+        "torch",
+        choices=("numpy", "torch", "jax"),
+    )
     padding_free: bool = setting("one flat row of all tokens", False, choices=(True, False))
     padding: str = setting("of unpacked rows: longest or max_length", "longest", choices=("longest", "max_length"))
     pad_side: str = setting("right or left", "right", choices=("right", "left"))
@@ -74,6 +78,13 @@ class BatchForm:
     pad_id: int = setting("the id of padding", 0, whole=True, least=0)
     labels: str = setting(
         "unshifted, or shifted for models that do not shift", "unshifted", choices=("unshifted", "shifted")
+    )
+    max_segments: int | None = setting(
+        "samples and paddings of a batch, at most: `cu_seqlens` then always has this length plus one, its last value repeated",
+        None,
+        choices=(None,),
+        whole=True,
+        least=1,
     )
     attention_mask: str = setting(
         "auto (a plain mask for unpacked rows), none, or 4d (block-diagonal and causal)",
@@ -123,12 +134,41 @@ def require_torch(option: str, instead: str) -> None:
         raise PlanError(f"{option} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}")
 
 
+def check_output(form: BatchForm, workers: int) -> None:
+    """Refuse an output whose package is missing, and workers that would make arrays of another process."""
+    if form.output == "torch":
+        require_torch("output='torch', the default,", "pass output='numpy'")
+    if form.output == "jax" and find_spec("jax") is None:
+        raise PlanError("output='jax' needs jax, which is not installed: pip install jax, or pass output='numpy'")
+    if form.output == "jax" and workers:
+        raise PlanError(
+            f"workers={workers} with output='jax': jax cannot be used in forked processes; leave workers out"
+        )
+
+
 def as_tensors(arrays: dict[str, Any], *, pin_memory: bool) -> dict[str, Any]:
     """Return arrays as tensors that share their memory, pinned on request; plain numbers stay."""
     import torch
 
     out = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
     return pin(out) if pin_memory else out
+
+
+def as_jax(arrays: dict[str, Any], *, fixed_borders: bool) -> dict[str, Any]:
+    """Return copies on jax's default device.  `cu_seqlens` stays only if its shape is the same in every batch."""
+    import jax.numpy as jnp
+
+    varying = {"max_seqlen"} if fixed_borders else {"max_seqlen", "cu_seqlens"}
+    out = {}
+    for name, value in arrays.items():
+        if isinstance(value, np.ndarray):
+            narrow = value.astype(np.int32) if value.dtype == np.int64 else value
+            out[name] = jnp.array(narrow + 1 if name == "seq_idx" else narrow)  # a segment is counted from 1
+        else:
+            out[name] = value
+    if "seq_idx" in out:
+        out["segment_ids"] = out.pop("seq_idx")
+    return {name: value for name, value in out.items() if name not in varying}
 
 
 def pin(values: dict[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from penstock.loader.collate import call_users, in_turn, steps_together
 from penstock.loader.columns import batch_columns
 from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
-from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
+from penstock.loader.layout import LoaderSettings, as_jax, as_tensors, check_output, require_torch, split_options
 from penstock.loader.media import open_media
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
+from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
@@ -108,8 +109,8 @@ class Loader(Run):
 
     def _refuse(self, settings: PlanSettings) -> None:
         """Refuse options that contradict each other, or that need a missing package or a finished store."""
-        if self.form.output == "torch" and self.has_tokens:
-            require_torch("output='torch', the default,", "pass output='numpy'")
+        if self.has_tokens:
+            check_output(self.form, self._workers)
         if self._workers:
             require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
         if self.per_epoch and settings.tail == "wrap":
@@ -298,6 +299,8 @@ class Loader(Run):
     def _converted(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
             return arrays
+        if self.form.output == "jax":
+            return as_jax(arrays, fixed_borders=self.form.max_segments is not None)
         return as_tensors(arrays, pin_memory=self.form.pin_memory)
 
     def __getitem__(self, index: Any) -> Any:
@@ -305,7 +308,11 @@ class Loader(Run):
         raise TypeError(_NO_ITEMS)
 
     def __next__(self) -> Any:
-        raise TypeError("a Loader is not an iterator: take one with batches = iter(loader), and call next(batches)")
+        raise TypeError("a Loader is not an iterator: take one with batches = loader.stream(), and call next(batches)")
+
+    def stream(self) -> Stream:
+        """Return an iterator of the remaining batches with `next` and this loader's state, for trainers that pull batches."""
+        return Stream(self)
 
     def as_dataset(self) -> Any:
         """Return a torch IterableDataset of the remaining batches, for your own DataLoader (batch_size=None)."""

@@ -1,4 +1,5 @@
-"""Which rank this process is: from arguments or a mesh, else torch.distributed if it runs, else the environment, else 0 of 1."""
+"""Which rank this process is: from arguments or a mesh, else torch.distributed or jax if they run distributed, else the environment, else
+0 of 1."""
 
 import os
 import sys
@@ -18,7 +19,7 @@ class RankInfo:
     world: World  # data-parallel: which rows it gets
     rank: int  # among all processes
     members: tuple[int, ...]  # the ranks that take part
-    origin: str  # "arguments", "mesh", "distributed", "environment", or "alone"
+    origin: str  # "arguments", "mesh", "distributed", "jax", "environment", or "alone"
 
 
 def find_rank(rank: int | None, world_size: int | None, *, replicas: int = 1, mesh: Any = None) -> RankInfo:
@@ -31,7 +32,7 @@ def find_rank(rank: int | None, world_size: int | None, *, replicas: int = 1, me
         return _from_mesh(mesh)
     origin = "arguments"
     if rank is None or world_size is None:
-        known = (("distributed", running()), ("environment", _environment()), ("alone", (0, 1)))
+        known = (("distributed", running()), ("jax", _jax()), ("environment", _environment()), ("alone", (0, 1)))
         origin, (rank, world_size) = next((name, found) for name, found in known if found is not None)
     rank, world_size = whole_number("rank", rank, least=0), whole_number("world_size", world_size, least=1)
     if rank >= world_size:
@@ -57,6 +58,14 @@ def running() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _jax() -> tuple[int, int] | None:
+    """Return (process, number of processes) of jax if the program has called jax.distributed.initialize(); jax is not imported here."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return None
+    return jax.process_index(), jax.process_count()
 
 
 def _environment() -> tuple[int, int] | None:

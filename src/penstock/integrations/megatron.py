@@ -1,0 +1,50 @@
+"""Megatron-LM and Megatron-Bridge with a Loader: `--dataloader-type external --dataloader-save DIR`.
+
+    def train_valid_test_datasets_provider(num_samples):
+        loader = ps.load("recipe.yaml", rank=dp_rank, world_size=dp_size, labels="shifted", epochs=None)
+        batches = MegatronBatches(loader)
+        if saved is not None:                        # of any data-parallel rank: all save the same state
+            batches.load_state_dict(torch.load(saved)["dataloader_state_dict"])
+        return batches, None, None
+
+    train_valid_test_datasets_provider.is_distributed = True
+
+`batch_size` of the loader is Megatron's micro-batch size.  Ranks that differ only in tensor, pipeline or context parallelism get the
+same rows: pass the data-parallel rank and size.
+"""
+
+from typing import Any
+
+from penstock.errors import PlanError
+from penstock.loader import Loader
+from penstock.loader.collate import IGNORE
+from penstock.loader.stream import Stream
+
+
+class MegatronBatches(Stream):
+    """Batches with Megatron's names: tokens, labels, loss_mask, position_ids; of packed rows also cu_seqlens and max_seqlen."""
+
+    def __init__(self, loader: Loader) -> None:
+        if loader.form.output != "torch" or loader.form.labels != "shifted":
+            found = f"output={loader.form.output!r} and labels={loader.form.labels!r}"
+            raise PlanError(
+                f"the Loader has {found}, but Megatron takes tensors and does not shift labels; pass output='torch', labels='shifted'"
+            )
+        super().__init__(loader)
+
+    def convert(self, batch: Any) -> dict[str, Any]:
+        """Labels that are not trained are 0, with a loss mask of 0: Megatron's loss has no label to ignore."""
+        labels = batch["labels"]
+        is_trained = labels != IGNORE
+        more = {name: batch[name] for name in ("cu_seqlens", "max_seqlen", "attention_mask") if name in batch}
+        return {
+            "tokens": batch["input_ids"],
+            "labels": labels.masked_fill(~is_trained, 0),
+            "loss_mask": is_trained.float(),
+            "position_ids": batch["position_ids"],
+            **more,
+        }
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state, under the name by which Megatron asks for it."""
+        return self.state_dict()
