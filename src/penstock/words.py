@@ -1,9 +1,14 @@
-"""Numbers, names and differences as text for people, and rows spread over a source.  Every room uses these."""
+"""Numbers, names, differences and progress as text for people, and rows spread over a source.  Every room uses these."""
 
 import json
+import logging
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+_log = logging.getLogger("penstock")
+_PROGRESS_SECONDS = 1.0
 
 _MISSING = object()
 _JOINERS = {"\u200c", "\u200d"}  # inside words of some languages and inside emoji; they move nothing
@@ -34,6 +39,20 @@ def short_number(number: float) -> str:
 def shortened(text: str, most: int) -> str:
     """`text` in at most `most` characters, an ellipsis where it was cut."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+class ProgressLog:
+    """Log once a second how far work has come, if it takes longer than that.  Commands show the latest line."""
+
+    def __init__(self, what: str, total: int, count: Callable[[int], str] = "{:,}".format) -> None:
+        self._what, self._total, self._count = what, total, count
+        self._next = time.monotonic() + _PROGRESS_SECONDS
+
+    def __call__(self, done: int) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next, share = now + _PROGRESS_SECONDS, f"{100 * done // max(self._total, 1)} %"
+            numbers = f"{self._count(done)} of {self._count(self._total)}"
+            _log.info("%s: %s (%s)", self._what, numbers, share, extra={"is_progress": True})
 
 
 def escape(text: object, *, keep: str = "") -> str:

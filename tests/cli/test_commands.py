@@ -308,3 +308,23 @@ def test_python_dash_m_and_the_script_are_the_same(tmp_path: Path) -> None:
         pytest.skip("the package is not installed with its script")
     result = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == f"penstock {penstock.__version__}\n"
+
+
+def test_long_reads_and_checks_show_how_far_they_are(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    write_jsonl: Write,
+    tokenizer_path: Path,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("penstock.words._PROGRESS_SECONDS", 0.0)
+    data = write_jsonl(RECORDS * 5)  # larger than what is scanned without an index
+    arguments = ["check", str(data), "--tokenizer", str(tokenizer_path), "--cache-dir", str(tmp_path / "cache")]
+    monkeypatch.setattr("penstock.cli.screen._PROGRESS_SECONDS", 0.0)
+    assert run_here(arguments) == 0
+    said = capsys.readouterr().err
+    assert re.search(rf"reading {re.escape(str(data))}: [\d.]+ kB of [\d.]+ kB \(100 %\)", said), said
+    assert re.search(r"checking rows of data: 1,024 of 1,500 \(68 %\)", said), said
+    assert run_here([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "reading" not in captured.err and json.loads(captured.out)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from penstock.words import escape
+from penstock.words import escape, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.report.text import Part, Piece
 
 _LEAST_TEXT = 18  # columns of the screen for a column of text; a longer text goes on in the next line
+_PROGRESS_SECONDS = 10.0  # between lines of progress in a file
 _log = logging.getLogger("penstock")
 
 
@@ -120,11 +121,32 @@ def quiet() -> None:
 
 
 class _LogLines(logging.Handler):
-    """Prints the library's log, except what commands print as their answer."""
+    """Prints the library's log, except what commands print as their answer.
+
+    A terminal shows the latest line of progress until the next output; in a file it is a line every few seconds.
+    """
+
+    _next_progress = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not getattr(record, "is_answer", False):
+        if getattr(record, "is_answer", False):
+            return
+        if not getattr(record, "is_progress", False):
             note(record.getMessage())
+        elif sys.stderr.isatty():
+            text = _encodable(sys.stderr, escape(record.getMessage()))
+            sys.stderr.write(f"\r\x1b[K{shortened(text, shutil.get_terminal_size().columns - 1)}\r")
+            sys.stderr.flush()
+            _Shown.progress = True
+        elif record.created >= self._next_progress:
+            self._next_progress = record.created + _PROGRESS_SECONDS
+            note(record.getMessage())
+
+
+class _Shown:
+    """What the terminal shows now."""
+
+    progress = False
 
 
 def _line(parts: "Sequence[Part]", *, indent: int = 0) -> None:
@@ -158,7 +180,11 @@ def _console(stream: TextIO, **options: Any) -> "Console":
 
 
 def _write(stream: TextIO, text: str, style: str | None) -> None:
-    """Write text that is escaped already."""
+    """Write text that is escaped already, over a line of progress."""
+    if _Shown.progress:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+        _Shown.progress = False
     plain = _encodable(stream, text)
     if style is None or not stream.isatty():
         stream.write(plain)

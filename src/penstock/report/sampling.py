@@ -26,7 +26,7 @@ from penstock.types import (
     join_notes,
     unpack_media,
 )
-from penstock.words import spread
+from penstock.words import ProgressLog, spread
 
 REFUSED = ("mask_unverified", "template_refused", BAD_MEDIA)  # reasons of records that a chat template does not take
 _AT_ONCE = 1024  # rows that are encoded together
@@ -99,8 +99,9 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
     chosen = spread(len(source), at_most)
     rows, records, bad = read_rows(source, chosen)
     found = EncodedRows(num_rows=len(source), looked=len(chosen), bad=bad)
-    noted = []
+    noted, progress = [], ProgressLog(f"checking rows of {source.name}", len(records))
     for start, encoded in _encoded_parts(template, records, rows, found.refused):
+        progress(start)
         noted.append((start, encoded.notes))
         found.assistant_characters += encoded.assistant_characters
         if SEQUENCE_LENGTHS.name in encoded.columns:

@@ -36,6 +36,7 @@ from penstock.places.files import identify, is_on_disk, settled
 from penstock.places.local import buffer
 from penstock.places.place import File, FileId
 from penstock.types import Ints
+from penstock.words import ProgressLog, size
 
 _log = logging.getLogger("penstock")
 
@@ -282,10 +283,11 @@ def extend(content: Digest, file: File, stop: int) -> None:
 
 def blocks(file: File, start: int, stop: int) -> Iterator[tuple[int, Bytes]]:
     """Yield (position, bytes) over a range.  All blocks share one buffer: use a block before asking for the next."""
-    room = buffer(_READ)
+    room, progress = buffer(_READ), ProgressLog(f"reading {file.identity.path}", stop, size)
     while start < stop and (count := min(file.readinto(room, start), stop - start)):
         yield start, np.frombuffer(room, dtype=np.uint8, count=count)
         start += count
+        progress(start)
     file.check()
 
 
