@@ -72,8 +72,9 @@ $(TEST)/.torch:
 	$(TEST)/bin/python $(PIP) $(TORCH)
 	@touch $@
 
-$(TEST)/.ready: $(TEST)/.torch pyproject.toml
+$(TEST)/.ready: $(TEST)/.torch pyproject.toml tests/requirements-no-deps.txt
 	$(TEST)/bin/python $(PIP) -e '.[dev]'
+	$(TEST)/bin/python $(PIP) --no-deps -r tests/requirements-no-deps.txt
 	@touch $@
 
 $(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt benchmarks/requirements-litdata.txt
