@@ -1,6 +1,7 @@
 """Which record is prompt number n of a run: a pure function of the data, the settings and the seed."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -8,13 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.fingerprint import digest, fingerprint
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.prompts.filter import Filter
 from penstock.sources.base import in_groups
 from penstock.sources.concat import as_rows
 from penstock.store.records import read_stores
-from penstock.types import PROMPT_LENGTHS, Ints, Record
+from penstock.types import PROMPT_LENGTHS, Bools, Ints, Record
 
 _NO_LIMIT = 1 << 40  # tokens; longer prompts do not exist
 _FIXED = {"packing": "none", "tail": "wrap"}  # a row is one prompt, and an epoch follows the one before without a gap
@@ -31,7 +34,9 @@ class Place(NamedTuple):
 class PromptOrder:
     """The prompts of one or several stores or sources, epoch after epoch, by ordinal."""
 
-    def __init__(self, data: Any, *, max_length: int | None, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, data: Any, *, max_length: int | None, settings: dict[str, Any], only: Filter | None = None
+    ) -> None:
         names, self.stores, weights, is_records = read_stores(data, as_rows)
         self._check(names, is_records=is_records, max_length=max_length)
         for name, value in _FIXED.items():
@@ -47,14 +52,42 @@ class PromptOrder:
                 f"overflow={known.overflow!r} would cut prompts; choose 'drop', which counts them, or 'error'"
             )
         self._sources = [as_rows(store.source) for store in self.stores]
-        pairs = zip(names, self.stores, strict=True)
-        sources = [PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes) for name, store in pairs]
-        self.plan = Plan(sources, lambda source, samples: self.stores[source].lengths_of(samples), known)
+        self._kept: list[Bools | None] = [None] * len(names)  # which rows of a source the filter keeps; None for all
+        self.filtered: Counter[str] = Counter()  # prompts that it leaves out, by the name of their source
+        keys = [
+            store.fingerprint if only is None else self._filter(n, names[n], only)
+            for n, store in enumerate(self.stores)
+        ]
+        parts = zip(names, keys, self.stores, strict=True)
+        sources = [PlanSource(name=name, key=key, shard_sizes=store.shard_sizes) for name, key, store in parts]
+        self.plan = Plan(sources, self._lengths, known)
         self._starts = [0, self.plan.num_rows(0)]  # ordinals at which epochs begin
         self.dropped: Counters = self.plan.blocks.count_dropped(0)  # prompts of an epoch that are not given
         if not self._starts[1]:
-            found = self.dropped.dropped_words() or "; ".join(store.describe() for store in self.stores)
+            parts = [
+                self.dropped.dropped_words(),
+                f"{self.filtered.total():,} left out by the filter" if self.filtered else "",
+            ]
+            found = ", ".join(filter(None, parts)) or "; ".join(store.describe() for store in self.stores)
             raise PlanError(f"there are no prompts: {found}; raise max_length, or check the data")
+
+    def _filter(self, number: int, name: str, only: Filter) -> str:
+        """Find the prompts of a source that the filter leaves out; return the key of the source, which then depends on them."""
+        store = self.stores[number]
+        kept = only.kept(store, self._sources[number])
+        kept |= (
+            store.lengths_of(np.arange(kept.size)) == 0
+        )  # these are no prompts, and counted under reasons of their own
+        if kept.all():
+            return str(store.fingerprint)
+        self._kept[number], self.filtered[name] = kept, int((~kept).sum())
+        return fingerprint([store.fingerprint, "filter", digest(np.packbits(kept).tobytes())])
+
+    def _lengths(self, source: int, samples: Ints) -> Ints:
+        """Return the lengths of samples, 0 for those that the filter leaves out."""
+        lengths: Ints = self.stores[source].lengths_of(samples)
+        kept = self._kept[source]
+        return lengths if kept is None else np.where(kept[samples], lengths, 0)
 
     def _check(self, names: Sequence[str], *, is_records: bool, max_length: int | None) -> None:
         """Refuse stores that hold something else than prompts, or that are being made."""
