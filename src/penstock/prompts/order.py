@@ -20,6 +20,7 @@ from penstock.store.records import read_stores
 from penstock.types import PROMPT_LENGTHS, Bools, Ints, Record
 
 _NO_LIMIT = 1 << 40  # tokens; longer prompts do not exist
+_NEAR = 256  # ordinals between two that are looked up together
 _FIXED = {"packing": "none", "tail": "wrap"}  # a row is one prompt, and an epoch follows the one before without a gap
 
 
@@ -122,21 +123,24 @@ class PromptOrder:
         return bisect_right(self._starts, ordinal) - 1
 
     def find(self, ordinals: Sequence[int]) -> Place:
-        """Look up ordinals; neighbours are looked up together."""
-        breaks = [place for place in range(1, len(ordinals)) if ordinals[place] != ordinals[place - 1] + 1]
-        parts = [self._spans(ordinals[a], b - a) for a, b in pairwise([0, *breaks, len(ordinals)])] if ordinals else []
+        """Look up ordinals; those near to each other are looked up together."""
+        steps = np.diff(wanted := np.array(ordinals, np.int64))
+        breaks = (np.flatnonzero((steps < 1) | (steps > _NEAR)) + 1).tolist()
+        parts = [self._spans(wanted[a:b]) for a, b in pairwise([0, *breaks, len(ordinals)])] if ordinals else []
         sources = np.concatenate([np.empty(0, np.int64), *(part["source"] for part in parts)])
         rows = np.concatenate([np.empty(0, np.int64), *(part["sample"] for part in parts)])
         return Place([self.epoch_of(ordinal) for ordinal in ordinals], sources, rows)
 
-    def _spans(self, first: int, count: int) -> np.ndarray:
-        """Return the spans of `count` prompts from ordinal `first` on, one for each."""
+    def _spans(self, ordinals: Ints) -> np.ndarray:
+        """Return the spans of ascending ordinals, one for each: those of all from the first to the last are made."""
+        first, count = int(ordinals[0]), int(ordinals[-1] - ordinals[0]) + 1
         epoch = self.epoch_of(first)
         start = Position(epoch=epoch)
         position = self.plan.seek(first - self.total(epoch), 1, epochs=epoch + 1, start=start)
         step = self.plan.step(position, count, epochs=None)
         assert step is not None and len(step.rows.spans) == count, "an endless plan gives a row for every prompt"
-        return step.rows.spans
+        found: np.ndarray = step.rows.spans[ordinals - first]
+        return found
 
     def records(self, place: Place) -> list[Record]:
         """Read the records of these prompts; those of one source together."""
