@@ -4,6 +4,8 @@ import functools
 import json
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,16 @@ def test_what_a_filter_leaves_out_is_counted_shown_and_never_given(source, caplo
         assert sorted(epoch) == [n for n in range(COUNT) if n % 5]
 
 
+def another_code():
+    """A function of the same name and version with other code, as after an edit of its file."""
+
+    def is_easy_and_counted(record):
+        return record["id"] % 3 > 0
+
+    is_easy_and_counted.__module__, is_easy_and_counted.__qualname__ = "tests.prompts.filters", "is_easy_and_counted"
+    return is_easy_and_counted
+
+
 @pytest.mark.usefixtures("small_ranges")
 def test_it_runs_in_processes_and_its_answers_are_remembered(source, calls):
     for _ in range(2):
@@ -58,12 +70,29 @@ def test_it_runs_in_processes_and_its_answers_are_remembered(source, calls):
         assert prompts.prompts_per_epoch == 240
         assert sum(calls().values()) == COUNT and os.getpid() not in calls()  # also after the second start
     ps.Prompts(source, filter=is_easy_and_counted, filter_version="2", num_proc=2)
+    assert ps.Prompts(source, filter=another_code(), filter_version="2").prompts_per_epoch == 200
     assert sum(calls().values()) == 2 * COUNT
     with Path(source.files[0]).open("a") as file:
         file.write('{"id": 1000}\n')
     changed = ps.open(source.files[0], cache_dir=source.cache.root)
     ps.Prompts(changed, filter=is_easy_and_counted, filter_version="2", num_proc=1)
     assert sum(calls().values()) == 3 * COUNT + 1
+
+
+def test_the_identity_of_a_function_is_the_same_in_every_process():
+    """A constant set of words has another order in each process."""
+    show = "from tests.prompts.filters import is_one_of; from penstock.prompts.filter import Filter; "
+    show += "print(Filter(is_one_of, version='1', num_proc=1)._identity)"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", show],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2, 3)
+    }
+    assert len(found) == 1
 
 
 def test_without_a_version_nothing_is_remembered_and_the_user_is_informed(source, calls, caplog):
@@ -80,8 +109,10 @@ def test_a_function_that_may_change_unseen_is_not_remembered(source):
     def inner(record):
         return record["id"] > border
 
-    for keep in (lambda record: True, inner, functools.partial(is_easy)):
-        with pytest.raises(PlanError, match="cannot be remembered: a lambda, an object or a function inside another"):
+    for keep in (inner, functools.partial(is_easy), lambda record, border=border: record["id"] > border):
+        with pytest.raises(
+            PlanError, match="cannot be remembered: it is an object, or a function with default arguments"
+        ):
             ps.Prompts(source, filter=keep, filter_version="1")
     assert len(ids(ps.Prompts(source, epochs=1, filter=inner))) == COUNT - 6
 
@@ -102,7 +133,7 @@ def test_an_error_of_the_function_names_the_record_and_mistakes_are_refused(sour
         ps.Prompts(source, filter=lambda record: False)
     with pytest.raises(PlanError, match="filter is a str, expected a function"):
         ps.Prompts(source, filter="easy")
-    with pytest.raises(PlanError, match="filter_version='1' without a filter"):
+    with pytest.raises(PlanError, match="filter_version='1' and num_proc=None belong to a filter"):
         ps.Prompts(source, filter_version="1")
 
 

@@ -62,7 +62,8 @@ def make_loader(adapter, tmp_path: Path):
             "custom_cls": {"path": str(tmp_path / "mine.py"), "name": "Mine"}, **changes,
         }  # fmt: skip
         config = OmegaConf.create({"data": data, "trainer": {"use_v1": use_v1}})
-        dataset = create_rl_dataset(config.data[f"{part}_files"], config.data, None, None)
+        most = config.data.get("train_max_samples", -1)
+        dataset = create_rl_dataset(config.data[f"{part}_files"], config.data, None, None, max_samples=most)
         return StatefulDataLoader(
             dataset=dataset, batch_size=BATCH, drop_last=part == "train", num_workers=0, collate_fn=collate_fn,
             sampler=create_rl_sampler(config.data, dataset),
@@ -84,7 +85,7 @@ def train(loader: StatefulDataLoader, *, steps: int, is_async: bool = False):
             batch = next(batches)
         gold = [each["ground_truth"] for each in batch["reward_model"]]
         assert [each[0]["content"] for each in batch["raw_prompt"]] == [f"p{n}" for n in gold]
-        return list(batch["ordinal"])
+        return list(batch["penstock_ordinal"])
 
     ahead = [fetch()] if is_async else []
     for _ in range(steps):
@@ -137,6 +138,12 @@ def test_mistakes_are_refused(make_loader, tmp_path):
         make_loader(dataloader_num_workers=8)
     with pytest.raises(PlanError, match=r"trainer\.use_v1 is not true: verl's older trainer forgets the state"):
         make_loader(use_v1=False)
+    with pytest.raises(PlanError, match=r"train_max_samples=9 has no effect on Prompts; open a slice"):
+        make_loader(train_max_samples=9)
+    with pytest.raises(
+        PlanError, match=r"may be longer than data.max_prompt_length=512: open them with max_length=512"
+    ):
+        make_loader(filter_overlong_prompts=True, max_prompt_length=512)
     with pytest.raises(PlanError, match="cannot be told apart; name other files for validation"):
         make_loader(val_files=str(tmp_path / "train.jsonl"))
     with pytest.raises(PlanError, match=r"train.jsonl:\d+: the record has .* expected data.prompt_key 'question'"):

@@ -21,6 +21,8 @@ from penstock.errors import PlanError
 from penstock.prompts import Prompts
 from penstock.prompts.leases import Asked
 
+_ORDINAL = "penstock_ordinal"  # the column of a row that holds the prompt's ordinal
+
 
 class PromptsDataset(RLHFDataset):  # type: ignore[misc]
     """verl's RLHFDataset whose rows are prompts, in their order.  The numbers that verl's sampler draws are not used."""
@@ -40,6 +42,21 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
         if list(self.original_data_files) != train_files:
             super()._read_files_and_tokenize()
             return
+        self._check(train_files)
+        self._held: list[Asked] = []  # handed out since the last state was saved
+        self.prompts = self.open_prompts(train_files, self.config)
+        if self.prompts.epochs is not None:
+            raise PlanError(
+                f"Prompts have epochs={self.prompts.epochs}, expected endless ones: verl counts epochs itself"
+            )
+        if self.filter_overlong_prompts and self.prompts.plan.settings.max_length > self.max_prompt_length:
+            raise PlanError(
+                f"data.filter_overlong_prompts is true, and Prompts may be longer than data.max_prompt_length={self.max_prompt_length}: "
+                f"open them with max_length={self.max_prompt_length} (template: prompt), or set data.filter_overlong_prompts=false"
+            )
+
+    def _check(self, train_files: list[str]) -> None:
+        """Refuse settings under which prompts would be lost or trained twice, or that would be ignored."""
         if train_files == _as_list(self.config.get("val_files")):
             raise PlanError(
                 f"data.train_files and data.val_files are both {train_files}, so training and validation cannot be told apart; name "
@@ -49,16 +66,15 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
             raise PlanError(
                 f"data.dataloader_num_workers={workers}: workers fetch ahead, and what was fetched would count as trained; set it to 0"
             )
+        if self.max_samples > 0:
+            raise PlanError(
+                f"data.train_max_samples={self.max_samples} has no effect on Prompts; open a slice, source[:{self.max_samples}], and set "
+                f"it to -1"
+            )
         if not OmegaConf.select(self.config, "..trainer.use_v1", default=False):
             raise PlanError(
                 "trainer.use_v1 is not true: verl's older trainer forgets the state of the data at the end of an epoch, so a resumed run "
                 "would train prompts again; set trainer.use_v1=true"
-            )
-        self._held: list[Asked] = []  # handed out since the last state was saved
-        self.prompts = self.open_prompts(train_files, self.config)
-        if self.prompts.epochs is not None:
-            raise PlanError(
-                f"Prompts have epochs={self.prompts.epochs}, expected endless ones: verl counts epochs itself"
             )
 
     def __getitem__(self, item: int) -> dict[str, Any]:
@@ -73,7 +89,7 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
             )
         self._held.append((prompt.ordinal, prompt.lease))
         self.dataframe = {item: deepcopy(prompt.record)}  # verl changes the row that it reads
-        return {**super().__getitem__(item), "ordinal": prompt.ordinal}
+        return {**super().__getitem__(item), _ORDINAL: prompt.ordinal}
 
     def __len__(self) -> int:
         return len(self.dataframe) if self.prompts is None else self.prompts.prompts_per_epoch

@@ -1,13 +1,15 @@
 """Which records may be prompts, by a user's function: called in parallel, and remembered in the cache where its identity is known.
 
-A function has no name that says what it does.  So the answers are kept only if the user gives a version, and for a function whose own
-text can be read: the key is made of the records' content, the text and the version, which stands for all that the text calls.
+A function has no name that says what it does.  So the answers are kept only if the user gives a version, and for a plain function: the
+key is made of the records' content, the function's compiled code and the version, which stands for all that this code uses.
 """
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ class Filter:
             raise PlanError(f"filter is a {type(keep).__name__}, expected a function that takes a record")
         self._keep, self._engine = keep, open_engine("local", num_proc=num_proc)
         self.name = getattr(keep, "__qualname__", None) or type(keep).__qualname__
-        self._identity = None if version is None else [version, _text_of(keep, self.name)]
+        self._identity = None if version is None else [version, _code_of(keep, self.name)]
         if version is None:
             _log.warning(
                 "filter %s is called on every record at each start; give it a filter_version to have its answers remembered",
@@ -75,15 +77,21 @@ def _bits(text: str, count: int) -> Bools:
     return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=count).astype(np.bool_)
 
 
-def _text_of(keep: Keep, name: str) -> str:
-    """Return the text of a function; refuse one that depends on more than its text and its module."""
-    try:
-        text = inspect.getsource(keep) if inspect.isfunction(keep) else ""
-    except (OSError, TypeError):
-        text = ""
-    if not text or "<" in name or inspect.getclosurevars(keep).nonlocals:
+def _code_of(keep: Keep, name: str) -> list[Any]:
+    """Return the compiled code of a function as plain values; refuse one that holds other values, which may change unseen."""
+    if not inspect.isfunction(keep) or keep.__closure__ or keep.__defaults__ or keep.__kwdefaults__:
         raise PlanError(
-            f"filter {name} cannot be remembered: a lambda, an object or a function inside another may change unseen; move it to the top "
-            f"of a module, or leave filter_version out"
+            f"filter {name} cannot be remembered: it is an object, or a function with default arguments or with values of the function "
+            f"around it, which may change unseen; write a plain function of the record, or leave filter_version out"
         )
-    return f"{getattr(keep, '__module__', '')}.{name}\n{text}"
+    return [list(sys.version_info[:2]), keep.__module__, name, *_plain(keep.__code__)]
+
+
+def _plain(code: CodeType) -> list[Any]:
+    consts = [_plain(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), code.co_flags, consts]
+
+
+def _constant(value: Any) -> str:
+    """Return a constant as text: of a set in sorted order, which differs from process to process otherwise."""
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)

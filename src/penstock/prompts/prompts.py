@@ -81,7 +81,7 @@ class Prompts:
         max_length: longer prompts are left out and counted; needs a store.
         lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
         filter: a function over records; those for which it returns false are left out and counted.
-        filter_version: have its answers remembered; raise it when something changes that the function calls.
+        filter_version: have its answers remembered; raise it when something changes that the function uses.
         num_proc: processes that call the filter; None for all cores.
         settings: shuffle, window, overflow, and of a weighted mixture mix_by and stop, as for a Loader.
         """
@@ -91,8 +91,10 @@ class Prompts:
             raise PlanError(f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out")
         limit = None if max_length is None else whole_number("max_length", max_length, least=1)
         only = None if filter is None else Filter(filter, version=filter_version, num_proc=num_proc)
-        if only is None and filter_version is not None:
-            raise PlanError(f"filter_version={filter_version!r} without a filter; pass filter=, or leave it out")
+        if only is None and (filter_version is not None or num_proc is not None):
+            raise PlanError(
+                f"filter_version={filter_version!r} and num_proc={num_proc!r} belong to a filter; pass filter=, or leave them out"
+            )
         self._order = PromptOrder(data, max_length=limit, settings={**settings, "seed": seed}, only=only)
         self.plan, self.stores, self.dropped_before = self._order.plan, self._order.stores, self._order.dropped
         self.filtered = self._order.filtered  # prompts that the filter leaves out, by source
