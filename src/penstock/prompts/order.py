@@ -55,30 +55,26 @@ class PromptOrder:
         self._sources = [as_rows(store.source) for store in self.stores]
         self._kept: list[Bools | None] = [None] * len(names)  # which rows of a source the filter keeps; None for all
         self.filtered: Counter[str] = Counter()  # prompts that it leaves out, by the name of their source
-        keys = [
-            store.fingerprint if only is None else self._filter(n, names[n], only)
-            for n, store in enumerate(self.stores)
+        sources = [
+            PlanSource(name=name, key=self._key(number, name, only), shard_sizes=self.stores[number].shard_sizes)
+            for number, name in enumerate(names)
         ]
-        parts = zip(names, keys, self.stores, strict=True)
-        sources = [PlanSource(name=name, key=key, shard_sizes=store.shard_sizes) for name, key, store in parts]
         self.plan = Plan(sources, self._lengths, known)
         self._starts = [0, self.plan.num_rows(0)]  # ordinals at which epochs begin
         self.dropped: Counters = self.plan.blocks.count_dropped(0)  # prompts of an epoch that are not given
         if not self._starts[1]:
-            parts = [
-                self.dropped.dropped_words(),
-                f"{self.filtered.total():,} left out by the filter" if self.filtered else "",
-            ]
-            found = ", ".join(filter(None, parts)) or "; ".join(store.describe() for store in self.stores)
+            by_filter = f"{self.filtered.total():,} left out by the filter" if self.filtered else ""
+            found = ", ".join(filter(None, [self.dropped.dropped_words(), by_filter]))
+            found = found or "; ".join(store.describe() for store in self.stores)
             raise PlanError(f"there are no prompts: {found}; raise max_length, or check the data")
 
-    def _filter(self, number: int, name: str, only: Filter) -> str:
-        """Find the prompts of a source that the filter leaves out; return the key of the source, which then depends on them."""
+    def _key(self, number: int, name: str, only: Filter | None) -> str:
+        """Find the prompts of a source that the filter leaves out; return the key of the source, which depends on them."""
         store = self.stores[number]
+        if only is None:
+            return str(store.fingerprint)
         kept = only.kept(store, self._sources[number])
-        kept |= (
-            store.lengths_of(np.arange(kept.size)) == 0
-        )  # these are no prompts, and counted under reasons of their own
+        kept |= store.lengths_of(np.arange(kept.size)) == 0  # they are counted under reasons of their own
         if kept.all():
             return str(store.fingerprint)
         self._kept[number], self.filtered[name] = kept, int((~kept).sum())
