@@ -64,7 +64,7 @@ def start(folder: Path, life: str, die_at: int | None) -> list[int]:
     while len(codes) < WORLD:
         child, status = os.wait()
         codes[child] = os.waitstatus_to_exitcode(status)
-        if codes[child] and life == "first":
+        if codes[child] and life != "astray":  # there both give up by themselves
             for other in ranks:
                 if other not in codes:
                     os.kill(other, signal.SIGKILL)

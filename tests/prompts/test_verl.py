@@ -144,7 +144,7 @@ def test_mistakes_are_refused(make_loader, tmp_path):
         PlanError, match=r"may be longer than data.max_prompt_length=512: open them with max_length=512"
     ):
         make_loader(filter_overlong_prompts=True, max_prompt_length=512)
-    with pytest.raises(PlanError, match="cannot be told apart; name other files for validation"):
+    with pytest.raises(PlanError, match="cannot be distinguished; name other files for validation"):
         make_loader(val_files=str(tmp_path / "train.jsonl"))
     with pytest.raises(PlanError, match=r"train.jsonl:\d+: the record has .* expected data.prompt_key 'question'"):
         next(iter(make_loader(prompt_key="question")))

@@ -59,7 +59,7 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
         """Refuse settings under which prompts would be lost or trained twice, or that would be ignored."""
         if train_files == _as_list(self.config.get("val_files")):
             raise PlanError(
-                f"data.train_files and data.val_files are both {train_files}, so training and validation cannot be told apart; name "
+                f"data.train_files and data.val_files are both {train_files}, so training and validation cannot be distinguished; name "
                 f"other files for validation"
             )
         if workers := self.config.get("dataloader_num_workers", 0):
