@@ -1,105 +1,150 @@
-"""verl's data set and sampler in the real StatefulDataLoader, called as its synchronous trainer does.  verl does not install here."""
+"""verl's own data set, sampler and collation on Prompts, in the real StatefulDataLoader, called as its trainers v1 do."""
 
-import importlib
+import io
 import json
-import sys
-import types
-from abc import abstractmethod
+import logging
+import os
 from collections import Counter
-from types import SimpleNamespace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from torch.utils.data import Sampler
+import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import penstock as ps
 from penstock.errors import PlanError
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+pytest.importorskip("verl", reason="make installs it: tests/requirements-no-deps.txt")
+pytestmark = pytest.mark.filterwarnings("ignore")  # verl and torchdata call what is deprecated
 
 SIZE, BATCH = 22, 4
 
 
-class AbstractCurriculumSampler(Sampler[int]):
-    """verl's interface."""
+@pytest.fixture(scope="module", autouse=True)
+def adapter():
+    """The module; importing verl sets up logging and the environment of the process."""
+    root, environment = logging.getLogger(), dict(os.environ)
+    handlers, level = root.handlers[:], root.level
+    from penstock.integrations import verl
 
-    @abstractmethod
-    def __init__(self, data_source, data_config): ...
-    @abstractmethod
-    def update(self, batch): ...
+    root.handlers[:], root.level = handlers, level
+    os.environ.clear()
+    os.environ.update(environment)
+    return verl
 
 
 @pytest.fixture
-def adapter(monkeypatch):
-    names = ("verl", "verl.experimental", "verl.experimental.dataset", "verl.experimental.dataset.sampler")
-    modules = {name: types.ModuleType(name) for name in names}
-    modules[names[-1]].AbstractCurriculumSampler = AbstractCurriculumSampler
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "penstock.integrations.verl", raising=False)
-    yield importlib.import_module("penstock.integrations.verl")
-    sys.modules.pop("penstock.integrations.verl", None)
+def make_loader(adapter, tmp_path: Path):
+    """Make a data loader as verl's trainer v1 does, from a config in which one or the other value is changed."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
+    from verl.utils.dataset.rl_dataset import collate_fn
 
-
-def make_loader(adapter, **options):
-    class Mine(adapter.PromptsDataset):
-        def open_prompts(self, data_files, config):
-            return ps.Prompts(
-                ps.open([{"prompt": f"p{n}", "gold": n} for n in range(SIZE)]), seed=config["seed"], **options
-            )
-
-    dataset = Mine(data_files="x", tokenizer=None, processor=None, config={"seed": 3}, max_samples=-1)
-    sampler = adapter.PromptsSampler(data_source=dataset, data_config={"seed": 3})
-    return StatefulDataLoader(
-        dataset, batch_size=BATCH, sampler=sampler, drop_last=True, num_workers=0, collate_fn=list
+    rows = [
+        {"prompt": [{"role": "user", "content": f"p{n}"}], "data_source": "math", "reward_model": {"ground_truth": n}}
+        for n in range(SIZE)
+    ]
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(
+        "import penstock as ps\n"
+        "from penstock.integrations.verl import PromptsDataset\n"
+        "class Mine(PromptsDataset):\n"
+        "    def open_prompts(self, data_files, config):\n"
+        "        options = dict(config.get('own') or {})\n"
+        "        return ps.Prompts(ps.open(data_files[0], cache_dir=config.cache_dir), seed=3, **options)\n"
     )
 
+    def make(*, part: str = "train", use_v1: bool = True, **changes: Any) -> StatefulDataLoader:
+        data = {
+            "train_files": str(tmp_path / "train.jsonl"), "val_files": [str(tmp_path / "val.jsonl")], "shuffle": True, "seed": 1,
+            "dataloader_num_workers": 0, "cache_dir": str(tmp_path / "cache"), "filter_overlong_prompts": False,
+            "custom_cls": {"path": str(tmp_path / "mine.py"), "name": "Mine"}, **changes,
+        }  # fmt: skip
+        config = OmegaConf.create({"data": data, "trainer": {"use_v1": use_v1}})
+        most = config.data.get("train_max_samples", -1)
+        dataset = create_rl_dataset(config.data[f"{part}_files"], config.data, None, None, max_samples=most)
+        return StatefulDataLoader(
+            dataset=dataset, batch_size=BATCH, drop_last=part == "train", num_workers=0, collate_fn=collate_fn,
+            sampler=create_rl_sampler(config.data, dataset),
+        )  # fmt: skip
 
-def train(loader, *, steps, filtered=()):
-    """A trainer: gets a batch, trains, saves after each step, then tells the sampler; yields the ordinals trained and the state."""
-    while True:
-        for batch in loader:
-            kept = [row for row in batch if row["gold"] not in filtered]
-            state = json.dumps(loader.state_dict()) if not filtered else None
-            loader.sampler.update(
-                SimpleNamespace(non_tensor_batch={"index": [row["index"] for row in kept for _ in range(2)]})
-            )
-            yield [row["index"] for row in kept], state
-            steps -= 1
-            if not steps:
-                return
+    return make
 
 
-def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(adapter):
-    straight = list(train(make_loader(adapter), steps=14))
-    assert [n for group, _ in straight for n in group] == list(range(14 * BATCH))  # an incomplete batch is not lost
+def train(loader: StatefulDataLoader, *, steps: int, is_async: bool = False):
+    """Yield what each step trains, and the state that is saved after it; an asynchronous trainer has fetched the next batch by then."""
+    batches = iter(loader)
+
+    def fetch() -> list[int]:
+        nonlocal batches
+        try:
+            batch = next(batches)
+        except StopIteration:  # as verl goes on
+            batches = iter(loader)
+            batch = next(batches)
+        gold = [each["ground_truth"] for each in batch["reward_model"]]
+        assert [each[0]["content"] for each in batch["raw_prompt"]] == [f"p{n}" for n in gold]
+        return list(batch["penstock_ordinal"])
+
+    ahead = [fetch()] if is_async else []
+    for _ in range(steps):
+        ahead.append(fetch())
+        saved = io.BytesIO()
+        torch.save(loader.state_dict(), saved)
+        yield ahead.pop(0), saved.getvalue(), [n for batch in ahead for n in batch]
+
+
+def resume(loader: StatefulDataLoader, state: bytes) -> StatefulDataLoader:
+    """Load what was saved as verl does."""
+    loader.load_state_dict(torch.load(io.BytesIO(state), weights_only=False))
+    return loader
+
+
+def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(make_loader):
+    straight = list(train(make_loader(), steps=14))
+    assert [n for batch, _, _ in straight for n in batch] == list(range(14 * BATCH))  # an incomplete batch is not lost
     for stop in range(1, 14):
-        resumed = make_loader(adapter)
-        resumed.load_state_dict(json.loads(straight[stop - 1][1]))
-        rest = [group for group, _ in train(resumed, steps=14 - stop)]
-        assert rest == [group for group, _ in straight[stop:]]
+        resumed = resume(make_loader(), straight[stop - 1][1])
+        rest = [batch for batch, _, _ in train(resumed, steps=14 - stop)]
+        assert rest == [batch for batch, _, _ in straight[stop:]]
 
 
-def test_a_lease_time_does_not_train_a_prompt_twice(adapter):
-    loader = make_loader(adapter, lease=1e-9)  # over before the next call
-    assert [n for group, _ in train(loader, steps=14) for n in group] == list(range(14 * BATCH))
+def test_verl_4199_what_waits_in_the_queue_of_an_asynchronous_trainer_is_given_once(make_loader):
+    """The trainer saves its queue and generates it again; the data set gives what comes after."""
+    straight = list(train(make_loader(), steps=6, is_async=True))
+    trained, state, queue = [n for batch, _, _ in straight for n in batch], straight[-1][1], straight[-1][2]
+    resumed = resume(make_loader(), state)
+    given = [n for batch, _, _ in train(resumed, steps=3) for n in batch]
+    assert Counter([*trained, *queue, *given]) == Counter(range(len(trained) + len(queue) + len(given)))
 
 
-def test_every_record_comes_once_in_each_epoch_and_what_is_filtered_is_counted(adapter):
-    loader = make_loader(adapter)
-    trained = [n for group, _ in train(loader, steps=11, filtered=(3, 4)) for n in group]
-    counts = loader.sampler.prompts.counts
-    assert counts["dropped"] == {"not_trained": 4} and counts["done"] == len(trained) == 40
-    assert max(Counter(trained).values()) == 1
-    assert len(loader) == SIZE // BATCH
+def test_a_lease_time_does_not_train_a_prompt_twice(make_loader):
+    loader = make_loader(own={"lease": 1e-9})  # over before the next call
+    assert [n for batch, _, _ in train(loader, steps=14) for n in batch] == list(range(14 * BATCH))
+    assert loader.dataset.prompts.counts["done"] == 14 * BATCH and len(loader) == SIZE // BATCH
 
 
-def test_mistakes_are_refused(adapter):
+def test_validation_files_are_read_by_verl(make_loader):
+    loader = make_loader(part="val")
+    gold = [each["ground_truth"] for batch in loader for each in batch["reward_model"]]
+    assert sorted(gold) == list(range(SIZE)) and loader.dataset.prompts is None
+
+
+def test_mistakes_are_refused(make_loader, tmp_path):
     with pytest.raises(PlanError, match="epochs=2, expected endless ones"):
-        make_loader(adapter, epochs=2)
-    with pytest.raises(
-        PlanError, match=r"item 0 of PromptsDataset: expected a prompt; set data.sampler to PromptsSampler"
-    ):
-        make_loader(adapter).dataset[0]
+        make_loader(own={"epochs": 2})
     with pytest.raises(PlanError, match="dataloader_num_workers=8: workers fetch ahead"):
-        adapter.PromptsSampler(make_loader(adapter).dataset, {"dataloader_num_workers": 8})
+        make_loader(dataloader_num_workers=8)
+    with pytest.raises(PlanError, match=r"trainer\.use_v1 is not true: verl's older trainer forgets the state"):
+        make_loader(use_v1=False)
+    with pytest.raises(PlanError, match=r"train_max_samples=9 has no effect on Prompts; open a slice"):
+        make_loader(train_max_samples=9)
+    with pytest.raises(
+        PlanError, match=r"may be longer than data.max_prompt_length=512: open them with max_length=512"
+    ):
+        make_loader(filter_overlong_prompts=True, max_prompt_length=512)
+    with pytest.raises(PlanError, match="cannot be distinguished; name other files for validation"):
+        make_loader(val_files=str(tmp_path / "train.jsonl"))
+    with pytest.raises(PlanError, match=r"train.jsonl:\d+: the record has .* expected data.prompt_key 'question'"):
+        next(iter(make_loader(prompt_key="question")))

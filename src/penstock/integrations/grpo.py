@@ -5,6 +5,9 @@
 
 trl keeps generated groups in memory for several steps and does not save them.  So a checkpoint is only allowed between two generations:
 anywhere else, prompts that were trained in part would be generated and trained again after a resume.
+
+With several ranks, every rank opens the same prompts and takes all of them, in the same order; it generates its own share of the rows.
+Each generation the ranks compare what they took.
 """
 
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -48,11 +52,6 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _check(self) -> None:
         """Refuse settings under which prompts would be lost or trained twice."""
         args, steps = self.args, self.steps_per_round
-        if self.accelerator.num_processes > 1:
-            raise PlanError(
-                f"{self.accelerator.num_processes} ranks: PromptsGRPOTrainer runs on one; with more, take prompts in a loop of your own "
-                f"from penstock.prompts.serve(prompts)"
-            )
         if self.prompts.epochs is not None or args.max_steps <= 0:
             raise PlanError(
                 f"Prompts with epochs={self.prompts.epochs} and max_steps={args.max_steps}: expected endless Prompts (epochs=None), and "
@@ -121,9 +120,10 @@ class _Group(list[dict[str, Any]]):
 
 
 class _Groups:
-    """What the trainer iterates over: the rows of each generation, as often as trl asks for them.
+    """What the trainer iterates over: this rank's rows of each generation, as often as trl asks for them.
 
-    trl asks ahead of its steps, so pulls are counted here.
+    trl asks ahead of its steps, so pulls are counted here.  It joins the rewards of all ranks in their order before it compares the rows
+    of a prompt; so a rank has neighbouring rows, and a prompt may have some of its rows on the next rank.
     """
 
     def __init__(self, trainer: PromptsGRPOTrainer) -> None:
@@ -138,11 +138,30 @@ class _Groups:
             while len(taken) < count:  # one call may give fewer, at the border of what is given again
                 taken += trainer.prompts.take(count - len(taken), to=_WORKER)
             trainer.prompts.accept(taken)  # trl trains whatever it generates, so these leases must not run out
-            rows = [_row(prompt) for prompt in taken]
+            self._compare(taken)
+            rows = [row for row in map(_row, taken) for _ in range(times)]
+            rank, share = trainer.accelerator.process_index, len(rows) // trainer.accelerator.num_processes
             for turn in range(every):
-                group = _Group(dict(row) for row in rows for _ in range(times))
+                group = _Group(dict(row) for row in rows[rank * share : (rank + 1) * share])
                 group.prompts, group.is_last = taken, turn == every - 1
                 yield group
+
+    def _compare(self, taken: list[Prompt]) -> None:
+        """Refuse ranks that have other prompts than rank 0: groups would be lost, or trained twice."""
+        if self._trainer.accelerator.num_processes == 1:
+            return
+        mine = self._trainer.prompts.plan.fingerprint, [prompt.ordinal for prompt in taken]
+        for rank, theirs in enumerate(found := gather_object([mine])):
+            if theirs != found[0]:
+                what = "other prompts are open" if theirs[0] != found[0][0] else f"took {_shown(theirs[1])}"
+                raise PlanError(
+                    f"rank {rank}: {what}, and rank 0 took {_shown(found[0][1])}; open the same Prompts on every rank, and "
+                    f"use them for nothing else"
+                )
+
+
+def _shown(ordinals: list[int]) -> str:
+    return f"prompts {ordinals[0]} to {ordinals[-1]}"
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:

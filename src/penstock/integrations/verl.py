@@ -1,96 +1,111 @@
-"""Prompts for verl's synchronous trainer: a data set and a sampler for its StatefulDataLoader.
+"""Prompts for verl (0.9 and its trainers v1): a data set for its StatefulDataLoader.
 
     class Mine(PromptsDataset):
         def open_prompts(self, data_files, config):
-            return ps.Prompts("recipe.yaml", repeats=8)
+            return ps.Prompts("recipe.yaml", max_length=config.max_prompt_length)
 
     data.custom_cls.path=mine.py data.custom_cls.name=Mine data.dataloader_num_workers=0
-    data.sampler.class_path=pkg://penstock.integrations.verl data.sampler.class_name=PromptsSampler
 
-verl calls the sampler's `update` after each step, with what was trained.  It saves the state of its data loader within a step, after
-training and before `update`.  So what was handed out when a state is saved counts as trained.  An asynchronous trainer hands out
-prompts ahead of training: do not use this sampler there, but `penstock.prompts.serve`.
+verl saves the state of its data loader after a training step.  What was handed out then is in verl's hands: its synchronous trainer has
+trained it, and its asynchronous ones save it in their queue and generate it again.  So it counts as done, also if verl's own filter of
+groups leaves it out: verl does not tell a data set what it trains on.  Validation files are read by verl's own data set.
 """
 
-from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
-from torch.utils.data import Dataset
-from verl.experimental.dataset.sampler import AbstractCurriculumSampler
+from omegaconf import OmegaConf
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from penstock.errors import PlanError
-from penstock.prompts import Prompt, Prompts
+from penstock.prompts import Prompts
+from penstock.prompts.leases import Asked
 
-_INDEX = "index"  # the column of a row, and of verl's batches, that holds the ordinal
-_NOT_TRAINED = "not_trained"  # handed out, and not in the batch that was trained: verl's filter left it out
+_ORDINAL = "penstock_ordinal"  # the column of a row that holds the prompt's ordinal
 
 
-class PromptsDataset(Dataset):  # type: ignore[misc]
-    """Rows of verl, made of prompts that a PromptsSampler has taken."""
+class PromptsDataset(RLHFDataset):  # type: ignore[misc]
+    """verl's RLHFDataset whose rows are prompts, in their order.  The numbers that verl's sampler draws are not used."""
 
-    def __init__(self, data_files: Any = None, config: Any = None, **_: Any) -> None:
-        self.prompts = self.open_prompts(data_files, config)
+    prompts: Prompts | None = None  # None where it serves validation files
+
+    def open_prompts(self, data_files: list[str], config: Any) -> Prompts:
+        """Return the prompts; your class says which."""
+        raise NotImplementedError("open_prompts: return penstock.Prompts(…) in a class of your own")
+
+    def _download(self, *args: Any, **options: Any) -> None:
+        if list(self.data_files) != _as_list(self.config.get("train_files")):
+            super()._download(*args, **options)
+
+    def _read_files_and_tokenize(self) -> None:
+        train_files = _as_list(self.config.get("train_files"))
+        if list(self.original_data_files) != train_files:
+            super()._read_files_and_tokenize()
+            return
+        self._check(train_files)
+        self._held: list[Asked] = []  # handed out since the last state was saved
+        self.prompts = self.open_prompts(train_files, self.config)
         if self.prompts.epochs is not None:
             raise PlanError(
                 f"Prompts have epochs={self.prompts.epochs}, expected endless ones: verl counts epochs itself"
             )
+        if self.filter_overlong_prompts and self.prompts.plan.settings.max_length > self.max_prompt_length:
+            raise PlanError(
+                f"data.filter_overlong_prompts is true, and Prompts may be longer than data.max_prompt_length={self.max_prompt_length}: "
+                f"open them with max_length={self.max_prompt_length} (template: prompt), or set data.filter_overlong_prompts=false"
+            )
 
-    def open_prompts(self, data_files: Any, config: Any) -> Prompts:
-        """Return the prompts; your class says which."""
-        raise NotImplementedError("open_prompts: return penstock.Prompts(…) in a class of your own")
-
-    def make_row(self, prompt: Prompt) -> dict[str, Any]:
-        """Return the row of a prompt: its record, and the prompt as `raw_prompt`."""
-        if "prompt" not in prompt.record:
-            raise PlanError(f"{prompt.where}: the record has {sorted(prompt.record)}, expected the key 'prompt'")
-        return {**prompt.record, "raw_prompt": prompt.record["prompt"]}
-
-    def __getitem__(self, prompt: Prompt) -> dict[str, Any]:
-        if not isinstance(prompt, Prompt):
-            raise PlanError(f"item {prompt!r} of PromptsDataset: expected a prompt; set data.sampler to PromptsSampler")
-        return {**self.make_row(prompt), _INDEX: prompt.ordinal}
-
-    def __len__(self) -> int:
-        return self.prompts.prompts_per_epoch
-
-
-class PromptsSampler(AbstractCurriculumSampler):  # type: ignore[misc]
-    """Takes prompts when a batch is made.  Its state, in verl's `data.pt`, lists what is not trained."""
-
-    def __init__(self, data_source: PromptsDataset, data_config: Any = None) -> None:
-        if workers := (data_config or {}).get("dataloader_num_workers", 0):
+    def _check(self, train_files: list[str]) -> None:
+        """Refuse settings under which prompts would be lost or trained twice, or that would be ignored."""
+        if train_files == _as_list(self.config.get("val_files")):
+            raise PlanError(
+                f"data.train_files and data.val_files are both {train_files}, so training and validation cannot be distinguished; name "
+                f"other files for validation"
+            )
+        if workers := self.config.get("dataloader_num_workers", 0):
             raise PlanError(
                 f"data.dataloader_num_workers={workers}: workers fetch ahead, and what was fetched would count as trained; set it to 0"
             )
-        self._data, self.prompts = data_source, data_source.prompts
-        self._held: dict[int, Prompt] = {}  # handed out since the last step was acknowledged
+        if self.max_samples > 0:
+            raise PlanError(
+                f"data.train_max_samples={self.max_samples} has no effect on Prompts; open a slice, source[:{self.max_samples}], and set "
+                f"it to -1"
+            )
+        if not OmegaConf.select(self.config, "..trainer.use_v1", default=False):
+            raise PlanError(
+                "trainer.use_v1 is not true: verl's older trainer forgets the state of the data at the end of an epoch, so a resumed run "
+                "would train prompts again; set trainer.use_v1=true"
+            )
 
-    def __iter__(self) -> Iterator[Prompt]:
-        """Yield prompts to the end of the epoch.  Those of an incomplete last batch, which verl drops, come first in the next one."""
-        self.prompts.back(list(self._held.values()))
-        self._held = {}
-        end = (self.prompts.counts["next"] // len(self._data) + 1) * len(self._data)
-        while self.prompts.counts["next"] < end or self.prompts.counts["returned"]:
-            (prompt,) = self.prompts.take(1, to="verl")
-            self.prompts.accept(prompt)  # verl trains whatever it is given, so this lease must not run out
-            self._held[prompt.ordinal] = prompt
-            yield prompt
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        if self.prompts is None:
+            row: dict[str, Any] = super().__getitem__(item)
+            return row
+        (prompt,) = self.prompts.take(1, to="verl")
+        self.prompts.accept(prompt)  # verl trains whatever it is given, so this lease must not run out
+        if self.prompt_key not in prompt.record:
+            raise PlanError(
+                f"{prompt.where}: the record has {sorted(prompt.record)}, expected data.prompt_key {self.prompt_key!r}"
+            )
+        self._held.append((prompt.ordinal, prompt.lease))
+        self.dataframe = {item: deepcopy(prompt.record)}  # verl changes the row that it reads
+        return {**super().__getitem__(item), _ORDINAL: prompt.ordinal}
 
-    def update(self, batch: Any) -> None:
-        """Acknowledge a step: prompts in the batch are done; the others that were handed out are dropped and counted."""
-        trained = {int(ordinal) for ordinal in batch.non_tensor_batch[_INDEX]}
-        held, self._held = self._held, {}
-        self.prompts.done([prompt for ordinal, prompt in held.items() if ordinal in trained])
-        self.prompts.drop([prompt for ordinal, prompt in held.items() if ordinal not in trained], why=_NOT_TRAINED)
+    def __len__(self) -> int:
+        return len(self.dataframe) if self.prompts is None else self.prompts.prompts_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        held, self._held = self._held, {}
-        self.prompts.done(list(held.values()))
+        if self.prompts is None:
+            return {}
+        held, self._held = self._held, []
+        self.prompts.done(held)
         return self.prompts.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._held = {}
-        self.prompts.load_state_dict(state)
+        if self.prompts is not None:
+            self._held = []
+            self.prompts.load_state_dict(state)
 
-    def __len__(self) -> int:
-        return len(self._data)
+
+def _as_list(files: Any) -> list[str]:
+    return list(files) if isinstance(files, list | tuple) or OmegaConf.is_list(files) else [files]

@@ -21,6 +21,7 @@ import orjson
 
 from penstock.errors import LeaseError, PlanError
 from penstock.plan.settings import whole_number
+from penstock.prompts.filter import Filter, Keep
 from penstock.prompts.leases import NO_END, Asked, Lease, Leases
 from penstock.prompts.order import PromptOrder
 from penstock.prompts.state import MOST_NOTE_BYTES, make_state, read_state
@@ -67,6 +68,9 @@ class Prompts:
         epochs: int | None = None,
         max_length: int | None = None,
         lease: float | None = None,
+        filter: Keep | None = None,
+        filter_version: str | None = None,
+        num_proc: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> None:
@@ -76,6 +80,9 @@ class Prompts:
         epochs: how often every prompt is given; None for ever.
         max_length: longer prompts are left out and counted; needs a store.
         lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
+        filter: a function over records; those for which it returns false are left out and counted.
+        filter_version: have its answers remembered; raise it when something changes that the function uses.
+        num_proc: processes that call the filter; None for all cores.
         settings: shuffle, window, overflow, and of a weighted mixture mix_by and stop, as for a Loader.
         """
         self.repeats = whole_number("repeats", repeats, least=1)
@@ -83,14 +90,22 @@ class Prompts:
         if lease is not None and not lease > 0:
             raise PlanError(f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out")
         limit = None if max_length is None else whole_number("max_length", max_length, least=1)
-        self._order = PromptOrder(data, max_length=limit, settings={**settings, "seed": seed})
+        only = None if filter is None else Filter(filter, version=filter_version, num_proc=num_proc)
+        if only is None and (filter_version is not None or num_proc is not None):
+            raise PlanError(
+                f"filter_version={filter_version!r} and num_proc={num_proc!r} belong to a filter; pass filter=, or leave them out"
+            )
+        self._order = PromptOrder(data, max_length=limit, settings={**settings, "seed": seed}, only=only)
         self.plan, self.stores, self.dropped_before = self._order.plan, self._order.stores, self._order.dropped
+        self.filtered = self._order.filtered  # prompts that the filter leaves out, by source
         self._lease, self._clock, self._lock, self._process = lease, clock, threading.RLock(), os.getpid()
         total = None if self.epochs is None else self._order.total(self.epochs)
         # from a random number on: a rollout that waited in a queue while the owner was restarted has another one
         self._leases = Leases(total, _number=int.from_bytes(os.urandom(5)))
         if text := self.dropped_before.dropped_words():
             _log.warning("%s (of %s prompts in an epoch)", text, f"{self.dropped_before.samples:,}")
+        for name, count in self.filtered.items():
+            _log.warning("%s: %s prompts left out by the filter", name, f"{count:,}")
 
     def _owned(self) -> threading.RLock:
         """Return the lock of all changes; a forked copy must not make any: it would give what its parent gives."""

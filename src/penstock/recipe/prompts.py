@@ -36,7 +36,8 @@ class Prompts(prompts.Prompts):
         lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
         part: of a recipe; "train" or the name of an eval set.
         settings: seed, shuffle, window, max_length (longer prompts are left out and counted), overflow; of a weighted mixture also mix_by
-        and stop.  They come before those of the recipe.
+        and stop.  They come before those of the recipe.  filter: a function over records; those for which it returns false are left out and
+        counted.  filter_version: have its answers remembered.  num_proc: processes that call it.
         """
         own = {**settings, **({} if epochs is None else {"epochs": epochs})}
         if isinstance(data, str | os.PathLike | Recipe):
