@@ -308,11 +308,6 @@ def ranks_take_runs_that_overlap(right):
     return wrong
 
 
-@mutant("plan.ranks:deal", LAW_1)
-def padding_is_dealt_to_the_rank_with_the_most_work(right):
-    return lambda costs, world_size, settings: right(np.where(costs, costs, costs.max()), world_size, settings)
-
-
 @mutant("plan.ranks:deal", BALANCE)
 def ranks_with_the_most_work_get_the_costliest_rows(right):
     return lambda costs, world_size, settings: right(-costs, world_size, settings)

@@ -122,7 +122,8 @@ def test_settings_that_contradict_balance_are_refused():
         PlanError, match="cost_attention 0 and cost_linear 0 make a row of 8 tokens cost 0; expected more"
     ):
         PlanSettings(max_length=8, cost_attention=0, cost_linear=0)
-    with pytest.raises(PlanError, match=r"cost 288230.*less than 2⁴⁸"):
+    with pytest.raises(PlanError, match=r"cost 288230.*less than 2⁵⁰"):
         PlanSettings(max_length=1 << 20, cost_attention=1 << 18)
     with pytest.raises(PlanError, match="balance is 'ranks', expected one of none, rank, block"):
         PlanSettings(max_length=8, balance="ranks")
+    assert PlanSettings(max_length=1 << 40).balance == "rank"  # a max_length that means no limit

@@ -17,7 +17,7 @@ WINDOWS = ("auto", "all")  # or a number of shards
 _OVERFLOWS = ("drop", "truncate", "split", "error")
 _TAILS = ("pad", "drop", "repeat", "error", "wrap")
 _AUTO_WINDOW = 1024  # shards
-_MOST_COST = 1 << 48  # of a row: the sum over a rank's rows fits into 64 bits
+_MOST_COST, _LONGEST = 1 << 50, 1 << 24  # cost of a row of so many tokens: the sum over a rank's rows fits into 64 bits
 
 
 def setting(
@@ -113,11 +113,12 @@ class PlanSettings:
         if self.balance == "block" and (self.method.orders or not self.shuffle):
             other = f"packing={self.packing!r}" if self.method.orders else "shuffle=False"
             raise PlanError(f"balance='block' orders rows by their cost, and {other} orders them otherwise; choose one")
-        cost = self.max_length * (self.cost_attention * self.max_length + self.cost_linear)
+        tokens = min(self.max_length, _LONGEST)  # a larger max_length means no limit; samples are not that long
+        cost = tokens * (self.cost_attention * tokens + self.cost_linear)
         if not 0 < cost < _MOST_COST:
             raise PlanError(
-                f"cost_attention {self.cost_attention} and cost_linear {self.cost_linear} make a row of {self.max_length} tokens cost "
-                f"{cost}; expected more than 0 and less than 2⁴⁸. Only the ratio of the two matters"
+                f"cost_attention {self.cost_attention} and cost_linear {self.cost_linear} make a row of {tokens} tokens cost "
+                f"{cost}; expected more than 0 and less than 2⁵⁰. Only the ratio of the two matters"
             )
 
     @property
