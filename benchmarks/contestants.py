@@ -240,20 +240,21 @@ def run(name: str, folder: Path, *, stop: int | None, state: Path | None, save: 
     kind: Any = ALL[name]
     kind(folder, rank, world)  # modules are loaded before the clock starts
     taken = pickle.loads(state.read_bytes()) if state else None
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     loader = kind(folder, rank, world)
     if taken is not None:
         loader.load(taken)
     handed: list[list[int]] = []
-    first = 0.0
+    first = first_cpu = 0.0
     for batch in loader.batches():
         first = first or time.perf_counter() - begin
+        first_cpu = first_cpu or time.process_time() - begin_cpu
         handed.append(batch)
         if len(handed) == stop:
             break
     if save:
         save.write_bytes(pickle.dumps(loader.state()))
-    return {"first": first, "handed": handed, "state_bytes": save.stat().st_size if save else 0}
+    return {"first": first, "first_cpu": first_cpu, "handed": handed, "state_bytes": save.stat().st_size if save else 0}
 
 
 if __name__ == "__main__":  # contestants.py write|run NAME FOLDER [STOP STATE SAVE OUT]

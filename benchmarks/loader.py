@@ -479,7 +479,7 @@ def quick() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         write_columns(Path(name))
         sides = ("penstock, turns trained", "datasets, map-style")
-        turns = [{side: child("run", side, name)["wall"] for side in sides} for _ in range(REPEAT)]
+        turns = [{side: child("run", side, name)["cpu"] for side in sides} for _ in range(REPEAT)]
     return {"× datasets, map-style": median(turn[sides[0]] / turn[sides[1]] for turn in turns)}
 
 

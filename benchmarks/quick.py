@@ -2,8 +2,8 @@
 
     python benchmarks/quick.py        exit code 1 if a ratio is below its floor
 
-A script that knows `--quick` prints its ratios as one line of JSON and writes no page.  Floors are well below what results/*.md
-show: a busy machine must not fail, a change of kind must.
+A script that knows `--quick` prints its ratios as one line of JSON and writes no page.  Ratios are of CPU time, and floors are a third
+to a half of what results/*.md show: a busy machine must not fail, a change of kind must.
 """
 
 import json

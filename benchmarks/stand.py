@@ -38,6 +38,11 @@ class Timing:
         """Microseconds; steadier than `per_sample` where others use the machine."""
         return median(self.cpu) / self.num_samples * 1e6
 
+    @property
+    def least_cpu(self) -> float:
+        """Microseconds of CPU of the fastest repetition: what `quick.py` compares, for a neighbour slows the others."""
+        return min(self.cpu) / self.num_samples * 1e6
+
     def spread(self) -> str:
         return f"{self.seconds:.3f} ({min(self.wall):.3f}–{max(self.wall):.3f})"
 

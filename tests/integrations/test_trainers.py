@@ -54,9 +54,10 @@ def test_the_trainer_on_two_ranks_is_killed_and_goes_on_with_one(folder):
     cut = [[line["ids"] for line in logged(folder / f"cut-{rank}.jsonl")] for rank in range(2)]
     steps = min(map(len, cut))
     assert steps >= DIE_AT - 1
-    for step in range(steps):  # row i of a step is rank i modulo two's: nobody dealt them out again
-        mine, theirs = cut[0][step], cut[1][step]
-        assert [mine[0], theirs[0], mine[1], theirs[1]] == whole[step]
+    ranks = [open_loader(folder, output="numpy", batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+    for step, *both in zip(range(steps), *ranks, strict=False):  # the Trainer did not deal them out again
+        assert [cut[rank][step] for rank in range(2)] == [batch["input_ids"].tolist() for batch in both]
+        assert sorted(cut[0][step] + cut[1][step]) == sorted(whole[step])
     rest = [line["ids"] for line in logged(folder / "rest.jsonl")]
     assert 0 < len(whole) - len(rest) < DIE_AT
     assert rest == whole[len(whole) - len(rest) :]

@@ -29,6 +29,7 @@ FAIL_CLOSED = "tests/laws/test_fail_closed.py"
 MIXING = "tests/laws/test_mixing.py::test_law_10_every_tenth_of_an_epoch_is_like_the_whole"
 WINDOWS = "tests/laws/test_mixing.py::test_windows_hold_1024_shards_and_a_small_rest_joins_the_last"
 LAW_11 = "tests/laws/test_prompts.py::TestLaw11"
+BALANCE = "tests/plan/test_balance.py"
 PACKING = "tests/plan/test_packing.py"
 PERMUTATION = "tests/plan/test_permutation.py"
 
@@ -298,9 +299,33 @@ def the_number_of_steps_is_rounded_down(right):
     return with_tail(right, "pad", "drop")
 
 
-@mutant("plan.ranks:row_of", LAW_1)
+@mutant("plan.ranks:deal", LAW_1)
 def ranks_take_runs_that_overlap(right):
-    return lambda rank, row, world_size: row + rank
+    def wrong(costs, world_size, settings):
+        dealt = right(costs, world_size, settings)
+        return np.minimum(dealt + (dealt == dealt[:, :1, :1]), costs.shape[1] - 1)
+
+    return wrong
+
+
+@mutant("plan.ranks:deal", BALANCE)
+def ranks_with_the_most_work_get_the_costliest_rows(right):
+    return lambda costs, world_size, settings: right(-costs, world_size, settings)
+
+
+@mutant("plan.ranks:_row_sums", BALANCE)
+def attention_costs_nothing(right):
+    return lambda rows, settings: right(rows, replace(settings, cost_attention=0))
+
+
+@mutant("plan.block:Block._in_runs", BALANCE)
+def rows_of_similar_cost_do_not_stay_together(right):
+    return lambda self, values, group, **where: right(self, values, 1, **where)
+
+
+@mutant("plan.settings:PlanSettings.of_order", FAIL_CLOSED)
+def the_block_balance_is_not_in_the_fingerprint(right):
+    return lambda self: right(replace(self, balance="rank"))
 
 
 # Refusals

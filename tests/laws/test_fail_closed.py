@@ -1,4 +1,4 @@
-"""Law 8: another data set, option or version is refused by name.  And golden files: the order of 16 recipes, pinned."""
+"""Law 8: another data set, option or version is refused by name.  And golden files: the order of 17 recipes, pinned."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import digest
 from penstock.plan import plan as plan_module
 from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.plan.settings import BALANCE, PlanSettings, weights_as_text
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "orders.json"
 SIZES = np.array([400, 350, 0, 600], np.int64)
@@ -43,6 +43,10 @@ CHANGES = {
     "block": 100,
     "align": 8,
     "max_per_row": 4,
+    "balance": "block",
+    "balance_rows": 100,  # these three against a plan with balance: block
+    "cost_attention": 2,
+    "cost_linear": 100,
 }
 
 
@@ -50,12 +54,20 @@ CHANGES = {
 def test_every_setting_is_part_of_the_fingerprint_and_named_in_the_refusal(field):
     assert set(CHANGES) == set(PlanSettings.__slots__), "a new setting needs a line in CHANGES"
     base = replace(BASE, weights=("1", "3")) if field in ("weights", "mix_by", "stop") else BASE
+    base = replace(BASE, balance="block") if field in BALANCE[1:] else base
     mine, other = make(base), make(replace(base, **{field: CHANGES[field]}))
     assert mine.fingerprint != other.fingerprint
     for a, b in ((mine, other), (other, mine)):
         with pytest.raises(PlanMismatch, match=rf"belongs to plan {a.fingerprint[:8]}.*{field} ") as caught:
             b.check_summary(a.fingerprint, json.loads(json.dumps(a.summary())))
         assert str(caught.value).count(" → ") == 1  # nothing else is blamed
+
+
+def test_how_ranks_share_a_step_is_not_part_of_the_fingerprint():
+    """It moves no row of the global order: a run may change it at any step, and states of releases before it resume."""
+    for other in ({"balance": "none"}, {"cost_linear": 9}, {"cost_attention": 2}, {"balance_rows": 3}):
+        assert make(replace(BASE, **other)).identity == make(BASE).identity
+    assert not set(BALANCE) & set(make(BASE).identity)
 
 
 def test_other_data_is_refused_by_the_name_of_its_source():
@@ -150,6 +162,7 @@ GOLDEN_RECIPES = {
     "unpacked, wrapped": replace(BASE, packing="none", tail="wrap"),
     "split, small blocks": replace(BASE, overflow="split", max_length=100, block=200, max_per_row=3),
     "weighted by rows": replace(BASE, weights=("0.7", "0.3"), stop="all", tail="repeat"),
+    "rows of similar cost together": replace(BASE, balance="block", balance_rows=20),
     "weighted by tokens": replace(BASE, weights=("0.7", "0.3"), mix_by="tokens", tail="drop"),
 }
 

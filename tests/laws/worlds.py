@@ -147,11 +147,12 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
         if weights is not None:
             lengths = tuple(np.append(values, 4) for values in lengths)
         masks = tuple(random_masks(values, kind, rng) for values, kind in zip(lengths, kinds, strict=True))
+    shuffle = draw(st.booleans())
     recipe = PlanSettings(
         max_length=max_length,
         packing=packing,
         overflow=overflow,
-        shuffle=draw(st.booleans()),
+        shuffle=shuffle,
         window=draw(st.sampled_from(["auto", "all", 1, 3])),
         seed=draw(st.integers(0, 2**63)),
         tail=draw(st.sampled_from(tails)),
@@ -161,6 +162,12 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
         block=draw(st.sampled_from([1, 50, 600, 65_536] if most <= 300 else [50, 600, 65_536])),
         align=draw(st.sampled_from([1, 1, 8])),
         max_per_row=None if packing == "concat" else draw(st.sampled_from([None, None, 1, 3])),
+        balance=draw(
+            st.sampled_from(["none", "rank", "block"] if shuffle and packing != "group_4" else ["none", "rank"])
+        ),
+        balance_rows=draw(st.sampled_from([1, 7, 256])),
+        cost_attention=draw(st.sampled_from([1, 1, 0])),
+        cost_linear=draw(st.sampled_from([24_576, 10])),
     )
     return World(lengths, draw(st.integers(1, 200)), recipe, draw(st.integers(1, 3)), masks)
 

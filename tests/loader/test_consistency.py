@@ -82,6 +82,9 @@ def test_ranks_compare_at_every_pass(make):
         ({"skip": [4]}, "skip [] → [4]"),
         ({"records": RECORDS[1:]}, "content of source 'data'"),
         ({"tail": "drop"}, 'tail "pad" → "drop"'),
+        ({"balance": "none"}, 'balance "rank" → "none"'),  # not in the plan's fingerprint, and rows would be lost
+        ({"balance": "block"}, 'balance "rank" → "block"'),
+        ({"cost_linear": 7}, "cost_linear 24576 → 7"),
     ],
 )
 def test_a_rank_that_differs_is_named_with_what_differs(make, change, field):

@@ -106,8 +106,8 @@ def test_a_second_and_third_resume_under_other_worlds(make_store):
             if batches[0] is None:
                 assert batches == [None] * world_size
                 break
-            rows = [contents([batch]) for batch in batches]
-            seen += [rows[i % world_size][i // world_size] for i in range(world_size * batch_size)]
+            rows = {p: row for batch in batches for p, row in zip(batch.places, contents([batch]), strict=True)}
+            seen += [rows[place] for place in range(world_size * batch_size)]
             taken += 1
         states = [loader.state_dict() for loader in loaders]
         assert all(other == states[0] for other in states)  # the same on every rank
@@ -132,7 +132,10 @@ def test_explain_names_the_lines_without_running(make_store):
     other = Loader(store, batch_size=2, max_length=64, rank=1, world_size=2)
     for step, (mine, theirs) in enumerate(zip(loader, other, strict=True)):
         rows = Loader(store, batch_size=2, max_length=64, rank=0, world_size=2).explain(step)
-        assert rows == [mine.provenance[0], theirs.provenance[0], mine.provenance[1], theirs.provenance[1]]
+        placed = [
+            (place, row) for each in (mine, theirs) for place, row in zip(each.places, each.provenance, strict=True)
+        ]
+        assert rows == [row for _, row in sorted(placed, key=lambda each: each[0])]
         break
     where, start, stop = rows[0][0]
     assert start == 0 and stop > 0 and store.source[where.line - 1]["text"]
@@ -353,6 +356,25 @@ def test_metrics_add_up(make_store):
     assert sum(metrics["shares"].values()) == pytest.approx(1) and 0.4 < metrics["shares"]["a"] < 0.6
     assert metrics["row_length"]["min"] <= metrics["row_length"]["mean"] <= metrics["row_length"]["max"] <= 64
     assert json.loads(json.dumps(metrics)) == metrics
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_rank_knows_what_all_ranks_were_given_in_a_step(make_store, workers):
+    """Without communication: the numbers are those of all ranks' own batches."""
+    options = {"batch_size": 3, "max_length": 64, "cost_attention": 5, "cost_linear": 100, "workers": workers}
+    ranks = [Loader(make_store(150), rank=rank, world_size=3, **options) for rank in range(3)]
+    assert ranks[0].metrics.as_dict()["ranks"]["tokens"] == {"min": 0, "mean": 0.0, "max": 0}
+    ratios = []
+    for batches in zip(*ranks, strict=True):
+        spans = [[(b - a) for _, _, a, b in batch.rows.spans.tolist()] for batch in batches]
+        work = [sum(5 * n * n + 100 * n for n in sizes) for sizes in spans]
+        ratios.append(max(work) / (sum(work) / 3))
+        for loader in ranks if batches[0].step % 5 == 0 else ():
+            found = loader.metrics.as_dict()["ranks"]
+            assert found["cost"] == {"min": min(work), "mean": pytest.approx(sum(work) / 3), "max": max(work)}
+            tokens = [sum(sizes) for sizes in spans]
+            assert found["tokens"] == {"min": min(tokens), "mean": pytest.approx(sum(tokens) / 3), "max": max(tokens)}
+            assert found["slowest"] == pytest.approx(sum(ratios) / len(ratios))
 
 
 def test_records_are_served_by_the_same_plan(make_store):

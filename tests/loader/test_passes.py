@@ -343,7 +343,10 @@ def test_random_passes_cuts_and_ranks_give_one_uninterrupted_run(store):
                             assert list(rank) == []  # nothing is left of the pass before
                 steps = chance.randint(1, 8)
                 for batches in islice(zip(*ranks, strict=True), steps):
-                    found += [row for place in zip(*map(rows, batches), strict=True) for row in place if row]
+                    placed = {
+                        place: row for each in batches for place, row in zip(each.places, rows(each), strict=True)
+                    }
+                    found += [placed[place] for place in sorted(placed) if placed[place]]
                 assert len({json.dumps(rank.state_dict(), sort_keys=True) for rank in ranks}) == 1
                 state = ranks[0].state_dict()
             assert found == expected, f"seed {seed}"

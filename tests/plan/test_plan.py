@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Overlong, PlanError
 from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.ranks import rank_of, rank_rows, row_of
+from penstock.plan.ranks import dealt_rows, rank_rows
 from penstock.plan.settings import PlanSettings, weights_as_text
 from penstock.types import World
 
@@ -143,13 +143,12 @@ def test_settings_are_values():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_rank_of_and_row_of_are_inverse_and_say_what_ranks_get(world_size):
-    step = make(np.arange(1, 600) % 60 + 1).step(Position(), 24)
-    for row in range(24):
-        rank, inside = rank_of(row, world_size)
-        assert row_of(rank, inside, world_size) == row
-        mine = rank_rows(step.rows, World(rank=rank, size=world_size))
-        assert mine[inside].tolist() == step.rows[row].tolist()
+def test_dealt_rows_says_what_ranks_get(world_size):
+    plan = make(np.arange(1, 600) % 60 + 1)
+    step = plan.step(Position(), 24)
+    for rank, places in enumerate(dealt_rows(step.rows, world_size, plan.settings).tolist()):
+        mine = rank_rows(step.rows, World(rank=rank, size=world_size), plan.settings)
+        assert [mine[row].tolist() for row in range(24 // world_size)] == [step.rows[row].tolist() for row in places]
 
 
 def test_an_overlong_sample_of_a_mixture_stops_the_run_where_it_comes_and_not_before():

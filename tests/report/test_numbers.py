@@ -145,6 +145,25 @@ def test_an_epoch_is_what_the_loader_hands_over(stores: dict[str, Any], tail: st
     assert found.order != numbers.epoch(loader(stores, seed=1)).order
 
 
+@pytest.mark.parametrize("balance", ["none", "rank", "block"])
+def test_the_slowest_rank_is_that_of_the_batches(stores: dict[str, Any], balance: str) -> None:
+    """Without balance is what balance: none would give, also where block changes the order."""
+
+    def slowest(balance: str) -> float:
+        ranks = [list(loader(stores, world_size=3, rank=r, balance=balance, tail="drop")) for r in range(3)]
+        ratios = []
+        for batches in zip(*ranks, strict=True):
+            sizes = [(batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist() for batch in batches]
+            work = [sum(n * n + 24_576 * n for n in each) for each in sizes]
+            ratios.append(max(work) * 3 / sum(work))
+        return sum(ratios) / len(ratios)
+
+    found = numbers.epoch(loader(stores, world_size=3, balance=balance)).balance
+    assert found.balance == balance and found.steps == len(loader(stores, world_size=3, tail="drop"))
+    assert found.slowest == pytest.approx(slowest(balance)) and found.slowest_in_turn == pytest.approx(slowest("none"))
+    assert f"{found.slowest:.3f} × the mean cost of a rank (balance: {balance}" in str(found)
+
+
 def test_shares_follow_weights(stores: dict[str, Any]) -> None:
     made = loader({"a": (stores["first"], 3), "b": (stores["second"], 1)}, mix_by="rows")
     found = numbers.epoch(made)

@@ -137,7 +137,6 @@ def show(request: Request, row: int | None, step: int | None, random: bool, sour
     if sum((row is not None, step is not None, random)) > 1:
         raise UsageError("give one of --row, --step and --random")
     recipe = request.recipe()
-    from penstock.plan.ranks import row_of
     from penstock.recipe.run import open_recipe
     from penstock.report import numbers, text, trace
 
@@ -160,7 +159,7 @@ def show(request: Request, row: int | None, step: int | None, random: bool, sour
     drawn = None
     if loader is not None and found.landings:
         position = found.landings[0]
-        drawn = trace.row(loader, position.step, row_of(position.rank, position.row, request.world_size))
+        drawn = trace.row(loader, position.step, trace.place_of(loader, position))
     pieces = [] if drawn is None else text.row(drawn, width=screen.width())
     request.answer({**numbers.plain(found), "packed_row": drawn}, [*text.record(found), *pieces])
 

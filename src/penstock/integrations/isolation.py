@@ -27,7 +27,7 @@ from penstock.loader.layout import as_tensors
 from penstock.loader.media import MediaStage
 from penstock.plan.block import Rows
 from penstock.plan.plan import Position
-from penstock.plan.ranks import rank_rows
+from penstock.plan.ranks import rank_rows, rank_shares
 from penstock.types import World
 
 _log = logging.getLogger("penstock")
@@ -162,7 +162,7 @@ def _rows(loader: Loader) -> Iterator[np.ndarray]:
     for start in (here, Position()):  # from the start if nothing is left
         for step in loader.plan.steps(start=start, num_rows=loader.batch_size * ranks, epochs=start.epoch + 1):
             if loader.form.padding_free:
-                yield rank_rows(step.rows, World(rank=0, size=ranks)).spans
+                yield rank_rows(step.rows, World(rank=0, size=ranks), loader.plan.settings).spans
             else:
                 yield from (step.rows[number] for number in range(step.rows.num_rows))
 
@@ -225,7 +225,8 @@ def _collate(loader: Loader, spans: np.ndarray) -> tuple[dict[str, Any], dict[st
 
     def make(users: Any) -> dict[str, Any]:
         arrays, trained = Collator(loader.stores, settings, form, None, loader._columns)(rows)
-        arrays = arrays if loader.media is None else loader.media.complete(arrays, rows)
+        if loader.media is not None:
+            arrays = loader.media.complete(arrays, rank_shares([rows], World(rank=0, size=1), settings)[0])
         return arrays if users is None else call_users(users, arrays, trained, rows)[0]
 
     plain, given = (as_tensors(make(users), pin_memory=False) for users in (None, loader._users_collate))

@@ -2,29 +2,42 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.block import Rows
-from penstock.types import MEDIA, MediaItem, Where, unpack_media
+from penstock.plan.ranks import Share, Spread
+from penstock.types import MEDIA, Ints, MediaItem, Where, unpack_media
 
 Provenance = list[list[tuple[Where, int, int]]]
 Made = TypeVar("Made")
 
 _SUMMED_TOGETHER = 64  # steps: the cost per step is then small
+_NO_STEP = Spread(0, 0.0, 0)
 
 
 class Batch(dict[str, Any]):
     """Arrays by name, and where they come from."""
 
     def __init__(
-        self, arrays: Mapping[str, Any], rows: Rows, stores: Sequence[Any], step: int, trained: int = 0
+        self, arrays: Mapping[str, Any], share: Share, stores: Sequence[Any], step: int, trained: int = 0
     ) -> None:
         super().__init__(arrays)
-        self.step, self.rows, self._stores = step, rows, stores
+        self.step, self.share, self._stores = step, share, stores
         self.trained = trained  # tokens with a label
+
+    @property
+    def rows(self) -> Rows:
+        """The spans of each row."""
+        return self.share.rows
+
+    @property
+    def places(self) -> Ints:
+        """Which row of the step each row is, counted over all ranks in the global order."""
+        return self.share.places
 
     @property
     def provenance(self) -> Provenance:
@@ -50,10 +63,10 @@ class Batch(dict[str, Any]):
     def to(self, device: Any, **options: Any) -> "Batch":
         """Return the same batch with its tensors on `device`, with step and provenance."""
         moved = {name: value.to(device, **options) if hasattr(value, "to") else value for name, value in self.items()}
-        return Batch(moved, self.rows, self._stores, self.step, self.trained)
+        return Batch(moved, self.share, self._stores, self.step, self.trained)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (dict(self), self.rows, (), self.step, self.trained)  # stores are not sent with every batch
+        return Batch, (dict(self), self.share, (), self.step, self.trained)  # stores are not sent with every batch
 
 
 def provenance(rows: Rows, stores: Sequence[Any]) -> Provenance:
@@ -75,20 +88,23 @@ def media_of(store: Any, sample: int) -> list[MediaItem]:
 
 
 class Metrics:
-    """What this rank was given since its Loader was made, and how long it waited."""
+    """What this rank was given since its Loader was made, how long it waited, and what all ranks were given in the last step."""
 
     def __init__(self, names: list[str], max_length: int) -> None:
         self._names, self._max_length = names, max_length
         self._tokens = np.zeros(len(names), np.int64)  # per source
         self._samples = self._rows = self._padding_rows = self._trained = self._steps = 0
         self._shortest, self._longest = 0, 0
-        self._wait = 0.0
+        self._wait = self._slowest = 0.0
+        self._last: Share | None = None
         self._pending: list[Rows] = []  # not summed yet
 
-    def add(self, rows: Rows, trained: int) -> None:
+    def add(self, share: Share, trained: int) -> None:
         self._trained += trained
         self._steps += 1
-        self._pending.append(rows)
+        self._slowest += share.cost.slowest
+        self._last = share
+        self._pending.append(share.rows)
         if len(self._pending) >= _SUMMED_TOGETHER:
             self._add_up()
 
@@ -132,4 +148,9 @@ class Metrics:
             "row_length": {"min": self._shortest, "mean": mean, "max": self._longest},
             "shares": dict(zip(self._names, shares, strict=True)),
             "wait_seconds": self._wait,
+            "ranks": {
+                "tokens": asdict(self._last.tokens if self._last else _NO_STEP),
+                "cost": asdict(self._last.cost if self._last else _NO_STEP),
+                "slowest": self._slowest / self._steps if self._steps else 1.0,
+            },
         }

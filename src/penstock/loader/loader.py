@@ -25,8 +25,8 @@ from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Plan, PlanSource, Step
-from penstock.plan.ranks import rank_rows
-from penstock.plan.settings import PlanSettings
+from penstock.plan.ranks import rank_shares
+from penstock.plan.settings import BALANCE, PlanSettings
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
 from penstock.types import WEIGHTS, Bools, Ints
@@ -199,7 +199,7 @@ class Loader(Run):
 
     def _deliver(self, batch: Batch, step: Step) -> None:
         self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
-        self.metrics.add(batch.rows, batch.trained)
+        self.metrics.add(batch.share, batch.trained)
         if step.counters is not NOTHING:  # a block begins, or the epoch ends
             self._count(step.counters, step.epoch)
         if step.after.epoch > step.epoch:
@@ -232,6 +232,7 @@ class Loader(Run):
         cache, exchange = self.stores[0].cache or Cache(), f"{self._number}-{self._loops}"
         if board := find_board(self._info, run_id=self._run_id, root=cache.root, exchange=exchange):
             sizes = {"batch_size": self.batch_size, "world_size": self.world.size, "epochs": self.epochs}
+            sizes |= {name: getattr(self.plan.settings, name) for name in BALANCE}  # decides who gets which rows
             mine = {**self.state_dict(), **sizes, "per_epoch": self.per_epoch, "skip": sorted(self._skip), "check": ""}
             agree(mine, rank=self._info.rank, others=board[1], board=board[0])
 
@@ -261,12 +262,12 @@ class Loader(Run):
         collate = self._collator(self.stores, self.plan.settings, self.form, users, self._columns)
         converted = self._converted if self.media is None else dict
         for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
-            mine = [rank_rows(step.rows, self.world) for _, step in chunk]
+            mine = rank_shares([step.rows for _, step in chunk], self.world, self.plan.settings)
             turns = zip(mine, chunk, strict=True)
-            for made in in_turn(collate, mine):
+            for made in in_turn(collate, [share.rows for share in mine]):
                 batches = [
-                    (Batch(converted(arrays), rows, self.stores, number, trained), step)
-                    for (arrays, trained), (rows, (number, step)) in zip(made, turns, strict=False)
+                    (Batch(converted(arrays), share, self.stores, number, trained), step)
+                    for (arrays, trained), (share, (number, step)) in zip(made, turns, strict=False)
                 ]
                 made.clear()  # keep no reference: memory that the consumer releases can be used again
                 yield batches

@@ -27,6 +27,7 @@ from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.prefetch import refuse_fork
 from penstock.loader.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
 from penstock.plan.block import Rows
+from penstock.plan.ranks import Share
 from penstock.types import MEDIA, Ints, MediaItem, unpack_media
 
 _TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem
@@ -98,9 +99,9 @@ class MediaStage:
             pool.shutdown(cancel_futures=True)
             made.close()
 
-    def complete(self, arrays: dict[str, Any], rows: Rows) -> dict[str, Any]:
+    def complete(self, arrays: dict[str, Any], share: Share) -> dict[str, Any]:
         """Return the arrays of one step with its media, decoded here."""
-        batch = Batch(arrays, rows, self._stores, 0)
+        batch = Batch(arrays, share, self._stores, 0)
         step = self._read(batch, None, lambda found, rows, trained: (found, trained), Buffers().take)
         return dict(step.make([job() for job in step.jobs])[0])
 
@@ -321,4 +322,4 @@ class _Step:
     def result(self) -> tuple[Batch, Any]:
         arrays, trained = self._made.result()
         batch = self.batch
-        return Batch(arrays, batch.rows, batch._stores, batch.step, trained), self.step
+        return Batch(arrays, batch.share, batch._stores, batch.step, trained), self.step

@@ -176,7 +176,7 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
     try:
         for batch, step in turns:
             arrays = pin(batch) if loader.form.pin_memory else batch
-            yield Batch(arrays, batch.rows, loader.stores, batch.step, batch.trained), step
+            yield Batch(arrays, batch.share, loader.stores, batch.step, batch.trained), step
     finally:
         del turns  # the last reference: the workers stop and are waited for
 

@@ -37,6 +37,13 @@ class Rows:
     def __getitem__(self, row: int) -> np.ndarray:
         return self.spans[self.starts[row] : self.starts[row + 1]]
 
+    def take(self, chosen: Ints) -> "Rows":
+        """Return these rows, in this order."""
+        sizes = np.diff(self.starts)[chosen]
+        starts = np.concatenate(([0], np.cumsum(sizes)))
+        inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+        return Rows(self.spans[np.repeat(self.starts[chosen], sizes) + inside], starts)
+
     def slice(self, start: int, stop: int) -> "Rows":
         """Return rows start..stop, without copying spans."""
         starts = self.starts[start : stop + 1]
@@ -217,15 +224,19 @@ class Block:
         if not num_rows:
             return rows
         if settings.method.orders:
-            return self._group_by_length(pieces, epoch=epoch, number=number)
+            return self._in_runs(pieces.stop - pieces.start, settings.method.number, epoch=epoch, number=number)
         if settings.shuffle:
-            return Permutation(num_rows, derive(settings.seed, "rows", epoch, number))[rows]
+            rows = Permutation(num_rows, derive(settings.seed, "rows", epoch, number))[rows]
+            if settings.balance != "block":
+                return rows
+            costs = np.bincount(rows, weights=settings.cost(pieces.stop - pieces.start)).astype(np.int64)
+            return self._in_runs(costs, settings.balance_rows, epoch=epoch, number=number)[rows]
         _, first = np.unique(rows, return_index=True)
         return _inverse(np.argsort(first, kind="stable"))[rows]
 
-    def _group_by_length(self, pieces: _Pieces, *, epoch: int, number: int) -> Ints:
-        """Order rows of one piece each in runs of similar length; the runs are shuffled, an incomplete one stays last."""
-        place, group = _inverse(argsort_small(pieces.stop - pieces.start)), self.settings.method.number
+    def _in_runs(self, values: Ints, group: int, *, epoch: int, number: int) -> Ints:
+        """Return the place of each row, in runs of `group` rows of similar value; the runs are shuffled, an incomplete one stays last."""
+        place = _inverse(argsort_small(values))
         full = place.size // group
         if not self.settings.shuffle or not full:
             return place

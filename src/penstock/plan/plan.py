@@ -8,7 +8,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Everything the order depends on, as plain values."""
         sources = [[s.name, s.key, fingerprint([int(n) for n in s.shard_sizes])[:16]] for s in self.sources]
-        return {"order_version": ORDER_VERSION, **asdict(self.settings), "sources": sources}
+        return {"order_version": ORDER_VERSION, **self.settings.of_order(), "sources": sources}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -313,7 +313,7 @@ def _dropped_tail(rows: Rows, max_length: int) -> Counters:
 
 def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:
     """Return a summary with defaults, and with an entry for each source, to compare it with another."""
-    flat, sources = DEFAULTS | summary, summary.get("sources")
+    flat, sources = DEFAULTS | {"balance": "rank or none"} | summary, summary.get("sources")
     if isinstance(sources, dict):
         flat |= {f"content of source {name!r}": content for name, content in sources.items()} | {
             "sources": list(sources)

@@ -1,40 +1,151 @@
-"""Which rank gets which row of a step.  A step is a slice of the global order, a rank takes a slice of the step.
+"""Which rank gets which row of a step.  A step is a slice of the global order, a rank takes some rows of the step.
 
-This module alone knows how rows are divided among ranks; `rank_of` and `row_of` are inverse to each other.
+This module alone knows how rows are divided among ranks.  Rows are dealt in turns: in each, every rank gets one row.  With balance, the
+costliest rows go first, and in each turn the rank with the least work so far gets the costliest row; without, rank r gets row r of each
+turn.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So rows of equal cost, or one row per rank, are
+dealt as without balance, and the rows of padding, which cost nothing, go last: ranks have equally many of the others, or one more.
 """
 
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.block import Rows
+from penstock.plan.settings import PlanSettings
 from penstock.types import Ints, World
 
-Number = TypeVar("Number", int, Ints)
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A quantity of a step over its ranks."""
+
+    min: int
+    mean: float
+    max: int
+
+    @property
+    def slowest(self) -> float:
+        """The largest as a multiple of the mean; 1 for a step without rows."""
+        return self.max / self.mean if self.mean else 1.0
 
 
-def rank_of(row: Number, world_size: int) -> tuple[Number, Number]:
-    """Return (rank, row in that rank's batch) of a row of a step."""
-    return row % world_size, row // world_size
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The rows of a step that one rank gets, and what all ranks get."""
+
+    rows: Rows
+    places: Ints  # of these rows in the step
+    tokens: Spread
+    cost: Spread
 
 
-def row_of(rank: int, row: Number, world_size: int) -> Number:
-    """Return the row of a step that is row `row` of this rank's batch."""
-    return row * world_size + rank
+def deal(costs: Ints, world_size: int, settings: PlanSettings) -> Ints:
+    """Return which rows of each step each rank gets, from the costs of its rows.
+
+    costs: (num_steps, rows per step).  Returns (num_steps, world_size, rows per rank).
+    """
+    num_steps, num_rows = costs.shape
+    if num_rows % world_size:
+        raise PlanError(f"a step of {num_rows} rows does not divide among {world_size} ranks; choose a multiple")
+    turns = num_rows // world_size
+    if settings.balance == "none" or world_size == 1 or turns == 1:
+        in_turn = np.arange(num_rows).reshape(turns, world_size).T
+        return np.broadcast_to(in_turn, (num_steps, world_size, turns))
+    by_cost = np.argsort(-costs, axis=1, kind="stable").reshape(num_steps, turns, world_size)
+    dealt, work = np.empty((num_steps, world_size, turns), np.int64), np.zeros((num_steps, world_size), np.int64)
+    for turn in range(turns):
+        ranks = np.argsort(work, axis=1, kind="stable")  # the least work first
+        np.put_along_axis(dealt[:, :, turn], ranks, by_cost[:, turn], axis=1)
+        work += np.take_along_axis(costs, dealt[:, :, turn], axis=1)
+    dealt.sort(axis=2)
+    return np.take_along_axis(dealt, np.argsort(dealt[:, :, :1], axis=1), axis=1)
 
 
-def rank_rows(step: Rows, world: World) -> Rows:
-    """Return the rows of a step that belong to this rank.  All ranks' rows together are the step."""
-    if world.size == 1:
-        return step
-    if step.num_rows % world.size:
-        raise PlanError(f"a step of {step.num_rows} rows does not divide among {world.size} ranks; choose a multiple")
-    mine = row_of(world.rank, np.arange(step.num_rows // world.size), world.size)
-    sizes = np.diff(step.starts)[mine]
-    starts = np.concatenate(([0], np.cumsum(sizes)))
-    inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
-    return Rows(step.spans[np.repeat(step.starts[mine], sizes) + inside], starts)
+def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:
+    """Return which rows of one step each rank gets: (world_size, rows per rank)."""
+    dealt: Ints = deal(_row_sums(step, settings)[1][None], world_size, settings)[0]
+    return dealt
+
+
+def rank_shares(steps: Sequence[Rows], world: World, settings: PlanSettings) -> list[Share]:
+    """Return what a rank gets of each of these steps, which have one size.  All ranks' rows together are the step."""
+    tokens, costs = (sums.reshape(len(steps), -1) for sums in _row_sums(Rows.join(list(steps)), settings))
+    dealt = deal(costs, world.size, settings)
+    spreads = zip(_spreads(tokens, dealt), _spreads(costs, dealt), strict=True)
+    return [
+        Share(step if world.size == 1 else step.take(places), places, *spread)
+        for step, places, spread in zip(steps, dealt[:, world.rank], spreads, strict=True)
+    ]
+
+
+def rank_rows(step: Rows, world: World, settings: PlanSettings) -> Rows:
+    """Return the rows of a step that belong to this rank."""
+    return rank_shares([step], world, settings)[0].rows
+
+
+def _row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
+    """Return the tokens and the cost of each row."""
+    lengths = rows.spans["stop"] - rows.spans["start"]
+    tokens, costs = (
+        np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts]) for each in (lengths, settings.cost(lengths))
+    )
+    return tokens, costs
+
+
+def _by_rank(values: Ints, dealt: Ints) -> Ints:
+    """Add up the rows of each rank: (num_steps, world_size)."""
+    return np.asarray(np.take_along_axis(values, dealt.reshape(values.shape), axis=1).reshape(dealt.shape).sum(axis=2))
+
+
+def _spreads(values: Ints, dealt: Ints) -> list[Spread]:
+    found = _by_rank(values, dealt)
+    return [
+        Spread(*each) for each in zip(found.min(1).tolist(), found.mean(1).tolist(), found.max(1).tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """How much longer the slowest rank of a step works than the mean rank, by the cost of its rows: a mean over full steps.
+
+    None if the epoch has no full step.
+    """
+
+    balance: str
+    steps: int  # full steps
+    slowest_in_turn: float | None  # with balance: none
+    slowest: float | None
+
+    def __str__(self) -> str:
+        if self.slowest is None:
+            return "not known: the epoch has no full step"
+        before = "" if self.balance == "none" else f"; without balance {self.slowest_in_turn:.3f} ×"
+        return f"{self.slowest:.3f} × the mean cost of a rank (balance: {self.balance}{before})"
+
+
+class BalanceCounter:
+    """Adds up how evenly the rows of an epoch are dealt; `add` takes them in order."""
+
+    def __init__(self, settings: PlanSettings, world_size: int, per_step: int) -> None:
+        self._settings, self._world_size, self._per_step = settings, world_size, per_step
+        self._rest = np.empty(0, np.int64)  # costs of rows that do not fill a step yet
+        self._steps, self._sums = 0, np.zeros(2)
+
+    def add(self, rows: Rows) -> None:
+        costs = np.concatenate((self._rest, _row_sums(rows, self._settings)[1]))
+        steps = costs.size // self._per_step
+        self._rest = costs[steps * self._per_step :]
+        whole = costs[: steps * self._per_step].reshape(steps, self._per_step)
+        self._steps += steps
+        for number, settings in enumerate((replace(self._settings, balance="none"), self._settings)):
+            work = _by_rank(whole, deal(whole, self._world_size, settings))
+            self._sums[number] += (work.max(axis=1) / work.mean(axis=1)).sum()
+
+    def result(self) -> Balance:
+        in_turn, slowest = (self._sums / self._steps).tolist() if self._steps else (None, None)
+        return Balance(balance=self._settings.balance, steps=self._steps, slowest_in_turn=in_turn, slowest=slowest)
 
 
 def data_parallel(rank: int, world_size: int, *, replicas: int = 1) -> World:

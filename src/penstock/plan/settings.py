@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +17,7 @@ WINDOWS = ("auto", "all")  # or a number of shards
 _OVERFLOWS = ("drop", "truncate", "split", "error")
 _TAILS = ("pad", "drop", "repeat", "error", "wrap")
 _AUTO_WINDOW = 1024  # shards
+_MOST_COST, _LONGEST = 1 << 50, 1 << 24  # cost of a row of so many tokens: the sum over a rank's rows fits into 64 bits
 
 
 def setting(
@@ -65,6 +66,25 @@ class PlanSettings:
     block: int = setting("samples packed together", 65_536, whole=True, least=1)
     align: int = setting("each sample takes a multiple of this many tokens in its row", 1, whole=True, least=1)
     max_per_row: int | None = setting("samples that may share a row", None, choices=(None,), whole=True, least=1)
+    balance: str = setting(
+        "rank deals the rows of a step to ranks by cost, so that ranks finish together; none deals them in turn; block also gives "
+        "rows of similar cost to the same step",
+        "rank", choices=("none", "rank", "block"),
+    )  # fmt: skip
+    balance_rows: int = setting(
+        "with balance: block, rows of similar cost that stay together: a few times the rows of a step",
+        256, whole=True, least=1,
+    )  # fmt: skip
+    cost_attention: int = setting(
+        "the cost of a row is this × the sum of its samples' squared lengths; 0 for models without attention",
+        1,
+        whole=True,
+        least=0,
+    )
+    cost_linear: int = setting(
+        "plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models of 7 or 8 billion parameters",
+        24_576, whole=True, least=0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -87,6 +107,19 @@ class PlanSettings:
         for weight in weights or []:
             if weight <= 0:
                 raise PlanError(f"weight {weight} is not positive; leave the source out instead")
+        self._check_balance()
+
+    def _check_balance(self) -> None:
+        if self.balance == "block" and (self.method.orders or not self.shuffle):
+            other = f"packing={self.packing!r}" if self.method.orders else "shuffle=False"
+            raise PlanError(f"balance='block' orders rows by their cost, and {other} orders them otherwise; choose one")
+        tokens = min(self.max_length, _LONGEST)  # a larger max_length means no limit; samples are not that long
+        cost = tokens * (self.cost_attention * tokens + self.cost_linear)
+        if not 0 < cost < _MOST_COST:
+            raise PlanError(
+                f"cost_attention {self.cost_attention} and cost_linear {self.cost_linear} make a row of {tokens} tokens cost "
+                f"{cost}; expected more than 0 and less than 2⁵⁰. Only the ratio of the two matters"
+            )
 
     @property
     def method(self) -> Packing:
@@ -119,11 +152,20 @@ class PlanSettings:
         """Tokens that pieces of these lengths take in a row."""
         return lengths if self.align == 1 else -(-lengths // self.align) * self.align
 
+    def cost(self, lengths: Ints) -> Ints:
+        """Estimated work on samples of these lengths: attention grows with the square, everything else with the tokens."""
+        return lengths * (self.cost_attention * lengths + self.cost_linear)
+
+    def of_order(self) -> dict[str, Any]:
+        """The settings that decide the global order, by name.  Without balance="block", no balance does: it moves rows inside a step."""
+        return {name: value for name, value in asdict(self).items() if self.balance == "block" or name not in BALANCE}
+
     def exact_weights(self) -> list[Fraction] | None:
         """Weights as exact fractions: sums of floats would drift over 10⁹ samples, and differ between machines."""
         return None if self.weights is None else _fractions(self.weights)
 
 
+BALANCE = ("balance", "balance_rows", "cost_attention", "cost_linear")
 DEFAULTS = {each.name: each.default for each in fields(PlanSettings) if each.default is not MISSING}
 
 

@@ -134,6 +134,8 @@ class Recipe:
             return shared
         (chosen,) = self.part(part)
         kept = {name: value for name, value in shared.items() if name not in _NOT_OF_EVAL}
+        if kept.get("balance") == "block":  # which orders rows by cost, and an eval set is in the order of the file
+            kept["balance"] = "rank"
         return {**kept, **_EVAL_DEFAULTS, **_of_rooms(chosen.options, "loader", "process")}
 
     def plan_settings(self, part: str = TRAIN) -> PlanSettings:

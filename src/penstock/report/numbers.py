@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,6 +22,8 @@ from penstock.loader.columns import batch_columns
 from penstock.loader.sequences import TOKENS
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
+from penstock.plan.plan import Plan
+from penstock.plan.ranks import Balance, BalanceCounter
 from penstock.plan.tenths import Mixing, MixingCounter
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
@@ -140,6 +142,7 @@ class EpochNumbers:
     tail_rows: int  # rows of a last step that is not full, else 0
     shares: tuple[Share, ...]
     mixing: Mixing  # how much each tenth of the epoch is like the whole
+    balance: Balance  # how evenly ranks share the cost of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,13 +262,13 @@ def _histogram(sizes: Ints) -> Histogram:
     return Histogram(edges=tuple(edges), counts=tuple(np.diff(borders).tolist()), tokens=tuple(tokens.tolist()))
 
 
-def epoch_rows(loader: Loader, number: int, counted: list[Counters] | None = None) -> Iterator[Rows]:
+def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -> Iterator[Rows]:
     """Yield all rows of an epoch in order, some thousand at a time, without what the tail adds or drops.
 
     Appends the counters of every block to `counted`.
     """
     rest, block = Rows.empty(0), 0
-    while (packed := loader.plan.blocks.pack(number, block)) is not None:
+    while (packed := plan.blocks.pack(number, block)) is not None:
         rest, block = Rows.join([rest, packed[0]]), block + 1
         if counted is not None:
             counted.append(packed[1])
@@ -280,13 +283,14 @@ def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | 
     """Compute everything about one epoch.  Packs it once; `visit` is called with all its rows, some thousand at a time."""
     plan, settings, per_step = loader.plan, loader.plan.settings, loader.batch_size * loader.world.size
     names, digest, tokens, counted = list(stores(loader)), Digest(), np.zeros(len(plan.sources), np.int64), [Counters()]
-    mixing = MixingCounter(plan, number, names)
-    for rows in epoch_rows(loader, number, counted):
+    mixing, balance = MixingCounter(plan, number, names), BalanceCounter(settings, loader.world.size, per_step)
+    for rows in epoch_rows(plan, number, counted):
         sizes = rows.spans["stop"] - rows.spans["start"]
         digest.extend(np.ascontiguousarray(rows.spans).tobytes())
         digest.extend(np.diff(rows.starts).astype("<i8").tobytes())
         tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=tokens.size).astype(np.int64)
         mixing.add(rows)
+        balance.add(rows)
         if visit is not None:
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
@@ -312,7 +316,19 @@ def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | 
         tail_rows=whole.rows % per_step,
         shares=_shares(loader, number, names, whole, tokens),
         mixing=mixing.result(samples_out=whole.samples_out),
+        balance=_balance(loader, number, balance.result()),
     )
+
+
+def _balance(loader: Loader, number: int, found: Balance) -> Balance:
+    """Complete the numbers of an epoch: what balance="block" gains shows only beside the order that the epoch has without it."""
+    plan, world_size = loader.plan, loader.world.size
+    if found.balance != "block" or world_size == 1:
+        return found
+    before = BalanceCounter(plan.settings, world_size, loader.batch_size * world_size)
+    for rows in epoch_rows(plan.changed(balance="none"), number):
+        before.add(rows)
+    return replace(found, slowest_in_turn=before.result().slowest_in_turn)
 
 
 def _shares(loader: Loader, number: int, names: list[str], whole: Counters, tokens: Ints) -> tuple[Share, ...]:

@@ -161,6 +161,7 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         ["steps", f"{found.steps:,} per epoch, {run}"],
         ["rows per step", f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}"],
         ["tokens per step", f"{found.tokens_per_step:,.0f} on average"],
+        *([["slowest rank", str(found.balance)]] if found.world_size > 1 else []),
         ["rows", f"{found.rows:,}, each of up to {found.max_length:,} tokens, {filled}"],
         ["last step", _last_step(found)],
         ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
@@ -173,9 +174,8 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         [each.name, each.samples, f"{each.samples / samples:.2%}", each.tokens, f"{each.share:.2%}"]
         for each in found.shares
     ]
-    columns = ["data set", "#samples", "#of samples", "#tokens", "#of tokens"]
-    parts = [title("in the rows of an epoch"), table(columns, shares)]
-    return [title(f"epoch {found.epoch}"), table(["", ""], rows), *parts]
+    parts = table(["data set", "#samples", "#of samples", "#tokens", "#of tokens"], shares)
+    return [title(f"epoch {found.epoch}"), table(["", ""], rows), title("in the rows of an epoch"), parts]
 
 
 def no_step(found: "EpochNumbers") -> str:

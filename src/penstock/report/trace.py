@@ -17,13 +17,14 @@ import numpy as np
 from penstock.errors import PenstockError, PlanError, PlanMismatch
 from penstock.loader import Loader
 from penstock.plan.block import Rows
-from penstock.plan.ranks import rank_of
+from penstock.plan.plan import Position
+from penstock.plan.ranks import dealt_rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.media import media_lines
 from penstock.report.numbers import epoch_rows, stores
 from penstock.report.record import PADDING, Token, Turn, record_text, rendered_text, sample_tokens, turns_of
 from penstock.store import Sample, Store
-from penstock.types import SEQUENCE_LENGTHS
+from penstock.types import SEQUENCE_LENGTHS, Ints
 
 _MOST_LANDINGS = 16  # of one sample
 
@@ -113,7 +114,7 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         raise PlanError(f"record {sample} does not exist: {name!r} has {len(store):,} records, counted from 0")
     made = store[sample]
     positions = Positions(loader, [(source, made.row)], epoch)
-    for rows in epoch_rows(loader, epoch) if len(made) else ():
+    for rows in epoch_rows(loader.plan, epoch) if len(made) else ():
         positions.add(rows)
         found = sum(each.stop - each.start for each in positions.of(source, made.row))
         if positions.is_full or (found == len(made) and loader.plan.settings.weights is None):
@@ -174,7 +175,8 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
     if rank is not None and not 0 <= rank < world.size:
         raise PlanError(f"rank {rank} does not exist: the loader has world size {world.size}; ranks are counted from 0")
     found, taken = stores(loader), loader.look_up(number)
-    places = [place for place in range(per_step) if rank is None or rank_of(place, world.size)[0] == rank]
+    dealt = dealt_rows(taken.rows, world.size, loader.plan.settings)
+    places = range(per_step) if rank is None else dealt[rank].tolist()
     return StepTrace(
         plan=loader.plan.fingerprint,
         step=number,
@@ -184,7 +186,7 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
         rank=rank,
         num_real=taken.num_real,
         num_repeated=taken.num_repeated,
-        rows=tuple(trace_row(loader, found, taken.rows[place], number, place) for place in places),
+        rows=tuple(trace_row(loader, found, taken.rows[place], number, *_rank_of(place, dealt)) for place in places),
     )
 
 
@@ -193,7 +195,8 @@ def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
     found, rows, num_rows = stores(loader), loader.look_up(number).rows, loader.batch_size * loader.world.size
     if not 0 <= place < num_rows:
         raise PlanError(f"row {place} does not exist: step {number} has {num_rows} rows, counted from 0")
-    chosen = trace_row(loader, found, rows[place], number, place)
+    dealt = dealt_rows(rows, loader.world.size, loader.plan.settings)
+    chosen = trace_row(loader, found, rows[place], number, *_rank_of(place, dealt))
     tokens: list[Token] = []
     for segment in chosen.segments:
         store = found[segment.source]
@@ -205,8 +208,20 @@ def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
     return replace(chosen, tokens=tuple(tokens))
 
 
-def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, place: int) -> RowTrace:
-    """Return the row of these spans, which is row `place` of step `number`, counted over all ranks."""
+def _rank_of(place: int, dealt: Ints) -> tuple[int, int]:
+    """Return (rank, row in its batch) of a row of a step; `dealt` is that of `dealt_rows`."""
+    (rank,), (row,) = np.nonzero(dealt == place)
+    return int(rank), int(row)
+
+
+def place_of(loader: Loader, landing: Landing) -> int:
+    """Return the row of its step, counted over all ranks, in which a sample is."""
+    rows = loader.look_up(landing.step).rows
+    return int(dealt_rows(rows, loader.world.size, loader.plan.settings)[landing.rank, landing.row])
+
+
+def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, rank: int, row: int) -> RowTrace:
+    """Return the row of these spans, which is row `row` of a rank's batch at step `number`."""
     settings, named, segments, used = loader.plan.settings, list(found.items()), [], 0
     for source, sample, start, stop in spans.tolist():
         name, store = named[source]
@@ -219,7 +234,6 @@ def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, 
             )
         )  # fmt: skip
         used += -(-(stop - start) // settings.align) * settings.align
-    rank, row = rank_of(place, loader.world.size)
     trained = sum(segment.trained for segment in segments)
     return RowTrace(
         step=number, rank=rank, row=row, max_length=settings.max_length, used=used, trained=trained, segments=tuple(segments)
@@ -261,7 +275,19 @@ class Positions:
     def row(self, rows: Rows, number: int) -> RowTrace:
         """Return row `number` of `rows`, which are about to be added."""
         step, place = divmod(self._num_rows + number, self._per_step)
-        return trace_row(self._loader, self._stores, rows[number], self._steps_before + step, place)
+        rank_and_row = _rank_of(place, self._dealt(step))
+        return trace_row(self._loader, self._stores, rows[number], self._steps_before + step, *rank_and_row)
+
+    def _dealt(self, step: int) -> Ints:
+        """Return which rows of a step of this epoch each rank gets; of a last step that is dropped, as without balance."""
+        plan, size, epochs = self._loader.plan, self._loader.world.size, self._epoch + 1
+        rows = Rows.empty(self._per_step)
+        if size > 1 and self._loader.batch_size > 1:  # else the costs of rows decide nothing
+            here = plan.seek(step, self._per_step, epochs=epochs, start=Position(epoch=self._epoch))
+            last = self._loader.epochs if plan.settings.tail == "wrap" else epochs
+            found = plan.step(here, self._per_step, epochs=None if last is None else max(last, epochs))
+            rows = rows if found is None else found.rows
+        return dealt_rows(rows, size, plan.settings)
 
 
 def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...], epoch: int) -> str:

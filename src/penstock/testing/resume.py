@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
-from penstock.plan.ranks import rank_of
+from penstock.loader.batch import Batch
 from penstock.testing.same import plain
 from penstock.words import spread
 
@@ -84,8 +84,10 @@ class _Check:
             parts = [self.rows(batch) for batch in batches]
             sizes = {len(part) for part in parts}
             assert len(sizes) == 1, f"ranks were given different numbers of rows in one step: {sorted(sizes)}"
-            order = (rank_of(row, len(parts)) for row in range(sum(map(len, parts))))
-            steps.append([parts[rank][row] for rank, row in order if parts[rank][row]])
+            placed = zip(parts, _places(batches, sizes.pop()), strict=True)
+            step = {place: row for part, places in placed for row, place in zip(part, places, strict=False)}
+            assert len(step) == sum(map(len, parts)), "a batch has more rows than its rank was dealt; pass other rows="
+            steps.append([step[place] for place in sorted(step) if step[place]])
         return steps
 
     def state_at(self, size: int, cut: int) -> Any:
@@ -114,6 +116,16 @@ class _Check:
         counted = f"{len(found)} rows in all, expected {len(expected)}; {len(done)} came before the cut"
         assert not is_whole or len(found) == len(expected), f"{case}: {counted}"
         assert len(found) > len(done) or len(expected) <= len(done), f"{case}: nothing came after the cut"
+
+
+def _places(batches: Sequence[Any], size: int) -> list[list[int]]:
+    """Return which rows of the step the rows of each batch are; those of other libraries are dealt to ranks in turn."""
+    ranks = len(batches)
+    in_turn = [list(range(rank, ranks * size, ranks)) for rank in range(ranks)]
+    return [
+        each.places.tolist() if isinstance(each, Batch) else places
+        for each, places in zip(batches, in_turn, strict=True)
+    ]
 
 
 def _flat(steps: Sequence[list[Row]]) -> list[Row]:

@@ -1,0 +1,129 @@
+"""Ranks that finish together: how rows are dealt by cost, against a dealer in plain Python, and the goals in numbers."""
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from penstock.errors import PlanError
+from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.ranks import BalanceCounter, Spread, deal, rank_shares
+from penstock.plan.settings import PlanSettings
+from penstock.types import World
+
+MAX_LENGTH = 16_384
+RANK = PlanSettings(max_length=MAX_LENGTH)
+
+
+@cache
+def lengths() -> np.ndarray:
+    """With next_fit, rows of these vary as much as those of the measurements that the goals come from."""
+    return np.clip(np.random.default_rng(0).lognormal(6, 1.2, 60_000), 1, MAX_LENGTH).astype(np.int64)
+
+
+def make(**settings) -> Plan:
+    source = PlanSource(name="lognormal", key="k", shard_sizes=np.full(60, 1000))
+    return Plan([source], lambda _, samples: lengths()[samples], PlanSettings(max_length=MAX_LENGTH, **settings))
+
+
+def slowest(plan: Plan, ranks: int, batch_size: int) -> tuple[float, float]:
+    """Slowest over mean rank, mean over full steps: dealt in turn, and as the plan says.  Counted from lengths, row by row."""
+    in_turn, found, per_step = [], [], ranks * batch_size
+    steps = [step.rows for step in plan.steps(num_rows=per_step) if step.num_real == per_step]
+    shares = [rank_shares(steps, World(rank=rank, size=ranks), plan.settings) for rank in range(ranks)]
+    for step, *mine in zip(steps, *shares, strict=True):
+        sizes = (step.spans["stop"] - step.spans["start"]).tolist()
+        costs = [sum(n * n + 6 * 4096 * n for n in sizes[a:b]) for a, b in pairwise(step.starts.tolist())]
+        mean = sum(costs) / ranks
+        in_turn.append(max(sum(costs[rank::ranks]) for rank in range(ranks)) / mean)
+        work = [sum(costs[place] for place in share.places.tolist()) for share in mine]
+        found.append(max(work) / mean)
+        assert {share.cost for share in mine} == {Spread(min(work), sum(work) / ranks, max(work))}
+    return sum(in_turn) / len(in_turn), sum(found) / len(found)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "balance", "before", "goal"),
+    [(8, 4, "rank", 1.12, 1.04), (64, 4, "rank", 1.20, 1.04), (64, 1, "rank", 1.55, 1.60), (64, 1, "block", 1.0, 1.06)],
+)
+def test_goals_on_lognormal_lengths(ranks, batch_size, balance, before, goal):
+    in_turn, found = slowest(plan := make(packing="next_fit", balance=balance), ranks, batch_size)
+    assert before < in_turn and found <= goal
+    counter = BalanceCounter(plan.settings, ranks, ranks * batch_size)
+    rows = plan.blocks.pack(0, 0)[0]
+    for start in range(0, rows.num_rows, 100):  # as reports count, some rows at a time
+        counter.add(rows.slice(start, min(start + 100, rows.num_rows)))
+    result = counter.result()
+    assert plan.blocks.pack(0, 1) is None and result.steps == rows.num_rows // (ranks * batch_size)
+    assert (result.slowest_in_turn, result.slowest) == (pytest.approx(in_turn), pytest.approx(found))
+
+
+def deal_by_hand(costs: list[int], ranks: int) -> list[list[int]]:
+    """The definition in words, row by row."""
+    rows = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
+    hands = [(0, number, []) for number in range(ranks)]  # work, number, rows
+    for start in range(0, len(rows), ranks):
+        turn = rows[start : start + ranks]
+        hands = [(work + costs[row], n, [*mine, row]) for (work, n, mine), row in zip(sorted(hands), turn, strict=True)]
+    return sorted(sorted(mine) for _, _, mine in hands)
+
+
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 5), (2, 1), (2, 3), (3, 4), (8, 4), (64, 2)])
+def test_rows_are_dealt_as_the_definition_says_also_many_steps_at_once(ranks, batch_size):
+    rng = np.random.default_rng(ranks)
+    costs = rng.integers(0, 9, (40, ranks * batch_size)) ** rng.integers(1, 20, (40, 1))  # ties, zeros, huge numbers
+    dealt = deal(costs, ranks, RANK)
+    assert dealt.tolist() == [deal_by_hand(step, ranks) for step in costs.tolist()]
+    for step in range(40):  # a step alone is dealt as among others
+        assert (deal(costs[step : step + 1], ranks, RANK)[0] == dealt[step]).all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rows_of_equal_cost_are_dealt_in_turn(batch_size):
+    dealt = deal(np.full((2, 8 * batch_size), 7), 8, RANK)
+    assert dealt.tolist() == [[list(range(rank, 8 * batch_size, 8)) for rank in range(8)]] * 2
+
+
+def test_one_row_per_rank_stays_where_it_was():
+    assert deal(np.arange(16)[None], 16, RANK).tolist() == [[[rank] for rank in range(16)]]
+
+
+def test_block_keeps_the_rows_of_a_block_and_brings_alike_ones_together():
+    plain, grouped = make(balance="rank"), make(balance="block", balance_rows=50)
+    for epoch in range(2):
+        a, b = plain.blocks.pack(epoch, 0)[0], grouped.blocks.pack(epoch, 0)[0]
+        assert sorted(row.tolist() for row in a) == sorted(row.tolist() for row in b)
+        costs = [int((n * (n + 24_576)).sum()) for n in (row["stop"] - row["start"] for row in b)]
+        runs = [costs[at : at + 50] for at in range(0, len(costs), 50)]
+        assert all(run == sorted(run) for run in runs)
+        ends = sorted((run[0], run[-1]) for run in runs)
+        assert all(left[1] <= right[0] for left, right in pairwise(ends))  # runs do not overlap
+        assert [run[0] for run in runs] != [low for low, _ in ends]  # and come in random order
+    assert (
+        make(balance="none").step(Position(), 64).rows.spans.tolist() == plain.step(Position(), 64).rows.spans.tolist()
+    )
+
+
+def test_rows_of_equal_cost_are_shuffled_under_block_too():
+    """Else best_fit would hand them over with the longest samples first."""
+    options = {"packing": "best_fit", "cost_attention": 0, "cost_linear": 1}
+    longest = [row["stop"].max() for row in make(balance="block", balance_rows=4096, **options).blocks.pack(0, 0)[0]]
+    middle = len(longest) // 2
+    assert abs(np.mean(longest[:middle]) - np.mean(longest[middle:])) < 0.3 * np.mean(longest)
+
+
+def test_settings_that_contradict_balance_are_refused():
+    with pytest.raises(PlanError, match="balance='block' orders rows by their cost, and shuffle=False"):
+        PlanSettings(max_length=8, balance="block", shuffle=False)
+    with pytest.raises(PlanError, match="balance='block' orders rows by their cost, and packing='group_8'"):
+        PlanSettings(max_length=8, balance="block", packing="group_8")
+    with pytest.raises(
+        PlanError, match="cost_attention 0 and cost_linear 0 make a row of 8 tokens cost 0; expected more"
+    ):
+        PlanSettings(max_length=8, cost_attention=0, cost_linear=0)
+    with pytest.raises(PlanError, match=r"cost 288230.*less than 2⁵⁰"):
+        PlanSettings(max_length=1 << 20, cost_attention=1 << 18)
+    with pytest.raises(PlanError, match="balance is 'ranks', expected one of none, rank, block"):
+        PlanSettings(max_length=8, balance="ranks")
+    assert PlanSettings(max_length=1 << 40).balance == "rank"  # a max_length that means no limit
