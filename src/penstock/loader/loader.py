@@ -15,6 +15,7 @@ from penstock.loader.columns import batch_columns
 from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_jax, as_tensors, check_output, require_torch, split_options
+from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.media import open_media
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
@@ -257,10 +258,8 @@ class Loader(Run):
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
         numbered = enumerate(with_hints(steps, self.plan, self.stores, start), start=cursor.step)
         kept = ((number, step) for number, step in numbered if number not in self._skip)
-        # a collator is for one pass, and the thread that makes it: it reuses the memory of its earlier batches
-        users = self._users_collate if self.media is None else None
-        collate = self._collator(self.stores, self.plan.settings, self.form, users, self._columns)
-        converted = self._converted if self.media is None else dict
+        collate = self.make_collator()
+        converted = self.convert if self.media is None else dict
         for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
             mine = rank_shares([step.rows for _, step in chunk], self.world, self.plan.settings)
             turns = zip(mine, chunk, strict=True)
@@ -286,7 +285,7 @@ class Loader(Run):
 
         def finish(arrays: dict[str, Any], rows: Rows, trained: int) -> tuple[dict[str, Any], int]:
             arrays, trained = (arrays, trained) if users is None else call_users(users, arrays, trained, rows)
-            return self._converted(arrays), trained
+            return self.convert(arrays), trained
 
         return self.media.ahead(made, steps=steps, finish=finish)
 
@@ -297,7 +296,13 @@ class Loader(Run):
         )
         return 1 if self._is_incomplete else max(1, min(_MOST_STEPS, most))
 
-    def _converted(self, arrays: dict[str, Any]) -> dict[str, Any]:
+    def make_collator(self) -> Any:
+        """Return what makes arrays of rows, for one thread and one pass: it reuses the memory of its earlier batches."""
+        users = self._users_collate if self.media is None else None
+        return self._collator(self.stores, self.plan.settings, self.form, users, self._columns)
+
+    def convert(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return arrays in the form that `output` names."""
         if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
             return arrays
         if self.form.output == "jax":
@@ -321,6 +326,10 @@ class Loader(Run):
         from penstock.loader.workers import Steps
 
         return Steps(self)
+
+    def as_map_dataset(self) -> tuple[MapDataset, RowSampler]:
+        """Return the rows by number, and a sampler of this rank's rows with a state, for trainers that index a dataset."""
+        return MapDataset(self), RowSampler(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings)}

@@ -151,6 +151,7 @@ class Run:
 
     @property
     def _rows_per_step(self) -> int:
+        """Rows of all ranks together."""
         return self.batch_size * self.world.size
 
     @property
@@ -203,11 +204,15 @@ class Run:
         done = Cursor(position=position, step=cursor.step + steps, pass_step=cursor.pass_step)
         return done if end != self.pass_end(cursor) else done.begin_pass(end if self.plan.settings.shuffle else 0)
 
+    def steps_of_loop(self, cursor: Cursor) -> int | None:
+        """Return the steps from a cursor to the end of its loop, skipped ones too; None if it is endless."""
+        end = self.loop_end(cursor)
+        return None if end is None else self.plan.num_steps(self._rows_per_step, epochs=end, start=cursor.position)
+
     def steps_after(self, cursor: Cursor) -> int | None:
         """Return the steps that a loop has still to deliver, without skipped ones; None if it is endless."""
-        if (end := self.loop_end(cursor)) is None:
+        if (steps := self.steps_of_loop(cursor)) is None:
             return None
-        steps = self.plan.num_steps(self._rows_per_step, epochs=end, start=cursor.position)
         return steps - sum(cursor.step <= step < cursor.step + steps for step in self._skip)
 
     # Where this loader is

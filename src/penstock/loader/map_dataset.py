@@ -1,0 +1,124 @@
+"""The rows of a Loader as a dataset, and a sampler of those of this rank, for trainers with a DataLoader of their own.
+
+    dataset, sampler = loader.as_map_dataset()
+    batches = StatefulDataLoader(dataset, batch_size=loader.batch_size, sampler=sampler, collate_fn=…)
+
+The sampler follows the plan and yields rows, each as its spans, so the dataset needs no position: a worker makes what it is given.
+"""
+
+from collections.abc import Iterator
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PlanError
+from penstock.loader.sequences import TOKENS
+from penstock.loader.state import Cursor, make_state, read_state
+from penstock.plan.block import Rows
+from penstock.plan.ranks import rank_shares
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
+
+_OF_BATCH = ("cu_seqlens", "max_seqlen", "use_cache")  # describe a batch, not a row
+
+
+class MapDataset:
+    """Rows as arrays without a batch dimension; of a Loader of records, the records.
+
+    An item is a row that the sampler yields, or for a look at the data its number in the pass, over all ranks.  In place of a record, the
+    padding of a last step is None.
+    """
+
+    def __init__(self, loader: "Loader") -> None:
+        if loader.has_tokens and (loader.kind != TOKENS or loader.media is not None):
+            what = loader.kind if loader.kind != TOKENS else "media"
+            raise PlanError(
+                f"as_map_dataset serves rows of tokens and records, and this Loader has {what}; iterate over the Loader"
+            )
+        self._loader, self._start = copy(loader), loader.start_of_next_loop()
+        self._collate: Any = None  # of this process: it reuses its memory
+
+    def __len__(self) -> int:
+        """Rows from here to the end of the pass, with the padding of its last step."""
+        if (steps := self._loader.steps_of_loop(self._start)) is None:
+            raise TypeError("a dataset of an endless loader (epochs=None) has no length")
+        return steps * self._loader._rows_per_step
+
+    def __getitem__(self, row: "Rows | int") -> Any:
+        loader, rows = self._loader, row if isinstance(row, Rows) else self._find(row)
+        if not loader.has_tokens:
+            spans = rows.spans.tolist()
+            return loader.stores[spans[0][0]].source[spans[0][1]] if spans else None
+        if self._collate is None:
+            self._collate = loader.make_collator()
+        arrays, _ = self._collate(rows)
+        of_row = {name: value for name, value in arrays.items() if name not in _OF_BATCH}
+        return loader.convert({name: value[0].copy() for name, value in of_row.items()})
+
+    def _find(self, number: int) -> Rows:
+        loader, start, end = self._loader, self._start, self._loader.loop_end(self._start)
+        step, place = divmod(number, loader._rows_per_step)
+        left = loader.steps_of_loop(start)
+        if number < 0 or (left is not None and step >= left):
+            raise IndexError(f"row {number} does not exist; rows of this pass are counted from 0")
+        position = loader.plan.seek(step, loader._rows_per_step, epochs=end, start=start.position)
+        found = loader.plan.step(position, loader._rows_per_step, epochs=end)
+        assert found is not None  # the pass has this step
+        return found.rows.slice(place, place + 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_collate": None}
+
+
+class RowSampler:
+    """This rank's rows, in order.  Its state resumes on any number of ranks where it was taken between two steps."""
+
+    def __init__(self, loader: "Loader") -> None:
+        self._loader, self._cursor = loader, loader.start_of_next_loop()
+        self._given = 0  # rows of this rank after the cursor
+        self._is_loaded = False
+
+    def __len__(self) -> int:
+        """Rows that this rank has still to get in the current pass."""
+        left = self._loader.steps_after(self._cursor)
+        if left is None:
+            raise TypeError("a sampler of an endless loader (epochs=None) has no length")
+        return left * self._loader.batch_size - self._given
+
+    def __iter__(self) -> Iterator[Rows]:
+        """Yield the rest of the pass; of a pass that has ended, the next one, except right after a state was loaded."""
+        loader = self._loader
+        if not self._given and loader.is_over(self._cursor):
+            if self._is_loaded:
+                self._is_loaded = False
+                return
+            self._cursor = loader.next_loop(self._cursor)
+        self._is_loaded = False
+        begun, end = self._cursor, loader.loop_end(self._cursor)
+        for number, step in enumerate(
+            loader.plan.steps(start=begun.position, num_rows=loader._rows_per_step, epochs=end), start=begun.step
+        ):
+            after = Cursor(position=step.after, step=number + 1, pass_step=begun.pass_step)
+            if number in loader._skip:
+                self._cursor = after
+                continue
+            (share,) = rank_shares([step.rows], loader.world, loader.plan.settings)
+            for row in range(self._given, loader.batch_size):
+                self._given += 1
+                if self._given == loader.batch_size:
+                    self._cursor, self._given = after, 0
+                yield share.rows.slice(row, row + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        of_step = [self._given, self._loader.batch_size, self._loader.world.size]
+        return {"loader": make_state(self._loader.plan, self._cursor), "rows_of_step": of_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        given, *sizes = state["rows_of_step"]
+        if given and sizes != [self._loader.batch_size, self._loader.world.size]:
+            now = f"{self._loader.batch_size} rows on {self._loader.world.size}"
+            raise PlanError(
+                f"the state was taken after {given} rows of a step of {sizes[0]} rows on {sizes[1]} ranks, this is {now}; save between "
+                f"two steps, or resume with the same sizes"
+            )
+        self._cursor, self._given, self._is_loaded = read_state(state["loader"], self._loader.plan), given, True
