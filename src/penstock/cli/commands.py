@@ -83,7 +83,9 @@ def check(request: Request, rows: int) -> None:
 @command(*RECIPE, "name", "engine")
 @option("--refresh", is_flag=True, help="Prepare every shard again.")
 @option("--status", is_flag=True, help="Make nothing; show how far this and other processes on the same cache are.")
-def prepare(request: Request, refresh: bool, status: bool) -> None:
+@option("--megatron", type=_PATH, help="Folder: also write each data set there as NAME.bin and NAME.idx.")
+@option("--drop-loss-mask", is_flag=True, help="With --megatron: also if some tokens are not trained.")
+def prepare(request: Request, refresh: bool, status: bool, megatron: Path | None, drop_loss_mask: bool) -> None:
     """Tokenize all data sets of a recipe into the cache.
 
     Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.  The same command may run on many
@@ -98,15 +100,26 @@ def prepare(request: Request, refresh: bool, status: bool) -> None:
     stores = []
     for part in recipe.parts:
         stores += [(part, name, store) for name, store in prepare_recipe(recipe, part=part).items()]
+    written = []
+    for part, name, store in stores if megatron else ():
+        prefix = Path(str(megatron)) / (name if part == "train" else f"{name}_eval")
+        written.append(store.to_megatron(prefix, drop_loss_mask=drop_loss_mask))
     if request.json:
         from penstock.store.inventory import summary
 
         found = [{"part": part, "data_set": name, **summary(store)} for part, name, store in stores]
-        screen.as_json(found if recipe.file else summary(stores[0][2]))
+        for each, files in zip(found, written, strict=False):
+            each["megatron"] = files._asdict()
+        if not recipe.file:
+            del found[0]["part"], found[0]["data_set"]
+        screen.as_json(found if recipe.file else found[0])
         return
     for part, name, store in stores:
         called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
         screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
+    for files in written:
+        lost = f", {files.untrained:,} of them not trained by the recipe" if files.untrained else ""
+        screen.say(f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}")
     screen.note(f"in {stores[0][2].cache.root}")
 
 
