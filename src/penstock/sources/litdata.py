@@ -177,7 +177,9 @@ class LitdataSource(FilesSource):
             chunk: Any = listed_chunk if isinstance(listed_chunk, dict) else {}
             size = chunk.get("chunk_size")
             if type(size) is not int or not 0 <= size < 1 << 32:
-                raise SourceError(f"{self._index}: a chunk is {str(listed_chunk)[:80]}, expected filename and chunk_size")
+                raise SourceError(
+                    f"{self._index}: a chunk is {str(listed_chunk)[:80]}, expected filename and chunk_size"
+                )
             path = inside(folder, chunk.get("filename"), named_by=self._index)
             if path in sizes:
                 raise SourceError(f"{self._index}: lists {chunk['filename']!r} twice; optimize the data again")
