@@ -8,6 +8,14 @@ from penstock.errors import RecipeError
 from penstock.recipe.foreign import Imported, Settings
 from penstock.recipe.foreign_tools import of_training_arguments
 
+_FILES = "write eval: with separate files"
+_NONE = {
+    "template": "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
+    **dict.fromkeys(("val_size", "eval_on_each_dataset"), _FILES),
+    **dict.fromkeys(("ignore_pad_token_for_loss", "data_shared_file_system", "preprocessing_batch_size"), "not needed"),
+    **dict.fromkeys(("default_system", "tool_format"), "no equivalent"),
+}
+
 
 def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     """The YAML of LLaMA-Factory, and the entries of its dataset_info.json."""
@@ -43,26 +51,14 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     if made.take("streaming", False):
         made.put("background", True, "streaming", True, "rows still have numbers")
         made.put("window", 16, "streaming", True, "that many shards are shuffled together")
-    made.leave(
-        "template",
-        "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
-    )
     for key in ("enable_thinking", "preserve_thinking"):
         if (value := made.take(key)) is not None:
             kept = made.top.get("template_kwargs", ({}, ""))[0]
             made.put(
                 "template_kwargs", {**kept, key: value}, key, value, "a variable of the chat template, if it has one"
             )
-    for key in ("val_size", "eval_on_each_dataset"):
-        made.leave(key, "write eval: with separate files")
-    for key in (
-        "ignore_pad_token_for_loss",
-        "data_shared_file_system",
-        "preprocessing_batch_size",
-        "default_system",
-        "tool_format",
-    ):
-        made.leave(key, "no equivalent")
+    for key, why in _NONE.items():
+        made.leave(key, why)
 
 
 def _factory_rows(made: Imported, stage: str) -> None:

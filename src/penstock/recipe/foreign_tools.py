@@ -15,6 +15,20 @@ _AXOLOTL_TYPES = {
 }  # fmt: skip
 
 
+_PACKING = """eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially multipack_real_batches
+  pretrain_multipack_attn batch_flattening curriculum_sampling"""
+_TOKENS = "the tokenizer's: save it with these tokens, and name its folder"
+_NONE_OF_AXOLOTL = {
+    **dict.fromkeys(
+        _PACKING.split(), "no equivalent: packing: and block: decide; an eval set may have its own packing:"
+    ),
+    **dict.fromkeys(("special_tokens", "tokens"), _TOKENS),
+    "min_sample_len": "no equivalent: filter in Python, source.filter(…)",
+    "dataset_exact_deduplication": "no equivalent; `penstock check` counts duplicates",
+    "skip_prepare_dataset": "data is always prepared, once",
+}
+
+
 def _bare(value: Any) -> bool:
     """Whether a name is that of a format, as `load_dataset("json", data_files=…)` has it."""
     return value in ("json", "csv", "parquet", "text", "arrow", "webdataset", "imagefolder")
@@ -223,14 +237,8 @@ def axolotl(made: Imported) -> None:
     made.same("num_proc", "dataset_num_proc")
     made.same("workers", "dataloader_num_workers")
     _axolotl_template(made)
-    for key in ("eval_sample_packing", "sample_packing_group_size", "sample_packing_bin_size", "sample_packing_sequentially",
-                "multipack_real_batches", "pretrain_multipack_attn", "batch_flattening", "curriculum_sampling"):  # fmt: skip
-        made.leave(key, "no equivalent: packing: and block: decide; an eval set may have its own packing:")
-    made.leave("special_tokens", "the tokenizer's: save it with these tokens, and name its folder")
-    made.leave("tokens", "the tokenizer's: save it with these tokens, and name its folder")
-    made.leave("min_sample_len", "no equivalent: filter in Python, source.filter(…)")
-    made.leave("dataset_exact_deduplication", "no equivalent; `penstock check` counts duplicates")
-    made.leave("skip_prepare_dataset", "data is always prepared, once")
+    for key, why in _NONE_OF_AXOLOTL.items():
+        made.leave(key, why)
 
 
 def _axolotl_template(made: Imported) -> None:
