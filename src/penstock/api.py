@@ -36,8 +36,8 @@ def open(
     *,
     shape: Annotated[
         str | None,
-        "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, hf, pt, media_folder, "
-        "sample_folder, yaml",
+        "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, megatron, token_bin, "
+        "datatrove, mds, litdata, hf, pt, media_folder, sample_folder, yaml",
     ] = None,
     split: Annotated[str | None, "split of a data set folder, such as train or train[:10%]"] = None,
     config: Annotated[str | None, "configuration of a data set on the hub, if it has several"] = None,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from tests.sources.token_files import read_megatron
 
 from .conftest import Penstock
 
@@ -566,3 +567,17 @@ def test_the_commands_say_what_a_pair_is(here: Any, write_jsonl: Write, tokenize
     assert "2 of 4 rows, a shorter batch: no row is added (tail: pad)" in here("plan", path)[1]
     compared = here("stats", path)[1].partition("packing compared")[2]
     assert "none" in compared and "best_fit" not in compared and "concat" not in compared
+
+
+def test_prepare_writes_every_data_set_for_megatron(tmp_path: Path, here: Any) -> None:
+    rows = [[5, 6, 1], [7, 1]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text(
+        "data: {ids: {path: a.jsonl}}\neval: {held: {path: a.jsonl}}\n"
+        "template: pretokenized\nvocab_size: 50\nmax_length: 8\n"
+    )
+    code, out, _ = here("prepare", "r.yaml", "--megatron", "m")
+    assert code == 0 and "ids.bin and .idx: 2 sequences, 5 tokens" in out
+    assert read_megatron(tmp_path / "m" / "ids")[1] == rows == read_megatron(tmp_path / "m" / "held_eval")[1]
+    code, out, _ = here("prepare", "r.yaml", "--megatron", "m", "--json")
+    assert code == 0 and [each["megatron"]["tokens"] for each in json.loads(out)] == [5, 5]

@@ -9,7 +9,7 @@ import random
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from penstock.fingerprint import digest
 from penstock.sources import SHAPES, BadRows, ListSource, RowAccess, open_source
 from penstock.sources.parse import record_bytes
 from penstock.testing import check_source
+from tests.sources import token_files
 
 Records = list[dict[str, Any]]
 
@@ -41,6 +42,7 @@ class Made:
     place: Any
     expected: Records
     max_pickle: int | None = 20_000
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def halves(records: Records) -> Iterator[tuple[int, Records]]:
@@ -167,6 +169,42 @@ def sample_folder(folder: Path) -> Made:
     return Made(folder, expected, max_pickle=None)  # it names every file
 
 
+IDS = [[row % 50 + 1] * (row % 11) + [0] for row in range(300)]  # 0 ends each
+OF_IDS: Records = [{"input_ids": np.array(row, np.uint16)} for row in IDS]
+
+
+def megatron(folder: Path) -> Made:
+    for number, part in enumerate([IDS[:120], IDS[120:]]):
+        token_files.write_megatron(folder / f"p-{number}", part)
+    return Made(folder, OF_IDS)
+
+
+def token_bin(folder: Path) -> Made:
+    for number, part in enumerate([IDS[:120], IDS[120:]]):
+        (folder / f"p-{number}.bin").write_bytes(token_files.ids_bytes(part, "u2"))
+    return Made(folder, OF_IDS, options={"dtype": "uint16", "eot": 0})
+
+
+def datatrove(folder: Path) -> Made:
+    masks = [[place % 2 for place in range(len(row))] for row in IDS]
+    token_files.write_datatrove(folder / "a.ds", IDS, masks=masks)
+    expected = [{**record, "loss_mask": np.array(mask, np.bool_)} for record, mask in zip(OF_IDS, masks, strict=True)]
+    return Made(folder, expected)
+
+
+def mds(folder: Path) -> Made:
+    rows = [(row, f"Quelle {number}") for number, row in enumerate(IDS)]
+    token_files.write_mds(folder, [rows[:120], rows[120:]])
+    return Made(folder, [{"source": source, "tokens": np.array(row, np.int32)} for row, source in rows])
+
+
+def litdata(folder: Path) -> Made:
+    items = [token_files.litdata_item(np.array(row, "<i8").tobytes(), str(row).encode()) for row in IDS]
+    formats = ("no_header_tensor:17", "str")
+    token_files.write_litdata(folder, [items[:120], items[120:]], names=("input_ids", "text"), formats=formats)
+    return Made(folder, [{"input_ids": np.array(row), "text": str(row)} for row in IDS])
+
+
 def compressed(folder: Path) -> Made:
     (folder / "a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in RECORDS).encode()))
     return Made(folder / "a.jsonl.gz", RECORDS)
@@ -198,6 +236,11 @@ OF_SHAPES: dict[str, Callable[[Path], Made]] = {
     "media_folder": media_folder,
     "sample_folder": sample_folder,
     "yaml": yaml_list,
+    "megatron": megatron,
+    "token_bin": token_bin,
+    "datatrove": datatrove,
+    "mds": mds,
+    "litdata": litdata,
 }
 ALL = [*OF_SHAPES.values(), compressed, in_memory, stream]
 
@@ -235,11 +278,11 @@ def views(source: RowAccess, expected: Records) -> list[tuple[RowAccess, Records
 
 
 def test_shapes_and_their_views_keep_the_contract(made: Made, cache: Cache) -> None:
-    source = open_source(made.place, cache=cache)
+    source = open_source(made.place, cache=cache, **made.options)
     for view, expected in views(source, made.expected):
         check_source(view, expected=expected, max_pickle=made.max_pickle)
         assert type(source).__name__ in repr(view) or "Concat" in repr(view)
-    again = open_source(made.place, cache=cache)
+    again = open_source(made.place, cache=cache, **made.options)
     assert again.digest(0, len(again)) == source.digest(0, len(source))
     assert str(source.describe()).count("\n") >= 2
 
@@ -253,7 +296,7 @@ def reads_right(view: RowAccess, expected: list[bytes], seed: int) -> bool:
 
 
 def test_threads_may_share_a_view(made: Made, cache: Cache) -> None:
-    source = open_source(made.place, cache=cache)
+    source = open_source(made.place, cache=cache, **made.options)
     pairs = [(view, list(map(record_bytes, expected))) for view, expected in views(source, made.expected)]
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(reads_right, *pairs[seed % len(pairs)], seed) for seed in range(24)]
@@ -268,7 +311,7 @@ def _reads_shared(seed: int) -> bool:
 
 
 def test_forked_processes_may_share_a_view(made: Made, cache: Cache) -> None:
-    source = open_source(made.place, cache=cache)
+    source = open_source(made.place, cache=cache, **made.options)
     pairs = [(view, list(map(record_bytes, expected))) for view, expected in views(source, made.expected)]
     assert all(reads_right(view, expected, 0) for view, expected in pairs)  # all is open and in use before the fork
     _SHARED[:] = pairs

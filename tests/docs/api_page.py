@@ -40,6 +40,7 @@ MEMBERS = {
         "lengths_of",
         "tokens",
         "to_hf",
+        "to_megatron",
         "wait",
         "close",
     ],

@@ -21,6 +21,8 @@ from .pages import PAGES, ROOT, blocks, code, name, prose, tables
 
 GUIDES = ROOT / "docs" / "guides"
 COMING_FROM = GUIDES / "coming-from.md"
+OTHERS = [COMING_FROM, *sorted(GUIDES.glob("from-*.md"))]
+DEFAULTS = "Defaults"  # begins the heading of a table of what, theirs, ours
 TROUBLE = ROOT / "docs" / "troubleshooting.md"
 
 TOP = {"data", "eval", "weight", "path", "name"}  # keys of a recipe that are no keyword of a function
@@ -90,8 +92,8 @@ def fault(key: str, value: str) -> str | None:
 @pytest.mark.parametrize("page", [*sorted(GUIDES.glob("*.md")), ROOT / "docs/troubleshooting.md"], ids=name)
 def test_every_key_that_a_guide_speaks_of_is_one(page: Path) -> None:
     text = prose(page)
-    if page == COMING_FROM:  # theirs are in the first column
-        text = "\n".join(row[1] for _, rows in tables(page) for row in rows)
+    if page in OTHERS:  # what is theirs is in the first columns
+        text = "\n".join(row[2 if head.startswith(DEFAULTS) else 1] for head, rows in tables(page) for row in rows)
     faults = [f"{key}: {value}: {why}" for key, value in settings(text) if (why := fault(key, value))]
     assert faults == []
 
@@ -113,7 +115,9 @@ def test_what_may_change_on_resume_is_what_is_no_part_of_the_plan() -> None:
 
 
 def rows_of_others() -> list[tuple[str, str, str, str]]:
-    return [(tool, *row) for tool, rows in tables(COMING_FROM) for row in rows]  # type: ignore[misc]
+    listed = [(page.stem, head, rows) for page in OTHERS for head, rows in tables(page)]
+    chosen = [(f"{page} {head}", rows) for page, head, rows in listed if not head.startswith(DEFAULTS)]
+    return [(tool, *row) for tool, rows in chosen for row in rows]  # type: ignore[misc]
 
 
 def their_options(theirs: str) -> list[tuple[str, object]]:
@@ -153,7 +157,10 @@ def test_marked_names_become_what_the_page_says() -> None:
     assert wrongly == []
 
 
-def test_five_tools_have_a_table() -> None:
+def test_nine_tools_have_a_table() -> None:
+    assert [page.stem for page in OTHERS[1:]] == ["from-axolotl", "from-llama-factory", "from-ms-swift", "from-trl"]
+    for page in OTHERS[1:]:
+        assert [heading for heading, _ in tables(page)] == ["Defaults that differ", "Options"]
     assert [heading for heading, _ in tables(COMING_FROM)] == ["miles", "SkyRL", "datasets", "LMMS-Engine", "sequifier"]
 
 

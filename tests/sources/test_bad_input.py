@@ -11,6 +11,7 @@ import lzma
 import os
 import re
 import resource
+import struct
 import subprocess
 import sys
 import tarfile
@@ -30,6 +31,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
 from penstock.types import BadRow
+from tests.sources.token_files import ids_bytes, litdata_item, write_litdata, write_megatron
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "bad-input.md"
 NewFolder = Callable[[], Path]
@@ -94,6 +96,7 @@ def arrow(table: pa.Table) -> bytes:
 
 JSONL, JSON, CSV, TEXT = "JSON lines", "JSON documents", "Tables", "Text"
 COMPRESSED, COLUMNS, TARS, PLACES = "Compressed files", "Columns", "Tars and folders of media", "Files and folders"
+TOKENS = "Token files"
 DEEP = b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 TABLE = pa.table({"n": [1, 2]})
 WHOLE = b"".join(GOOD)
@@ -336,9 +339,71 @@ FOLDER_CASES = [
     ),
 ]
 
+
+def tokens(name: str, write: Callable[[Path], None], refused: str, note: str = "", **options: Any) -> Case:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    return Case(section=TOKENS, input=name, files=files, refused=refused, note=note, options=options)
+
+
+def megatron_with(place: int, lie: bytes, *, cut: int | None = None) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        write_megatron(folder / "a", IDS)
+        raw = (folder / "a.idx").read_bytes()
+        (folder / "a.idx").write_bytes((raw[:place] + lie + raw[place + len(lie) :])[:cut])
+
+    return write
+
+
+def litdata_with(place: int, lie: bytes, *, leaf: str = "int", cut: int | None = None) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        items = [litdata_item(struct.pack("<q", row)) for row in range(2)]
+        write_litdata(folder, [items], names=["n"], formats=[leaf])
+        raw = (folder / "chunk-0-0.bin").read_bytes()
+        (folder / "chunk-0-0.bin").write_bytes((raw[:place] + lie + raw[place + len(lie) :])[:cut])
+
+    return write
+
+
+def raw_ids(folder: Path) -> None:
+    (folder / "a.bin").write_bytes(ids_bytes(IDS, "u2"))
+
+
+IDS = [[5, 6, 0], [7, 0]]
+TOKEN_CASES = [
+    tokens("Megatron: another magic, version or type of ids", megatron_with(0, b"X"), "begins with b'XMID"),
+    tokens("Megatron: index cut off", megatron_with(0, b"", cut=40), "40 bytes, but 2 sequences"),
+    tokens("Megatron: a count of 2⁶⁴ - 1", megatron_with(18, b"\xff" * 8), "18446744073709551615 sequences"),
+    tokens("Megatron: a negative length", megatron_with(34, b"\xff" * 4), "sequence 0 has -1 ids"),
+    tokens("Megatron: pointers that overlap, or lead beyond the end", megatron_with(50, b"\2"), "must be back to back"),
+    tokens(
+        "Megatron: documents of several sequences",
+        lambda folder: write_megatron(folder / "a", IDS, documents=[0, 2]),
+        "say what a sample is",
+        "`sample=` says what a row is",
+    ),
+    tokens("raw ids without a type", raw_ids, "set the option dtype", "`dtype=` says it"),
+    tokens("raw ids without borders", raw_ids, "set the option eot", "`eot=` says it", dtype="uint16"),
+    tokens("raw ids in which `eot` does not occur", raw_ids, "none of 5 ids", dtype="uint16", eot=9),
+    tokens("raw ids that end inside an id", raw_ids, "not a whole number of uint32", dtype="uint32", eot=0),
+    tokens("MDS and litdata: pickled fields", litdata_with(0, b"", leaf="pickle"), "reading it runs code"),
+    tokens("MDS and litdata: another number of rows than in index.json", litdata_with(0, b"\3"), "byte 0 says 3 rows"),
+    tokens(
+        "MDS and litdata: rows that overlap, or end beyond the file", litdata_with(8, b"\1"), "row 1 begins at byte 1,"
+    ),
+    tokens("MDS and litdata: cut off", litdata_with(0, b"", cut=30), "expected a number from 28 to 30"),
+    Case(
+        section=TOKENS,
+        input="MDS and litdata: a field that ends beyond its row, or cannot be decoded",
+        files=tokens("", litdata_with(28, b"\7"), "x").files,
+        rows=[{"n": 0}, "bad_value"],
+    ),
+]
+
 CASES = [
     *(*JSONL_CASES, *JSON_CASES, *CSV_CASES, *TEXT_CASES, *COMPRESSED_CASES, *COLUMNS_CASES),
-    *(*TAR_CASES, *FOLDER_CASES),
+    *(*TAR_CASES, *FOLDER_CASES, *TOKEN_CASES),
 ]
 
 

@@ -30,20 +30,13 @@ def init(request: Request, output: Path, rows: int, force: bool) -> None:
     Samples rows to find the format, the template and lengths in tokens, and prints what it found.  In a folder, files named
     test, dev, valid, val or eval become eval sets.
     """
-    from penstock.errors import RecipeError
     from penstock.recipe.draft import VARIABLE, Draft
     from penstock.report.numbers import plain
 
-    if output.exists() and not force:
-        raise RecipeError(f"{output}: exists already; choose another name, or pass --force to replace it")
-    if not output.absolute().parent.is_dir():
-        raise RecipeError(f"{output}: its folder does not exist; create it first")
+    _check_output(output, force)
     found = Draft(request.data, rows=rows, given=request.keys, **request.given)
     text = found.text(output)
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
+    _write(output, text)
     if request.json:
         screen.as_json({"recipe": str(output), "text": text, **plain(found.facts())})
         return
@@ -51,6 +44,55 @@ def init(request: Request, output: Path, rows: int, force: bool) -> None:
         screen.say(finding)
     name_it = f"name a tokenizer in it, or set the variable {VARIABLE}; then " if found.is_estimate else ""
     screen.say(f"wrote {output}; next: {name_it}penstock check {output}", style="bold")
+
+
+def _check_output(output: Path, force: bool) -> None:
+    from penstock.errors import RecipeError
+
+    if output.exists() and not force:
+        raise RecipeError(f"{output}: exists already; choose another name, or pass --force to replace it")
+    if not output.absolute().parent.is_dir():
+        raise RecipeError(f"{output}: its folder does not exist; create it first")
+
+
+def _write(output: Path, text: str) -> None:
+    from penstock.errors import RecipeError
+
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
+
+
+@click.command("import")
+@click.argument("file", type=_PATH)
+@option("--from", "tool", type=click.Choice(["trl", "axolotl", "llama-factory"]), help="The tool, if keys do not tell.")
+@option("--dataset-info", type=_PATH, help="The dataset_info.json of LLaMA-Factory, if it is not in dataset_dir.")
+@option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
+@option("--force", is_flag=True, help="Replace the recipe if it exists.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON value, for scripts.")
+def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Path, force: bool, as_json: bool) -> None:
+    """Write a recipe for a configuration of trl, axolotl or LLaMA-Factory.
+
+    FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig; nothing of it is run.  Every
+    key of FILE is in the recipe: translated, or as a comment that says why not.
+    """
+    from penstock.recipe.foreign import import_config
+    from penstock.recipe.recipe import Recipe
+
+    _check_output(output, force)
+    found = import_config(file, tool=tool, dataset_info=dataset_info)
+    text = found.text()
+    _write(output, text)
+    Recipe.read(output)  # what it cannot take is said now
+    if as_json:
+        screen.as_json({"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown})
+        return
+    kept = len(found.given) - len(found.left)
+    screen.say(f"{found.tool}: {max(kept, 0)} of {plural(len(found.given), 'key')} translated, the others are comments")
+    if found.unknown:
+        screen.say(f"{plural(len(found.unknown), 'key')} not known here: {', '.join(found.unknown)}", style="yellow")
+    screen.say(f"wrote {output}; next: penstock check {output}", style="bold")
 
 
 @command(*RECIPE, "max_length")
@@ -83,7 +125,9 @@ def check(request: Request, rows: int) -> None:
 @command(*RECIPE, "name", "engine")
 @option("--refresh", is_flag=True, help="Prepare every shard again.")
 @option("--status", is_flag=True, help="Make nothing; show how far this and other processes on the same cache are.")
-def prepare(request: Request, refresh: bool, status: bool) -> None:
+@option("--megatron", type=_PATH, help="Folder: also write each data set there as NAME.bin and NAME.idx.")
+@option("--drop-loss-mask", is_flag=True, help="With --megatron: also if some tokens are not trained.")
+def prepare(request: Request, refresh: bool, status: bool, megatron: Path | None, drop_loss_mask: bool) -> None:
     """Tokenize all data sets of a recipe into the cache.
 
     Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.  The same command may run on many
@@ -98,15 +142,26 @@ def prepare(request: Request, refresh: bool, status: bool) -> None:
     stores = []
     for part in recipe.parts:
         stores += [(part, name, store) for name, store in prepare_recipe(recipe, part=part).items()]
+    written = []
+    for part, name, store in stores if megatron else ():
+        prefix = Path(str(megatron)) / (name if part == "train" else f"{name}_eval")
+        written.append(store.to_megatron(prefix, drop_loss_mask=drop_loss_mask))
     if request.json:
         from penstock.store.inventory import summary
 
         found = [{"part": part, "data_set": name, **summary(store)} for part, name, store in stores]
-        screen.as_json(found if recipe.file else summary(stores[0][2]))
+        for each, files in zip(found, written, strict=False):
+            each["megatron"] = files._asdict()
+        if not recipe.file:
+            del found[0]["part"], found[0]["data_set"]
+        screen.as_json(found if recipe.file else found[0])
         return
     for part, name, store in stores:
         called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
         screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
+    for files in written:
+        lost = f", {files.untrained:,} of them not trained by the recipe" if files.untrained else ""
+        screen.say(f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}")
     screen.note(f"in {stores[0][2].cache.root}")
 
 

@@ -61,7 +61,7 @@ of_cache = Group("cache", no_args_is_help=True, help="List, remove and explain w
 for each in (stores.ls, stores.rm, stores.prune, stores.why):
     of_cache.add_command(each)
 for each in (
-    *(commands.init, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
+    *(commands.init, commands.import_, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
     *(commands.trace, commands.report, commands.bench, stores.verify, of_cache),
 ):
     cli.add_command(each)

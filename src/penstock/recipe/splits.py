@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.errors import SourceError
 from penstock.places.files import find, is_folder, local
-from penstock.sources.formats import is_data_file, is_data_set_folder
+from penstock.sources.formats import data_files, is_data_set_folder
 
 TRAIN = ("train", "training")
 EVAL = ("validation", "valid", "dev", "val", "test", "testing", "eval", "evaluation")
@@ -78,9 +78,9 @@ def _data_files(folder: str) -> list[str]:
     """Data files in a folder; also those below it if there are none directly in it, or if a folder in it is named after a split."""
     inside = list(Path(folder).iterdir())
     folders = [path.name for path in inside if path.is_dir() and not path.name.startswith(".")]
-    files = [path for path in find(folder) if is_data_file(path)] if any(path.is_file() for path in inside) else []
+    files = data_files(find(folder)) if any(path.is_file() for path in inside) else []
     if folders and (not files or any(map(split_of, folders))):
-        return [path for path in find(f"{_literal(folder)}/**") if is_data_file(path)]
+        return data_files(find(f"{_literal(folder)}/**"))
     return files
 
 

@@ -45,25 +45,31 @@ def _suffix(path: str) -> str:
     return Path(path).suffix.lower()
 
 
-def unpacked(identity: FileId, cache: Cache, *, max_expansion: int) -> UnpackedFile:
-    """Return the plain text of a compressed file: from the cache, or by one pass that leaves it there."""
+def unpacked(identity: FileId, cache: Cache, *, max_expansion: int, packing: str | None = None) -> UnpackedFile:
+    """Return the plain text of a compressed file: from the cache, or by one pass that leaves it there.
+
+    packing: how it is compressed, if its name does not say: gz, bz2, xz, zstd, br or snappy.
+    """
     origin = open_file(identity)
+    suffix = _suffix(identity.path) if packing is None else f".{packing}"
+    if suffix not in (*_DECODERS, *_CODECS):
+        raise SourceError(f"{identity.path}: compressed as {packing}, which cannot be read; unpack it")
     content = index(origin, cache, kind="compressed", scan=lambda _add, _old: digest_of(origin)).content
-    name = f"spools/{content[:2]}/{content}{_suffix(identity.path)}.unpacked"
+    name = f"spools/{content[:2]}/{content}{suffix}.unpacked"
     found = load(cache, name)
     if found is None:
-        publish(cache, name, lambda out: _expand(origin, out, max_expansion))
+        publish(cache, name, lambda out: _expand(origin, out, suffix, max_expansion))
         found = load(cache, name)
         assert found is not None  # it was just written
     return UnpackedFile(identify(cache.path(name)), len(found.payload), origin)
 
 
-def _expand(origin: File, out: IO[bytes], max_expansion: int) -> None:
+def _expand(origin: File, out: IO[bytes], suffix: str, max_expansion: int) -> None:
     """Write the text of a compressed file."""
     path, size = origin.identity.path, origin.identity.size
-    suffix, limit, written = _suffix(path), max(_GRACE, max_expansion * size), 0
+    limit, written = max(_GRACE, max_expansion * size), 0
     try:
-        for piece in _unpack_zstd(origin) if suffix == ".zst" else _unpack(origin, _DECODERS[suffix]):
+        for piece in _unpack_arrow(origin, suffix, limit) if suffix in _CODECS else _unpack(origin, _DECODERS[suffix]):
             written += len(piece)
             if written > limit:
                 why = f"if it is not a decompression bomb, raise max_expansion (now {max_expansion})"
@@ -94,14 +100,24 @@ def _unpack(origin: File, make: Callable[[], Any]) -> Iterator[bytes]:
         raise EOFError("the file is empty" if not num_members else "the file ends inside a member")
 
 
-def _unpack_zstd(origin: File) -> Iterator[bytes]:
-    import pyarrow as pa  # here, so that only .zst files pay for it
+def _unpack_arrow(origin: File, suffix: str, limit: int) -> Iterator[bytes]:
+    """Yield the text of what pyarrow can unpack; snappy is one block that begins with the size of its text."""
+    import pyarrow as pa  # here, so that only such files pay for it
 
-    if not origin.identity.size:
+    size = origin.identity.size
+    if not size:
         raise EOFError("the file is empty")  # pyarrow would read it as no frames
-    with pa.CompressedInputStream(pa.PythonFile(Cursor(origin), mode="r"), "zstd") as stream:
-        while piece := stream.read(_PIECE):
-            yield piece
+    if suffix == ".snappy":
+        start = origin.read(0, min(size, 5))
+        length = next((place for place, byte in enumerate(start) if byte < 128), len(start)) + 1
+        num_bytes = sum((byte & 127) << 7 * place for place, byte in enumerate(start[:length]))
+        if num_bytes > limit:
+            raise EOFError(f"it says that it expands to {num_bytes:_} bytes, expected at most {limit:_}")
+        yield pa.decompress(origin.read(0, size), num_bytes, "snappy", asbytes=True)
+    else:
+        with pa.CompressedInputStream(pa.PythonFile(Cursor(origin), mode="r"), _CODECS[suffix]) as stream:
+            while piece := stream.read(_PIECE):
+                yield piece
     origin.check()
 
 
@@ -139,6 +155,6 @@ _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
-    ".zst": lambda: None,  # pyarrow's stream
 }
-_SUFFIXES = tuple(_DECODERS)
+_CODECS = {".zst": "zstd", ".zstd": "zstd", ".br": "brotli", ".snappy": "snappy"}  # pyarrow's
+_SUFFIXES = (*_DECODERS, ".zst")

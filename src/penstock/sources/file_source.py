@@ -127,6 +127,10 @@ class FilesSource(Joined):
     def part(self, identity: FileId) -> Part:
         """Open one file."""
 
+    def beside(self) -> Sequence[FileId]:
+        """Return the files beside those with rows that decide what the rows are."""
+        return ()
+
     def _counts(self) -> list[int]:
         """Return the number of rows of each file."""
         return [self._part(index).num_rows for index in range(len(self.identities))]
@@ -216,13 +220,14 @@ class FilesSource(Joined):
 
     def stamp(self) -> Any:
         """Return the files as the system reports them, with the time of the last change of any kind, and every option."""
+        identities = [*self.identities, *self.beside()]
         try:
-            if not all(map(settled, self.identities)) or identify_all(self.files) != self.identities:
+            if not all(map(settled, identities)) or identify_all([known.path for known in identities]) != identities:
                 return None  # written to meanwhile, or just now
         except SourceError:
             return None
         options = [[name, repr(getattr(self, name))] for name in sorted({*self.OPTIONS} - _SAME_RECORDS)]
-        files = [[known.path, known.size, known.inode, known.ctime_ns, known.etag] for known in self.identities]
+        files = [[known.path, known.size, known.inode, known.ctime_ns, known.etag] for known in identities]
         return [type(self).__name__, self.shape, options, files]
 
     def unreadable(self) -> Unreadable:

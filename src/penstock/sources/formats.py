@@ -46,6 +46,7 @@ def _packed(*suffixes: str) -> tuple[str, ...]:
 
 _HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
 _CHUNK_MARKS = ("metadata.json",)
+_INDEX_MARKS = ("index.json",)
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 SHAPES = {
@@ -56,6 +57,11 @@ SHAPES = {
     "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
     "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
     "webdataset": Shape("webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")),
+    "megatron": Shape("tokens", "MegatronSource", (".idx",)),  # and .bin, if there is an .idx beside
+    "token_bin": Shape("tokens", "TokenBinSource", (".bin", ".npy")),
+    "datatrove": Shape("tokens", "DatatroveSource", (".ds",)),
+    "mds": Shape("mds", "MdsSource", folder="mds.is_mds_folder", marks=_INDEX_MARKS),
+    "litdata": Shape("litdata", "LitdataSource", folder="litdata.is_litdata_folder", marks=_INDEX_MARKS),
     "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
     "parquet_chunks": Shape(
         "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
@@ -102,7 +108,8 @@ def _file_name(path: str) -> str:
 def shape_of(path: str) -> str:
     """Return the format of a file, by its name."""
     if suffix := suffix_of(path):
-        return _SHAPE_OF[suffix]
+        is_megatron = suffix == ".bin" and is_file(f"{path[:-4]}.idx")
+        return "megatron" if is_megatron else _SHAPE_OF[suffix]
     if path.lower().endswith(".pt"):
         local(path)  # chunks are read from a local disk only
         listed = Path(path).parent / "metadata.json"
@@ -124,6 +131,20 @@ def shape_of(path: str) -> str:
 def is_data_file(path: str) -> bool:
     """Return whether a file of a folder holds records, by its name; a README beside them does not."""
     return bool(suffix_of(path)) and not _BESIDE.fullmatch(_file_name(path))
+
+
+def data_files(paths: list[str]) -> list[str]:
+    """Return the files of a folder that hold records.
+
+    .bin and .npy may be anything: they count if no other file does, or if the .idx of Megatron is beside.  OLMo has borders of texts in
+    a .csv.gz beside the .npy.
+    """
+    there = set(paths)
+    known = [
+        path for path in paths if is_data_file(path) and not (path.endswith(".csv.gz") and f"{path[:-7]}.npy" in there)
+    ]
+    sure = [path for path in known if suffix_of(path) not in (".bin", ".npy") or f"{path[:-4]}.idx" in there]
+    return sure or known
 
 
 def folder_shape(place: str, asked: str | None) -> str | None:

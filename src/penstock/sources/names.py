@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.errors import SourceError
-from penstock.places.files import exists, is_folder, is_remote
+from penstock.places.files import exists, is_file, is_folder, is_remote
 
 _NUMBER = r"-?[0-9][0-9_]*%?"
 _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
@@ -100,7 +100,12 @@ def read_split(text: str) -> tuple[Split, ...]:
 
 
 def expand(place: str) -> list[str]:
-    """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words."""
+    """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words.
+
+    Megatron names a data set without the suffix of its two files.
+    """
+    if not exists(place) and not is_remote(place) and is_file(f"{place}.idx"):
+        return [f"{place}.bin"]
     return [place] if exists(place) else _expand(place)
 
 

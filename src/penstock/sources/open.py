@@ -16,7 +16,7 @@ from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
-from penstock.sources.formats import SHAPE_ALIASES, SHAPES, bare_name, folder_shape, is_data_file, shape_of, suffix_of
+from penstock.sources.formats import SHAPE_ALIASES, SHAPES, bare_name, data_files, folder_shape, shape_of, suffix_of
 from penstock.sources.memory import ListSource, SpooledSource
 from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
 from penstock.words import did_you_mean
@@ -191,7 +191,7 @@ def on_hub(place: str, revision: str | None = None, *, folder: str = "") -> str 
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
     if hub.is_data_set(place):
         paths = find(f"{place.rstrip('/')}/**")
-        data = [path for path in paths if is_data_file(path)]
+        data = data_files(paths)
         asked = {"config": settings.config, "data_files": settings.data_files, "split": split.name if split else None}
         named = (
             settings
@@ -236,10 +236,9 @@ def _data_files(place: str, asked: str | None) -> list[str]:
     paths = list(dict.fromkeys(path for each in expand(place) for path in find(each)))
     if not is_folder(place) and not re.search(r"\*\*?$", place):
         return paths
+    known = data_files(paths)
     if asked is not None:
         known = [path for path in paths if suffix_of(path) in SHAPES[asked].suffixes] or paths
-    else:
-        known = [path for path in paths if is_data_file(path)]
     if not known:
         known = [path for path in paths if suffix_of(path)]
         shape_of((known or paths)[0])  # raises where no file has a known format

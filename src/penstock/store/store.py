@@ -1,5 +1,6 @@
 """Samples by number.  A store maps its shards when they are read, and makes them first where they are missing."""
 
+import os
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from penstock.words import short_number
 
 if TYPE_CHECKING:
     from penstock.store.build import Builder
+    from penstock.store.megatron import MegatronFiles
 
 _MAX_OPEN = 1024  # shards kept mapped; views of a shard outlive its place here
 
@@ -213,6 +215,15 @@ class Store:
         table = pa.Table.from_batches(batches, self.schema.to_arrow()).drop_columns("row")
         made = datasets.Dataset(InMemoryTable(table), fingerprint=self.fingerprint[:16])
         return made if self.lengths.all() else made.select(np.flatnonzero(self.lengths))
+
+    def to_megatron(self, prefix: str | os.PathLike[str], *, drop_loss_mask: bool = False) -> "MegatronFiles":
+        """Write `prefix.bin` and `prefix.idx` for Megatron: each sample is a sequence and a document.
+
+        drop_loss_mask: also write samples with tokens that are not trained; Megatron trains every token.
+        """
+        from penstock.store.megatron import write_megatron
+
+        return write_megatron(self, prefix, drop_loss_mask=drop_loss_mask)
 
     def describe(self) -> str:
         """Return one line: rows in, samples out, dropped rows by reason, with the first files and lines."""

@@ -1,0 +1,274 @@
+"""Read the configuration of another tool, and write it as a recipe.
+
+Every key of the configuration is in the recipe: as a key of ours with a comment that names theirs, or as a comment with the reason why
+there is none.  Defaults of the other tool that differ from ours are written out.
+"""
+
+import ast
+import json
+import math
+import shlex
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import RecipeError
+from penstock.recipe.aliases import HINTS, as_yaml
+from penstock.recipe.document import data_set_name, read_document
+from penstock.recipe.recipe import dump
+
+_TRAINER = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["trainer"]
+_OF_TOOL = {"trl": ("transformers", "trl"), "llama-factory": ("transformers", "llama-factory"), "axolotl": ("axolotl",)}
+_CALLS = ("SFTConfig", "ScriptArguments", "ModelConfig", "TrainingArguments")
+_WIDTH = 44  # where comments begin
+_BEYOND = "# Not about data, or without an equivalent:"
+Settings = dict[str, tuple[Any, str]]  # our key → value, and what it was
+
+
+class Computed(str):
+    """An expression of a script, whose value only running it would tell."""
+
+    __slots__ = ()
+
+
+@dataclass
+class Imported:
+    """A configuration on its way to a recipe.  `take` marks a key as read; `text` lists what nothing has read."""
+
+    tool: str
+    file: Path
+    given: dict[str, Any]
+    top: Settings = field(default_factory=dict)
+    sets: dict[str, Settings] = field(default_factory=dict)
+    evals: dict[str, Settings] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    computed: dict[str, str] = field(default_factory=dict)  # by a script: expressions without a value
+    _taken: set[str] = field(default_factory=set)
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key of theirs, or their default."""
+        self._taken.add(key)
+        value = self.given.get(key)
+        return default if value is None else value
+
+    def listed(self, key: str) -> list[Any]:
+        """Return the list under a key of theirs."""
+        value = self.take(key, [])
+        if not isinstance(value, list):
+            raise RecipeError(f"{self.file}: {key} is {_short(value)}, expected a list")
+        return value
+
+    def was(self, key: str, value: Any, note: str = "") -> str:
+        """Return a comment: the key of theirs, whether it is their default, and what differs."""
+        text = f"{key}: {_short(value)}" + ("" if self.given.get(key) is not None else f" (default of {self.tool})")
+        if key in self.computed:
+            text = f"{key}: {_short(self.computed[key])}, which the script computes: WRITE ITS VALUE here"
+        return f"{text}; {note}" if note else text
+
+    def put(self, ours: str, value: Any, key: str, theirs: Any, note: str = "") -> None:
+        """Write a key of ours at the top."""
+        self.top[ours] = (value, self.was(key, theirs, note))
+
+    def same(self, ours: str, key: str, default: Any = None, note: str = "") -> Any:
+        """Write the value of a key of theirs under our name, if it or a default is there."""
+        value = self.take(key, default)
+        if value is not None:
+            self.put(ours, value, key, value, note)
+        return value
+
+    def leave(self, key: str, why: str) -> None:
+        """List a key without an equivalent, if it is there."""
+        self._taken.add(key)
+        if key in self.given:
+            self.left.append(f"{key}: {_short(self.given[key])}  ({why})")
+
+    def add(self, path: Any, settings: Settings, was: str, *, name: str | None = None, of_eval: bool = False) -> None:
+        """Add a data set."""
+        sets = self.evals if of_eval else self.sets
+        called = base = name or ("held_out" if of_eval else data_set_name(path))
+        while called in sets:
+            called = f"{base}_{sum(each.startswith(base) for each in sets) + 1}"
+        sets[called] = {"path": (self.place(path), was), **settings}
+
+    def place(self, path: Any) -> Any:
+        """Return a path that the recipe can be read with from anywhere: of a file here, or beside the configuration, absolute."""
+        if isinstance(path, list):
+            return [self.place(each) for each in path]
+        for folder in (Path(), self.file.parent):
+            if (found := folder / str(path)).exists():
+                return str(found.absolute())
+        return path
+
+    def epochs(self, key: str, default: float, max_steps: str = "max_steps") -> None:
+        """Write how long training takes."""
+        steps, epochs = self.take(max_steps, -1), self.take(key, default)
+        if isinstance(steps, int) and steps > 0:
+            self.put(
+                "epochs",
+                None,
+                max_steps,
+                steps,
+                f"never ends: stop after {steps} steps ({key} has no effect there either)",
+            )
+            return
+        try:
+            whole = math.ceil(float(epochs))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecipeError(f"{self.file}: {key} is {_short(epochs)}, expected a number") from error
+        note = "" if whole == float(epochs) else f"epochs are whole here: stop after {epochs} of {whole}"
+        self.put("epochs", whole, key, epochs, note)
+
+    def text(self) -> str:
+        """Return the recipe."""
+        self._leave_the_rest()
+        source = f"# Imported from {self.file.name} ({self.tool}) by `penstock import`; `penstock check` looks at the result.\n"
+        parts = [source, "data:\n", *(_block(name, settings) for name, settings in self.sets.items())]
+        if self.evals:
+            parts += ["eval:\n", *(_block(name, settings) for name, settings in self.evals.items())]
+        parts += [_line(key, *entry) for key, entry in self.top.items()]
+        comments = "".join(parts)
+        for key, value in (self.given | self.computed).items():  # a key that was read must be seen, too
+            if not any(f"# {key}{mark}" in comments for mark in (": ", "[")) and not self._is_left(key):
+                why = "computed by the script" if key in self.computed else "read; the settings above decide"
+                self.left.append(f"{key}: {_short(value)}  ({why})")
+        if self.left:
+            parts += [f"\n{_BEYOND}\n", *(f"#   {each}\n" for each in self.left)]
+        return "".join(parts)
+
+    def _is_left(self, key: str) -> bool:
+        return any(each.startswith(f"{key}: ") for each in self.left)
+
+    def _leave_the_rest(self) -> None:
+        patterns = [each for group in _OF_TOOL[self.tool] for each in _TRAINER[group].split()]
+        for key in [key for key in self.given if key not in self._taken]:
+            if any(fnmatchcase(key, pattern) for pattern in patterns):
+                self.leave(key, "the trainer's or the model's")
+            elif key in HINTS:
+                self.leave(key, HINTS[key])
+            else:
+                self.unknown.append(key)
+                self.leave(key, "NOT KNOWN here: find out whether it changes the data")
+
+
+def _short(value: Any) -> str:
+    text = " ".join(as_yaml(value).split())
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def _line(key: str, value: Any, comment: str, indent: str = "") -> str:
+    body = dump({key: value}).rstrip("\n").splitlines()
+    if len(body) == 1:
+        return f"{indent + body[0]:<{_WIDTH}}  # {comment}\n"
+    return "".join(f"{indent}{each}\n" for each in (f"# {comment}", *body))
+
+
+def _block(name: str, settings: Settings) -> str:
+    head = dump({name: None}).partition(":")[0]
+    return f"  {head}:\n" + "".join(_line(key, *entry, indent="    ") for key, entry in settings.items())
+
+
+def read_foreign(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a YAML file, of the arguments in a script of a shell, or of those in a Python script."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return read_document(path)[0]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"{path}: cannot be read: {error}; give a YAML file, a shell script or a Python script"
+        ) from error
+    found = _of_python(text, path) if path.suffix == ".py" else _of_arguments(text, path)
+    if not found:
+        raise RecipeError(
+            f"{path}: no settings found, expected a YAML file, a command line with --arguments, or a call of {', '.join(_CALLS)}"
+        )
+    return found
+
+
+def _of_arguments(text: str, path: Path) -> dict[str, Any]:
+    """Return the --arguments of a command line."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise RecipeError(f"{path}: not a command line: {error}") from error
+    found: dict[str, Any] = {}
+    key = None
+    for word in words:
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            key = name.replace("-", "_")
+            found[key] = _value(value) if has_value else True
+            key = None if has_value else key
+        elif key is not None:
+            found[key] = _value(word) if found[key] is True else [*_listed(found[key]), _value(word)]
+    return found
+
+
+def _of_python(text: str, path: Path) -> dict[str, Any]:
+    """Return the keyword arguments of calls such as SFTConfig(…); nothing of the script is run."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise RecipeError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CALLS:
+            for keyword in node.keywords:
+                try:
+                    found[str(keyword.arg)] = ast.literal_eval(keyword.value)
+                except ValueError:
+                    found[str(keyword.arg)] = Computed(ast.unparse(keyword.value))
+    return found
+
+
+def _value(word: str) -> Any:
+    """A value as argparse and YAML would read it."""
+    if word.lower() in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(word.lower())
+    for read in (int, float, json.loads):
+        try:
+            return read(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def which_tool(given: Iterable[str]) -> str:
+    """Return the tool that these keys belong to."""
+    keys = set(given)
+    if keys & {"base_model", "sequence_len", "micro_batch_size", "datasets"} and not keys & {
+        "model_name_or_path",
+        "dataset_name",
+    }:
+        return "axolotl"
+    if keys & {"cutoff_len", "finetuning_type", "stage", "dataset_dir", "preprocessing_num_workers"}:
+        return "llama-factory"
+    if keys & {"model_name_or_path", "dataset_name", "max_length", "packing_strategy", "per_device_train_batch_size"}:
+        return "trl"
+    raise RecipeError(f"keys of no tool that is known here: {', '.join(sorted(keys)[:8])}; say which with --from")
+
+
+def import_config(path: Path, *, tool: str | None = None, dataset_info: Path | None = None) -> Imported:
+    """Read a configuration of trl, axolotl or LLaMA-Factory as a recipe."""
+    from penstock.recipe.foreign_factory import llama_factory
+    from penstock.recipe.foreign_tools import axolotl, trl
+
+    given = read_foreign(path)
+    computed = {key: str(value) for key, value in given.items() if type(value) is Computed}
+    plain = {key: value for key, value in given.items() if key not in computed}
+    made = Imported(tool or which_tool(given), path, plain, computed=computed)
+    if made.tool == "llama-factory":
+        llama_factory(made, dataset_info=dataset_info)
+    else:
+        {"trl": trl, "axolotl": axolotl}[made.tool](made)
+    if not made.sets:
+        made.sets["data"] = {"path": ("data.jsonl", "the configuration names no data: write its path here")}
+    return made

@@ -1,0 +1,275 @@
+"""Is a configuration of trl, axolotl or LLaMA-Factory a recipe that loads, with every key of theirs in it?"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.cli.main import run
+from penstock.errors import RecipeError
+from penstock.recipe.foreign import import_config
+
+CHAT = [
+    {"messages": [{"role": "user", "content": f"Q {n}?"}, {"role": "assistant", "content": f"A {n}."}]}
+    for n in range(20)
+]
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data of every kind, a tokenizer with a chat template, and the registry of LLaMA-Factory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tok").mkdir()
+    for file in tokenizer_path.parent.glob("*") if tokenizer_path.is_file() else tokenizer_path.glob("*"):
+        if file.name.startswith("tokenizer") and file.is_file():
+            (tmp_path / "tok" / file.name).write_bytes(file.read_bytes())
+    config = {"eos_token": "<|endoftext|>", "chat_template": CHATML}
+    (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in CHAT))
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "one", "completion": " two"}\n' * 20)
+    (tmp_path / "data").mkdir()
+    share = [{"conv": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}] * 20
+    (tmp_path / "data" / "share.json").write_text(json.dumps(share))
+    (tmp_path / "data" / "alpaca.json").write_text(json.dumps([{"instruction": "Q", "input": "", "output": "A"}] * 20))
+    tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
+    entries = {
+        "al": {"file_name": "alpaca.json"},
+        "sh": {"file_name": "share.json", "formatting": "sharegpt", "columns": {"messages": "conv"}, "tags": tags},
+    }
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(entries))
+    return tmp_path
+
+
+def imported(folder: Path, config: dict[str, Any] | str, name: str = "theirs.yaml") -> tuple[dict[str, Any], str]:
+    """Import a configuration; return the recipe's keys and its text."""
+    (folder / name).write_text(config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
+    assert run(["import", str(folder / name), "-o", str(folder / "r.yaml"), "--force"]) == 0
+    text = (folder / "r.yaml").read_text()
+    ps.Recipe.read(folder / "r.yaml")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found, text
+
+
+TRL: dict[str, Any] = {"model_name_or_path": "tok", "dataset_name": "chat.jsonl"}
+AXOLOTL: dict[str, Any] = {"base_model": "tok", "datasets": [{"path": "chat.jsonl", "type": "chat_template"}]}
+FACTORY: dict[str, Any] = {"model_name_or_path": "tok", "stage": "sft", "dataset": "al,sh", "template": "qwen3"}
+
+
+def test_defaults_of_trl_are_written_out(folder: Path) -> None:
+    found, text = imported(folder, TRL)
+    expected = {
+        "max_length": 1024,
+        "packing": "none",
+        "overflow": "truncate",
+        "train_on": "all",
+        "batch_size": 8,
+        "epochs": 3,
+    }
+    assert found.items() >= {**expected, "seed": 42, "tokenizer": "tok", "tail": "pad"}.items()
+    assert found["data"] == {"chat": {"path": str(folder / "chat.jsonl")}}
+    assert "# max_length: 1024 (default of trl)" in text
+
+
+def test_trl_trains_completions_where_records_have_them(folder: Path) -> None:
+    assert imported(folder, {**TRL, "dataset_name": "pairs.jsonl"})[0]["train_on"] == "completion"
+    assert (
+        imported(folder, {**TRL, "dataset_name": "pairs.jsonl", "completion_only_loss": False})[0]["train_on"] == "all"
+    )
+    assert imported(folder, {**TRL, "assistant_only_loss": True})[0]["train_on"] == "assistant"
+    assert "write train_on: completion" in imported(folder, {**TRL, "dataset_name": "org/name"})[1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("bfd", ("best_fit", "truncate")), ("bfd_split", ("best_fit", "split")), ("wrapped", ("concat", "split"))],
+)
+def test_packings_of_trl(strategy: str, expected: tuple[str, str], folder: Path) -> None:
+    found, _ = imported(folder, {**TRL, "packing": True, "packing_strategy": strategy})
+    assert (found["packing"], found["overflow"], found["padding_free"]) == (*expected, True)
+
+
+def test_mixtures_of_trl_keep_shares_and_splits(folder: Path) -> None:
+    mixture = [
+        {"path": "json", "data_files": "chat.jsonl", "fraction": 0.3},
+        {"path": "org/name", "name": "small", "split": "train[:10%]", "fraction": 0.7, "columns": ["a"]},
+    ]
+    found, text = imported(folder, {"model_name_or_path": "tok", "max_length": 64, "datasets": mixture})
+    assert found["data"]["chat"] == {"path": str(folder / "chat.jsonl"), "weight": 0.3}
+    assert found["data"]["name"] == {"path": "org/name", "config": "small", "split": "train[:10%]", "weight": 0.7}
+    assert "datasets[1].columns: ['a']" in text
+
+
+def test_a_command_line_and_a_script_are_read_and_not_run(folder: Path) -> None:
+    line = "accelerate launch x.py \\\n  --model_name_or_path tok --dataset-name=chat.jsonl --packing --max_length 512 # fast\n"
+    found, _ = imported(folder, line, "run.sh")
+    assert (found["max_length"], found["packing"], found["data"]["chat"]["path"]) == (
+        512,
+        "best_fit",
+        str(folder / "chat.jsonl"),
+    )
+    script = "import nothing_of_this\nraise SystemExit\nargs = trl.SFTConfig(max_length=256, num_train_epochs=n * 2, seed=7)\n"
+    found, text = imported(folder, script, "train.py")
+    assert (found["max_length"], found["seed"]) == (256, 7)
+    assert "# num_train_epochs: n * 2, which the script computes: WRITE ITS VALUE here" in text
+    assert "the configuration names no data" in text
+
+
+def test_axolotl_s_settings(folder: Path) -> None:
+    part = {
+        "path": "chat.jsonl", "type": "chat_template", "ds_type": "json", "field_messages": "messages", "roles": {"user": ["human"]},
+        "message_property_mappings": {"role": "role", "content": "content", "weight": "w"}, "roles_to_train": ["assistant"],
+        "train_on_eos": "turn", "shards": 4,
+    }  # fmt: skip
+    config = {**AXOLOTL, "datasets": [part], "sequence_len": 2048, "sample_packing": True, "num_epochs": 2.5, "chat_template": "chatml",
+              "excess_length_strategy": "raise", "val_set_size": 0.1, "learning_rate": 2e-4,
+              "test_datasets": [{"path": "chat.jsonl"}]}  # fmt: skip
+    found, text = imported(folder, config)
+    assert found["data"]["chat"] == {
+        "path": str(folder / "chat.jsonl"), "template": "messages", "messages_key": "messages", "train_on": ["assistant"],
+        "role_key": "role", "content_key": "content", "role_map": {"user": ["human"]}, "shape": "jsonl",
+    }  # fmt: skip
+    assert found["eval"] == {"held_out": {"path": str(folder / "chat.jsonl")}}
+    assert (found["packing"], found["overflow"], found["epochs"], found["batch_size"]) == ("best_fit", "error", 3, 1)
+    for said in (
+        "stop after 2.5 of 3",
+        "datasets[0].shards: 4  (no equivalent)",
+        "mappings.weight: w",
+        "a template of axolotl",
+    ):
+        assert said in text
+    found, _ = imported(folder, AXOLOTL)
+    assert (found["max_length"], found["packing"], found["overflow"], found["train_on"]) == (
+        512,
+        "none",
+        "drop",
+        "assistant",
+    )
+
+
+def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
+    found, text = imported(
+        folder, {**FACTORY, "interleave_probs": "0.3,0.7", "mix_strategy": "interleave_over", "max_samples": 10}
+    )
+    assert found["data"]["al"] == {"path": f"{folder}/data/alpaca.json@[:10]", "weight": 0.3, "template": "alpaca"}
+    assert found["data"]["sh"]["role_map"] == {"user": ["human"], "assistant": ["gpt"]}
+    assert (found["max_length"], found["overflow"], found["train_on"], found["stop"]) == (
+        2048,
+        "truncate",
+        "assistant",
+        "all",
+    )
+    assert "the first 10, there a random choice" in text
+    assert imported(folder, {**FACTORY, "neat_packing": True})[0]["packing"] == "best_fit"
+    assert imported(folder, {**FACTORY, "mask_history": True})[0]["train_on"] == "last"
+    assert imported(folder, {**FACTORY, "stage": "pt", "cutoff_len": 99})[0]["data"]["al"]["template"] == "text"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TRL,
+        {**TRL, "packing": True},
+        {**TRL, "dataset_name": "pairs.jsonl"},
+        AXOLOTL,
+        {**AXOLOTL, "sample_packing": True},
+        FACTORY,
+    ],
+    ids=["trl", "trl-packed", "trl-pairs", "axolotl", "axolotl-packed", "llama-factory"],
+)
+def test_the_recipe_passes_its_check_and_makes_batches(config: dict[str, Any], folder: Path) -> None:
+    imported(folder, config)
+    assert run(["check", str(folder / "r.yaml")]) == 0
+    assert next(iter(ps.load(folder / "r.yaml", output="numpy", progress="none")))["input_ids"].size
+
+
+def test_every_field_of_trl_s_classes_is_known(folder: Path) -> None:
+    trl = pytest.importorskip("trl")
+    from trl.scripts.utils import DatasetMixtureConfig
+
+    names = {
+        each.name
+        for kind in (trl.SFTConfig, trl.ScriptArguments, trl.ModelConfig, DatasetMixtureConfig)
+        for each in dataclasses.fields(kind)
+    }
+    about_data = {
+        "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "streaming", "datasets",
+        "test_split_size", "chat_template_path", "dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token",
+        "max_length", "truncation_mode", "shuffle_dataset", "packing", "packing_strategy", "padding_free", "pad_to_multiple_of",
+        "eval_packing", "completion_only_loss", "assistant_only_loss", "per_device_train_batch_size", "num_train_epochs", "max_steps",
+        "seed", "data_seed", "train_sampling_strategy", "model_name_or_path", "gradient_accumulation_steps", "ignore_data_skip",
+        *(name for name in names if name.startswith("dataloader_")),
+    }  # fmt: skip
+    assert about_data <= names
+    values = {"datasets": [], "max_length": 64, "packing_strategy": "bfd", "dataset_name": "chat.jsonl"}
+    (folder / "all.yaml").write_text(yaml.safe_dump({name: values.get(name, 1) for name in sorted(names)}))
+    found = import_config(folder / "all.yaml", tool="trl")
+    text = found.text()
+    assert found.unknown == []
+    assert {name for name in about_data if f"#   {name}: 1  (the trainer's or the model's)" in text} == set()
+    assert {
+        name for name in names - about_data if f"#   {name}: 1  (the trainer's or the model's)" not in text
+    } == set()
+
+
+WORDS = """packing max_length seed data_seed mask_history train_on_prompt train_on_inputs epoch_size group_by_length dataloader_drop_last
+  sample_packing lora_r neat_packing val_size pad_to_multiple_of surprise"""
+KEYS = st.sampled_from(WORDS.split())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    of=st.sampled_from([("trl", TRL), ("axolotl", AXOLOTL), ("llama-factory", FACTORY)]),
+    more=st.dictionaries(KEYS, st.sampled_from([True, False, 7, 64]), max_size=8),
+)
+def test_no_key_is_lost_whatever_the_configuration(
+    of: tuple[str, dict[str, Any]], more: dict[str, Any], folder: Path
+) -> None:
+    tool, base = of
+    config = {**more, **base}
+    (folder / "any.yaml").write_text(yaml.safe_dump(config))
+    try:
+        found = import_config(folder / "any.yaml", tool=tool)
+        text = found.text()
+    except RecipeError:
+        return
+    comments = [line.partition("#")[2] for line in text.splitlines()]
+    for key in config:
+        assert any(f" {key}: " in each or f" {key}[" in each for each in comments), (key, text)
+    assert {"surprise", "epoch_size"} & set(more) <= set(found.unknown)
+
+
+def test_mistakes_are_named(folder: Path) -> None:
+    cases: list[tuple[dict[str, Any] | str, str, str]] = [
+        ({"some": 1}, "a.yaml", "keys of no tool that is known here: some; say which with --from"),
+        ("echo hello\n", "a.sh", "no settings found"),
+        ("echo 'open\n", "a.sh", "not a command line"),
+        ("def x(:\n", "a.py", "a.py:1: not Python"),
+        ({**TRL, "packing_strategy": "best"}, "a.yaml", "packing_strategy is 'best', expected one of bfd"),
+        ({**TRL, "num_train_epochs": "many"}, "a.yaml", "num_train_epochs is many, expected a number"),
+        ({**AXOLOTL, "datasets": "x"}, "a.yaml", "datasets is x, expected a list"),
+        ({**AXOLOTL, "datasets": ["x"]}, "a.yaml", "datasets[0] is x, expected a mapping with a path"),
+        ({**AXOLOTL, "excess_length_strategy": "cut"}, "a.yaml", "expected drop, truncate or raise"),
+        ({**FACTORY, "stage": "ppo"}, "a.yaml", "stage is 'ppo', expected sft, pt, dpo, rm or kto"),
+        ({**FACTORY, "dataset": "gone"}, "a.yaml", "the data set 'gone' is not in dataset_info.json"),
+        ({**FACTORY, "dataset_dir": "gone"}, "a.yaml", "name the file with --dataset-info"),
+        ({**FACTORY, "interleave_probs": "1"}, "a.yaml", "1 interleave_probs for 2 data sets"),
+    ]
+    for config, name, said in cases:
+        (folder / name).write_text(config if isinstance(config, str) else yaml.safe_dump(config))
+        with pytest.raises(RecipeError) as caught:
+            import_config(folder / name)
+        assert said in str(caught.value)
+    (folder / "r.yaml").write_text("data: x\n")
+    (folder / "a.yaml").write_text(yaml.safe_dump(TRL))
+    assert run(["import", "a.yaml", "-o", "r.yaml"]) == 3
