@@ -27,7 +27,8 @@ except ModuleNotFoundError as missing:
 from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
-from penstock.engines.ray_worker import EXTRAS, PACKAGES, worker_class
+from penstock.engines import ray_worker
+from penstock.engines.ray_worker import EXTRAS, PACKAGES, Worker
 from penstock.errors import PenstockError, StoreError
 from penstock.types import PAUSE, OnNote, RemoteWork, Task
 from penstock.words import shortened
@@ -43,6 +44,7 @@ _GRACE_SECONDS = 5.0  # for killed workers to be gone
 _NO_MORE = object()
 
 _log = logging.getLogger("penstock")
+cloudpickle.register_pickle_by_value(ray_worker)  # not by name: a node may have another one, or none
 
 
 class RayEngine:
@@ -131,9 +133,8 @@ class Results(Iterator[Any]):
         except Exception as error:
             raise StoreError(f"the work cannot be sent to a worker: {type(error).__name__}: {error}") from error
         self._parts = [parcel[at : at + _PART_BYTES] for at in range(0, len(parcel), _PART_BYTES)]
-        self._class = worker_class()
-        self._versions = self._class.versions(PACKAGES, EXTRAS)
-        self._remote = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(self._class)
+        self._versions = Worker.versions(PACKAGES, EXTRAS)
+        self._remote = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Worker)
         open_files = contextlib.ExitStack()
         self._stop = weakref.finalize(self, _stop, self._workers, work, open_files, os.getpid())
         self._nonce = open_files.enter_context(work.announced()) if isinstance(work, RemoteWork) else None

@@ -3,7 +3,18 @@
 from typing import Any
 
 # What decides about the bytes of a store.
-PACKAGES = ("numpy", "pyarrow", "orjson", "tokenizers", "fastokens", "minijinja", "jinja2", "xxhash", "pyyaml")
+PACKAGES = (
+    "penstock",
+    "numpy",
+    "pyarrow",
+    "orjson",
+    "tokenizers",
+    "fastokens",
+    "minijinja",
+    "jinja2",
+    "xxhash",
+    "pyyaml",
+)
 EXTRAS = (
     "transformers",
     "pillow",
@@ -12,89 +23,79 @@ EXTRAS = (
 )  # the same where both have them: work that needs one fails without it
 
 
-def worker_class() -> Any:
-    """Return the class of a worker.  A class inside a function is pickled with its code; its methods import what they need."""
+class Worker:
+    """An actor.  Its methods import what they need."""
 
-    class Worker:
-        def __init__(self) -> None:
-            self._parts: list[bytes] = []
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
 
-        def receive(self, part: bytes) -> None:
-            """Take a part of the pickled work."""
-            self._parts.append(part)
+    def receive(self, part: bytes) -> None:
+        """Take a part of the pickled work."""
+        self._parts.append(part)
 
-        @staticmethod
-        def versions(packages: tuple[str, ...], extras: tuple[str, ...]) -> dict[str, str]:
-            """Return the versions of Python, Penstock and these packages; of extras only where they are installed."""
-            import platform
-            from importlib import metadata
+    @staticmethod
+    def versions(packages: tuple[str, ...], extras: tuple[str, ...]) -> dict[str, str]:
+        """Return the versions of Python and these packages; of extras only where they are installed."""
+        import platform
+        from importlib import metadata
 
-            found = {"python": platform.python_version()}
+        found = {"python": platform.python_version()}
+        for name in (*packages, *extras):
             try:
-                import penstock
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                if name in packages:
+                    found[name] = "none"
+        return found
 
-                found["penstock"] = penstock.__version__
-            except ImportError:
-                found["penstock"] = "none"
-            for name in (*packages, *extras):
-                try:
-                    found[name] = metadata.version(name)
-                except metadata.PackageNotFoundError:
-                    if name in packages:
-                        found[name] = "none"
-            return found
+    def check(self, expected: dict[str, str], extras: tuple[str, ...], nonce: str | None) -> tuple[str, str, str]:
+        """Compare this process with the one that started it; return the node, what the work calls this process, and a problem."""
+        import os
+        import platform
 
-        def check(self, expected: dict[str, str], extras: tuple[str, ...], nonce: str | None) -> tuple[str, str, str]:
-            """Compare this process with the one that started it; return the node, what the work calls this process, and a problem."""
-            import os
-            import platform
+        import ray
 
-            import ray
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is one worker per core
+        node = f"{platform.node()} ({ray.util.get_node_ip_address()})"
+        found = self.versions(tuple({*expected} - {*extras, "python"}), extras)
+        both = found.keys() & expected.keys()
+        differing = [
+            f"{name} {found[name]} (here {expected[name]})" for name in sorted(both) if found[name] != expected[name]
+        ]
+        if differing:
+            advice = "a store must not depend on where it is made: install the same versions on all nodes"
+            return node, "", f"its workers have {', '.join(differing)}; {advice}"
+        try:
+            self._work = ray.cloudpickle.loads(b"".join(self._parts))
+            self._parts = []
+            return node, "" if nonce is None else self._work.check(nonce), ""
+        except Exception as error:
+            advice = "all nodes must see the same data, tokenizer, code and cache"
+            return node, "", f"{type(error).__name__}: {error}; {advice}"
 
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is one worker per core
-            node = f"{platform.node()} ({ray.util.get_node_ip_address()})"
-            found = self.versions(tuple({*expected} - {*extras, "python", "penstock"}), extras)
-            both = found.keys() & expected.keys()
-            differing = [
-                f"{name} {found[name]} (here {expected[name]})"
-                for name in sorted(both)
-                if found[name] != expected[name]
-            ]
-            if differing:
-                advice = "a store must not depend on where it is made: install the same versions on all nodes"
-                return node, "", f"its workers have {', '.join(differing)}; {advice}"
-            try:
-                self._work = ray.cloudpickle.loads(b"".join(self._parts))
-                self._parts = []
-                return node, "" if nonce is None else self._work.check(nonce), ""
-            except Exception as error:
-                return (
-                    node,
-                    "",
-                    f"{type(error).__name__}: {error}; all nodes must see the same data, tokenizer, code and cache",
-                )
+    def step(self, *task: Any) -> list[tuple[str, Any]]:
+        """Begin a task, if one is given; return its notes since the last call, or its end, as soon as there is something."""
+        import contextlib
+        import queue
+        import threading
+        import time
 
-        def step(self, *task: Any) -> list[tuple[str, Any]]:
-            """Begin a task, if one is given; return what there is to say of it as soon as there is something."""
-            import queue
-            import threading
+        if task:
+            self._items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+            threading.Thread(target=self._do, args=task, daemon=True).start()
+        found = [self._items.get()]
+        until = time.monotonic() + 0.2  # a call for each note would cost more than a small shard
+        with contextlib.suppress(queue.Empty):
+            while found[-1][0] == "note":
+                found.append(self._items.get(timeout=max(0.0, until - time.monotonic())))
+        return found
 
-            if task:
-                self._items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-                threading.Thread(target=self._do, args=task, daemon=True).start()
-            found = [self._items.get()]
-            while not self._items.empty():
-                found.append(self._items.get())
-            return found
+    def _do(self, task: Any) -> None:
+        from penstock.engines.pool import picklable
+        from penstock.types import run_task
 
-        def _do(self, task: Any) -> None:
-            from penstock.engines.pool import picklable
-            from penstock.types import run_task
-
-            try:
-                answer = ("done", run_task(self._work, task, lambda _, note: self._items.put(("note", note))))
-            except BaseException as error:  # SystemExit too: this process decides nothing
-                answer = ("error", picklable(error))
-            self._items.put(answer)
-
-    return Worker
+        try:
+            answer = ("done", run_task(self._work, task, lambda _, note: self._items.put(("note", note))))
+        except BaseException as error:  # SystemExit too: this process decides nothing
+            answer = ("error", picklable(error))
+        self._items.put(answer)
