@@ -297,11 +297,11 @@ def _stop(workers: list[_Worker], work: Any, open_files: contextlib.ExitStack, o
         return
     ended = [*workers]
     workers.clear()
-    with contextlib.suppress(Exception):  # Ray may have ended before
-        for each in ended:
+    with contextlib.suppress(Exception):
+        for each in ended if ray.is_initialized() else ():  # else they are gone, and a call would start Ray again
             ray.kill(each.actor)
         calls = [each.call for each in ended if each.call is not None]
-        if calls:
+        if calls and ray.is_initialized():
             ray.wait(calls, num_returns=len(calls), timeout=_GRACE_SECONDS)
     with contextlib.suppress(Exception):  # the cache may be gone
         if isinstance(work, RemoteWork):
