@@ -2,25 +2,12 @@
 
 from typing import Any
 
-# What decides about the bytes of a store.
+# What decides about the bytes of a store.  Versions of extras are compared where both sides have them: work that needs one fails without.
 PACKAGES = (
-    "penstock",
-    "numpy",
-    "pyarrow",
-    "orjson",
-    "tokenizers",
-    "fastokens",
-    "minijinja",
-    "jinja2",
-    "xxhash",
-    "pyyaml",
+    *("penstock", "numpy", "pyarrow", "orjson", "xxhash", "pyyaml"),
+    *("tokenizers", "fastokens", "minijinja", "jinja2"),
 )
-EXTRAS = (
-    "transformers",
-    "pillow",
-    "soundfile",
-    "av",
-)  # the same where both have them: work that needs one fails without it
+EXTRAS = ("transformers", "pillow", "soundfile", "av")
 
 
 class Worker:

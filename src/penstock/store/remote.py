@@ -5,7 +5,7 @@ import os
 from collections.abc import Generator, Sequence
 
 from penstock.cache import Cache
-from penstock.cache.claims import Claim, holders, sweep_claims, take_claim
+from penstock.cache.claims import Claim, sees_claim, sweep_claims, take_claim
 from penstock.cache.locks import Owner, report_dead
 from penstock.errors import StoreError
 from penstock.types import Source
@@ -27,7 +27,7 @@ class OnOtherMachines:
 
     def check(self, sign: str) -> str:
         """Raise an error if this process sees another cache, or cannot read the records."""
-        if self.cache is not None and not holders([sign], self.cache):
+        if self.cache is not None and not sees_claim(sign, self.cache):
             raise StoreError(
                 f"it does not see the cache folder {self.cache.root} of the process that started it; choose a folder that all nodes share, "
                 f"with cache_dir= or PENSTOCK_CACHE, and keep the cache on"
