@@ -79,8 +79,8 @@ def test_every_prompt_is_trained_once_though_a_worker_and_the_owner_are_killed(
     ray.get(first.take.remote(7))  # in flight when the owner dies
 
     ray.kill(owner)
-    with pytest.raises(LeaseError, match=r"take: the owner of the prompts has died: .*load the state of the last"):
-        trainer.take(1)
+    with pytest.raises(LeaseError, match=r"counts: the owner of the prompts has died: .*load the state of the last"):
+        wait_until(lambda: not trainer.counts)  # it answers until the kill has arrived
     owner = start_owner(make)
     trainer = connect(owner, name="trainer")
     trainer.load_state_dict(state)
