@@ -7,7 +7,7 @@ TEST        ?= .venv-test
 BENCH       ?= .venv-bench
 MOSAIC      ?= .venv-bench-mosaic
 TORCH       ?= torch==2.13.0
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 SEED        ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0))
 
 SOURCES := $(shell find src -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.j2')

@@ -72,7 +72,7 @@ def prepare(
     name: str | None = None,
     cache_dir: _CacheDir = None,
     num_proc: Annotated[int | None, "number of processes; else all cores, shared with other local ranks"] = None,
-    engine: Annotated[str | Engine, "what runs the work: local, or in Python also an Engine object"] = "local",
+    engine: Annotated[str | Engine, "what runs the work: local, ray, ray://host:port, or an Engine object"] = "local",
     refresh: Annotated[bool, "prepare every shard again"] = False,
     cache: Annotated[bool, "false keeps no prepared shards on disk, whatever cache_dir is"] = True,
     background: Annotated[bool, "prepare shards while they are used; needs a small window, or no shuffle"] = False,

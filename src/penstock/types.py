@@ -3,8 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +242,23 @@ class Engine(Protocol):
         `work` may be a generator: it yields notes, which go to `on_note`, and returns the result.  It may have a method
         `describe(task, last_note)` for error messages.  An error of a task stops the rest and is raised here.
         """
+        ...
+
+
+@runtime_checkable
+class RemoteWork(Protocol):
+    """Work that an engine may do on other machines: it tells whether they see the same files, and removes what dead workers leave."""
+
+    def announced(self) -> AbstractContextManager[str]:
+        """Leave a sign for workers as long as the context is open; return its name."""
+        ...
+
+    def check(self, sign: str, /) -> str:
+        """In a worker: raise an error if it does not see the sign, the data or the template; return the name of this process."""
+        ...
+
+    def forget(self, processes: Sequence[str], /, *, at_work: bool) -> None:
+        """Remove the claims and leases of workers that have ended; `at_work`: also half-written files."""
         ...
 
 

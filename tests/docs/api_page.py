@@ -30,6 +30,10 @@ FORM = "[What a batch holds](../concepts/loader.md).\n"
 
 # Members that users have a use for, where there are others for the rooms around.
 MEMBERS = {
+    "Client": [
+        *("take", "accept", "renew", "done", "drop", "back", "back_from", "finished", "counts"),
+        *("state_dict", "load_state_dict", "close"),
+    ],
     "Recipe": ["read", "of", "changed", "parts", "part", "to_yaml"],
     "Store": [
         "__len__",

@@ -70,13 +70,15 @@ def test_a_recipe_names_its_engine_and_load_takes_an_object(data: Path, tokenize
     assert [batch["input_ids"].tolist() for batch in ps.load(recipe, **changes)] == named
     assert engine.num_tasks > 0
     recipe.write_text(text + "engine: locl\ncache_dir: third\n")
-    with pytest.raises(StoreError, match=r"engine is 'locl', expected 'local' or an object .*did you mean 'local'\?"):
+    with pytest.raises(
+        StoreError, match=r"engine is 'locl', expected 'local', 'ray', .* or an object .*did you mean 'local'\?"
+    ):
         ps.load(recipe, progress="none")
 
 
 def test_a_wrong_engine_and_a_num_proc_that_it_would_not_follow_are_refused(data: Path, tokenizer_path: Path) -> None:
     settings = {"tokenizer": tokenizer_path, "template": "text", "cache_dir": data / "cache"}
-    with pytest.raises(StoreError, match="engine is 7, expected 'local' or an object with a method run"):
+    with pytest.raises(StoreError, match=r"engine is 7, expected 'local', 'ray', .* or an object with a method run"):
         ps.prepare(data / "0.jsonl", engine=7, **settings)
-    with pytest.raises(StoreError, match="num_proc is 2, but it belongs to engine 'local'"):
+    with pytest.raises(StoreError, match=r"num_proc is 2, but .* is your own engine; set the number there"):
         ps.prepare(data / "0.jsonl", engine=Threads(), num_proc=2, **settings)

@@ -16,6 +16,7 @@ import pytest
 from penstock.cache import Cache, Owner, claims
 from penstock.cache.claims import Claim, Held, sweep_claims, take_claim
 from penstock.engines import LocalEngine
+from penstock.errors import StoreError
 from penstock.sources import ListSource
 from penstock.store import build
 from penstock.store.inventory import list_stores, prune
@@ -296,3 +297,43 @@ def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_worker_of_another_machine_left_is_removed_once_its_engine_reports_it_dead(
+    template: Logged, cache: Cache
+) -> None:
+    """As the Ray engine does: no process of this machine could tell that those of another one are dead."""
+    work = MakeShard(ListSource(RECORDS), template, cache)
+    dead, other = (Owner("0" * 12, pid, 1) for pid in (4711, 4712))
+    names = {
+        owner: [f"claims/{owner.pid}", f"leases/{owner}", f"shards/ab/.{owner}-{KEY[:16]}.tmp"]
+        for owner in (dead, other)
+    }
+    for owner, (claim, *files) in names.items():
+        cache.place.create(claim, lambda file, owner=owner: file.write(f"{owner} 0 {KEY} node-7".encode()))
+        for name in files:
+            cache.path(name).parent.mkdir(parents=True, exist_ok=True)
+            cache.path(name).touch()
+    assert isinstance(take_claim("4711", cache), Held)
+    work.forget([str(dead)], at_work=True)
+    assert [cache.path(name).exists() for name in names[dead]] == [False, False, False]
+    assert [cache.path(name).exists() for name in names[other]] == [True, True, True]
+    assert isinstance(take_claim("4711", cache), Claim)
+
+
+def test_a_worker_that_does_not_see_the_sign_of_its_engine_is_refused(
+    template: Logged, cache: Cache, tmp_path: Path
+) -> None:
+    work = MakeShard(ListSource(RECORDS), template, cache)
+    with work.announced() as sign:
+        assert work.check(sign) == str(Owner.me())
+        elsewhere = MakeShard(ListSource(RECORDS), template, Cache(tmp_path / "elsewhere"))
+        with pytest.raises(StoreError, match=f"does not see the cache folder {tmp_path / 'elsewhere'} of the process"):
+            elsewhere.check(sign)
+        work.identity = {**work.identity, "template": "another one"}
+        with pytest.raises(
+            StoreError, match=r"its template differs: template \"another one\" → .*same tokenizer and code"
+        ):
+            work.check(sign)
+    with pytest.raises(StoreError, match="does not see the cache folder"):
+        work.check(sign)

@@ -127,6 +127,11 @@ def holders(keys: Iterable[str], cache: Cache) -> dict[str, Held]:
     return found
 
 
+def sees_claim(key: str, cache: Cache) -> bool:
+    """Whether there is a claim of this name, for which this machine has never looked: then a network file system has no old answer."""
+    return cache.size(f"{_FOLDER}/{key}", hold=False) is not None
+
+
 def publish_result(key: str, value: Any, cache: Cache) -> None:
     """Tell other processes of this machine what this one has made, so that they need not read it, as long as this one runs."""
     text = f"{Owner.me()} {json.dumps(value)}"

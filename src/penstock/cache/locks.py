@@ -55,10 +55,19 @@ class Owner:
     @property
     def is_dead(self) -> bool:
         """Whether it is proved dead.  False if this process cannot tell."""
-        return self.is_here and _start(self.pid) not in (self.start, 0)
+        return self in _reported_dead or (self.is_here and _start(self.pid) not in (self.start, 0))
 
     def __str__(self) -> str:
         return f"{self.place}-{self.pid}-{self.start}"
+
+
+_reported_dead: set[Owner] = set()
+
+
+def report_dead(owners: Iterable[str], folder: Folder) -> None:
+    """Count processes as dead, as an engine does that started them on other machines; remove their leases."""
+    _reported_dead.update(owner for text in owners if (owner := Owner.parse(text)) is not None)
+    _live_leases(folder)
 
 
 @functools.cache

@@ -26,14 +26,12 @@ class LocalEngine:
     """`num_proc` processes (None: the cores there are).  One process is this one, unless `inline` is False."""
 
     def __init__(self, num_proc: int | None = None, *, start_method: str | None = None, inline: bool = True) -> None:
-        if num_proc is not None and (not hasattr(num_proc, "__index__") or isinstance(num_proc, bool) or num_proc < 1):
-            raise StoreError(f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)")
         # Elsewhere fork is missing, or unsafe because system libraries start threads.
         self.start_method = start_method or ("fork" if sys.platform == "linux" else "spawn")
         self._may_spawn = start_method is None
         if self.start_method not in START_METHODS:
             raise StoreError(f"start_method is {start_method!r}, expected one of {', '.join(START_METHODS)}")
-        self.num_proc = num_proc or num_cores()
+        self.num_proc = check_num_proc(num_proc) or num_cores()
         self.inline = inline
 
     def run(
@@ -61,17 +59,29 @@ class LocalEngine:
 
 
 def open_engine(engine: str | Engine, *, num_proc: int | None = None, inline: bool = True) -> Engine:
-    """Return an engine by its name ("local"), or the user's own, which chooses its number of processes itself."""
+    """Return an engine by its name, or the user's own, which chooses its number of processes itself."""
     if engine == "local":
         return LocalEngine(num_proc, inline=inline)
+    if isinstance(engine, str) and (engine == "ray" or engine.startswith("ray://")):
+        from penstock.engines.ray import RayEngine
+
+        return RayEngine(engine, check_num_proc(num_proc))
     if isinstance(engine, str) or not callable(getattr(engine, "run", None)):
-        hint = did_you_mean(engine, ["local"]) if isinstance(engine, str) else ""
+        hint = did_you_mean(engine, ["local", "ray"]) if isinstance(engine, str) else ""
         raise StoreError(
-            f"engine is {engine!r}, expected 'local' or an object with a method run(work, tasks, *, on_note=None){hint}"
+            f"engine is {engine!r}, expected 'local', 'ray', 'ray://host:port' or an object with a method "
+            f"run(work, tasks, *, on_note=None){hint}"
         )
     if num_proc is not None:
-        raise StoreError(f"num_proc is {num_proc!r}, but it belongs to engine 'local'; set it in {engine!r} instead")
+        raise StoreError(f"num_proc is {num_proc!r}, but {engine!r} is your own engine; set the number there")
     return engine
+
+
+def check_num_proc(num_proc: int | None) -> int | None:
+    """Return the number of processes; raise StoreError if it is not one."""
+    if num_proc is not None and (not hasattr(num_proc, "__index__") or isinstance(num_proc, bool) or num_proc < 1):
+        raise StoreError(f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)")
+    return num_proc
 
 
 def num_cores(*, root: Path = Path("/")) -> int:

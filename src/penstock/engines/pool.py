@@ -250,7 +250,7 @@ def _serve(pipe: connection.Connection, work: Callable[[Any], Any]) -> None:
         except (_Stop, *_CLOSED):
             raise
         except BaseException as error:  # SystemExit too: the parent decides
-            answer = ("error", _picklable(error))
+            answer = ("error", picklable(error))
         finally:
             is_busy = False
         try:
@@ -261,7 +261,7 @@ def _serve(pipe: connection.Connection, work: Callable[[Any], Any]) -> None:
             pipe.send(("error", StoreError(f"a result cannot be sent from its worker process: {error}")))
 
 
-def _picklable(error: BaseException) -> BaseException:
+def picklable(error: BaseException) -> BaseException:
     """Return the error with the worker's traceback as a note, or a StoreError with its text if it cannot be pickled."""
     text = "".join(traceback.format_exception(error))
     try:

@@ -21,7 +21,7 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -43,13 +43,64 @@ _HEAD = struct.Struct(">Q")
 # The owner
 
 
-class Server:
-    """Answers the calls of clients on one Prompts, until it is closed."""
+class Owner:
+    """Carries out the calls of clients on one Prompts, each once."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts, self._lock = prompts, threading.Lock()
+        self._session = secrets.token_hex(8)
+        self._last: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # client → number and answer of its last call
+
+    def _answer(self, client: str, request: dict[str, Any]) -> bytes:
+        """Carry out a call, once: the same number again gets the same answer."""
+        with self._lock:
+            number, answer = self._last.get(client, (0, b""))
+            if request["number"] < number:  # came late over a connection that the client has given up
+                raise _Closed("the client has gone on")
+            if request["number"] > number:
+                answer = self._carry_out(request["call"], request["options"])
+            self._last[client] = request["number"], answer
+            self._last.move_to_end(client)
+            while len(self._last) > _MOST_CLIENTS:
+                self._last.popitem(last=False)
+            return answer
+
+    def _carry_out(self, call: str, options: dict[str, Any]) -> bytes:
+        try:
+            return self._take(options) if call == "take" else _encode(self._call(call, options))
+        except PenstockError as error:
+            return orjson.dumps({"error": type(error).__name__, "message": str(error)})
+        except Exception as error:  # a file that is gone, for one: the worker is told, and the owner lives on
+            return orjson.dumps(
+                {"error": "PenstockError", "message": f"the owner failed: {type(error).__name__}: {error}"}
+            )
+
+    def _take(self, options: dict[str, Any]) -> bytes:
+        taken = self._prompts.take(options["count"], to=options["to"])
+        try:
+            return _encode([_as_json(prompt) for prompt in taken])
+        except BaseException:  # the worker gets none of them
+            self._prompts.back(taken)
+            raise
+
+    def _call(self, call: str, options: dict[str, Any]) -> Any:
+        prompts = self._prompts
+        if call in ("finished", "counts"):
+            return getattr(prompts, call)
+        if call in ("state_dict", "load_state_dict", "back_from"):
+            return getattr(prompts, call)(**options)
+        if call not in ("accept", "renew", "done", "drop", "back"):
+            raise PenstockError(f"unknown call {call!r}; does the worker have another release of Penstock?")
+        asked = [(ordinal, lease) for ordinal, lease in options.pop("prompts")]
+        return getattr(prompts, call)(asked, **options)
+
+
+class Server(Owner):
+    """Answers clients over a socket, until it is closed."""
 
     def __init__(self, prompts: Prompts, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._prompts, self._lock = prompts, threading.Lock()
-        self._secret, self._session = secrets.token_hex(16), secrets.token_hex(8)
-        self._last: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # client → number and answer of its last call
+        super().__init__(prompts)
+        self._secret = secrets.token_hex(16)
         self._open: set[socket.socket] = set()
         owner = self
 
@@ -95,49 +146,6 @@ class Server:
                     _send(peer, self._answer(client, orjson.loads(_receive(peer))))
         finally:
             self._open.discard(peer)
-
-    def _answer(self, client: str, request: dict[str, Any]) -> bytes:
-        """Carry out a call, once: the same number again gets the same answer."""
-        with self._lock:
-            number, answer = self._last.get(client, (0, b""))
-            if request["number"] < number:  # came late over a connection that the client has given up
-                raise _Closed("the client has gone on")
-            if request["number"] > number:
-                answer = self._carry_out(request["call"], request["options"])
-            self._last[client] = request["number"], answer
-            self._last.move_to_end(client)
-            while len(self._last) > _MOST_CLIENTS:
-                self._last.popitem(last=False)
-            return answer
-
-    def _carry_out(self, call: str, options: dict[str, Any]) -> bytes:
-        try:
-            return self._take(options) if call == "take" else _encode(self._call(call, options))
-        except PenstockError as error:
-            return orjson.dumps({"error": type(error).__name__, "message": str(error)})
-        except Exception as error:  # a file that is gone, for one: the worker is told, and the owner lives on
-            return orjson.dumps(
-                {"error": "PenstockError", "message": f"the owner failed: {type(error).__name__}: {error}"}
-            )
-
-    def _take(self, options: dict[str, Any]) -> bytes:
-        taken = self._prompts.take(options["count"], to=options["to"])
-        try:
-            return _encode([_as_json(prompt) for prompt in taken])
-        except BaseException:  # the worker gets none of them
-            self._prompts.back(taken)
-            raise
-
-    def _call(self, call: str, options: dict[str, Any]) -> Any:
-        prompts = self._prompts
-        if call in ("finished", "counts"):
-            return getattr(prompts, call)
-        if call in ("state_dict", "load_state_dict", "back_from"):
-            return getattr(prompts, call)(**options)
-        if call not in ("accept", "renew", "done", "drop", "back"):
-            raise PenstockError(f"unknown call {call!r}; does the worker have another release of Penstock?")
-        asked = [(ordinal, lease) for ordinal, lease in options.pop("prompts")]
-        return getattr(prompts, call)(asked, **options)
 
 
 class _TcpServer(socketserver.ThreadingTCPServer):
@@ -193,22 +201,13 @@ def _survives(value: Any) -> bool:
 # A worker
 
 
-class Client:
-    """Prompts of an owner in another process.  Threads may share it; a forked process needs its own."""
+class Calls:
+    """The calls of Prompts, carried out by an owner in another process."""
 
-    def __init__(self, address: str, *, name: str | None = None, patience: float = 30.0) -> None:
-        """name: of the worker, for messages and `back_from`.  patience: seconds to wait for an owner that cannot be reached."""
-        found = urlsplit(address)
-        if found.scheme != _SCHEME or not found.hostname or not found.netloc.rpartition(":")[2].isdecimal():
-            shown = f"{found.scheme}://{found.netloc}/…"  # without the secret
-            raise LeaseError(f"address is {shown!r}, expected the address of a server: {_SCHEME}://host:port/secret")
-        self.name = name or f"{platform.node()}-{os.getpid()}"
-        self._place = (found.hostname, int(found.netloc.rpartition(":")[2]))
-        self._secret, self._patience, self._process = found.path.lstrip("/"), patience, os.getpid()
-        self._id, self._number, self._lock = secrets.token_hex(8), 0, threading.Lock()
-        self._socket: socket.socket | None = None
-        self._session: str | None = None
-        self._connect(time.monotonic() + patience)
+    name: str  # of the worker
+
+    def _ask(self, call: str, **options: Any) -> Any:
+        raise NotImplementedError
 
     def take(self, count: int, *, to: str | None = None) -> list[Prompt]:
         """Lease up to `count` prompts to this worker; see `Prompts.take`."""
@@ -263,16 +262,36 @@ class Client:
         self._ask("load_state_dict", state=state)
 
     def close(self) -> None:
-        """Close the connection.  Prompts stay leased: give them back first, or their time must run out."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """End the connection, if there is one.  Prompts stay leased: give them back first, or their time must run out."""
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Client(Calls):
+    """Prompts of an owner that is reached over a socket.  Threads may share it; a forked process needs its own."""
+
+    def __init__(self, address: str, *, name: str | None = None, patience: float = 30.0) -> None:
+        """name: of the worker, for messages and `back_from`.  patience: seconds to wait for an owner that cannot be reached."""
+        found = urlsplit(address)
+        if found.scheme != _SCHEME or not found.hostname or not found.netloc.rpartition(":")[2].isdecimal():
+            shown = f"{found.scheme}://{found.netloc}/…"  # without the secret
+            raise LeaseError(f"address is {shown!r}, expected the address of a server: {_SCHEME}://host:port/secret")
+        self.name = name or f"{platform.node()}-{os.getpid()}"
+        self._place = (found.hostname, int(found.netloc.rpartition(":")[2]))
+        self._secret, self._patience, self._process = found.path.lstrip("/"), patience, os.getpid()
+        self._id, self._number, self._lock = secrets.token_hex(8), 0, threading.Lock()
+        self._socket: socket.socket | None = None
+        self._session: str | None = None
+        self._connect(time.monotonic() + patience)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _ask(self, call: str, **options: Any) -> Any:
         """Have the owner carry out a call; ask again under the same number if the connection is lost."""
@@ -287,7 +306,7 @@ class Client:
                         self._connect(until)
                     assert self._socket is not None
                     _send(self._socket, message)
-                    return _value(orjson.loads(_receive(self._socket)))
+                    return value_of(orjson.loads(_receive(self._socket)))
                 except (OSError, _Closed) as error:
                     self.close()
                     if time.monotonic() > until:
@@ -303,7 +322,7 @@ class Client:
                 self._socket = socket.create_connection(self._place, timeout=max(1.0, self._patience))
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _send(self._socket, orjson.dumps({"secret": self._secret, "client": self._id}))
-                session = _value(orjson.loads(_receive(self._socket)), "session")
+                session = value_of(orjson.loads(_receive(self._socket)), "session")
                 break
             except (OSError, _Closed) as error:
                 self.close()
@@ -342,7 +361,7 @@ def _as_prompt(value: dict[str, Any]) -> Prompt:
     )
 
 
-def _value(answer: dict[str, Any], name: str = "value") -> Any:
+def value_of(answer: dict[str, Any], name: str = "value") -> Any:
     """Return the value of an answer, or raise the error in it."""
     if "error" in answer:
         raise getattr(errors, answer["error"], PenstockError)(answer["message"])

@@ -121,8 +121,13 @@ def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) 
 
 def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]":
     """The stores of one part of a recipe, by the names of its data sets."""
+    from penstock.engines import open_engine
+
     options = recipe.run_options() | {name: value for name, value in recipe.settings.items() if name == "progress"}
-    return {each.name: each.prepare(**options) for each in open_recipe(recipe, part=part)}
+    named, num_proc = options.pop("engine", "local"), options.pop("num_proc", None)
+    # one for all data sets: it may start a cluster
+    engine = open_engine(named, num_proc=num_proc, inline=not options.get("background", False))
+    return {each.name: each.prepare(engine=engine, **options) for each in open_recipe(recipe, part=part)}
 
 
 def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]":

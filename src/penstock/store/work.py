@@ -21,6 +21,7 @@ from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.fingerprint import fingerprint
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.store.digests import recall_digests, remember_digests
+from penstock.store.remote import OnOtherMachines
 from penstock.store.shards import (
     Schema,
     ShardEntry,
@@ -32,6 +33,7 @@ from penstock.store.shards import (
     template_identity,
 )
 from penstock.types import PROMPT_LENGTHS, BadRow, Ints, Samples, Source, Template, Values, encoder_of, join_notes
+from penstock.words import differences
 
 _PARTS = 8  # a shard is encoded in at least so many parts
 _MAX_ROWS = 1024  # of one part
@@ -71,11 +73,8 @@ class TaskProgress:
     tokens: int
 
 
-class DigestShard:
+class DigestShard(OnOtherMachines):
     """The work of digesting rows: sent to a process once, called with each task."""
-
-    def __init__(self, source: Source, cache: Cache | None) -> None:
-        self.source, self.cache = source, cache
 
     def __call__(self, task: ShardTask) -> Any:
         return Made(shard=task.shard, digest=self._known(task) or self._digest(task, self.source))
@@ -117,6 +116,14 @@ class MakeShard(DigestShard):
     @cached_property
     def schema(self) -> Schema:
         return Schema.of(self.template)  # late: a template may load its tokenizer for the size of its vocabulary
+
+    def check(self, sign: str) -> str:
+        """Raise an error also if the template is another one here: a remembered one is opened, as it repeats what it was sent with."""
+        process = super().check(sign)
+        here = template_identity(getattr(self.template, "opened", lambda: self.template)())
+        if found := differences(self.identity, here):
+            raise StoreError(f"its template differs: {'; '.join(found)}; give all nodes the same tokenizer and code")
+        return process
 
     def keys(self, digests: Iterable[str]) -> list[str]:
         """The keys of shards whose records have these digests."""

@@ -1,0 +1,310 @@
+"""Run tasks on the nodes of a Ray cluster.  Needs the extra `ray`.
+
+A worker is an actor that lives as long as the run: it loads a tokenizer once.  Work, tasks and results travel inside Ray's calls and never
+through its object store, so no node that dies takes them away.  Ray restarts nothing by itself: this process starts workers, counts how
+many have died on a task, and names that task in the error.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import length_hint
+from typing import Any
+
+try:
+    import ray
+except ModuleNotFoundError as missing:
+    from penstock.errors import StoreError
+
+    raise StoreError(f"engine 'ray' needs Ray ({missing}); install it: pip install 'penstock[ray]'") from missing
+from ray import cloudpickle
+from ray.exceptions import RayError, RayTaskError
+
+from penstock.engines import ray_worker
+from penstock.engines.ray_worker import EXTRAS, PACKAGES, Worker
+from penstock.errors import PenstockError, StoreError
+from penstock.types import PAUSE, OnNote, RemoteWork, Task
+from penstock.words import shortened
+
+_PART_BYTES = 64 << 10  # of the work in one call; Ray puts what is larger than 100 KiB into its object store
+_MOST_TRIES = 3  # of a task whose workers die
+_MOST_FAILED_STARTS = 5  # in a row
+_POLL_SECONDS = 0.5  # between checks whether the results were closed
+_LOOK_SECONDS = 3.0  # between looks for new nodes
+_LOG_SECONDS = 30.0
+_PATIENCE = 600.0  # seconds until the first worker must have started
+_GRACE_SECONDS = 5.0  # for killed workers to be gone
+_NO_MORE = object()
+
+_log = logging.getLogger("penstock")
+cloudpickle.register_pickle_by_value(ray_worker)  # not by name: a node may have another one, or none
+
+
+class RayEngine:
+    """One worker per CPU of a Ray cluster, or `num_proc` of them.
+
+    address: "ray" for the connection that this process has, else what `ray.init()` finds: RAY_ADDRESS, a cluster on this machine, or a new
+    one.  "ray://host:port" connects to the Ray Client server of a cluster.  A connection that this object made ends with it.
+    """
+
+    def __init__(self, address: str = "ray", num_proc: int | None = None) -> None:
+        self.address, self.num_proc = address, num_proc
+        self._connection: weakref.finalize[..., Any] | None = None
+
+    def run(
+        self, work: Callable[[Task], Any], tasks: Iterable[Task | None], *, on_note: OnNote[Task] | None = None
+    ) -> Iterator[Any]:
+        """Yield results as they finish, as `Engine.run` says.  The first error stops the rest and is raised here."""
+        if length_hint(tasks, 1) == 0:
+            return iter(())
+        self._connect()
+        return Results(self, work, tasks, on_note)
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            if self.address != "ray" and self._connection is None:
+                raise StoreError(
+                    f"engine is {self.address!r}, but this process has a connection to Ray already; write engine: ray to use it, or end it "
+                    f"with ray.shutdown()"
+                )
+            return
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGTERM) if is_main else None
+        try:
+            if self.address == "ray":
+                ray.init(include_dashboard=False, logging_level=logging.WARNING)
+            else:
+                ray.init(self.address, logging_level=logging.WARNING)
+        except (RayError, ConnectionError, RuntimeError, ImportError, OSError, ValueError) as error:
+            raise StoreError(f"engine {self.address!r} cannot connect to Ray: {error}") from error
+        if callable(handler):  # Ray has replaced the user's own
+            signal.signal(signal.SIGTERM, handler)
+        self._connection = weakref.finalize(self, ray.shutdown)
+
+    def __repr__(self) -> str:
+        return f"RayEngine({self.address!r})"
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A task, and how its workers died so far."""
+
+    task: Any
+    note: Any = None  # the last one
+    deaths: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """An actor, and its call under way: a check before its first task, None while it is idle."""
+
+    actor: Any
+    call: Any
+    node: str = ""  # empty until it has passed its check
+    owner: str = ""  # what the work calls its process
+    job: _Job | None = None
+
+
+class Results(Iterator[Any]):
+    """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
+
+    def __init__(
+        self, engine: RayEngine, work: Callable[[Any], Any], tasks: Iterable[Any], on_note: OnNote[Any] | None
+    ) -> None:
+        self._engine, self._work, self._tasks, self._on_note = engine, work, iter(tasks), on_note
+        self._most = engine.num_proc
+        self._useful = length_hint(tasks, 1 << 30)  # more workers than tasks would start for nothing
+        self._has_more, self._is_closed = True, False
+        self._done: deque[Any] = deque()
+        self._again: deque[_Job] = deque()  # jobs whose worker has died
+        self._lock = threading.Lock()  # held by a thread that waits for a result
+        self._workers: list[_Worker] = []
+        self._next_look, self._begun, self._next_log = 0.0, time.monotonic(), time.monotonic() + _LOG_SECONDS
+        self._has_started, self._failed_starts = False, deque[str](maxlen=_MOST_FAILED_STARTS)
+        try:
+            parcel = cloudpickle.dumps(work)
+        except Exception as error:
+            raise StoreError(f"the work cannot be sent to a worker: {type(error).__name__}: {error}") from error
+        self._parts = [parcel[at : at + _PART_BYTES] for at in range(0, len(parcel), _PART_BYTES)]
+        self._versions = Worker.versions(PACKAGES, EXTRAS)
+        self._remote = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Worker)
+        open_files = contextlib.ExitStack()
+        self._stop = weakref.finalize(self, _stop, self._workers, work, open_files, os.getpid())
+        self._nonce = open_files.enter_context(work.announced()) if isinstance(work, RemoteWork) else None
+
+    def __next__(self) -> Any:
+        with self._lock:
+            try:
+                while self._is_closed or not self._done:
+                    if not self._is_closed:
+                        self._add_workers()
+                    has_none = self._give_tasks()
+                    is_over = not self._has_more and not self._again and all(each.job is None for each in self._workers)
+                    if self._is_closed or is_over:
+                        raise StopIteration
+                    self._receive(PAUSE if has_none else _POLL_SECONDS)
+                return self._done.popleft()
+            except BaseException:
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """End the workers, from any thread."""
+        self._is_closed = True
+        if self._lock.acquire(blocking=False):  # else the thread that waits for a result ends them
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._stop()
+
+    def _add_workers(self) -> None:
+        """Start workers: one for each CPU of the cluster, also of nodes that have joined since the last look."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        cpus = int(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))
+        if len(self._failed_starts) == _MOST_FAILED_STARTS:
+            if not self._workers:
+                raise StoreError(
+                    f"{_MOST_FAILED_STARTS} workers of Ray died as they started: {self._failed_starts[-1]}"
+                )
+        else:
+            for _ in range(len(self._workers), min(self._most or max(1, cpus), self._useful)):
+                actor = self._remote.remote()
+                for part in self._parts:
+                    actor.receive.remote(part)
+                check = actor.check.remote(self._versions, EXTRAS, self._nonce)
+                self._workers.append(_Worker(actor, check))
+        if any(each.node for each in self._workers):
+            return
+        waited, found = (
+            now - self._begun,
+            f"the cluster has {cpus} CPUs, {ray.available_resources().get('CPU', 0):g} free",
+        )
+        if not self._has_started and waited > _PATIENCE:
+            raise StoreError(f"Ray has started no worker in {waited:.0f} s: {found}; add nodes, or end what uses them")
+        if now > self._next_log:
+            self._next_log = now + _LOG_SECONDS
+            _log.warning("waiting for Ray to start a worker, for %.0f s: %s", waited, found)
+
+    def _give_tasks(self) -> bool:
+        """Give tasks to idle workers, first those whose worker has died; return whether one stays idle as there is no task now."""
+        for each in self._workers:
+            if each.call is None and not self._is_closed and (self._again or self._has_more):
+                task = None if self._again else next(self._tasks, _NO_MORE)
+                if self._again:
+                    each.job = self._again.popleft()
+                elif task is None:
+                    return True
+                elif task is _NO_MORE:
+                    self._has_more = False
+                    break
+                else:
+                    each.job = _Job(task)
+                assert each.job is not None
+                each.call = each.actor.step.remote(each.job.task)
+        return False
+
+    def _receive(self, timeout: float) -> None:
+        """Wait for answers of workers; raise the error of a task."""
+        calls = {each.call: each for each in self._workers if each.call is not None}
+        if not calls:
+            time.sleep(timeout)
+            return
+        ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0) if ready else (ready, [])
+        for call in ready:
+            each = calls[call]
+            each.call = None
+            try:
+                answer = ray.get(call)
+            except RayTaskError as error:
+                raise StoreError(f"a result cannot be sent from its worker: {error.cause}") from error
+            except RayError as error:
+                self._lose(each, shortened(" ".join(str(error).split()), 600))
+                continue
+            if not each.node:
+                self._admit(each, *answer)
+            else:
+                self._hear(each, answer)
+
+    def _admit(self, each: _Worker, node: str, owner: str, problem: str) -> None:
+        """Take a worker that has passed its check; raise StoreError if it has not."""
+        if problem:
+            raise StoreError(f"node {node}: {problem}")
+        each.node, each.owner = node, owner
+        self._has_started = True
+        self._failed_starts.clear()
+
+    def _hear(self, each: _Worker, items: list[tuple[str, Any]]) -> None:
+        job = each.job
+        assert job is not None
+        for kind, value in items:
+            if kind == "note":
+                job.note = value
+                if self._on_note is not None:
+                    self._on_note(job.task, value)
+            elif kind == "done":
+                each.job = None
+                self._done.append(value)
+            else:
+                if isinstance(value, PenstockError):
+                    value.args = (f"{value} (on node {each.node})",)
+                raise value
+        if each.job is not None:
+            each.call = each.actor.step.remote()
+
+    def _lose(self, dead: _Worker, cause: str) -> None:
+        """Have another worker do the task of a dead one; raise StoreError if it has killed too many."""
+        self._workers.remove(dead)
+        self._next_look = 0.0
+        with contextlib.suppress(Exception):  # out of reach is not dead
+            ray.kill(dead.actor)
+        if not dead.node:
+            self._failed_starts.append(cause)
+        if isinstance(self._work, RemoteWork) and dead.owner:
+            self._work.forget([dead.owner], at_work=dead.job is not None)
+        if (job := dead.job) is None:
+            return
+        describe = getattr(self._work, "describe", lambda task, note: f"task {task!r}")
+        job.deaths.append(f"on node {dead.node}: {cause}")
+        task = describe(job.task, job.note)
+        if len(job.deaths) == _MOST_TRIES:
+            raise StoreError(
+                f"{_MOST_TRIES} workers died, one after another, while they worked on {task}; what is finished is kept: run again, with a "
+                f"smaller num_proc if memory ran out, or with engine 'local' and num_proc=1 to see it happen; the last one {job.deaths[-1]}"
+            )
+        _log.warning("a worker died while it worked on %s; another one tries again; %s", task, job.deaths[-1])
+        job.note = None
+        self._again.append(job)
+
+
+def _stop(workers: list[_Worker], work: Any, open_files: contextlib.ExitStack, owner: int) -> None:
+    """Kill all workers, and remove what they left in the cache."""
+    if os.getpid() != owner:  # a forked process has a copy of the list, not of the workers
+        return
+    ended = [*workers]
+    workers.clear()
+    with contextlib.suppress(Exception):
+        for each in ended if ray.is_initialized() else ():  # else they are gone, and a call would start Ray again
+            ray.kill(each.actor)
+        calls = [each.call for each in ended if each.call is not None]
+        if calls and ray.is_initialized():
+            ray.wait(calls, num_returns=len(calls), timeout=_GRACE_SECONDS)
+    with contextlib.suppress(Exception):  # the cache may be gone
+        if isinstance(work, RemoteWork):
+            owners = [each.owner for each in ended if each.owner]
+            work.forget(owners, at_work=any(each.job is not None for each in ended))
+    open_files.close()

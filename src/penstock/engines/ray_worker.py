@@ -1,0 +1,88 @@
+"""The worker of the Ray engine.  It is sent by value, so that a node without Penstock, or with another release, can say so."""
+
+from typing import Any
+
+# What decides about the bytes of a store.  Versions of extras are compared where both sides have them: work that needs one fails without.
+PACKAGES = (
+    *("penstock", "numpy", "pyarrow", "orjson", "xxhash", "pyyaml"),
+    *("tokenizers", "fastokens", "minijinja", "jinja2"),
+)
+EXTRAS = ("transformers", "pillow", "soundfile", "av")
+
+
+class Worker:
+    """An actor.  Its methods import what they need."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def receive(self, part: bytes) -> None:
+        """Take a part of the pickled work."""
+        self._parts.append(part)
+
+    @staticmethod
+    def versions(packages: tuple[str, ...], extras: tuple[str, ...]) -> dict[str, str]:
+        """Return the versions of Python and these packages; of extras only where they are installed."""
+        import platform
+        from importlib import metadata
+
+        found = {"python": platform.python_version()}
+        for name in (*packages, *extras):
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                if name in packages:
+                    found[name] = "none"
+        return found
+
+    def check(self, expected: dict[str, str], extras: tuple[str, ...], nonce: str | None) -> tuple[str, str, str]:
+        """Compare this process with the one that started it; return the node, what the work calls this process, and a problem."""
+        import os
+        import platform
+
+        import ray
+
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is one worker per core
+        node = f"{platform.node()} ({ray.util.get_node_ip_address()})"
+        found = self.versions(tuple({*expected} - {*extras, "python"}), extras)
+        both = found.keys() & expected.keys()
+        differing = [
+            f"{name} {found[name]} (here {expected[name]})" for name in sorted(both) if found[name] != expected[name]
+        ]
+        if differing:
+            advice = "a store must not depend on where it is made: install the same versions on all nodes"
+            return node, "", f"its workers have {', '.join(differing)}; {advice}"
+        try:
+            self._work = ray.cloudpickle.loads(b"".join(self._parts))
+            self._parts = []
+            return node, "" if nonce is None else self._work.check(nonce), ""
+        except Exception as error:
+            advice = "all nodes must see the same data, tokenizer, code and cache"
+            return node, "", f"{type(error).__name__}: {error}; {advice}"
+
+    def step(self, *task: Any) -> list[tuple[str, Any]]:
+        """Begin a task, if one is given; return its notes since the last call, or its end, as soon as there is something."""
+        import contextlib
+        import queue
+        import threading
+        import time
+
+        if task:
+            self._items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+            threading.Thread(target=self._do, args=task, daemon=True).start()
+        found = [self._items.get()]
+        until = time.monotonic() + 0.2  # a call for each note would cost more than a small shard
+        with contextlib.suppress(queue.Empty):
+            while found[-1][0] == "note":
+                found.append(self._items.get(timeout=max(0.0, until - time.monotonic())))
+        return found
+
+    def _do(self, task: Any) -> None:
+        from penstock.engines.pool import picklable
+        from penstock.types import run_task
+
+        try:
+            answer = ("done", run_task(self._work, task, lambda _, note: self._items.put(("note", note))))
+        except BaseException as error:  # SystemExit too: this process decides nothing
+            answer = ("error", picklable(error))
+        self._items.put(answer)

@@ -1,0 +1,40 @@
+"""Ray Train: are the batches of an untouched run trained, though a worker is killed and the run goes on with another number of workers?"""
+
+import json
+import runpy
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import chain
+from pathlib import Path
+
+import penstock as ps
+
+from .conftest import Nodes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "08_ray_train.py"
+
+
+def test_the_example_trains_the_rows_of_an_untouched_run(two_nodes: Nodes, tmp_path: Path) -> None:
+    env = {**two_nodes.environment, "RAY_ADDRESS": two_nodes.address, "GATES": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained: dict[tuple[int, int], dict[int, list[list[str]]]] = defaultdict(lambda: defaultdict(list))
+    processes = set()
+    for path in (tmp_path / "trained").iterdir():
+        world, step, rank, process = path.stem.split()
+        processes.add(process)
+        trained[int(world), int(step)][int(rank)].append(json.loads(path.read_text()))
+    assert len(processes) == 5  # two, two again, and one
+    for found in chain.from_iterable(ranks.values() for ranks in trained.values()):
+        assert all(rows == found[0] for rows in found)  # a step that was trained again had the same rows
+    assert any(len(found) == 2 for ranks in trained.values() for found in ranks.values())
+    rows: list[str] = []
+    saved = 6  # steps of two workers in the last checkpoint, of which one worker then makes twice as many
+    for world, step in [*((2, step) for step in range(saved)), *sorted(key for key in trained if key[0] == 1)]:
+        ranks = trained[world, step]
+        rows += [row for same in zip(*(ranks[rank][0] for rank in range(world)), strict=True) for row in same]
+    records = runpy.run_path(str(EXAMPLE))["RECORDS"]
+    store = ps.prepare(records, template="pretokenized", vocab_size=400, cache_dir=tmp_path / "own", progress="none")
+    untouched = ps.Loader(store, batch_size=4, max_length=64, output="numpy", rank=0, world_size=1)
+    assert rows == [str(row) for batch in untouched for row in batch.provenance]
