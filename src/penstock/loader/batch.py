@@ -85,6 +85,12 @@ class Metrics:
         self._wait = 0.0
         self._pending: list[Rows] = []  # not summed yet
 
+    def name_sources(self, names: list[str]) -> None:
+        """Count sources that were added, too; numbers of the others do not change."""
+        self._add_up()
+        self._tokens = np.concatenate((self._tokens, np.zeros(len(names) - len(self._names), np.int64)))
+        self._names = names
+
     def add(self, rows: Rows, trained: int) -> None:
         self._trained += trained
         self._steps += 1

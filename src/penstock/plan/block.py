@@ -281,7 +281,7 @@ class Blocks:
         self._make = partial(Block, settings=settings, names=names, targets=targets)
         made = [SourceOrder(source.name, source.shard_sizes, settings) for source in sources] if queues is None else []
         self.orders: list[SourceOrder | Queue] = [*made, *(queues or ())]
-        clock = Clock if queues is None else QueueClock
+        clock: Any = Clock if queues is None else QueueClock
         clocks: list[Any] = [clock(order, partial(self._contribution, n)) for n, order in enumerate(self.orders)]
         self.shares = (Concatenation if settings.weights is None else WeightedMix)(clocks, settings).shares
 

@@ -88,8 +88,17 @@ class Plan:
         self.sources = tuple(sources)
         self._lengths, self._targets = lengths, targets
         self.mixtures, self.start = tuple(mixtures), start
-        self.blocks: Blocks | Segments = Blocks(self.sources, lengths, settings, targets) if not mixtures else Segments(
-            self.mixtures, {source.name: n for n, source in enumerate(self.sources)}, lengths, settings, targets, start
+        self.blocks: Blocks | Segments = (
+            Blocks(self.sources, lengths, settings, targets)
+            if not mixtures
+            else Segments(
+                self.mixtures,
+                {source.name: n for n, source in enumerate(self.sources)},
+                lengths,
+                settings,
+                targets,
+                start,
+            )
         )
         self._block = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
         self._num_rows: dict[tuple[int, int], int] = {}
@@ -107,8 +116,7 @@ class Plan:
         """Everything the order depends on, as plain values."""
         if self.mixtures:
             shared = asdict(replace(self.settings, weights=None, mix_by=None, stop=None))
-            mixtures = [mixture.identity() for mixture in self.mixtures]
-            return {"order_version": ORDER_VERSION, **shared, "mixtures": mixtures}
+            return {"order_version": ORDER_VERSION, **shared, "mixtures": [each.identity() for each in self.mixtures]}
         sources = [[s.name, s.key, fingerprint([int(n) for n in s.shard_sizes])[:16]] for s in self.sources]
         return {"order_version": ORDER_VERSION, **asdict(self.settings), "sources": sources}
 
@@ -118,6 +126,10 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
+        if self.mixtures:  # the state holds them beside its summary
+            return {
+                k: v for k, v in self.identity.items() if k != "mixtures" and (k not in DEFAULTS or v != DEFAULTS[k])
+            }
         sources = self.identity["sources"]
         content = {entry[0]: fingerprint(entry)[:8] for entry in sources}
         if len(json.dumps(content)) > 400:
@@ -133,7 +145,7 @@ class Plan:
             raise PlanMismatch(
                 f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
                 f"{'; '.join(self.differences(summary)) or 'the state was altered'}; resume with the settings and data of the saved "
-                f"run, or start a new run"
+                f"run, or start a new run; penstock resume --changes, or load_state_dict(state, changes=True), changes the mixture"
             )
 
     def differences(self, summary: dict[str, Any]) -> list[str]:

@@ -1,5 +1,7 @@
 """The order of a source in a run whose mixture changes: what is left of its current pass, then its later passes."""
 
+import base64
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -137,9 +139,9 @@ class Queue:
 
 def sizes_of_rows(borders: Ints, first: int, last: int) -> Ints:
     """Return the shard sizes of rows first..last.  `borders`: of all shards.  Rows from 0 on: as of a store that ends at `last`."""
-    sizes = np.diff(np.clip(borders, first, last))
+    sizes: Ints = np.diff(np.clip(borders, first, last)).astype(np.int64)
     if first:
-        return np.asarray(sizes[sizes > 0], np.int64)
+        return sizes[sizes > 0]
     return sizes if last == borders[-1] else sizes[: int(np.searchsorted(borders, last, side="left"))]
 
 
@@ -164,3 +166,66 @@ class QueueClock:
         """As Clock.total_if_at_most, of the first or of a later epoch; a first epoch without any contribution counts with the next."""
         total: int | None = self._lead.sum_if_at_most(amount) if is_first else 0
         return total if total is None or total else self._later.total_if_at_most(amount, is_first=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCursor:
+    """What a source has left: pieces of its orders that come first, then its order over `num_samples` from `place` on."""
+
+    num_samples: int
+    place: int = 0  # counted over all epochs of the source
+    pieces: tuple[Piece, ...] = ()
+
+    def queue(self, name: str, shard_sizes: Ints, settings: PlanSettings, *, is_full: bool) -> Queue:
+        """Return the order of a source from here on; its first epoch is what is left of the current pass.
+
+        is_full: a pass that is over is followed by a whole one in this epoch.  New rows of a source come after the unseen old ones.
+        """
+        old, new, pieces = self.num_samples, int(shard_sizes.sum()), list(self.pieces)
+        epoch, begun = divmod(self.place, old) if old else (0, 0)
+        is_whole = not pieces and not begun and (is_full or not self.place)
+        if begun:
+            pieces.append(Piece(0, old, self.place, (epoch + 1) * old))
+            epoch += 1
+        if is_whole and new:
+            pieces.append(Piece(0, new, epoch * new, (epoch + 1) * new))
+            epoch += 1
+        elif new > old:
+            pieces.append(Piece(old, new, 0, new - old))
+        return Queue(name, shard_sizes, settings, pieces=pieces, epoch=epoch)
+
+    def as_json(self) -> list[Any]:
+        pieces = [[p.first, p.last, p.start, p.stop, *([] if p.kept is None else [_text(p.kept)])] for p in self.pieces]
+        return [self.num_samples, self.place, pieces]
+
+    @staticmethod
+    def from_json(value: Any) -> "SourceCursor":
+        num_samples, place, pieces = value
+        made = []
+        for first, last, start, stop, *kept in pieces:
+            made.append(Piece(first, last, start, stop, _mask(kept[0], stop - start) if kept else None))
+        return SourceCursor(int(num_samples), int(place), tuple(made))
+
+
+def _text(kept: Bools) -> str:
+    return base64.b85encode(zlib.compress(np.packbits(kept).tobytes(), 9)).decode()
+
+
+def _mask(text: str, size: int) -> Bools:
+    return np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8), count=size).astype(np.bool_)
+
+
+def rest_of(order: SourceOrder | Queue, start: int, stop: int, kept: Bools | None) -> SourceCursor:
+    """Return what an order has left after its places before `stop`, of which those of `kept` from `start` on are left, too."""
+    if isinstance(order, Queue):
+        taken, after, place = order.split(start, stop)
+    else:
+        taken, after, place = [Piece(0, order.num_samples, start, stop)], [], stop
+    left, at = [], 0
+    for piece in taken if kept is not None else ():
+        assert kept is not None
+        mask = kept[at : at + piece.size]
+        at += piece.size
+        if mask.any():
+            left.append(piece.masked(mask))
+    return SourceCursor(order.num_samples, place, (*left, *after))

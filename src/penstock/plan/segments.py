@@ -6,8 +6,6 @@ position names its segment.  Packings that cut samples (concat, overflow="split"
 delivered in part by two segments.
 """
 
-import base64
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,9 +16,8 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.plan.block import Block, Blocks, PlanSource, Rows
 from penstock.plan.counters import Counters
-from penstock.plan.queues import Piece, Queue
+from penstock.plan.queues import Queue, SourceCursor, rest_of
 from penstock.plan.settings import PlanSettings
-from penstock.plan.shuffle import SourceOrder
 from penstock.types import Bools, Ints, Lengths, Targets
 
 Place = tuple[int, int, int]  # epoch, block, row
@@ -36,61 +33,17 @@ class Mixture:
     stop: str | None = None
     at: Place | None = (0, 0, 0)
     rows: int = 0  # before it, counted in the order: dropped ones count
+    point: int | None = None  # of a table of weights: steps or tokens; `rows` follows from it when the run begins
 
     def identity(self) -> list[Any]:
         """Plain values that say exactly when what is mixed."""
         weights = self.weights or [None] * len(self.sources)
         sources = [[s.name, s.key, s.num_samples, weight] for s, weight in zip(self.sources, weights, strict=True)]
-        return [None if self.at is None else list(self.at), self.rows, self.mix_by, self.stop, sources]
+        return [None if self.at is None else list(self.at), self.rows, self.point, self.mix_by, self.stop, sources]
 
     def settings(self, settings: PlanSettings) -> PlanSettings:
         """Return the settings of a run, for this mixture."""
         return replace(settings, weights=self.weights, mix_by=self.mix_by, stop=self.stop)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceCursor:
-    """What a source has left: pieces of its orders that come first, then its order over `num_samples` from `place` on."""
-
-    num_samples: int
-    place: int = 0  # counted over all epochs of the source
-    pieces: tuple[Piece, ...] = ()
-
-    def queue(self, source: PlanSource, settings: PlanSettings, *, is_full: bool) -> Queue:
-        """Return the order of a source from here on; its first epoch is what is left of the current pass.
-
-        is_full: a pass that is over is followed by a whole one in this epoch.  New rows of a source come after the unseen old ones.
-        """
-        old, new, pieces = self.num_samples, source.num_samples, list(self.pieces)
-        epoch, begun = divmod(self.place, old) if old else (0, 0)
-        is_whole = not pieces and not begun and (is_full or not self.place)
-        if begun:
-            pieces.append(Piece(0, old, self.place, (epoch + 1) * old))
-            epoch += 1
-        if is_whole and new:
-            pieces.append(Piece(0, new, epoch * new, (epoch + 1) * new))
-            epoch += 1
-        elif new > old:
-            pieces.append(Piece(old, new, 0, new - old))
-        return Queue(source.name, source.shard_sizes, settings, pieces=pieces, epoch=epoch)
-
-    def as_json(self) -> list[Any]:
-        pieces = [[p.first, p.last, p.start, p.stop, *([] if p.kept is None else [_text(p.kept)])] for p in self.pieces]
-        return [self.num_samples, self.place, pieces]
-
-    @staticmethod
-    def from_json(value: Any) -> "SourceCursor":
-        num_samples, place, pieces = value
-        made = [Piece(*map(int, p[:4]), kept=_mask(p[4], p[3] - p[2]) if len(p) > 4 else None) for p in pieces]
-        return SourceCursor(int(num_samples), int(place), tuple(made))
-
-
-def _text(kept: Bools) -> str:
-    return base64.b85encode(zlib.compress(np.packbits(kept).tobytes(), 9)).decode()
-
-
-def _mask(text: str, size: int) -> Bools:
-    return np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8), count=size).astype(np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +72,13 @@ class _Segment:
     """The blocks of one mixture from its start on, under the numbers of the run."""
 
     def __init__(
-        self, mixture: Mixture, start: Start, numbers: Ints, lengths: Lengths, settings: PlanSettings, targets: Targets | None
+        self,
+        mixture: Mixture,
+        start: Start,
+        numbers: Ints,
+        lengths: Lengths,
+        settings: PlanSettings,
+        targets: Targets | None,
     ) -> None:
         """`numbers`: of this mixture's sources in the run."""
         self.mixture, self.start, self._numbers = mixture, start, numbers
@@ -131,10 +90,14 @@ class _Segment:
         queues: list[Queue] | None = None
         if start.number:
             queues = [
-                start.cursors.get(s.name, SourceCursor(s.num_samples)).queue(s, self._settings, is_full=is_full)
+                start.cursors.get(s.name, SourceCursor(s.num_samples)).queue(
+                    s.name, s.shard_sizes, self._settings, is_full=is_full
+                )
                 for s in mixture.sources
             ]
-        self.blocks = Blocks(mixture.sources, lambda s, ids: lengths(own[s], ids), self._settings, of_own, queues=queues)
+        self.blocks = Blocks(
+            mixture.sources, lambda s, ids: lengths(own[s], ids), self._settings, of_own, queues=queues
+        )
         self.walked = (*start.first, start.rows)  # the next block to be counted, and the rows before it
 
     def _local(self, epoch: int, number: int) -> tuple[int, int]:
@@ -159,7 +122,9 @@ class _Segment:
 
     def count_in_run(self, counters: Counters) -> Counters:
         """Return counters by the numbers that sources have in the run."""
-        by_source = type(counters.samples_by_source)({int(self._numbers[s]): n for s, n in counters.samples_by_source.items()})
+        by_source = type(counters.samples_by_source)(
+            {int(self._numbers[s]): n for s, n in counters.samples_by_source.items()}
+        )
         return replace(counters, samples_by_source=by_source)
 
     def by_source(self, block: Block) -> Ints:
@@ -170,7 +135,7 @@ class _Segment:
         """Return a block, its first `row` rows, and which of its samples are left for the next segment."""
         block = self.block(epoch, number)
         assert block is not None
-        rows, counters = block.pack(epoch=epoch, number=number)
+        rows = block.pack(epoch=epoch, number=number)[0]
         if row >= rows.num_rows:
             return block, rows, np.zeros(block.samples.size, np.bool_)
         spans, kept = rows.slice(0, row).spans, block.delivered_tokens() > 0
@@ -198,7 +163,7 @@ class _Segment:
         for source, order, kept, start, stop in zip(
             self.mixture.sources, self.blocks.orders, left, starts, stops, strict=True
         ):
-            made[source.name] = _rest(order, start, stop, kept)
+            made[source.name] = rest_of(order, start, stop, kept)
         return made
 
     def _taken(self, epoch: int, number: int) -> tuple[int, ...]:
@@ -214,26 +179,10 @@ def _occurrence(key: Ints, counted: Bools) -> Ints:
     """Return for each entry how many counted entries before it have the same key."""
     order = np.argsort(key, kind="stable")
     is_new = np.concatenate(([True], key[order][1:] != key[order][:-1]))[: key.size]
-    running = np.cumsum(counted[order]) - counted[order]
+    running: Ints = np.cumsum(counted[order]) - counted[order]
     made = np.empty(key.size, np.int64)
     made[order] = running - np.maximum.accumulate(np.where(is_new, running, 0))
     return made
-
-
-def _rest(order: SourceOrder | Queue, start: int, stop: int, kept: Bools | None) -> SourceCursor:
-    """Return what an order has left after its places before `stop`, of which those of `kept` from `start` on are left, too."""
-    if isinstance(order, Queue):
-        taken, after, place = order.split(start, stop)
-    else:
-        taken, after, place = [Piece(0, order.num_samples, start, stop)], [], stop
-    left, at = [], 0
-    for piece in taken if kept is not None else ():
-        assert kept is not None
-        mask = kept[at : at + piece.size]
-        at += piece.size
-        if mask.any():
-            left.append(piece.masked(mask))
-    return SourceCursor(order.num_samples, place, (*left, *after))
 
 
 class Segments:
@@ -250,16 +199,16 @@ class Segments:
     ) -> None:
         """`numbers`: of every source in the run.  `start`: of the segment of a saved state; segments before it are made when asked for."""
         self._mixtures = list(mixtures)
-        self._make = lambda mixture, start: _Segment(
-            mixture, start, np.array([numbers[s.name] for s in mixture.sources], np.int64), lengths, settings, targets
-        )
+        self._numbers, self._of_run = numbers, (lengths, settings, targets)
         self._num_sources = len(numbers)
         self._cuts = settings.method.cuts or settings.overflow == "split"
         self._segments: dict[int, _Segment] = {}
         self._known = {0: Start()}
         if start is not None:
             self._known[start.number] = start
-        self._delayed: dict[int, int] = {}  # rows between the change and the start of its segment, at the end of a block
+        self._delayed: dict[
+            int, int
+        ] = {}  # rows between the change and the start of its segment, at the end of a block
         self._ends: dict[int, Place] = {}  # of segments whose end is found: where the next begins
         self._cut_block = lru_cache(maxsize=4)(self._make_cut_block)
 
@@ -267,7 +216,9 @@ class Segments:
 
     def _segment(self, number: int) -> _Segment:
         if number not in self._segments:
-            self._segments[number] = self._make(self._mixtures[number], self._start(number))
+            mixture = self._mixtures[number]
+            own = np.array([self._numbers[source.name] for source in mixture.sources], np.int64)
+            self._segments[number] = _Segment(mixture, self._start(number), own, *self._of_run)
         return self._segments[number]
 
     def _start(self, number: int) -> Start:
@@ -336,6 +287,14 @@ class Segments:
     def start_at(self, epoch: int, number: int) -> Start:
         """Return the start of the segment of this block: what a saved state needs."""
         return self._find(epoch, number)[0].start
+
+    def start_of_last(self) -> Start:
+        """Return the start of the last segment, whose place is known."""
+        last = len(self._mixtures) - 1
+        at = self._mixtures[last].at
+        assert at is not None
+        self._ends_by(last - 1, *at[:2])
+        return self._start(last)
 
     def first_block(self, epoch: int, number: int) -> int:
         """Return the first block of this epoch in the segment of this block."""
