@@ -5,6 +5,7 @@ are looked for in the cache; without them only earlier steps cannot be explained
 """
 
 import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,9 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
+from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
-from penstock.loader.records import read_mixture
+from penstock.loader.records import RecordCollator, read_mixture
 from penstock.loader.sequences import batch_kind
 from penstock.loader.state import Cursor, Run, check_position, checked, read_state
 from penstock.plan.block import PlanSource
@@ -64,7 +66,7 @@ class Changing(Run):
 
     _columns: Any
     kind: str
-    _collator: Any
+    _collator: "type[Collator] | type[RecordCollator]"
     metrics: Any
     counters: Any
     _open_media: Callable[[Sequence[str], Sequence[Any]], None]
@@ -213,13 +215,13 @@ class Changing(Run):
             if not changes or self.plan.mixtures or content["plan"] == self.plan.fingerprint:
                 return read_state(content, self.plan)
             return self._change_from(content, self._old_mixture(content), None)
-        theirs = journal["mixtures"]
+        theirs, start = _parsed(journal)
         is_same = len(own) == len(theirs) and all(_undated(a) == _undated(b) for a, b in zip(own, theirs, strict=True))
         is_last = len(own) == 1 and own[0][3:] == theirs[-1][3:]
         if is_same or is_last:
-            return self._adopt(content, theirs, Start.from_json(journal["start"]))
+            return self._adopt(content, theirs, start)
         if changes and len(own) == 1:
-            return self._change_from(content, theirs, Start.from_json(journal["start"]))
+            return self._change_from(content, theirs, start)
         found = differences(_named(theirs[-1]), _named(own[-1])) or ["the table of weights"]
         raise PlanMismatch(
             f"cannot resume: the state's run has another mixture now: {'; '.join(found)}; build the Loader with the last mixture of that "
@@ -294,6 +296,21 @@ class Changing(Run):
 def _digest(name: str, store: Any) -> str:
     """The digest of a source in the summary of a plan."""
     return fingerprint([name, store.fingerprint, fingerprint([int(n) for n in store.shard_sizes])[:16]])[:8]
+
+
+def _parsed(journal: Any) -> tuple[list[Any], Start]:
+    """Return the mixtures of a journal and the start of the segment that the state is in."""
+    try:
+        start = Start.from_json(journal["start"])
+        for at, rows, point, _, _, sources in journal["mixtures"]:
+            numbers = [rows, *(at or ()), *([] if point is None else [point]), *(size for _, _, size, _ in sources)]
+            if not sources or not all(type(n) is int and n >= 0 for n in numbers) or len(at or (0, 0, 0)) != 3:
+                raise ValueError("a mixture that no run has")
+        if not 0 <= start.number < len(journal["mixtures"]):
+            raise ValueError("a start of no mixture")
+        return list(journal["mixtures"]), start
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, zlib.error) as error:
+        raise PlanMismatch(f"the state is damaged: journal: {error}; use an older checkpoint") from error
 
 
 def _is_same_name(mine: Any, key: str) -> bool:
