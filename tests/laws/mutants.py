@@ -367,5 +367,56 @@ def every_epoch_has_the_order_of_the_first(right):
     return lambda self, ordinal: 0
 
 
+# Changes of the mixture
+
+
+@mutant("plan.segments:_Segment.cut_block", CHANGED_EPOCH)
+def what_a_change_cuts_off_is_lost(right):
+    def wrong(self, epoch, number, row):
+        block, rows, is_left = right(self, epoch, number, row)
+        return block, rows, np.zeros_like(is_left)
+
+    return wrong
+
+
+@mutant("plan.segments:_Segment.cursors_at", CHANGED_EPOCH)
+def a_removed_source_begins_again(right):
+    def wrong(self, at):
+        names = {source.name for source in self.mixture.sources}
+        return {name: cursor for name, cursor in right(self, at).items() if name in names}
+
+    return wrong
+
+
+@mutant("plan.queues:rest_of", CHANGED_EPOCH)
+def a_source_goes_on_at_the_start_of_the_cut_block(right):
+    return lambda order, start, stop, kept: right(order, start, start, None)
+
+
+@mutant("plan.queues:SourceCursor.queue", GROWN)
+def new_rows_wait_for_the_next_pass(right):
+    def wrong(self, name, shard_sizes, settings, *, is_full):
+        made = right(self, name, shard_sizes, settings, is_full=is_full)
+        kept = [piece for piece in made.lead._pieces if not piece.first]
+        return type(made)(name, shard_sizes, settings, pieces=kept, epoch=made._epoch)
+
+    return wrong
+
+
+@mutant("plan.queues:SourceCursor.from_json", REPLAY)
+def a_state_forgets_what_waits(right):
+    return lambda value: replace(right(value), pieces=())
+
+
+@mutant("plan.segments:Segments._make_cut_block", COUNTED)
+def what_a_change_cuts_off_is_counted_twice(right):
+    def wrong(self, place, epoch, number, row):
+        rows, counters = right(self, place, epoch, number, row)
+        whole = self._segment(place).block(epoch, number).pack(epoch=epoch, number=number)[1]
+        return rows, replace(counters, samples_in=whole.samples_in)
+
+    return wrong
+
+
 if name := os.environ.get("PENSTOCK_MUTANT"):
     apply(name)

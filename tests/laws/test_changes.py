@@ -168,7 +168,7 @@ def times_of(history: History, rows: list) -> list[np.ndarray]:
     return made
 
 
-@examples(50)
+@examples(30)
 @given(histories(grows=False, weighted=False))
 def test_an_epoch_holds_every_sample_of_every_source_equally_often_across_changes(history):
     life = live(history)
@@ -176,7 +176,7 @@ def test_an_epoch_holds_every_sample_of_every_source_equally_often_across_change
         assert times.size == 0 or times.min() == times.max(), f"source {source}: {times}"
 
 
-@examples(30)
+@examples(12)
 @given(histories(grows=False, weighted=True))
 def test_no_sample_of_a_mixture_comes_again_before_all_others_of_its_source_across_changes(history):
     life = live(history)
@@ -184,7 +184,7 @@ def test_no_sample_of_a_mixture_comes_again_before_all_others_of_its_source_acro
         assert times.size == 0 or times.max() - times.min() <= 1, f"source {source}: {times}"
 
 
-@examples(50)
+@examples(30)
 @given(histories(), st.integers(1, 9))
 def test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step(history, batch):
     life = live(history)
@@ -198,7 +198,7 @@ def test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step(his
     assert rows[: len(life.rows)] == life.rows
 
 
-@examples(40)
+@examples(25)
 @given(histories(packings=WHOLE))
 def test_a_resumed_run_needs_no_removed_source(history):
     if history.world.settings.overflow == "split":
@@ -216,7 +216,7 @@ def test_a_resumed_run_needs_no_removed_source(history):
     assert as_list(after[0].rows) == as_list(after[1].rows)
 
 
-@examples(40)
+@examples(25)
 @given(histories())
 def test_counters_count_every_sample_once_across_changes(history):
     life = live(history)
@@ -233,7 +233,7 @@ def test_counters_count_every_sample_once_across_changes(history):
     assert total.samples_in == total.samples_out + sum(total.samples_dropped.values())
 
 
-@examples(40)
+@examples(25)
 @given(histories(weighted=False, packings=WHOLE))
 def test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice(history):
     """Without weights, an epoch that sees its sources grow still holds each of their samples at most once per pass."""

@@ -160,7 +160,7 @@ def test_without_the_word_for_it_another_mixture_is_refused_and_with_it_the_run_
     again = make({"code": (stores["code"], 1)})
     again.load_state_dict(changed.state_dict(), changes=True)
     assert len(again.journal) == 3
-    with pytest.raises(PlanMismatch, match="another mixture now: .*source 'chat'"):
+    with pytest.raises(PlanMismatch, match=r"another mixture now: .*source 'chat'"):
         make({"code": (stores["code"], 1)}).load_state_dict(changed.state_dict())
 
 
@@ -313,5 +313,5 @@ def test_a_damaged_journal_is_refused(stores):
         {"mixtures": [[1]], "start": []},
         {**state["journal"], "start": [9, [0, 0, 0], [0, 0], 0, {}]},
     ):
-        with pytest.raises(PlanMismatch, match="damaged|cannot resume"):
+        with pytest.raises(PlanMismatch, match=r"damaged|cannot resume"):
             make(own).load_state_dict(sealed({**state, "journal": journal}))

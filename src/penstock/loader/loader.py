@@ -85,10 +85,9 @@ class Loader(Changing):
         self._users_collate = collate
         names, self.stores, given, self._collator = read_mixture(stores)
         tables = [] if given is None else tabled(given, ramps=asked.anneal)
-        weights = tables[0][1] if tables else None
         if not self.has_tokens:  # a record is a sample of length 1
             max_length, options = 1, {"packing": "none", **options}
-        settings, self.form = split_options(weights, max_length, options)
+        settings, self.form = split_options(tables[0][1] if tables else None, max_length, options)
         self._refuse(settings)
         self._columns = batch_columns(names, self.stores, settings)
         self.kind = batch_kind(self._columns)  # what samples are: tokens, pairs, judged answers, prompts, judged steps
