@@ -86,10 +86,10 @@ class Metrics:
         self._pending: list[Rows] = []  # not summed yet
 
     def name_sources(self, names: list[str]) -> None:
-        """Count sources that were added, too; numbers of the others do not change."""
+        """Count sources that were added, too."""
         self._add_up()
-        self._tokens = np.concatenate((self._tokens, np.zeros(len(names) - len(self._names), np.int64)))
-        self._names = names
+        found = dict(zip(self._names, self._tokens.tolist(), strict=True))
+        self._names, self._tokens = names, np.array([found.get(name, 0) for name in names], np.int64)
 
     def add(self, rows: Rows, trained: int) -> None:
         self._trained += trained

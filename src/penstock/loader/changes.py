@@ -17,8 +17,9 @@ from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
 from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
+from penstock.loader.layout import BatchForm
 from penstock.loader.records import RecordCollator, read_mixture
-from penstock.loader.sequences import batch_kind
+from penstock.loader.sequences import TOKENS, batch_kind, check_sequences
 from penstock.loader.state import Cursor, Run, check_position, checked, read_state
 from penstock.plan.block import PlanSource
 from penstock.plan.plan import Plan, Position
@@ -65,6 +66,7 @@ class Changing(Run):
     """The part of a Loader that changes its mixture."""
 
     _columns: Any
+    form: BatchForm
     kind: str
     _collator: "type[Collator] | type[RecordCollator]"
     metrics: Any
@@ -141,7 +143,9 @@ class Changing(Run):
         rows = here.rows + (step - cursor.step) * self._rows_per_step
         known = dict(zip((source.name for source in self.plan.sources), self.stores, strict=True))
         new = dict(zip(found.names, found.stores, strict=True))
-        self._change(self.plan, known, new, weights_as_text(found.weights), here, place, rows)
+        with self._all_or_nothing():
+            self._change(self.plan, known, new, weights_as_text(found.weights), here, place, rows)
+            self._refuse_uneven()
 
     def _change(
         self,
@@ -155,6 +159,8 @@ class Changing(Run):
     ) -> None:
         """Replace the plan `before`, of the stores `known`, by one that changes to the stores `new`."""
         for name, store in new.items():
+            if store.manifest is None:
+                raise PlanError(f"the store of {name!r} is still being made; wait for all of it: store.wait()")
             _check_source(name, store, known)
         past = before.mixtures or (_only_mixture(before),)
         weighted = next((m for m in reversed(past) if m.weights is not None), None) if weights else None
@@ -184,6 +190,8 @@ class Changing(Run):
         columns = batch_columns(list(there), list(there.values()), settings) if self._collator.has_tokens else ()
         if batch_kind(columns) != self.kind:
             raise PlanError(f"this run has batches of {self.kind}, and the new mixture of {batch_kind(columns)}")
+        if self.kind != TOKENS:
+            check_sequences(self.kind, columns, settings, self.form, self.batch_size)
         plan = make_plan(names, chosen, mixtures[-1].settings(settings), mixtures, start)
         if content is not None:
             read_state(content, plan)

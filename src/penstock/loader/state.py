@@ -5,12 +5,14 @@ epochs p·E … (p + 1)·E - 1.  Without shuffle, every pass covers epochs 0 …
 the cursor, which is what a state holds.
 """
 
+import contextlib
 import json
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock.errors import PlanError, PlanMismatch
+from penstock.errors import PenstockError, PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
 from penstock.plan.plan import Plan, Position, Step
 from penstock.plan.segments import Segments
@@ -265,11 +267,22 @@ class Run:
         The next loop delivers what is left of the pass in which it was taken: nothing, if that had ended.
         changes: if the state's run has another mixture, change it to this loader's from here on.
         """
-        cursor = self._read(checked(state, self.plan), changes=changes)
-        if not self._is_incomplete:
-            check_position(self.plan, cursor.position)
-        self._go_to(cursor, [cursor], is_loaded=True)
-        self._refuse_uneven()
+        with self._all_or_nothing():
+            cursor = self._read(checked(state, self.plan), changes=changes)
+            if not self._is_incomplete:
+                check_position(self.plan, cursor.position)
+            self._go_to(cursor, [cursor], is_loaded=True)
+            self._refuse_uneven()
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Stay as before if an error is raised inside."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except PenstockError:
+            self.__dict__.update(before)
+            raise
 
     def _read(self, content: dict[str, Any], *, changes: bool) -> Cursor:
         raise NotImplementedError

@@ -206,9 +206,7 @@ class Segments:
         self._known = {0: Start()}
         if start is not None:
             self._known[start.number] = start
-        self._delayed: dict[
-            int, int
-        ] = {}  # rows between the change and the start of its segment, at the end of a block
+        self._delayed: dict[int, int] = {}  # rows from a change to the end of its block, where its segment begins
         self._ends: dict[int, Place] = {}  # of segments whose end is found: where the next begins
         self._cut_block = lru_cache(maxsize=4)(self._make_cut_block)
 
@@ -237,8 +235,8 @@ class Segments:
 
     def _find(self, epoch: int, number: int) -> tuple[_Segment, int | None]:
         """Return the segment of a block, and how many of its rows come before the next segment; None for all."""
-        known = [start.number for start in self._known.values() if start.first <= (epoch, number)]
-        place = max(known)
+        known = list(self._known.values())  # a copy: the thread that reads ahead finds starts, too
+        place = max(start.number for start in known if start.first <= (epoch, number))
         while place + 1 < len(self._mixtures) and self._ends_by(place, epoch, number):
             at = self._ends[place]
             if (epoch, number) == at[:2] and at[2] and self._start(place).first <= (epoch, number):
