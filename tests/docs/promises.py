@@ -28,6 +28,7 @@ def counts() -> dict[str, int]:
         "law_4": laws["test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought"],
         "law_5": laws["test_law_5_tokens_in_are_tokens_out_and_tokens_counted"],
         "mix": laws["test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block"],
+        "changes": sum(_examples(TESTS / "laws/test_changes.py").values()),
         "law_10": _examples(TESTS / "laws/test_mixing.py")["test_law_10_every_tenth_of_an_epoch_is_like_the_whole"],
         "law_11": _number("laws/test_prompts.py", r"examples\((\d+)\), stateful"),
         "law_11_steps": _number("laws/test_prompts.py", r"stateful_step_count=(\d+)"),

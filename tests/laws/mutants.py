@@ -30,6 +30,11 @@ MIXING = "tests/laws/test_mixing.py::test_law_10_every_tenth_of_an_epoch_is_like
 WINDOWS = "tests/laws/test_mixing.py::test_windows_hold_1024_shards_and_a_small_rest_joins_the_last"
 LAW_11 = "tests/laws/test_prompts.py::TestLaw11"
 BALANCE = "tests/plan/test_balance.py"
+CHANGES = "tests/laws/test_changes.py"
+CHANGED_EPOCH = f"{CHANGES}::test_an_epoch_holds_every_sample_of_every_source_equally_often_across_changes"
+REPLAY = f"{CHANGES}::test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step"
+GROWN = f"{CHANGES}::test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice"
+COUNTED = f"{CHANGES}::test_counters_count_every_sample_once_across_changes"
 PACKING = "tests/plan/test_packing.py"
 PERMUTATION = "tests/plan/test_permutation.py"
 
@@ -385,6 +390,57 @@ def an_accepted_prompt_is_given_to_another_worker(right):
 @mutant("prompts.order:PromptOrder.epoch_of", LAW_11)
 def every_epoch_has_the_order_of_the_first(right):
     return lambda self, ordinal: 0
+
+
+# Changes of the mixture
+
+
+@mutant("plan.segments:_Segment.cut_block", CHANGED_EPOCH)
+def what_a_change_cuts_off_is_lost(right):
+    def wrong(self, epoch, number, row):
+        block, rows, is_left = right(self, epoch, number, row)
+        return block, rows, np.zeros_like(is_left)
+
+    return wrong
+
+
+@mutant("plan.segments:_Segment.cursors_at", CHANGED_EPOCH)
+def a_removed_source_begins_again(right):
+    def wrong(self, at):
+        names = {source.name for source in self.mixture.sources}
+        return {name: cursor for name, cursor in right(self, at).items() if name in names}
+
+    return wrong
+
+
+@mutant("plan.queues:rest_of", CHANGED_EPOCH)
+def a_source_goes_on_at_the_start_of_the_cut_block(right):
+    return lambda order, start, stop, kept: right(order, start, start, None)
+
+
+@mutant("plan.queues:SourceCursor.queue", GROWN)
+def new_rows_wait_for_the_next_pass(right):
+    def wrong(self, name, shard_sizes, settings, *, is_full):
+        made = right(self, name, shard_sizes, settings, is_full=is_full)
+        kept = [piece for piece in made.lead._pieces if not piece.first]
+        return type(made)(name, shard_sizes, settings, pieces=kept, epoch=made._epoch)
+
+    return wrong
+
+
+@mutant("plan.queues:SourceCursor.from_json", REPLAY)
+def a_state_forgets_what_waits(right):
+    return lambda value: replace(right(value), pieces=())
+
+
+@mutant("plan.segments:Segments._make_cut_block", COUNTED)
+def what_a_change_cuts_off_is_counted_twice(right):
+    def wrong(self, place, epoch, number, row):
+        rows, counters = right(self, place, epoch, number, row)
+        whole = self._segment(place).block(epoch, number).pack(epoch=epoch, number=number)[1]
+        return rows, replace(counters, samples_in=whole.samples_in)
+
+    return wrong
 
 
 if name := os.environ.get("PENSTOCK_MUTANT"):

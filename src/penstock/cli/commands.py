@@ -263,8 +263,8 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
     from penstock.report import numbers, text
     from penstock.report.trace import compare_state
 
-    found = numbers.epoch(loader, epoch)
     fit = None if compare is None else compare_state(loader, saved_state(compare))
+    found = numbers.epoch(loader, epoch)
     if request.json:
         screen.as_json({**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})})
     else:
@@ -281,7 +281,8 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
 @option("--step", type=FROM_0, required=True, help="Which step, counted from 0.")
 @option("--rank", type=FROM_0, help="Which rank; else all of them.")
 @option("--state", type=_PATH, help="A saved state, as JSON: steps from there on, under another world size too.")
-def trace(request: Request, step: int, rank: int | None, state: Path | None) -> None:
+@option("--journal", type=_PATH, help="A saved state of a run whose mixture changed: its steps from the first one on.")
+def trace(request: Request, step: int, rank: int | None, state: Path | None, journal: Path | None) -> None:
     """List the records of a step by file and line.
 
     Nothing is run: the plan knows them.  Data that is not prepared is prepared first: a position depends on the lengths of all samples.
@@ -292,8 +293,46 @@ def trace(request: Request, step: int, rank: int | None, state: Path | None) -> 
 
     if state is not None:
         loader.load_state_dict(saved_state(state))
+    if journal is not None:
+        loader.load_journal(saved_state(journal))
     found = trace_step(loader, step, rank=rank)
     request.answer(found, text.step(found))
+
+
+@command(*RECIPE, *LOADER)
+@option("--state", type=_PATH, required=True, help="A saved state, as JSON.")
+@option("--changes", is_flag=True, help="Change the mixture of the run to that of the recipe, from this state on.")
+@option("-o", "--output", type=_PATH, help="Where the new state goes; else beside the old one, as NAME-changed.json.")
+def resume(request: Request, state: Path, changes: bool, output: Path | None) -> None:
+    """Show where a saved state continues; with --changes, change its mixture.
+
+    A state of another mixture is refused.  With --changes the run goes on with the sources and weights of the recipe: each source
+    continues where it was, and the new state, with the journal of all changes, is written.
+    """
+    loader = request.loader(request.recipe())
+    from penstock.errors import PlanError
+
+    saved = saved_state(state)
+    loader.load_state_dict(saved, changes=changes)
+    new, written = loader.state_dict(), None
+    step, rows, words = (saved["step"], saved["rows"], []) if new["plan"] == saved["plan"] else loader.last_change()
+    if words:
+        written = output or state.with_name(f"{state.stem}-changed.json")
+        if written.exists():
+            raise PlanError(f"{written}: exists already; choose another name with --output")
+        written.write_text(json.dumps(new), encoding="utf-8")
+    if request.json:
+        screen.as_json(
+            {"step": step, "rows": rows, "changes": words, "state": None if written is None else str(written)}
+        )
+        return
+    screen.say(f"{state}: step {saved['step']:,}, {plural(saved['rows'], 'row')} delivered", style="bold")
+    for word in words:
+        screen.say(f"  {word}")
+    if written is None:
+        screen.say("nothing changes: the state fits this recipe", style="green")
+    else:
+        screen.say(f"from step {step:,} on, after {plural(rows, 'row')}; wrote {written}", style="green")
 
 
 @command(*RECIPE, *LOADER)

@@ -99,6 +99,12 @@ class Metrics:
         self._last: Share | None = None
         self._pending: list[Rows] = []  # not summed yet
 
+    def name_sources(self, names: list[str]) -> None:
+        """Count sources that were added, too."""
+        self._add_up()
+        found = dict(zip(self._names, self._tokens.tolist(), strict=True))
+        self._names, self._tokens = names, np.array([found.get(name, 0) for name in names], np.int64)
+
     def add(self, share: Share, trained: int) -> None:
         self._trained += trained
         self._steps += 1

@@ -3,7 +3,7 @@
 torch is imported only by the functions that need it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Any
@@ -49,6 +49,13 @@ class LoaderSettings:
         "an iteration ends with its epoch, for trainers that loop over epochs", False, choices=(True, False)
     )
     skip: Iterable[int] = setting("steps that are left out", ())
+    schedule: str | None = setting(
+        "what tables of weights count: steps (the default), or tokens, of which a row has max_length",
+        None, choices=(None, "steps", "tokens"),
+    )  # fmt: skip
+    anneal: bool = setting(
+        "weights go from one point of a table to the next in 16 equal stages, not at once", False, choices=(True, False)
+    )
     collate: Callable[..., Any] | None = setting(
         "for plain records, makes a batch of a list of them; for tokens, is given the arrays of a batch and its rows (their spans say "
         "source, sample, start, stop) and returns the arrays to deliver",
@@ -113,7 +120,7 @@ class BatchForm:
 
 
 def split_options(
-    weights: list[float] | None, max_length: int, options: Mapping[str, Any]
+    weights: Sequence[Any] | None, max_length: int, options: Mapping[str, Any]
 ) -> tuple[PlanSettings, BatchForm]:
     """Return the settings of the order and those of the layout; refuse any other option."""
     of_plan, of_form, of_loader = (

@@ -10,27 +10,28 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch, Metrics, Provenance, provenance
+from penstock.loader.changes import Changing, make_plan
 from penstock.loader.collate import call_users, in_turn, steps_together
 from penstock.loader.columns import batch_columns
 from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_jax, as_tensors, check_output, require_torch, split_options
 from penstock.loader.map_dataset import MapDataset, RowSampler
-from penstock.loader.media import open_media
+from penstock.loader.media import MediaStage, open_media
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
-from penstock.loader.state import Cursor, Run
+from penstock.loader.state import Cursor
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.plan import Plan, PlanSource, Step
+from penstock.plan.plan import Step
 from penstock.plan.ranks import rank_shares
-from penstock.plan.settings import BALANCE, PlanSettings
+from penstock.plan.settings import BALANCE, PlanSettings, tabled
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
-from penstock.types import WEIGHTS, Bools, Ints
+from penstock.types import WEIGHTS
 
 _log = logging.getLogger("penstock")
 
@@ -46,7 +47,7 @@ _NO_ITEMS = (
 )
 
 
-class Loader(Run):
+class Loader(Changing):
     """Batches of one or several stores.  `batch_size` is rows per rank; a step is batch_size × world_size rows.
 
     One loop over a loader is a pass: `epochs` epochs.  A loop that was broken off continues with the next loop; a loop over a loader that
@@ -71,32 +72,34 @@ class Loader(Run):
         media_bytes: int = 1 << 30,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
+        schedule: str | None = None,
+        anneal: bool = False,
         collate: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
         """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
         asked = LoaderSettings(
             batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, media_threads=media_threads,
-            media_bytes=media_bytes, per_epoch=per_epoch, skip=skip,
+            media_bytes=media_bytes, per_epoch=per_epoch, skip=skip, schedule=schedule, anneal=anneal,
         )  # fmt: skip
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
         self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
         self._users_collate = collate
-        names, self.stores, weights, self._collator = read_mixture(stores)
+        names, self.stores, given, self._collator = read_mixture(stores)
+        tables = [] if given is None else tabled(given, ramps=asked.anneal)
         if not self.has_tokens:  # a record is a sample of length 1
             max_length, options = 1, {"packing": "none", **options}
-        settings, self.form = split_options(weights, max_length, options)
+        settings, self.form = split_options(tables[0][1] if tables else None, max_length, options)
         self._refuse(settings)
         self._columns = batch_columns(names, self.stores, settings)
         self.kind = batch_kind(self._columns)  # what samples are: tokens, pairs, judged answers, prompts, judged steps
         if self.kind != TOKENS:
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
-        self.media = open_media(names, self.stores, asked, self.form)
+        self._asked = asked
+        self._open_media(names, self.stores)
         self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
-        pairs = zip(names, self.stores, strict=True)
-        sources = [PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes) for name, store in pairs]
-        self.plan = Plan(sources, self._lengths, settings, targets=self._targets)
+        self.plan = self._tabled_plan(names, settings, tables, asked.schedule)
         guard_trainers()
         self.metrics = Metrics(names, settings.max_length)
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
@@ -161,17 +164,23 @@ class Loader(Run):
                 self._cursor.step,
             )
             return
-        ahead = self._ahead()
-        try:
-            for batch, step in self.metrics.timed(ahead):
-                if iteration != self._iterations:
-                    raise PlanError(
-                        "this iteration has ended: you started a newer one or loaded a state; use the newer iterator"
-                    )
-                self._deliver(batch, step)
-                yield batch
-        finally:
-            ahead.close()
+        changes = -1
+        while changes != self._changes:  # again after a change of mixture: what was made ahead is of the old one
+            if changes >= 0:
+                self._compare_ranks()
+            changes, ahead = self._changes, self._ahead()
+            try:
+                for batch, step in self.metrics.timed(ahead):
+                    if iteration != self._iterations:
+                        raise PlanError(
+                            "this iteration has ended: you started a newer one or loaded a state; use the newer iterator"
+                        )
+                    self._deliver(batch, step)
+                    yield batch
+                    if changes != self._changes:
+                        break
+            finally:
+                ahead.close()
         if not self._cursor.has_begun:
             raise self._no_steps()
         self._count_rest()
@@ -331,13 +340,16 @@ class Loader(Run):
         """Return the rows by number, and a sampler of this rank's rows with a state, for trainers that index a dataset."""
         return MapDataset(self), RowSampler(self)
 
+    def _open_media(self, names: Sequence[str], stores: Sequence[Any]) -> None:
+        self.media: MediaStage | None = open_media(names, stores, self._asked, self.form)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings)}
+        return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings, self.plan.mixtures, self.plan.start)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        sources, settings = state["plan"]
-        self.plan = Plan(sources, self._lengths, settings, targets=self._targets)  # its caches are made again
+        sources, *plan = state["plan"]
+        self.plan = make_plan([source.name for source in sources], self.stores, *plan)  # its caches are made again
 
     def _refuse_uneven(self) -> None:
         super()._refuse_uneven()
@@ -354,14 +366,6 @@ class Loader(Run):
             if tail == "pad" or part.epoch + 1 == end:
                 rows = part.carried + part.num_rows
                 check_tail(self.kind, tail, rows, per_step=self._rows_per_step, world_size=self.world.size)
-
-    def _lengths(self, source: int, samples: Ints) -> Ints:
-        lengths: Ints = self.stores[source].lengths_of(samples)
-        return lengths
-
-    def _targets(self, source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:
-        found: Bools = self.stores[source].has_target(samples, starts, stops)
-        return found
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)

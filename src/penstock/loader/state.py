@@ -5,14 +5,17 @@ epochs p·E … (p + 1)·E - 1.  Without shuffle, every pass covers epochs 0 …
 the cursor, which is what a state holds.
 """
 
+import contextlib
 import json
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock.errors import PlanError, PlanMismatch
+from penstock.errors import PenstockError, PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
 from penstock.plan.plan import Plan, Position, Step
+from penstock.plan.segments import Segments
 from penstock.plan.settings import whole_number
 from penstock.types import World
 from penstock.words import shortened
@@ -21,6 +24,7 @@ VERSION = 2  # 2: pass_step
 
 _NUMBERS = ("epoch", "block", "row", "rows", "step", "pass_step")
 _FIELDS = sorted({"version", "plan", "settings", *_NUMBERS})
+_JOURNAL = "journal"  # only of a run whose mixture changes
 _DIGITS = 4  # of the digest of one field
 _LARGEST = 1 << 62  # of any number in a state: sums of them fit into 64 bits
 
@@ -54,12 +58,15 @@ class Cursor:
 def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
     """Return the state: `epoch`, `block` and `row` say what comes next; `rows`, `step` and `pass_step` count what was delivered."""
     state = {"version": VERSION, "plan": plan.fingerprint, "settings": plan.summary(), **cursor.numbers()}
+    if isinstance(plan.blocks, Segments):
+        start = plan.blocks.start_at(cursor.position.epoch, cursor.position.block)
+        state["journal"] = {"mixtures": plan.identity["mixtures"], "start": start.as_json()}
     return {**state, "check": _check(state)}
 
 
 def read_state(state: Any, plan: Plan) -> Cursor:
     """Return the cursor of a state of `plan`; refuse anything else and name the field.  `check_position` checks what needs lengths."""
-    content = _checked(state, plan)
+    content = checked(state, plan)
     plan.check_summary(content["plan"], content["settings"])
     cursor = Cursor.of(*(content[name] for name in _NUMBERS))
     if cursor.pass_step > cursor.step:
@@ -79,18 +86,18 @@ def check_position(plan: Plan, position: Position) -> None:
         raise _damaged("row", position.row, f"less than {rows}, the rows of block {position.block}")
 
 
-def _checked(state: Any, plan: Plan) -> dict[str, Any]:
+def checked(state: Any, plan: Plan) -> dict[str, Any]:
     """Return the fields of a state, each of its type, as state_dict() returned them."""
     if not isinstance(state, dict) or "version" not in state or "plan" not in state:
         raise PlanMismatch("this is not a Penstock state: expected the dict that state_dict() returned")
     if type(state["version"]) is not int or state["version"] != VERSION:
         raise PlanMismatch(f"the state has version {_short(state['version'])}, this release reads version {VERSION}")
-    if other := sorted(map(str, state.keys() ^ {*_FIELDS, "check"})):
+    if other := sorted(map(str, (state.keys() ^ {*_FIELDS, "check"}) - {_JOURNAL})):
         raise PlanMismatch(f"the state is damaged: field {other[0]!r} is missing or unknown; use an older checkpoint")
     for name, kind, expected in (("plan", str, "text"), ("check", str, "text"), ("settings", dict, "a dict")):
         if not isinstance(state[name], kind):
             raise _damaged(name, state[name], expected)
-    content = {name: state[name] for name in _FIELDS}
+    content = {name: state[name] for name in sorted(state.keys() - {"check"})}
     for name in _NUMBERS:
         try:
             content[name] = whole_number(name, state[name], least=0)
@@ -99,20 +106,22 @@ def _checked(state: Any, plan: Plan) -> dict[str, Any]:
         if content[name] > _LARGEST:
             raise _damaged(name, state[name], f"a whole number from 0 to {_LARGEST:_}")
     try:
-        content["settings"] = json.loads(json.dumps(state["settings"], allow_nan=False))  # keys become text
+        for name in ("settings", *([_JOURNAL] if _JOURNAL in state else [])):
+            content[name] = json.loads(json.dumps(state[name], allow_nan=False))  # keys become text
         check = _check(content)
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"the state is damaged: settings is not plain JSON: {error}; use an older checkpoint"
         raise PlanMismatch(problem) from None
     if state["check"] != check:
-        places = range(0, _DIGITS * len(_FIELDS), _DIGITS)
+        names = sorted(content)
+        places = range(0, _DIGITS * len(names), _DIGITS)
         changed = [state["check"][at : at + _DIGITS] != check[at : at + _DIGITS] for at in places]
-        name = _FIELDS[changed.index(True)] if any(changed) else "check"
+        name = names[changed.index(True)] if any(changed) else "check"
         expected = "the value that state_dict() returned, whose digest is in its check"
         if name == "settings" and (found := plan.differences(content["settings"])):
             expected += f" (in the state → in this Loader: {'; '.join(found)})"
         raise _damaged(name, state[name], expected)
-    return content
+    return {**content, "check": check}
 
 
 def _damaged(name: str, value: Any, expected: str) -> PlanMismatch:
@@ -129,7 +138,7 @@ def _short(value: Any) -> str:
 
 def _check(content: dict[str, Any]) -> str:
     """Digests of each field and of all fields: a changed number would be another valid position."""
-    digests = [fingerprint([name, content[name]])[:_DIGITS] for name in _FIELDS]
+    digests = [fingerprint([name, content[name]])[:_DIGITS] for name in sorted(content)]
     return "".join([*digests, fingerprint(content)[:16]])
 
 
@@ -148,6 +157,7 @@ class Run:
         self._is_loaded = False  # a state was loaded, and nothing was iterated over since
         self._is_at_end = False  # of the epoch that set_epoch chose after that: nothing is left of it
         self._iterations = 0  # begun; an older one must not continue beside a newer
+        self._changes = 0  # of the mixture
 
     @property
     def _rows_per_step(self) -> int:
@@ -202,7 +212,11 @@ class Run:
             rows = self.plan.seek(steps, self._rows_per_step, epochs=end, start=cursor.position).rows
         position = Position(epoch=end, rows=rows)
         done = Cursor(position=position, step=cursor.step + steps, pass_step=cursor.pass_step)
-        return done if end != self.pass_end(cursor) else done.begin_pass(end if self.plan.settings.shuffle else 0)
+        return (
+            done
+            if end != self.pass_end(cursor)
+            else done.begin_pass(end if self.plan.settings.shuffle or self.plan.mixtures else 0)
+        )
 
     def steps_of_loop(self, cursor: Cursor) -> int | None:
         """Return the steps from a cursor to the end of its loop, skipped ones too; None if it is endless."""
@@ -252,16 +266,31 @@ class Run:
         """How far all ranks together have come; small, plain JSON, the same on every rank."""
         return make_state(self.plan, self._cursor)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
         """Go to where `state` was taken, with any number of ranks and any batch size.
 
         The next loop delivers what is left of the pass in which it was taken: nothing, if that had ended.
+        changes: if the state's run has another mixture, change it to this loader's from here on.
         """
-        cursor = read_state(state, self.plan)
-        if not self._is_incomplete:
-            check_position(self.plan, cursor.position)
-        self._go_to(cursor, [cursor], is_loaded=True)
-        self._refuse_uneven()
+        with self._all_or_nothing():
+            cursor = self._read(checked(state, self.plan), changes=changes)
+            if not self._is_incomplete:
+                check_position(self.plan, cursor.position)
+            self._go_to(cursor, [cursor], is_loaded=True)
+            self._refuse_uneven()
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Stay as before if an error is raised inside."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except PenstockError:
+            self.__dict__.update(before)
+            raise
+
+    def _read(self, content: dict[str, Any], *, changes: bool) -> Cursor:
+        raise NotImplementedError
 
     def seek(self, step: int) -> None:
         """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there.

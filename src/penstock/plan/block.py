@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from penstock.plan.counters import Counters
 from penstock.plan.mix import Clock, Concatenation, WeightedMix
 from penstock.plan.packing import argsort_small
 from penstock.plan.permutation import Permutation, derive
+from penstock.plan.queues import Queue, QueueClock
 from penstock.plan.settings import PlanSettings
 from penstock.plan.shuffle import SourceOrder
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG, TRUNCATED
@@ -112,6 +114,10 @@ class Block:
         pieces, is_kept = self._cut()
         room = self._room(pieces.where(is_kept))
         return self.settings.method.count_rows(room, self.settings.capacity, self.settings.max_per_row)
+
+    def where(self, chosen: Bools) -> "Block":
+        """Return some of the samples."""
+        return replace(self, sources=self.sources[chosen], samples=self.samples[chosen], lengths=self.lengths[chosen])
 
     def count_dropped(self) -> Counters:
         """Count what is dropped and cut, without packing: rows are not counted."""
@@ -271,31 +277,43 @@ class Blocks:
     """The blocks of every epoch, by number.  `shares` says which samples a block holds; None past the epoch's end."""
 
     def __init__(
-        self, sources: Sequence[PlanSource], lengths: Lengths, settings: PlanSettings, targets: Targets | None
+        self,
+        sources: Sequence[PlanSource],
+        lengths: Lengths,
+        settings: PlanSettings,
+        targets: Targets | None,
+        queues: Sequence[Queue] | None = None,
     ) -> None:
+        """queues: the orders of the sources after a change of mixture."""
         names = tuple(source.name for source in sources)
         if len(set(names)) < len(names):
             raise PlanError(f"sources {list(names)} do not have distinct names; names seed each source's shuffle")
         self._lengths, self._by_tokens = lengths, settings.mix_by == "tokens"
         self._make = partial(Block, settings=settings, names=names, targets=targets)
-        self.orders = [SourceOrder(source.name, source.shard_sizes, settings) for source in sources]
-        clocks = [Clock(order, partial(self._contribution, number)) for number, order in enumerate(self.orders)]
+        made = [SourceOrder(source.name, source.shard_sizes, settings) for source in sources] if queues is None else []
+        self.orders: list[SourceOrder | Queue] = [*made, *(queues or ())]
+        clock: Any = Clock if queues is None else QueueClock
+        clocks: list[Any] = [clock(order, partial(self._contribution, n)) for n, order in enumerate(self.orders)]
         self.shares = (Concatenation if settings.weights is None else WeightedMix)(clocks, settings).shares
+
+    def first_block(self, epoch: int, number: int) -> int:
+        """Return the first block of an epoch in the mixture of this block."""
+        return 0
 
     def pack(self, epoch: int, number: int) -> tuple[Rows, Counters] | None:
         """Return the rows of a block in order, and the counts of its samples and tokens."""
-        block = self._block(epoch, number)
+        block = self.block(epoch, number)
         return None if block is None else block.pack(epoch=epoch, number=number)
 
     def num_rows(self, epoch: int, number: int) -> int | None:
         """Return how many rows a block becomes."""
-        block = self._block(epoch, number)
+        block = self.block(epoch, number)
         return None if block is None else block.num_rows()
 
     def count_dropped(self, epoch: int) -> Counters:
         """Count what is dropped and cut in an epoch, without packing: several times faster."""
         counters, number = Counters(), 0
-        while (block := self._block(epoch, number)) is not None:
+        while (block := self.block(epoch, number)) is not None:
             counters, number = counters + block.count_dropped(), number + 1
         return counters
 
@@ -316,7 +334,7 @@ class Blocks:
         places = enumerate(zip(self.orders, *shares, strict=True))
         return [(source, int(shard)) for source, (order, a, b) in places for shard in order.shards(a, b)]
 
-    def _block(self, epoch: int, number: int) -> Block | None:
+    def block(self, epoch: int, number: int) -> Block | None:
         """Return a block, each source spread evenly over it: a short run of samples holds the sources in their shares."""
         if (shares := self.shares(epoch, number)) is None:
             return None

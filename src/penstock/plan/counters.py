@@ -46,6 +46,13 @@ class Counters:
     def __add__(self, other: "Counters") -> "Counters":
         return Counters(**{name: _sum(getattr(self, name), getattr(other, name)) for name in Counters.__slots__})
 
+    def __sub__(self, other: "Counters") -> "Counters":
+        minus: dict[str, Any] = {}
+        for name in Counters.__slots__:
+            value = getattr(other, name)
+            minus[name] = Counter({k: -n for k, n in value.items()}) if isinstance(value, Counter) else -value
+        return self + Counters(**minus)
+
 
 def _sum(one: Any, other: Any) -> Any:
     """Add two numbers, or two Counters; `+` would leave out the negative counts of a Counter."""

@@ -39,10 +39,13 @@ class Concatenation:
     """Without weights, an epoch is every sample of every source once.  Needs no lengths."""
 
     def __init__(self, clocks: "Sequence[Clock]", settings: PlanSettings) -> None:
-        self._num_samples = [clock.num_samples for clock in clocks]
-        self._total = sum(self._num_samples)
-        sizes = _FIRST_BLOCK if settings.is_local else settings.block, settings.block
-        self._borders = [self._block_borders(settings.block, first) for first in sizes]  # of the first, of later epochs
+        # of the first and of later epochs, which differ after a change of mixture
+        self._sizes = [clock.num_first for clock in clocks], [clock.num_samples for clock in clocks]
+        firsts = _FIRST_BLOCK if settings.is_local else settings.block, settings.block
+        self._borders = [
+            self._block_borders(sum(sizes), settings.block, first)
+            for sizes, first in zip(self._sizes, firsts, strict=True)
+        ]
 
     def shares(self, epoch: int, block: int) -> Shares | None:
         """Return what block `block` of `epoch` holds; None past the epoch's end."""
@@ -52,13 +55,16 @@ class Concatenation:
         return Shares(self._places(epoch, borders[block]), self._places(epoch, borders[block + 1]))
 
     def _places(self, epoch: int, border: int) -> tuple[int, ...]:
-        return tuple(epoch * n + (2 * n * border + self._total) // (2 * self._total) for n in self._num_samples)
+        sizes, total = self._sizes[epoch > 0], self._borders[epoch > 0][-1]
+        starts = [first + (epoch - 1) * n if epoch else 0 for first, n in zip(*self._sizes, strict=True)]
+        return tuple(start + (2 * n * border + total) // (2 * total) for start, n in zip(starts, sizes, strict=True))
 
-    def _block_borders(self, block: int, first: int) -> list[int]:
+    @staticmethod
+    def _block_borders(total: int, block: int, first: int) -> list[int]:
         """Return where blocks begin.  They double from `first` to `block`; a last one of less than half its neighbour joins it."""
         borders, size = [0], min(first, block)
-        while borders[-1] < self._total:
-            borders.append(min(borders[-1] + size, self._total))
+        while borders[-1] < total:
+            borders.append(min(borders[-1] + size, total))
             size = min(size * 2, block)
         if len(borders) > 2 and 2 * (borders[-1] - borders[-2]) < borders[-2] - borders[-3]:
             del borders[-2]
@@ -80,7 +86,7 @@ class WeightedMix:
         self._block = settings.block * unit
         self._first = min(_FIRST_BLOCK, settings.block) * unit if settings.is_local else self._block
         self._ends_with_all = settings.stop == "all"
-        self._end: Fraction | None = None  # the goal of an epoch, once known
+        self._ends: dict[bool, Fraction] = {}  # the goal of the first and of later epochs, once known
         passes = [clock.num_samples / weight for clock, weight in self._parts]
         if (samples := max(passes) if self._ends_with_all else min(passes)) > _MOST_SAMPLES:
             raise PlanError(
@@ -90,10 +96,10 @@ class WeightedMix:
 
     def shares(self, epoch: int, block: int) -> Shares | None:
         """Return what block `block` of `epoch` holds; None past the epoch's end."""
-        start = epoch * self._epoch_goal() if epoch else Fraction(0)
+        start = self._epoch_goal(is_first=True) + (epoch - 1) * self._epoch_goal() if epoch else Fraction(0)
         low, high = self._goal(epoch, block), self._goal(epoch, block + 1)
         reach = high + Fraction(high - low, 2)  # a rest of less than half a block joins it: small blocks pack badly
-        end = self._end_up_to(reach)
+        end = self._end_up_to(reach, is_first=epoch == 0)
         if end is not None and block and end < low + Fraction(low - self._goal(epoch, block - 1), 2):
             return None
         return Shares(self._places(start + low), self._places(start + (high if end is None or end == reach else end)))
@@ -108,20 +114,21 @@ class WeightedMix:
     def _places(self, goal: Fraction) -> tuple[int, ...]:
         return tuple(clock.place(goal * weight) for clock, weight in self._parts)
 
-    def _end_up_to(self, goal: Fraction) -> Fraction | None:
+    def _end_up_to(self, goal: Fraction, *, is_first: bool) -> Fraction | None:
         """Return the goal of an epoch if it is at most `goal`: what the first (or last) source can give, over its weight."""
-        if self._end is None:
-            totals = [(clock.total_if_at_most(goal * weight), weight) for clock, weight in self._parts]
+        if is_first not in self._ends:
+            totals = [(c.total_if_at_most(goal * weight, is_first=is_first), weight) for c, weight in self._parts]
             ends = [total / weight for total, weight in totals if total is not None]
             if ends and not self._ends_with_all:
-                self._end = min(ends)
+                self._ends[is_first] = min(ends)
             elif len(ends) == len(self._parts):
-                self._end = max(ends)
-        return self._end if self._end is not None and self._end <= goal else None
+                self._ends[is_first] = max(ends)
+        end = self._ends.get(is_first)
+        return end if end is not None and end <= goal else None
 
-    def _epoch_goal(self) -> Fraction:
+    def _epoch_goal(self, *, is_first: bool = False) -> Fraction:
         goal = Fraction(self._block)
-        while (end := self._end_up_to(goal)) is None:
+        while (end := self._end_up_to(goal, is_first=is_first)) is None:
             goal *= 2
         return end
 
@@ -130,7 +137,7 @@ class Clock:
     """Finds how many samples of one source contribute a given amount; learns contributions chunk by chunk, as far as needed."""
 
     def __init__(self, order: SourceOrder, contribution: Callable[[Ints], Ints]) -> None:
-        self.name, self.num_samples = order.name, order.num_samples
+        self.name, self.num_samples, self.num_first = order.name, order.num_samples, order.num_samples
         self._order, self._contribution = order, contribution
         self._total: int | None = None  # of one epoch of the source, once known; the order does not change the sum
         # epoch → chunk → contributed up to its end
@@ -141,7 +148,7 @@ class Clock:
     def place(self, amount: Fraction) -> int:
         """Return the smallest number of samples that contribute at least `amount`, plus the dropped samples right after them."""
         epoch = 0
-        if (total := self.total_if_at_most(amount)) is not None:
+        if (total := self.total_if_at_most(amount, is_first=True)) is not None:
             epoch, amount = divmod(amount, total)
         base = epoch * self.num_samples
         if amount <= 0:
@@ -155,18 +162,23 @@ class Clock:
             count = int(np.searchsorted(self._running(epoch, chunk), 0, side="right"))
         return base + int(borders[chunk]) + count
 
-    def total_if_at_most(self, amount: Fraction) -> int | None:
+    def total_if_at_most(self, amount: Fraction, *, is_first: bool) -> int | None:
         """Return the contribution of one epoch of this source if it is at most `amount`; else None, without reading on."""
+        total = self.sum_if_at_most(amount)
+        if total == 0:
+            raise PlanError(
+                f"source {self.name!r}: all {self.num_samples:,} samples are empty or dropped, so it cannot fill its share; "
+                f"leave it out of the mixture, or raise max_length or set overflow if they are too long"
+            )
+        return total
+
+    def sum_if_at_most(self, amount: Fraction) -> int | None:
+        """As total_if_at_most, but 0 is a result."""
         if self._total is None:
             num_chunks = self._borders(0).size - 1
             if self._chunk_with(0, Fraction(floor(amount) + 1)) < num_chunks:
                 return None
-            if not (total := self._chunk_ends[0][num_chunks - 1]):
-                raise PlanError(
-                    f"source {self.name!r}: all {self.num_samples:,} samples are empty or dropped, so it cannot fill its share; "
-                    f"leave it out of the mixture, or raise max_length or set overflow if they are too long"
-                )
-            self._total = total
+            self._total = self._chunk_ends[0][num_chunks - 1]
         return self._total if self._total <= amount else None
 
     def _chunk_with(self, epoch: int, amount: Fraction) -> int:

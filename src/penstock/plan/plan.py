@@ -19,6 +19,7 @@ from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
 from penstock.plan.block import Blocks, PlanSource, Rows
 from penstock.plan.counters import NOTHING, Counters
+from penstock.plan.segments import Mixture, Segments, Start
 from penstock.plan.settings import DEFAULTS, PlanSettings
 from penstock.reasons import TAIL
 from penstock.types import Ints, Lengths, Targets
@@ -58,6 +59,7 @@ class _Part(NamedTuple):
     """The part of a run's steps that comes from one epoch."""
 
     epoch: int
+    base: int  # block from which its rows are counted
     first: int  # row
     num_rows: int
     carried: int  # rows of the epochs before in the first step that ends here
@@ -68,26 +70,53 @@ class Plan:
     """The whole run as a pure function.  Its only state is a cache of values that it can compute again."""
 
     def __init__(
-        self, sources: Sequence[PlanSource], lengths: Lengths, settings: PlanSettings, *, targets: Targets | None = None
+        self,
+        sources: Sequence[PlanSource],
+        lengths: Lengths,
+        settings: PlanSettings,
+        *,
+        targets: Targets | None = None,
+        mixtures: Sequence[Mixture] = (),
+        start: Start | None = None,
     ) -> None:
-        """Without `targets`, every piece of a sample is taken to hold a target."""
+        """Without `targets`, every piece of a sample is taken to hold a target.
+
+        mixtures: those of a run that changes; then `sources` are all that the run has had, and `settings` have the last weights.
+        start: of the segment of a saved state; without it the run is counted from its beginning.
+        """
         self.settings = settings
         self.sources = tuple(sources)
         self._lengths, self._targets = lengths, targets
-        self.blocks = Blocks(self.sources, lengths, settings, targets)
+        self.mixtures, self.start = tuple(mixtures), start
+        self.blocks: Blocks | Segments = (
+            Blocks(self.sources, lengths, settings, targets)
+            if not mixtures
+            else Segments(
+                self.mixtures,
+                {source.name: n for n, source in enumerate(self.sources)},
+                lengths,
+                settings,
+                targets,
+                start,
+            )
+        )
         self._block = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
-        self._num_rows: dict[int, int] = {}
+        self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
     def changed(self, **settings: Any) -> "Plan":
         """Return a plan of the same sources with other settings."""
-        return Plan(self.sources, self._lengths, replace(self.settings, **settings), targets=self._targets)
+        changed = replace(self.settings, **settings)
+        return Plan(self.sources, self._lengths, changed, targets=self._targets, mixtures=self.mixtures)
 
     # Identity
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything the order depends on, as plain values."""
+        if self.mixtures:
+            shared = replace(self.settings, weights=None, mix_by=None, stop=None).of_order()
+            return {"order_version": ORDER_VERSION, **shared, "mixtures": [each.identity() for each in self.mixtures]}
         sources = [[s.name, s.key, fingerprint([int(n) for n in s.shard_sizes])[:16]] for s in self.sources]
         return {"order_version": ORDER_VERSION, **self.settings.of_order(), "sources": sources}
 
@@ -97,6 +126,10 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
+        if self.mixtures:  # the state holds them beside its summary
+            return {
+                k: v for k, v in self.identity.items() if k != "mixtures" and (k not in DEFAULTS or v != DEFAULTS[k])
+            }
         sources = self.identity["sources"]
         content = {entry[0]: fingerprint(entry)[:8] for entry in sources}
         if len(json.dumps(content)) > 400:
@@ -112,7 +145,7 @@ class Plan:
             raise PlanMismatch(
                 f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
                 f"{'; '.join(self.differences(summary)) or 'the state was altered'}; resume with the settings and data of the saved "
-                f"run, or start a new run"
+                f"run, or start a new run; penstock resume --changes, or load_state_dict(state, changes=True), changes the mixture"
             )
 
     def differences(self, summary: dict[str, Any]) -> list[str]:
@@ -156,7 +189,8 @@ class Plan:
         while (
             missing and tail == "repeat"
         ):  # from the epoch's start, and again if the epoch is shorter than what is missing
-            parts.append(self._take(Position(epoch=epoch), missing)[0])
+            first = self.blocks.first_block(epoch, position.block if position.epoch == epoch else 0)
+            parts.append(self._take(Position(epoch=epoch, block=first), missing)[0])
             missing, repeated = missing - parts[-1].num_rows, repeated + parts[-1].num_rows
         if missing or repeated:
             parts.append(Rows.empty(missing))
@@ -208,18 +242,18 @@ class Plan:
 
     # Sizes
 
-    def _make_table(self, epoch: int) -> Ints:
-        """Return the rows before each block of an epoch, and in all: (num_blocks + 1,)."""
+    def _make_table(self, epoch: int, first: int = 0) -> Ints:
+        """Return the rows before each block of an epoch from block `first` on, and in all: (num_blocks + 1,)."""
         counts = [0]
-        while (rows := self.blocks.num_rows(epoch, len(counts) - 1)) is not None:
+        while (rows := self.blocks.num_rows(epoch, first + len(counts) - 1)) is not None:
             counts.append(rows)
         return np.cumsum(np.array(counts, np.int64))
 
-    def num_rows(self, epoch: int) -> int:
-        """Return the rows of an epoch.  Kept for all epochs; tables, which hold a number per block, are not."""
-        if epoch not in self._num_rows:
-            self._num_rows[epoch] = int(self.table(epoch)[-1])
-        return self._num_rows[epoch]
+    def num_rows(self, epoch: int, first: int = 0) -> int:
+        """Return the rows of an epoch from block `first` on.  Kept for all epochs; tables, which hold a number per block, are not."""
+        if (epoch, first) not in self._num_rows:
+            self._num_rows[epoch, first] = int(self.table(epoch, first)[-1])
+        return self._num_rows[epoch, first]
 
     def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
         """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`."""
@@ -244,7 +278,7 @@ class Plan:
                 rows = left * num_rows - part.carried
                 if rows > part.num_rows:  # a short last step ends with its epoch
                     return Position(epoch=part.epoch + 1, rows=delivered + part.num_rows)
-                return self._position(part.epoch, part.first + rows, delivered + rows)
+                return self._position(part, part.first + rows, delivered + rows)
             left -= part.steps
             delivered += part.steps * num_rows if self.settings.tail == "drop" else part.num_rows
             if delivered == start.rows:
@@ -258,21 +292,22 @@ class Plan:
         tail, carried = self.settings.tail, 0
         for epoch in itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs):
             is_within = epoch == start.epoch and (start.block or start.row)
-            first = int(self.table(epoch)[start.block]) + start.row if is_within else 0
-            rows = self.num_rows(epoch) - first
+            base = self.blocks.first_block(epoch, start.block) if is_within else 0  # earlier blocks are not counted
+            first = int(self.table(epoch, base)[start.block - base]) + start.row if is_within else 0
+            rows = self.num_rows(epoch, base) - first
             steps, rest = divmod(carried + rows, num_rows)
             goes_on = tail == "wrap" and epoch + 1 != epochs
-            yield _Part(epoch, first, rows, carried, steps + (rest > 0 and tail != "drop" and not goes_on))
+            yield _Part(epoch, base, first, rows, carried, steps + (rest > 0 and tail != "drop" and not goes_on))
             carried = rest if goes_on else 0
 
-    def _position(self, epoch: int, row: int, rows: int) -> Position:
-        """Return the position right after the first `row` rows of an epoch, as `step` leaves it."""
-        table = self.table(epoch)
+    def _position(self, part: _Part, row: int, rows: int) -> Position:
+        """Return the position right after `row` rows of an epoch from the part's base on, as `step` leaves it."""
+        table = self.table(part.epoch, part.base)
         block = int(np.searchsorted(table, row, side="left"))
         block -= int(table[block]) > row
         if block == table.size - 1:
-            return Position(epoch=epoch + 1, rows=rows)
-        return Position(epoch=epoch, block=block, row=row - int(table[block]), rows=rows)
+            return Position(epoch=part.epoch + 1, rows=rows)
+        return Position(epoch=part.epoch, block=part.base + block, row=row - int(table[block]), rows=rows)
 
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
         """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""

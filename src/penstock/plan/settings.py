@@ -1,9 +1,10 @@
 """The settings that decide the order of rows: one frozen value, checked once.  Its fields carry their own documentation."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ _OVERFLOWS = ("drop", "truncate", "split", "error")
 _TAILS = ("pad", "drop", "repeat", "error", "wrap")
 _AUTO_WINDOW = 1024  # shards
 _MOST_COST, _LONGEST = 1 << 50, 1 << 24  # cost of a row of so many tokens: the sum over a rank's rows fits into 64 bits
+_STAGES = 16  # of equal weights, that a ramp between two points of a table of weights becomes
 
 
 def setting(
@@ -180,6 +182,30 @@ def _fractions(weights: Sequence[str]) -> list[Fraction]:
         return [Fraction(weight) for weight in weights]
     except (ValueError, ZeroDivisionError) as error:
         raise PlanError(f"weights {list(weights)} are not all numbers: {error}") from None
+
+
+def tabled(weights: Sequence[Any], *, ramps: bool) -> list[tuple[int, list[str]]]:
+    """Return (point, weights) for every point of tables of weights; ramps: in equal stages between two points."""
+    tables = [weight if isinstance(weight, Mapping) else {0: weight} for weight in weights]
+    exact = []
+    for table in tables:
+        points = [whole_number("a point in a table of weights", point, least=0) for point in table]
+        if 0 not in points:
+            raise PlanError(f"a table of weights begins at 0, and this one at {min(points, default='nothing')}")
+        exact.append(dict(zip(points, map(Fraction, weights_as_text(list(table.values())) or ()), strict=True)))
+    points = sorted({point for table in exact for point in table})
+    if ramps:
+        points = sorted({a + (b - a) * k // _STAGES for a, b in pairwise(points) for k in range(_STAGES)} | {*points})
+    return [(point, [str(_weight(table, point, ramps=ramps)) for table in exact]) for point in points]
+
+
+def _weight(table: Mapping[int, Fraction], point: int, *, ramps: bool) -> Fraction:
+    """Return the weight at a point: that of the last entry, or on the line to the next one."""
+    before = max(known for known in table if known <= point)
+    after = min((known for known in table if known > point), default=None)
+    if after is None or not ramps:
+        return table[before]
+    return table[before] + (table[after] - table[before]) * Fraction(point - before, after - before)
 
 
 def whole_number(name: str, value: Any, *, least: int | None, other: Sequence[str] = ()) -> int:

@@ -31,7 +31,7 @@ class DataSet:
 
     name: str
     path: Any  # a place, as `open` takes it
-    weight: float | None = None
+    weight: float | dict[int, float] | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of open and prepare, for eval sets also of Loader
     is_named: bool = field(default=True, repr=False)  # False: named after its path
     line: int = field(default=0, compare=False, repr=False)
@@ -231,11 +231,17 @@ class Builder:
             raise self._error(at, f"path is {shown(value)}, {expected}")
         return value  # from Python: records, a source, a data set
 
-    def _weight(self, value: Any, at: Keys) -> float:
+    def _weight(self, value: Any, at: Keys) -> Any:
         if at[0] == "eval":
             raise self._error(at, "eval sets are loaded one by one and take no weight; leave it out")
+        if isinstance(value, dict):  # a table of weights over steps or tokens
+            points = {str(point).replace("_", ""): weight for point, weight in value.items()}
+            if "0" not in points or not all(point.isdecimal() for point in points):
+                expected = "expected a table of whole numbers, such as {0: 0.7, 10000: 0.5}, that begins at 0"
+                raise self._error(at, f"weight is {shown(value)}, {expected}")
+            return {int(point): self._weight(weight, at) for point, weight in points.items()}
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            expected = "expected a number above 0; leave the data set out instead of 0"
+            expected = "expected a number above 0, or a table of them; leave the data set out instead of 0"
             raise self._error(at, f"weight is {shown(value)}, {expected}")
         return float(value)
 

@@ -19,7 +19,7 @@ import yaml
 
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.layout import BatchForm
-from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.plan.settings import PlanSettings, tabled, weights_as_text
 from penstock.recipe.document import Builder, DataSet, location, plain, read_document
 from penstock.recipe.keys import PATHS, keys
 from penstock.sources.yaml_lines import TAG, Keys, scalar
@@ -30,7 +30,7 @@ _log = logging.getLogger("penstock")
 
 TRAIN = "train"
 _EVAL_DEFAULTS = {"epochs": 1, "shuffle": False, "tail": "pad"}  # one pass, in the order of the file, every sample
-_NOT_OF_EVAL = ("mix_by", "stop", "skip", "per_epoch")
+_NOT_OF_EVAL = ("mix_by", "stop", "skip", "per_epoch", "schedule", "anneal")
 _OF_EVERY_TEMPLATE = ("tokenizer", "template", "fan_out")
 
 
@@ -145,7 +145,7 @@ class Recipe:
         known = {each.name for each in fields(PlanSettings)}
         return PlanSettings(
             **{name: value for name, value in options.items() if name in known},
-            weights=weights_as_text(weights) if part == TRAIN and all(weights) else None,
+            weights=weights_as_text(tabled(weights, ramps=False)[0][1]) if part == TRAIN and all(weights) else None,
         )
 
     def mixture(self, stores: Mapping[str, Any], part: str = TRAIN) -> Any:
@@ -231,7 +231,9 @@ class Recipe:
         )
 
     def __repr__(self) -> str:
-        data = ", ".join(each.name + (f" ({each.weight:g})" if each.weight is not None else "") for each in self.data)
+        data = ", ".join(
+            each.name + (f" ({_short(each.weight)})" if each.weight is not None else "") for each in self.data
+        )
         sets = f"; eval {', '.join(each.name for each in self.eval_sets)}" if self.eval_sets else ""
         settings = "".join(f"; {name} {shortened(str(value), 40)}" for name, value in self.settings.items())
         return f"Recipe({f'{self.file!r}: ' if self.file else ''}{data}{sets}{settings})"
@@ -277,9 +279,7 @@ def _written_sets(found: tuple[DataSet, ...], base: str | None) -> Any:
     written = [
         {
             "path": relative(each.path, base),
-            **(
-                {} if each.weight is None else {"weight": int(each.weight) if each.weight.is_integer() else each.weight}
-            ),
+            **({} if each.weight is None else {"weight": _plain_weight(each.weight)}),
             **_written(each.options, base),
         }
         for each in found
@@ -287,6 +287,16 @@ def _written_sets(found: tuple[DataSet, ...], base: str | None) -> Any:
     if all(each.is_named for each in found):
         return {each.name: one for each, one in zip(found, written, strict=True)}
     return [one | ({"name": each.name} if each.is_named else {}) for each, one in zip(found, written, strict=True)]
+
+
+def _plain_weight(weight: Any) -> Any:
+    if isinstance(weight, dict):
+        return {point: _plain_weight(part) for point, part in weight.items()}
+    return int(weight) if weight.is_integer() else weight
+
+
+def _short(weight: Any) -> str:
+    return f"{weight:g}" if isinstance(weight, float) else ", ".join(f"{p}: {part:g}" for p, part in weight.items())
 
 
 def _written(options: Mapping[str, Any], base: str | None) -> dict[str, Any]:

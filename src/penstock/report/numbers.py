@@ -185,7 +185,7 @@ def stores(loader: Loader) -> dict[str, Store]:
 
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
     """Return the numbers of every store of the loader."""
-    weights = loader.plan.settings.weights or [None] * len(loader.plan.sources)
+    weights = [loader.journal[-1]["sources"].get(source.name) for source in loader.plan.sources]
     return tuple(
         _source(name, store, weight) for (name, store), weight in zip(stores(loader).items(), weights, strict=True)
     )

@@ -1,0 +1,392 @@
+"""Change the mixture of a run: add, remove, grow or reweight sources, now or at a later step, and keep the journal of it.
+
+A Loader built from the last mixture continues from a state, whose journal says which mixtures came before.  Stores of earlier mixtures
+are looked for in the cache; without them only earlier steps cannot be explained.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.cache import Cache
+from penstock.errors import PlanError, PlanMismatch
+from penstock.fingerprint import fingerprint
+from penstock.loader.collate import Collator
+from penstock.loader.columns import batch_columns
+from penstock.loader.layout import BatchForm
+from penstock.loader.records import RecordCollator, read_mixture
+from penstock.loader.sequences import TOKENS, batch_kind, check_sequences
+from penstock.loader.state import Cursor, Run, check_position, checked, read_state
+from penstock.plan.block import PlanSource
+from penstock.plan.plan import Plan, Position
+from penstock.plan.queues import sizes_of_rows
+from penstock.plan.segments import Mixture, Segments, Start, check_mixtures
+from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
+from penstock.store import Store
+from penstock.store.inventory import list_stores
+from penstock.store.kept import MissingStore, kept_store, not_grown
+from penstock.types import Bools, Ints
+from penstock.words import differences
+
+_log = logging.getLogger("penstock")
+
+_OTHER = "give new data a name of its own"
+
+
+def plan_source(name: str, store: Any) -> PlanSource:
+    return PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes)
+
+
+def make_plan(
+    names: Sequence[str],
+    stores: Sequence[Any],
+    settings: PlanSettings,
+    mixtures: Sequence[Mixture] = (),
+    start: Start | None = None,
+) -> Plan:
+    """Return the plan of these stores."""
+
+    def lengths(source: int, samples: Ints) -> Ints:
+        found: Ints = stores[source].lengths_of(samples)
+        return found
+
+    def targets(source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:
+        found: Bools = stores[source].has_target(samples, starts, stops)
+        return found
+
+    sources = list(map(plan_source, names, stores))
+    return Plan(sources, lengths, settings, targets=targets, mixtures=mixtures, start=start)
+
+
+class Changing(Run):
+    """The part of a Loader that changes its mixture."""
+
+    _columns: Any
+    form: BatchForm
+    kind: str
+    _collator: "type[Collator] | type[RecordCollator]"
+    metrics: Any
+    counters: Any
+    _open_media: Callable[[Sequence[str], Sequence[Any]], None]
+
+    def _tabled_plan(
+        self, names: list[str], settings: PlanSettings, tables: list[tuple[int, list[str]]], schedule: str | None
+    ) -> Plan:
+        """Return the plan of a new run, with a mixture for every point of its tables of weights."""
+        if len(tables) < 2:
+            if schedule is not None:
+                raise PlanError(
+                    f"schedule={schedule!r} needs a table of weights with two points or more, and there is none"
+                )
+            return make_plan(names, self.stores, settings)
+        mixtures = []
+        for point, weights in tables:
+            rows = point // settings.max_length if schedule == "tokens" else point * self._rows_per_step
+            mixture = Mixture(
+                sources=tuple(map(plan_source, names, self.stores)), weights=weights_as_text(weights), rows=rows, point=point,
+                mix_by=settings.mix_by, stop=settings.stop, at=None if point else (0, 0, 0),
+            )  # fmt: skip
+            mixtures.append(mixture)
+        return make_plan(names, self.stores, mixtures[-1].settings(settings), mixtures)
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        """The mixtures of this run in order: how many rows come before each, and its sources with their weights."""
+        made = []
+        for mixture in self.plan.mixtures or (_only_mixture(self.plan),):
+            weights = mixture.weights or [None] * len(mixture.sources)
+            sources = {source.name: weight for source, weight in zip(mixture.sources, weights, strict=True)}
+            made.append({"rows": mixture.rows, "sources": sources})
+        return made
+
+    @property
+    def _mixture(self) -> Mixture:
+        """The last mixture of the plan."""
+        if self.plan.mixtures:
+            return self.plan.mixtures[-1]
+        settings = self.plan.settings
+        return Mixture(sources=self.plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop)
+
+    def last_change(self) -> tuple[int, int, list[str]]:
+        """Return the step and the rows before the last mixture, and in words what it changes; packs the lengths up to there."""
+        mixtures, blocks, here = self.plan.mixtures, self.plan.blocks, self._cursor.position
+        assert isinstance(blocks, Segments), "a run that never changed"
+        rows = blocks.start_of_last().rows if mixtures[-1].at is not None else mixtures[-1].rows
+        step = self._cursor.step + max(rows - here.rows, 0) // self._rows_per_step
+        return step, rows, _changed_words(*(_named(mixture.identity()) for mixture in mixtures[-2:]))
+
+    def load_journal(self, state: dict[str, Any]) -> None:
+        """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
+        self._read(checked(state, self.plan), changes=False)
+        self._go_to(Cursor(), [Cursor()])
+
+    def change_mixture(self, stores: Any, *, at: int | None = None) -> None:
+        """Change the mixture from the next step on, or from step `at` on.  Call it on all ranks, with the same arguments.
+
+        stores: as of Loader, all sources that the run has from then on.  A source of the same name goes on where it was, also after it
+        was removed for a while; its store may have grown at its end.  Nothing that was delivered comes again before its time.  Where
+        samples are cut (packing="concat", overflow="split") the change comes at the end of the block.
+        """
+        found = read_mixture(stores)
+        if found.collator.has_tokens != self._collator.has_tokens:
+            raise PlanError("one run cannot hold records and tokens; change to stores of the same kind")
+        cursor = self.start_of_next_loop()
+        step = cursor.step if at is None else whole_number("at", at, least=0)
+        if step < cursor.step:
+            raise PlanError(f"cannot change the mixture at step {step}: the run is at step {cursor.step}")
+        here = cursor.position
+        place = (here.epoch, here.block, here.row) if step == cursor.step else None
+        rows = here.rows + (step - cursor.step) * self._rows_per_step
+        known = dict(zip((source.name for source in self.plan.sources), self.stores, strict=True))
+        new = dict(zip(found.names, found.stores, strict=True))
+        with self._all_or_nothing():
+            self._change(self.plan, known, new, weights_as_text(found.weights), here, place, rows)
+            self._refuse_uneven()
+
+    def _change(
+        self,
+        before: Plan,
+        known: Mapping[str, Any],
+        new: Mapping[str, Any],
+        weights: Any,
+        here: Position,
+        place: Any,
+        rows: int,
+    ) -> None:
+        """Replace the plan `before`, of the stores `known`, by one that changes to the stores `new`."""
+        for name, store in new.items():
+            if store.manifest is None:
+                raise PlanError(f"the store of {name!r} is still being made; wait for all of it: store.wait()")
+            _check_source(name, store, known)
+        past = before.mixtures or (_only_mixture(before),)
+        weighted = next((m for m in reversed(past) if m.weights is not None), None) if weights else None
+        mixture = Mixture(
+            sources=tuple(map(plan_source, new, new.values())), weights=weights, at=place, rows=rows,
+            mix_by=None if weighted is None else weighted.mix_by, stop=None if weighted is None else weighted.stop,
+        )  # fmt: skip
+        start = before.blocks.start_at(here.epoch, here.block) if isinstance(before.blocks, Segments) else None
+        begun = 1 + (0 if start is None else start.number)
+        if len(past) > begun:
+            _log.warning(
+                "%d planned changes of the mixture are dropped: the new mixture replaces them", len(past) - begun
+            )
+        plan = self._use([*past[:begun], mixture], {**known, **new}, before.settings, start)
+        if place is not None:
+            self._move_to_change(before, plan, here)
+        self._changes += 1
+
+    def _use(
+        self, mixtures: Sequence[Mixture], stores: Mapping[str, Any], settings: PlanSettings, start: Start | None,
+        content: dict[str, Any] | None = None,
+    ) -> Plan:  # fmt: skip
+        """Use a plan with these mixtures; refuse stores whose samples one batch cannot hold, and a state of another plan."""
+        names = list(check_mixtures(mixtures))
+        chosen = [stores[name] for name in names]
+        there = {name: stores[name] for name in names if not isinstance(stores[name], MissingStore)}
+        columns = batch_columns(list(there), list(there.values()), settings) if self._collator.has_tokens else ()
+        if batch_kind(columns) != self.kind:
+            raise PlanError(f"this run has batches of {self.kind}, and the new mixture of {batch_kind(columns)}")
+        if self.kind != TOKENS:
+            check_sequences(self.kind, columns, settings, self.form, self.batch_size)
+        plan = make_plan(names, chosen, mixtures[-1].settings(settings), mixtures, start)
+        if content is not None:
+            read_state(content, plan)
+        self._open_media(names, chosen)
+        self.plan, self.stores, self._columns = plan, chosen, columns
+        self.metrics.name_sources(names)
+        return plan
+
+    def _move_to_change(self, before: Plan, plan: Plan, here: Position) -> None:
+        """Count a block that the change cuts without its rest, and go to the first block of the new mixture."""
+        assert isinstance(plan.blocks, Segments)
+        if here.row:
+            whole, cut = (each.blocks.pack(here.epoch, here.block) for each in (before, plan))
+            assert whole is not None and cut is not None
+            self.counters = self.counters + cut[1] - whole[1]
+            if cut[0].num_rows != here.row:
+                return  # samples are cut: the change comes at the end of the block
+        epoch, block = plan.blocks.start_of_last().first
+        if self._cursor.position == here:
+            self._cursor = replace(self._cursor, position=Position(epoch=epoch, block=block, rows=here.rows))
+
+    # States
+
+    def _read(self, content: dict[str, Any], *, changes: bool) -> Cursor:
+        """Return the cursor of a checked state; take over its journal, or with `changes` the mixture that it ended with."""
+        own = [mixture.identity() for mixture in self.plan.mixtures or (_only_mixture(self.plan),)]
+        journal = content.get("journal")
+        if journal is None:
+            if not changes or self.plan.mixtures or content["plan"] == self.plan.fingerprint:
+                return read_state(content, self.plan)
+            return self._change_from(content, self._old_mixture(content), None)
+        theirs, start = _parsed(journal)
+        is_same = len(own) == len(theirs) and all(_undated(a) == _undated(b) for a, b in zip(own, theirs, strict=True))
+        is_last = len(own) == 1 and own[0][3:] == theirs[-1][3:]
+        if is_same or is_last:
+            return self._adopt(content, theirs, start)
+        if changes and len(own) == 1:
+            return self._change_from(content, theirs, start)
+        found = differences(_named(theirs[-1]), _named(own[-1])) or ["the table of weights"]
+        raise PlanMismatch(
+            f"cannot resume: the state's run has another mixture now: {'; '.join(found)}; build the Loader with the last mixture of that "
+            f"run, or change it on purpose: penstock resume --changes, or load_state_dict(state, changes=True)"
+        )
+
+    def _adopt(self, content: dict[str, Any], theirs: list[Any], start: Start) -> Cursor:
+        """Use the mixtures of a journal."""
+        stores = self._stores_of(theirs, _is_same_name)
+        mixtures = [_mixture_of(value, stores) for value in theirs]
+        return read_state(content, self._use(mixtures, stores, self.plan.settings, start, content))
+
+    def _stores_of(self, theirs: list[Any], is_own: Callable[[Any, str], bool]) -> dict[str, Any]:
+        """Return the stores of all mixtures of a journal: this loader's own, and those that are in the cache."""
+        own = dict(zip((source.name for source in self.plan.sources), self.stores, strict=True))
+        stores: dict[str, Any] = {}
+        for *_, sources in theirs:
+            for name, key, size, _ in sources:
+                mine = own.get(name)
+                if mine is not None and is_own(mine, key):
+                    stores[name] = mine
+                else:
+                    stores[name] = kept_store(name, key, self._cache) or MissingStore(name, key, size, self._cache)
+        return stores
+
+    @property
+    def _cache(self) -> Cache:
+        return next((store.cache for store in self.stores if store.cache is not None), None) or Cache()
+
+    def _change_from(self, content: dict[str, Any], theirs: list[Any], start: Start | None) -> Cursor:
+        """Go on from a state of another mixture, and change to this loader's own at once."""
+        wanted, own = (
+            self.plan.settings.weights,
+            dict(zip((s.name for s in self.plan.sources), self.stores, strict=True)),
+        )
+        stores = self._stores_of(theirs, _is_same_key)
+        mixtures = [_mixture_of(value, stores) for value in theirs]
+        settings, names = mixtures[-1].settings(self.plan.settings), list(check_mixtures(mixtures))
+        before = make_plan(names, [stores[name] for name in names], settings, mixtures if start else (), start)
+        cursor = read_state(content, before)
+        check_position(before, cursor.position)
+        here, self._cursor = cursor.position, cursor
+        self._change(before, stores, own, wanted, here, (here.epoch, here.block, here.row), here.rows)
+        return self._cursor
+
+    def _old_mixture(self, content: dict[str, Any]) -> list[Any]:
+        """Return the mixture of a run that never changed, from what its state says of its sources; they are looked for in the cache."""
+        summary = content["settings"]
+        named = summary.get("sources") or {}
+        weights = summary.get("weights") or [None] * len(named)
+        if not isinstance(weights, list) or len(weights) != len(named):
+            raise PlanMismatch(
+                "the state has too many sources to name them; load it into a Loader of the old mixture, and call change_mixture"
+            )
+        cache = self._cache
+        keys = [store.fingerprint for store in self.stores] + [info.store for info in list_stores(cache).stores]
+        found = []
+        for (name, content_digest), weight in zip(named.items(), weights, strict=True):
+            for key in dict.fromkeys(keys):
+                mine = next((s for s in self.stores if s.fingerprint == key), None) or kept_store(name, key, cache)
+                if mine is not None and _digest(name, mine) == content_digest:
+                    found.append([name, key, len(mine), weight])
+                    break
+            else:
+                raise PlanMismatch(
+                    f"the store of source {name!r} of the saved run is not in {cache.root}, and what it has delivered is known only "
+                    f"with it; prepare it again in this cache, or resume with the mixture of the saved run"
+                )
+        return [[[0, 0, 0], 0, None, summary.get("mix_by"), summary.get("stop"), found]]
+
+
+def _digest(name: str, store: Any) -> str:
+    """The digest of a source in the summary of a plan."""
+    return fingerprint([name, store.fingerprint, fingerprint([int(n) for n in store.shard_sizes])[:16]])[:8]
+
+
+def _parsed(journal: Any) -> tuple[list[Any], Start]:
+    """Return the mixtures of a journal and the start of the segment that the state is in."""
+    try:
+        start = Start.from_json(journal["start"])
+        for at, rows, point, _, _, sources in journal["mixtures"]:
+            numbers = [rows, *(at or ()), *([] if point is None else [point]), *(size for _, _, size, _ in sources)]
+            if not sources or not all(type(n) is int and n >= 0 for n in numbers) or len(at or (0, 0, 0)) != 3:
+                raise ValueError("a mixture that no run has")
+        if not 0 <= start.number < len(journal["mixtures"]):
+            raise ValueError("a start of no mixture")
+        return list(journal["mixtures"]), start
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, zlib.error) as error:
+        raise PlanMismatch(f"the state is damaged: journal: {error}; use an older checkpoint") from error
+
+
+def _is_same_name(mine: Any, key: str) -> bool:
+    return True
+
+
+def _is_same_key(mine: Any, key: str) -> bool:
+    found: str = mine.fingerprint
+    return found == key
+
+
+def _only_mixture(plan: Plan) -> Mixture:
+    """The mixture of a plan that does not change."""
+    settings = plan.settings
+    return Mixture(sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop)
+
+
+def _undated(identity: list[Any]) -> list[Any]:
+    """The identity of a mixture without its rows, which depend on the batch and world size with which the run began."""
+    at, rows, point, *rest = identity
+    return [at, rows if point is None else None, point, *rest]
+
+
+def _named(identity: list[Any]) -> dict[str, Any]:
+    *_, mix_by, stop, sources = identity
+    return {"mix_by": mix_by, "stop": stop} | {
+        f"source {name!r}": f"{key[:8]}, {size:,} samples" + ("" if weight is None else f", weight {weight}")
+        for name, key, size, weight in sources
+    }
+
+
+def _changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Say what differs between two mixtures."""
+    words = [f"{name} added: {after[name]}" for name in after if name not in before]
+    words += [f"{name} removed: it keeps its place" for name in before if name not in after]
+    words += [
+        f"{name}: {before[name]} → {after[name]}" for name in after if name in before and before[name] != after[name]
+    ]
+    return words
+
+
+def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
+    at, rows, point, mix_by, stop, sources = identity
+    made = []
+    for name, key, size, _ in sources:
+        borders = np.concatenate(([0], np.cumsum(stores[name].shard_sizes))).astype(np.int64)
+        made.append(PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(borders, 0, size)))
+    weights = [weight for *_, weight in sources]
+    return Mixture(
+        sources=tuple(made), weights=None if None in weights else tuple(weights), mix_by=mix_by, stop=stop,
+        at=None if at is None else (at[0], at[1], at[2]), rows=rows, point=point,
+    )  # fmt: skip
+
+
+def _check_source(name: str, store: Any, known: Mapping[str, Any]) -> None:
+    """Refuse a source whose place in the run is not known for sure."""
+    other = next((each for each, old in known.items() if each != name and old.fingerprint == store.fingerprint), None)
+    if other is not None and name not in known:
+        raise PlanError(
+            f"source {name!r} has the data of {other!r}, which this run has had: under the old name it goes on where it was; "
+            f"under a new one everything would come again"
+        )
+    old = known.get(name)
+    if old is None or old.fingerprint == store.fingerprint:
+        return
+    if not (isinstance(old, Store) and isinstance(store, Store)) or isinstance(old, MissingStore):
+        raise PlanError(
+            f"source {name!r} has other data than before, {old.fingerprint[:8]}, and cannot be compared with it; {_OTHER}"
+        )
+    if reason := not_grown(old, store):
+        raise PlanError(f"source {name!r} has other data than before: {reason}; {_OTHER}")
