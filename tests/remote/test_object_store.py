@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.cache import Cache
-from penstock.errors import RecipeError, SourceChanged, SourceError, StoreError, TemplateError
+from penstock.errors import RecipeError, SourceChanged, SourceError, TemplateError
 from penstock.places.files import exists, find, identify, is_folder, open_file, open_place, read
 from penstock.templates.tokenizer.files import find_tokenizer
 from penstock.testing import check_place
@@ -227,19 +226,14 @@ def test_a_process_that_was_forked_after_a_request_is_refused_and_does_not_hang(
     assert "was forked from one that has read from a remote place" in done.stdout and "spawn" in done.stdout
 
 
-def test_a_cache_a_tokenizer_and_a_recipe_are_local_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_and_a_recipe_are_local_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match="s3://bkt/cache: a cache is a local folder"):
-        Cache("s3://bkt/cache")
     with pytest.raises(
         TemplateError, match="s3://bkt/tokenizer: a tokenizer is a local folder or a name on the hub; download"
     ):
         find_tokenizer("s3://bkt/tokenizer")
     with pytest.raises(RecipeError, match="a recipe is a local file; download it"):
         ps.load("s3://bkt/recipe.yaml")
-    monkeypatch.setenv("PENSTOCK_CACHE", "gs://bkt/cache")
-    with pytest.raises(StoreError, match="gs://bkt/cache: a cache is a local folder"):
-        Cache()
     assert list(tmp_path.iterdir()) == []
 
 

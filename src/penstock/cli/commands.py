@@ -107,7 +107,7 @@ def prepare(request: Request, refresh: bool, status: bool) -> None:
     for part, name, store in stores:
         called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
         screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
-    screen.note(f"in {stores[0][2].cache.root}")
+    screen.note(f"in {stores[0][2].cache.where}")
 
 
 def _show_status(request: Request) -> None:

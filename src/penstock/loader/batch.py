@@ -77,8 +77,9 @@ def media_of(store: Any, sample: int) -> list[MediaItem]:
 class Metrics:
     """What this rank was given since its Loader was made, and how long it waited."""
 
-    def __init__(self, names: list[str], max_length: int) -> None:
-        self._names, self._max_length = names, max_length
+    def __init__(self, names: list[str], max_length: int, traffic: Any = None) -> None:
+        """traffic: counts what is read of stores in buckets."""
+        self._names, self._max_length, self._traffic = names, max_length, traffic
         self._tokens = np.zeros(len(names), np.int64)  # per source
         self._samples = self._rows = self._padding_rows = self._trained = self._steps = 0
         self._shortest, self._longest = 0, 0
@@ -132,4 +133,5 @@ class Metrics:
             "row_length": {"min": self._shortest, "mean": mean, "max": self._longest},
             "shares": dict(zip(self._names, shares, strict=True)),
             "wait_seconds": self._wait,
+            **({"remote": self._traffic.as_dict()} if self._traffic else {}),
         }

@@ -16,6 +16,7 @@ from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
 from penstock.loader.media import open_media
+from penstock.loader.mirror import Traffic, fit_window, is_mirrored, open_mirror, steps_at_once
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
@@ -67,6 +68,7 @@ class Loader(Run):
         workers: int = 0,
         media_threads: int = 4,
         media_bytes: int = 1 << 30,
+        mirror_bytes: int | None = None,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
         collate: Callable[..., Any] | None = None,
@@ -75,12 +77,11 @@ class Loader(Run):
         """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
         asked = LoaderSettings(
             batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, media_threads=media_threads,
-            media_bytes=media_bytes, per_epoch=per_epoch, skip=skip,
+            media_bytes=media_bytes, mirror_bytes=mirror_bytes, per_epoch=per_epoch, skip=skip,
         )  # fmt: skip
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
         self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
-        self._users_collate = collate
-        names, self.stores, weights, self._collator = read_mixture(stores)
+        self._users_collate, (names, self.stores, weights, self._collator) = collate, read_mixture(stores)
         if not self.has_tokens:  # a record is a sample of length 1
             max_length, options = 1, {"packing": "none", **options}
         settings, self.form = split_options(weights, max_length, options)
@@ -92,11 +93,13 @@ class Loader(Run):
             self._collator = SequenceCollator
         self.media = open_media(names, self.stores, asked, self.form)
         self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
+        self._is_auto = settings.window == "auto"
+        settings = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
         pairs = zip(names, self.stores, strict=True)
         sources = [PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes) for name, store in pairs]
         self.plan = Plan(sources, self._lengths, settings, targets=self._targets)
         guard_trainers()
-        self.metrics = Metrics(names, settings.max_length)
+        self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
 
@@ -237,7 +240,7 @@ class Loader(Run):
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
         if not self._workers:
             tokens = self.batch_size * self.plan.settings.max_length
-            depth = -(-self._prefetch // min(self._most_at_once(), steps_together(tokens)))
+            depth = -(-self._prefetch // min(self._most_at_once(self.plan.settings), steps_together(tokens)))
             made = one_by_one(read_ahead(self._chunks(self._cursor), depth))
             return self._with_media(made, self._prefetch)
         from penstock.loader.workers import make_in_processes  # imports torch
@@ -253,13 +256,15 @@ class Loader(Run):
         """
         start, end = cursor.position, self.loop_end(cursor)
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
-        numbered = enumerate(with_hints(steps, self.plan, self.stores, start), start=cursor.step)
+        mirror = open_mirror(self.plan, self.stores, start, end)
+        hinted = with_hints(steps, self.plan, self.stores, start, mirror)
+        numbered = enumerate(hinted, start=cursor.step)
         kept = ((number, step) for number, step in numbered if number not in self._skip)
         # a collator is for one pass, and the thread that makes it: it reuses the memory of its earlier batches
         users = self._users_collate if self.media is None else None
         collate = self._collator(self.stores, self.plan.settings, self.form, users, self._columns)
         converted = self._converted if self.media is None else dict
-        for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
+        for chunk in growing(islice(kept, passed, None, every), self._most_at_once(self.plan.settings)):
             mine = [rank_rows(step.rows, self.world) for _, step in chunk]
             turns = zip(mine, chunk, strict=True)
             for made in in_turn(collate, mine):
@@ -269,6 +274,8 @@ class Loader(Run):
                 ]
                 made.clear()  # keep no reference: memory that the consumer releases can be used again
                 yield batches
+            if mirror is not None:
+                mirror.release()
 
     def made_by_worker(self, cursor: Cursor, *, passed: int, every: int) -> Generator[tuple[Batch, Step], None, None]:
         """Yield the batches that one of `every` workers makes, one after another."""
@@ -288,11 +295,14 @@ class Loader(Run):
 
         return self.media.ahead(made, steps=steps, finish=finish)
 
-    def _most_at_once(self) -> int:
-        """Return how many steps are looked up together; from a store that is being made, only the next one."""
+    def _most_at_once(self, settings: PlanSettings) -> int:
+        """Return how many steps are looked up together; from a store that is being made, only the next one, from one in a bucket a
+        small part of a block."""
         most = self._collator.steps_at_once(
-            self.stores, self.batch_size, self.plan.settings.max_length, self._users_collate, self._prefetch
+            self.stores, self.batch_size, settings.max_length, self._users_collate, self._prefetch
         )
+        if any(map(is_mirrored, self.stores)):
+            most = min(most, steps_at_once(settings, self._rows_per_step))
         return 1 if self._is_incomplete else max(1, min(_MOST_STEPS, most))
 
     def _converted(self, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -337,6 +347,19 @@ class Loader(Run):
             if tail == "pad" or part.epoch + 1 == end:
                 rows = part.carried + part.num_rows
                 check_tail(self.kind, tail, rows, per_step=self._rows_per_step, world_size=self.world.size)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where a state was taken, with any number of ranks and any batch size.
+
+        Where window="auto" was chosen by the size of a mirror, the run keeps the window that it began with, whatever mirror is here.
+        """
+        settings = state.get("settings") if isinstance(state, dict) else None
+        if any(map(is_mirrored, self.stores)) and self._is_auto and isinstance(settings, dict):
+            window = settings.get("window", "auto")
+            if window != self.plan.settings.window and (window == "auto" or type(window) is int):
+                self.plan = self.plan.changed(window=window)
+                fit_window(self.plan.settings, self.stores, None, self._rows_per_step)
+        super().load_state_dict(state)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)

@@ -252,7 +252,7 @@ def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None)
     """
     if isinstance(given, Tokenizer):
         return given.with_engine(fast=fast)
-    root = None if cache is None else str(cache.root)
+    root = None if cache is None else cache.where
     files: TokenizerFiles | None = None
     if hasattr(given, "backend_tokenizer"):
         files = from_transformers(given)
