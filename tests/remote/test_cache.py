@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,12 @@ from penstock.engines import LocalEngine
 from penstock.errors import PlanError, StoreError
 from penstock.store import Store, build
 from penstock.store.verify import verify
-from tests.remote.conftest import Put
+from tests.remote.conftest import Put, proxied
 from tests.remote.fault_proxy import FaultProxy
+from tests.remote.loose_store import LooseStore
 
 URL = "s3://bkt/cache"
-SHARED = ("shards", "stores", "digests", "facts")
+SHARED = ("shards", "stores", "digests", "facts", "offsets")
 
 Become = Callable[[str], Path]
 Build = Callable[..., Store]
@@ -67,12 +70,15 @@ def built(tmp_path: Path, tokenizer_path: Path) -> Build:
 @pytest.fixture
 def there(built: Build, put: Put, tmp_path: Path, machine: Become) -> Build:
     """The same store in a bucket that another machine has filled: a local cache, copied object by object."""
-    local = tmp_path / "local"
-    built(local)
+    built(tmp_path / "local")
+    upload(tmp_path / "local", put)
+    return lambda **options: built(URL, **options)
+
+
+def upload(local: Path, put: Put) -> None:
     for path in sorted(local.rglob("*")):
         if path.is_file() and path.relative_to(local).parts[0] in SHARED:
             put(f"cache/{path.relative_to(local)}", path.read_bytes())
-    return lambda **options: built(URL, **options)
 
 
 def objects(folder: str) -> dict[str, bytes]:
@@ -271,3 +277,87 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
         ps.Loader(store, **options, mirror_bytes=100)
     monkeypatch.setenv("PENSTOCK_MIRROR_BYTES", "50k")
     assert there().cache.budget == 50_000  # type: ignore[attr-defined]
+
+
+def test_an_old_listing_does_not_make_a_store_incomplete(
+    built: Build, put: Put, proxy: FaultProxy, machine: Become, tmp_path: Path
+) -> None:
+    assert Cache(URL).entries("shards") == []  # the answer that comes again
+    built(tmp_path / "local")
+    upload(tmp_path / "local", put)
+    proxy.fault("stale", "list-type", times=9)
+    proxy.log.clear()
+    store = built(URL)
+    assert store.manifest is not None
+    assert [path for method, path, *_ in proxy.log if method == "PUT"] == []
+    assert any(fault == "stale" for *_, fault in proxy.log)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_an_epoch_fetches_about_what_the_mirror_does_not_hold(there: Build, share: float) -> None:
+    store = there()
+    total = sum(entry.num_bytes for entry in store.manifest.shards)  # type: ignore[union-attr]
+    options: dict[str, Any] = {
+        "max_length": 64,
+        "output": "numpy",
+        "window": 1,
+        "block": 50,
+        "epochs": None,
+        "prefetch": 0,
+    }
+    loader = ps.Loader(store, batch_size=1, mirror_bytes=int(total * share), **options)
+    read = {}
+    for batch in loader:
+        epoch = loader.state_dict()["epoch"]
+        read.setdefault(epoch, loader.metrics.as_dict()["remote"]["bytes"])
+        if epoch == 4:
+            break
+        del batch
+    per_epoch = (read[4] - read[1]) / 3 / total
+    assert 1 - share - 0.1 < per_epoch < 1 - share + 0.25
+
+
+@pytest.fixture(params=["rclone", "a server of our own"])
+def loose(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A store that ignores conditional writes."""
+    if request.param != "rclone":
+        store = LooseStore()
+        with proxied(store.port, monkeypatch) as proxy:
+            yield proxy
+        store.stop()
+        return
+    (tmp_path / "served" / "bkt").mkdir(parents=True)
+    words = [
+        str(Path(sys.executable).with_name("rclone")),
+        "serve",
+        "s3",
+        str(tmp_path / "served"),
+        "--addr",
+        "127.0.0.1:0",
+    ]
+    environment = {**os.environ, "RCLONE_CONFIG": os.devnull}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr is not None
+        found = next(found for line in server.stderr if (found := re.search(r"127\.0\.0\.1:(\d+)", line)))
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        with proxied(int(found[1]), monkeypatch) as proxy:
+            yield proxy
+        server.terminate()
+
+
+def test_a_store_that_ignores_conditional_writes_is_noticed_once_and_still_right(
+    loose: FaultProxy, built: Build, machine: Become, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    built(tmp_path / "local", shard_rows=200)
+    with ThreadPoolExecutor(2) as pool:  # two builders at once, without claims
+        stores = list(pool.map(lambda _: built(URL, shard_rows=200), range(2)))
+    assert {store.fingerprint for store in stores} == {stores[0].fingerprint}
+    for folder in ("shards", "stores"):
+        assert objects(folder) == files(tmp_path / "local", folder)
+    assert not any("/claims/" in path and ".probe" not in path for _, path, *_ in loose.log)
+    caplog.clear()
+    assert Cache(URL).claims is None
+    assert "overwrites objects" not in caplog.text  # said before
+    machine("b")
+    assert Cache(URL).claims is None
+    assert caplog.text.count("this store overwrites objects") == 1

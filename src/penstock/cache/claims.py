@@ -155,9 +155,9 @@ def recall_result(key: str, cache: Cache) -> Any:
 
 def sweep_claims(cache: Cache) -> None:
     """Remove the claims of dead processes, and old results."""
-    if cache.claims is None:
-        return
     with contextlib.suppress(OSError, StoreError):
+        if cache.claims is None:
+            return
         for name in cache.names(_FOLDER):
             with contextlib.suppress(FileNotFoundError):
                 if Held(cache.claims.read(name).decode(errors="replace")).is_dead:

@@ -5,6 +5,7 @@ is replaced while it is read is an error, never a mixture.  Credentials, region 
 AZURE_…), as obstore reads them.
 """
 
+import contextlib
 import errno
 import fnmatch
 import re
@@ -217,9 +218,8 @@ class ObjectPlace:
         key = self._key(name)
 
         def get(obstore: Any, client: Any) -> bytes:
-            answer = obstore.get(
-                client, key, options={"range": (0, _MAX_REQUEST)}
-            )  # the answer says how long it is in all
+            # a range, as then the answer says how long the object is in all
+            answer = _get(obstore, client, key, {"range": (0, _MAX_REQUEST)}, whole=True)
             data = bytes(answer.bytes())
             self.num_bytes += len(data)
             if len(data) != answer.meta["size"]:
@@ -240,7 +240,7 @@ class ObjectPlace:
             options["if_match"] = version.etag
 
         def get(obstore: Any, client: Any) -> memoryview:
-            answer = obstore.get(client, key, options=options)
+            answer = _get(obstore, client, key, options, whole=(start, stop) == (0, version.size))
             if self._id(url, answer.meta) != version:  # a server may ignore the condition
                 raise Changed(errno.ESTALE, f"has {answer.meta['size']} bytes, ETag {answer.meta['e_tag']}", url)
             encoding = answer.attributes.get("Content-Encoding", "identity")
@@ -296,7 +296,8 @@ class ObjectPlace:
             if error.may_pass:  # else the store says that it cannot do it
                 raise
         finally:
-            self.remove(name)
+            with contextlib.suppress(RemoteError):  # a user may be allowed to write and not to remove
+                self.remove(name)
         return False
 
     def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
@@ -356,6 +357,16 @@ def _folders(path: str) -> Iterator[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
+
+
+def _get(obstore: Any, client: Any, key: str, options: dict[str, Any], *, whole: bool) -> Any:
+    """Ask for a range.  Some stores answer a range that is the whole object as if none was asked for: then none is."""
+    try:
+        return obstore.get(client, key, options=options)
+    except Exception as error:
+        if not whole or "non-partial" not in str(error):
+            raise
+        return obstore.get(client, key, options={name: value for name, value in options.items() if name != "range"})
 
 
 def _any(pages: Any) -> bool:
