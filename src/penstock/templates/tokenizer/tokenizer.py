@@ -263,7 +263,7 @@ def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None)
         return _open(None, f"object {digest(packed)}", packed, root, fast)
     if not isinstance(given, (str, os.PathLike)):
         raise TemplateError(f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer")
-    file = find_tokenizer(given)
+    file = find_tokenizer(given, cache)
     return _open(str(file), content_digest(file), b"", root, fast)
 
 
