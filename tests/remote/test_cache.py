@@ -199,7 +199,9 @@ def test_machines_prepare_one_store_together_and_one_is_killed(
     for folder in ("shards", "stores"):
         assert objects(folder) == files(tmp_path / "local", folder)
     uploads = [path for method, path, *_ in proxy.log if method == "PUT" and "/shards/" in path]
-    assert len(uploads) <= here.num_shards + 3  # claims: no shard is made twice, but those of the killed machine may be
+    assert (
+        len(uploads) < 2 * here.num_shards
+    )  # claims: each is made once, apart from what the killed machine was making
 
 
 def test_a_cold_machine_resumes_at_90_percent_and_reads_only_what_its_first_batch_needs(
@@ -273,7 +275,9 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
         PlanError, match=r"up to .* of shards are needed at once with window=8, .* set mirror_bytes=\d+"
     ):
         ps.Loader(store, **options, window=8, mirror_bytes=total // 2)
-    with pytest.raises(PlanError, match=r"with window=1, and the mirror may hold 100 bytes; set mirror_bytes=(\d+)"):
+    with pytest.raises(
+        PlanError, match=r"with window=1, and the mirror may hold 100 B; set mirror_bytes=(\d+) or more$"
+    ):
         ps.Loader(store, **options, mirror_bytes=100)
     monkeypatch.setenv("PENSTOCK_MIRROR_BYTES", "50k")
     assert there().cache.budget == 50_000  # type: ignore[attr-defined]
@@ -314,7 +318,7 @@ def test_an_epoch_fetches_about_what_the_mirror_does_not_hold(there: Build, shar
             break
         del batch
     per_epoch = (read[4] - read[1]) / 3 / total
-    assert 1 - share - 0.1 < per_epoch < 1 - share + 0.25
+    assert 1 - share - 0.1 < per_epoch < 1 - share + 0.15
 
 
 @pytest.fixture(params=["rclone", "a server of our own"])

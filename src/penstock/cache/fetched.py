@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from penstock.cache.cache import Cache
 from penstock.errors import SourceError
@@ -29,10 +31,13 @@ def fetch_folder(url: str, names: Sequence[str], cache: Cache | None = None) -> 
     folder = f"fetched/{key[:2]}/{key}"
     for name, file in found.items():
         if local.size(f"{folder}/{name}", hold=False) != file.size:
-            data = read_file(file)
-            local.publish(f"{folder}/{name}", lambda out, data=data: out.write(data), replace=True, hold=False)
+            local.publish(f"{folder}/{name}", partial(_copy, file), replace=True, hold=False)
     local.hold(folder)
     return local.path(folder)
+
+
+def _copy(file: FileId, out: IO[bytes]) -> None:
+    out.write(read_file(file))
 
 
 def _version(url: str) -> FileId | None:

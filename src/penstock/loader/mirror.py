@@ -22,6 +22,7 @@ from penstock.store.shards import shard_name
 from penstock.words import size as in_words
 
 _THREADS = 4
+_PART_OF_MIRROR = 16  # that shards for blocks after the next one may take from shards that are kept
 _JOIN_SECONDS = 5.0  # one that waits for the network longer ends by itself
 _HORIZON, _WEIGHTED_HORIZON = 1 << 16, 256  # blocks looked ahead; with weights, each costs the lengths of its samples
 _TOKENS_PER_SAMPLE = 512  # of a block, when mixing by tokens
@@ -103,7 +104,8 @@ def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int)
         if need > budget:
             return (
                 f"{where}: up to {in_words(need)} of shards are needed at once with window={settings.window!r}, and the mirror may "
-                f"hold {in_words(budget)}; set mirror_bytes={need} or more, or a smaller window="
+                f"hold {in_words(budget)}; set mirror_bytes={need} or more"
+                + (", or a smaller window=" if settings.shuffle and settings.window != 1 else "")
             )
     return ""
 
@@ -277,7 +279,11 @@ class Mirror:
         return None
 
     def _choose(self) -> Use | None:
-        """Return the next shard to fetch, for which there is room now; None until the reader comes to another block."""
+        """Return the next shard to fetch, for which there is room now; None until the reader comes to another block.
+
+        Free room is filled with whatever comes next.  Beyond it, only for the next block, or as much as a small part of the mirror holds: a
+        shard that is fetched early takes the place of one that a later epoch would find here.
+        """
         number, first = self._place
         while (block := self._future.block(number)) is not None:
             position, uses = block
@@ -286,7 +292,10 @@ class Mirror:
             for place in range(first, len(uses)):
                 cache, file = self._future.files[uses[place]]
                 if uses[place] not in self._busy and not cache.has_copy(file.name):
-                    has_room = cache.make_room(file.name, file.size or 0, before=float(number))
+                    may_remove = (
+                        number <= self._future.now + 1 or self._num_ahead(number) <= cache.budget // _PART_OF_MIRROR
+                    )
+                    has_room = cache.make_room(file.name, file.size or 0, before=float(number) if may_remove else inf)
                     self._place = (number, place + has_room)
                     if not has_room:
                         return None
@@ -295,3 +304,8 @@ class Mirror:
             number, first = number + 1, 0
             self._place = (number, first)
         return None
+
+    def _num_ahead(self, number: int) -> int:
+        """Bytes of the shards that blocks after the present one need, up to block `number`."""
+        blocks = self._future.blocks[self._future.now + 1 : number + 1]
+        return sum(self._future.files[use][1].size or 0 for use in {use for _, uses in blocks for use in uses})
