@@ -297,7 +297,7 @@ def test_an_old_listing_does_not_make_a_store_incomplete(
     assert any(fault == "stale" for *_, fault in proxy.log)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5])
+@pytest.mark.parametrize("share", [0.5, 0.75])
 def test_an_epoch_fetches_about_what_the_mirror_does_not_hold(there: Build, share: float) -> None:
     store = there()
     total = sum(entry.num_bytes for entry in store.manifest.shards)  # type: ignore[union-attr]
@@ -318,7 +318,8 @@ def test_an_epoch_fetches_about_what_the_mirror_does_not_hold(there: Build, shar
             break
         del batch
     per_epoch = (read[4] - read[1]) / 3 / total
-    assert 1 - share - 0.1 < per_epoch < 1 - share + 0.15
+    # Of 20 shards, up to 3 slots are for the present and the next block.  Least recently used would fetch 0.85 and 0.6 of the store.
+    assert 1 - share - 0.1 < per_epoch < 1 - share + 0.2
 
 
 @pytest.fixture(params=["rclone", "a server of our own"])
@@ -365,3 +366,25 @@ def test_a_store_that_ignores_conditional_writes_is_noticed_once_and_still_right
     machine("b")
     assert Cache(URL).claims is None
     assert caplog.text.count("this store overwrites objects") == 1
+
+
+def test_a_store_that_is_read_without_a_loader_keeps_to_the_budget(there: Build, built: Build, tmp_path: Path) -> None:
+    store, here = there(), built(tmp_path / "local")
+    most = 3 * max(entry.num_bytes for entry in store.manifest.shards)  # type: ignore[union-attr]
+    store.cache.mirror_bytes = most  # type: ignore[attr-defined]
+    for row in range(0, 1000, 25):
+        assert store[row].input_ids.tolist() == here[row].input_ids.tolist()
+        assert sum(store.cache.in_mirror().values()) <= most  # type: ignore[attr-defined]
+
+
+def test_a_state_that_does_not_fit_leaves_the_loader_as_it_was(there: Build) -> None:
+    store = there()
+    total = sum(entry.num_bytes for entry in store.manifest.shards)  # type: ignore[union-attr]
+    options: dict[str, Any] = {"batch_size": 2, "max_length": 64, "output": "numpy", "block": 64}
+    state = ps.Loader(store, **options, mirror_bytes=total).state_dict()
+    small = ps.Loader(there(), **options, mirror_bytes=total // 2)
+    before = small.plan.fingerprint
+    with pytest.raises(PlanError, match="needed at once with window='auto'"):
+        small.load_state_dict(state)
+    assert small.plan.fingerprint == before
+    assert len(list(small)) == len(small)

@@ -99,8 +99,7 @@ class Cache:
         verify: bool | None = None,
     ) -> None:
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
-        if not is_remote(getattr(self, "where", "")):
-            self.where = str(self.root)
+        self.where = str(self.root)
         given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
         self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
         self.verify = _environment_flag("PENSTOCK_VERIFY") if verify is None else verify

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -92,11 +93,11 @@ class RemoteCache(Cache):
         verify: bool | None = None,
         mirror_bytes: int | None = None,
     ) -> None:
-        self.where = os.fspath(root or os.environ["PENSTOCK_CACHE"]).rstrip("/")
-        if self.where.partition("://")[0] not in BUCKETS:
-            raise StoreError(f"{self.where}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
-        self.bucket = Bucket(self.where)
-        super().__init__(_mirror_root(self.where), max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
+        url = os.fspath(root or os.environ["PENSTOCK_CACHE"]).rstrip("/")
+        if url.partition("://")[0] not in BUCKETS:
+            raise StoreError(f"{url}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
+        super().__init__(_mirror_root(url), max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
+        self.where, self.bucket = url, Bucket(url)
         if self.max_bytes is not None:
             raise StoreError(
                 f"{self.where}: PENSTOCK_CACHE_MAX is for a local cache, and objects of a bucket are not pruned; unset it, and limit the "
@@ -106,6 +107,7 @@ class RemoteCache(Cache):
         self.mirror_bytes = parse_size(given) if mirror_bytes is None and given else mirror_bytes
         self.next_use: NextUse | None = None  # set while a Loader reads: which shard it needs when
         self.stalls, self.stall_seconds = 0, 0.0  # fetches that a reader waited for
+        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()  # stores that keep shards open
         self._is_direct = False  # read from the bucket, whatever the mirror has
         self._coming: dict[str, int] = {}  # bytes of shards that are being fetched
 
@@ -313,17 +315,24 @@ class RemoteCache(Cache):
             if excess <= 0:
                 self._coming[name] = size
                 return True
-            order = list(present)
-            unknown = {each: float(len(order) - place) for place, each in enumerate(order)}  # the least recently used
-            next_use = self.next_use or unknown.__getitem__
-            found = choose_victims(present, next_use, kept=self.held() | {name}, excess=excess, before=before)
+            found = self._victims(present, name, excess, before)
             if found is None and before >= 0:
                 return False
-            everything = [each for each in order if each not in self.held() and each != name]
-            for victim in everything if found is None else found:
+            if found is None:  # a reader waits: shards that are open, but not in use, can be opened again
+                for store in self.readers:
+                    store.close_shards(keep=lambda key: False)
+                found = self._victims(present, name, excess, before)
+            for victim in found or ():
                 self.place.remove(victim)
             self._coming[name] = size
             return found is not None
+
+    def _victims(self, present: dict[str, int], name: str, excess: int, before: float) -> list[str] | None:
+        age = {
+            each: float(len(present) - place) for place, each in enumerate(present)
+        }  # without a plan, the oldest first
+        next_use = self.next_use or age.__getitem__
+        return choose_victims(present, next_use, kept=self.held() | {name}, excess=excess, before=before)
 
     def discard(self, name: str) -> Discarded:
         if _kind(name) == "local":

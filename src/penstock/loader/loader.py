@@ -16,7 +16,7 @@ from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_tensors, require_torch, split_options
 from penstock.loader.media import open_media
-from penstock.loader.mirror import Traffic, fit_window, is_mirrored, open_mirror, steps_at_once
+from penstock.loader.mirror import Traffic, check_window, fit_window, is_mirrored, open_mirror, steps_at_once
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
@@ -357,9 +357,14 @@ class Loader(Run):
         if any(map(is_mirrored, self.stores)) and self._is_auto and isinstance(settings, dict):
             window = settings.get("window", "auto")
             if window != self.plan.settings.window and (window == "auto" or type(window) is int):
-                self.plan = self.plan.changed(window=window)
-                fit_window(self.plan.settings, self.stores, None, self._rows_per_step)
-        super().load_state_dict(state)
+                before, self.plan = self.plan, self.plan.changed(window=window)
+                try:
+                    check_window(self.plan.settings, self.stores, self._rows_per_step)
+                    return super().load_state_dict(state)
+                except PlanError:
+                    self.plan = before
+                    raise
+        return super().load_state_dict(state)
 
     def _lengths(self, source: int, samples: Ints) -> Ints:
         lengths: Ints = self.stores[source].lengths_of(samples)

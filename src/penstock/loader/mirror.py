@@ -90,9 +90,14 @@ def fit_window(
         windows = (replace(settings, window=window) for window in _WINDOWS)
         settings = next((each for each in windows if not _too_small(each, stores, rows)), replace(settings, window=1))
         _log.info("window: auto is %d shards, which fit into the mirror", settings.window)
-    if found := _too_small(settings, stores, max(rows, rows_per_step)):
-        raise PlanError(found)
+    check_window(settings, stores, rows_per_step)
     return settings
+
+
+def check_window(settings: PlanSettings, stores: Sequence[Any], rows_per_step: int) -> None:
+    """Refuse a window that the mirror cannot hold."""
+    if found := _too_small(settings, stores, max(settings.block // _PART_OF_BLOCK, rows_per_step)):
+        raise PlanError(found)
 
 
 def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int) -> str:
