@@ -28,7 +28,10 @@ _log = logging.getLogger("penstock")
 _SAMPLED = 200  # rows that a template is detected from
 
 _Progress = str | Callable[["Progress"], object]
-_CacheDir = Annotated[str | os.PathLike[str] | None, "the cache; else PENSTOCK_CACHE, else the platform's folder"]
+_CacheDir = Annotated[
+    str | os.PathLike[str] | None,
+    "the cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's folder",
+]
 
 
 def open(
@@ -67,7 +70,7 @@ def open(
 def prepare(
     place: Any,
     *,
-    tokenizer: Annotated[Any, "a folder, a tokenizer.json, or a name on the hub"] = None,
+    tokenizer: Annotated[Any, "a folder, a tokenizer.json, a URL of one of these, or a name on the hub"] = None,
     template: Annotated[str | Template, "how records become samples; auto detects it from the data"] = "auto",
     name: str | None = None,
     cache_dir: _CacheDir = None,

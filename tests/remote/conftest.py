@@ -1,5 +1,6 @@
 """A store on this machine (moto), a fault proxy in front of it, and the environment that points there and nowhere else."""
 
+import contextlib
 import logging
 import urllib.request
 import warnings
@@ -41,12 +42,10 @@ def s3_port() -> Iterator[int]:
     server.stop()
 
 
-@pytest.fixture
-def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """An empty bucket `bkt` behind a proxy, with the environment of a user who has access to it."""
-    ask(s3_port, "/moto-api/reset", "POST")
-    ask(s3_port, "/bkt", "PUT")
-    proxy = FaultProxy(s3_port)
+@contextlib.contextmanager
+def proxied(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy in front of a store, with the environment of a user who has access to it."""
+    proxy = FaultProxy(port)
     for name, value in {
         "AWS_ENDPOINT_URL": proxy.url,
         "AWS_ACCESS_KEY_ID": "x",
@@ -62,6 +61,15 @@ def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]
     yield proxy
     place_of.cache_clear()
     proxy.stop()
+
+
+@pytest.fixture
+def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """An empty bucket `bkt` behind a proxy."""
+    ask(s3_port, "/moto-api/reset", "POST")
+    ask(s3_port, "/bkt", "PUT")
+    with proxied(s3_port, monkeypatch) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -4,18 +4,28 @@
 """
 
 import hashlib
+import json
 import os
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import penstock as ps
+from penstock.api import choose_template
+from penstock.cache import Cache
+from penstock.engines import LocalEngine
 from penstock.places.files import find, identify, open_file, open_place, read
+from penstock.store import Store, build
+from penstock.store.verify import verify
 from tests.remote.conftest import Put
 from tests.remote.fault_proxy import FaultProxy
 
+OPTIONS: dict[str, Any] = {"batch_size": 2, "max_length": 32, "output": "numpy", "window": 1, "block": 40}
 FAULTS = 20_000 if os.environ.get("PENSTOCK_SOAK") else 2_000
 THREADS = 12
 
@@ -63,7 +73,7 @@ def test_no_byte_is_wrong_under_faults(put: Put, proxy: FaultProxy, monkeypatch:
                 assert file.read(start, stop) == data[start:stop]
         return 1
 
-    assert _until(proxy, FAULTS * 3 // 4, check) > 100
+    assert _until(proxy, FAULTS * 6 // 10, check) > 100
     assert len(proxy.injected) > 5  # of many kinds
 
 
@@ -84,7 +94,39 @@ def test_no_object_is_lost_or_half_written_under_faults(proxy: FaultProxy, monke
         written[url] = data
         return 1
 
-    assert _until(proxy, FAULTS // 4, write) > 50
+    assert _until(proxy, FAULTS * 2 // 10, write) > 50
     proxy.chance(0)
     assert sorted(file.path for file in place.scan("s3://bkt/shards")) == sorted(written)
     assert all(place.read(url) == data for url, data in written.items())
+
+
+@pytest.mark.timeout(1800)
+def test_no_shard_is_lost_or_wrong_when_a_store_is_made_and_read_under_faults(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "40")
+    monkeypatch.setenv("PENSTOCK_REMOTE_TIMEOUT", "2")
+    monkeypatch.setenv("PENSTOCK_REMOTE_WAIT", "0.001")
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": f"the fox jumps over {n} dogs"}) + "\n" for n in range(400)))
+
+    def built(where: Any) -> Store:
+        source = ps.open(str(data), cache_dir=where)
+        template = choose_template(source, "text", tokenizer_path, {}, facts=None)
+        return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=40)
+
+    here, round_ = built(tmp_path / "local"), 0
+    expected = [batch["input_ids"].tolist() for batch in ps.Loader(here, **OPTIONS)]
+    proxy.chance(0.5, seed=3, stalls=4)
+    while proxy.injected.total() < FAULTS * 2 // 10:
+        round_ += 1
+        url = f"s3://bkt/round-{round_}"
+        for machine in ("makes", "reads"):
+            monkeypatch.setenv("PENSTOCK_MIRROR", str(tmp_path / f"{machine}-{round_}"))
+            store = built(url)
+            assert store.fingerprint == here.fingerprint
+        assert store.manifest is not None
+        most = sum(entry.num_bytes for entry in store.manifest.shards) * 6 // 10
+        assert [batch["input_ids"].tolist() for batch in ps.Loader(store, mirror_bytes=most, **OPTIONS)] == expected
+        assert verify(store).is_whole
+    assert round_ > 1

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.cache import Cache
-from penstock.errors import RecipeError, SourceChanged, SourceError, StoreError, TemplateError
+from penstock.errors import SourceChanged, SourceError
 from penstock.places.files import exists, find, identify, is_folder, open_file, open_place, read
-from penstock.templates.tokenizer.files import find_tokenizer
 from penstock.testing import check_place
 from tests.remote.conftest import Put
 from tests.remote.fault_proxy import FaultProxy
@@ -197,7 +194,7 @@ def test_a_large_object_is_written_in_parts_and_is_whole_or_absent(
     proxy.rules.clear()
     assert place.create("s3://bkt/x", lambda file: file.write(data)) == len(data)
     assert sum("partNumber" in path and method == "PUT" for method, path, _, _ in proxy.log) >= 5
-    assert place.read("s3://bkt/x") == data
+    assert place.read("s3://bkt/x") == place.read_now("s3://bkt/x") == data
 
 
 def test_secrets_are_not_in_a_pickle(proxy: FaultProxy, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,22 +222,6 @@ def test_a_process_that_was_forked_after_a_request_is_refused_and_does_not_hang(
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "was forked from one that has read from a remote place" in done.stdout and "spawn" in done.stdout
-
-
-def test_a_cache_a_tokenizer_and_a_recipe_are_local_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match="s3://bkt/cache: a cache is a local folder"):
-        Cache("s3://bkt/cache")
-    with pytest.raises(
-        TemplateError, match="s3://bkt/tokenizer: a tokenizer is a local folder or a name on the hub; download"
-    ):
-        find_tokenizer("s3://bkt/tokenizer")
-    with pytest.raises(RecipeError, match="a recipe is a local file; download it"):
-        ps.load("s3://bkt/recipe.yaml")
-    monkeypatch.setenv("PENSTOCK_CACHE", "gs://bkt/cache")
-    with pytest.raises(StoreError, match="gs://bkt/cache: a cache is a local folder"):
-        Cache()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_credentials_are_said_to_be_missing(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:

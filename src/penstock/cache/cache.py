@@ -3,7 +3,8 @@
 Names say what a file is made of, so two writers of one name write the same bytes, and correctness needs no lock.
 
 Environment, read when a Cache is made; arguments come first:
-PENSTOCK_CACHE               the folder
+PENSTOCK_CACHE               the folder, or a URL in a bucket
+PENSTOCK_MIRROR              for a cache in a bucket, the folder of local copies; PENSTOCK_MIRROR_BYTES limits its shards
 PENSTOCK_CACHE_MAX           how many bytes it may hold, such as 200G; the least recently used files go first
 PENSTOCK_ALLOW_SHARED_CACHE  1: use a folder that others own or can write to
 PENSTOCK_VERIFY              1: check the digest of a shard whenever it is opened
@@ -17,7 +18,7 @@ import shutil
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from penstock.errors import StoreError
 from penstock.places.files import is_remote
 from penstock.places.folder import Folder
 from penstock.places.place import FileId
+from penstock.places.requests import RemoteError
 
 _Data = TypeVar("_Data")
 
@@ -62,12 +64,31 @@ class Entry(NamedTuple):
     used: float  # when it was made or last used: seconds, by the clock of the file system
 
 
+class Fetch(NamedTuple):
+    """A published file that is needed on this machine, with what is known of its content."""
+
+    name: str
+    size: int | None = None
+    digest: str | None = None
+
+
 class Cache:
     """One folder of published files.  A name is a relative path such as `shards/9c/9c1e….arrow`.
 
     max_bytes: what it may hold, enforced when a store is finished.  verify: check what is read against its digest.
     allow_shared: use the folder although others own it or can write to it.  None: as the environment says.
     """
+
+    where: str  # the folder or URL, to be shown, and to open the same cache in another process
+    is_remote = False
+
+    def __new__(cls, root: str | os.PathLike[str] | None = None, **_: Any) -> "Cache":
+        """Of a URL, make a RemoteCache."""
+        if cls is Cache and is_remote(root or os.environ.get("PENSTOCK_CACHE", "")):
+            from penstock.cache.remote import RemoteCache
+
+            return super().__new__(RemoteCache)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -77,12 +98,8 @@ class Cache:
         allow_shared: bool | None = None,
         verify: bool | None = None,
     ) -> None:
-        if is_remote(root or os.environ.get("PENSTOCK_CACHE", "")):
-            where = root or os.environ["PENSTOCK_CACHE"]
-            raise StoreError(
-                f"{where}: a cache is a local folder, as its files are memory-mapped; data may be read from a URL"
-            )
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
+        self.where = str(self.root)
         given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
         self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
         self.verify = _environment_flag("PENSTOCK_VERIFY") if verify is None else verify
@@ -113,6 +130,25 @@ class Cache:
                 self.hold(name)
             return size
         return None
+
+    def sizes(self, names: Collection[str]) -> dict[str, int | None]:
+        """Return the bytes of several files, None for those that are missing; none is held."""
+        return {name: self.size(name, hold=False) for name in names}
+
+    @property
+    def claims(self) -> Any:
+        """The place where processes claim what they make; None where a claim means nothing."""
+        return self.place
+
+    def fetch_all(self, files: "Collection[Fetch]") -> None:
+        """Bring published files to this machine.  Those of a local cache are here."""
+
+    def keep_open(self, name: str, holder: object) -> None:
+        """Keep a file of the mirror from removal until `holder` is gone; a local cache has no mirror."""
+
+    def published(self) -> "Cache":
+        """Return this cache as other machines see it, without a mirror."""
+        return self
 
     def names(self, folder: str) -> list[str]:
         """Return the published files of a folder, sorted.  On a network, a listing is fresh where a lookup may not be."""
@@ -252,10 +288,12 @@ class Discarded:
 
 
 @contextlib.contextmanager
-def explained(doing: str, path: Path) -> Iterator[None]:
+def explained(doing: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError into a StoreError: what was tried, where, why it failed, what to do."""
     try:
         yield
+    except RemoteError as error:  # its text says what to do
+        raise StoreError(f"cannot {doing} {path}: {error.strerror}") from error
     except OSError as error:
         is_gone = error.errno == errno.ENOENT and doing == "write"  # the folder was removed, or is a dangling link
         advice = _ADVICE.get(0 if is_gone else error.errno or 0, f"check the folder, or {_ELSEWHERE}")
@@ -263,8 +301,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def default_root() -> Path:
-    """PENSTOCK_CACHE, else the platform's folder for caches."""
-    if given := os.environ.get("PENSTOCK_CACHE"):
+    """PENSTOCK_CACHE if it is a local folder, else the platform's folder for caches."""
+    if (given := os.environ.get("PENSTOCK_CACHE")) and not is_remote(given):
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "penstock"

@@ -22,6 +22,7 @@ from typing import Any
 from penstock.cache.cache import Cache
 from penstock.cache.locks import Owner
 from penstock.errors import StoreError
+from penstock.fingerprint import fingerprint
 
 STALE_SECONDS = 60.0  # without a beat, the claim of another machine counts for nothing
 _BEAT_SECONDS = 5.0
@@ -73,13 +74,15 @@ class Claim:
         if self._name:
             with contextlib.suppress(OSError, StoreError):
                 if (held := _read(self._cache, self._name)) is not None and held.owner == Owner.me():  # not taken over
-                    self._cache.place.remove(self._name)
+                    self._cache.claims.remove(self._name)
 
 
 def take_claim(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | Held:
     """Claim what a key names, or return the claim of another process.  One that is dead, or still as `stale`, is taken over."""
     name = f"{_FOLDER}/{key}"
     try:
+        if cache.claims is None:
+            return Claim(cache)
         while True:
             with contextlib.suppress(FileExistsError):
                 _write(cache, name)
@@ -91,7 +94,7 @@ def take_claim(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | 
             if held is not None:  # else it was released meanwhile
                 return held
     except (OSError, StoreError) as error:
-        _log.debug("%s: claims cannot be made there (%s)", cache.root, error)
+        _log.debug("%s: claims cannot be made there (%s)", cache.where, error)
         return Claim(cache)
 
 
@@ -134,7 +137,7 @@ def sees_claim(key: str, cache: Cache) -> bool:
 
 def publish_result(key: str, value: Any, cache: Cache) -> None:
     """Tell other processes of this machine what this one has made, so that they need not read it, as long as this one runs."""
-    text = f"{Owner.me()} {json.dumps(value)}"
+    text = f"{Owner.me()} {fingerprint(value)} {json.dumps(value)}"
     with contextlib.suppress(StoreError):
         cache.publish(f"{RESULTS}/{key}", lambda file: file.write(text.encode()), replace=True, hold=False)
 
@@ -142,34 +145,41 @@ def publish_result(key: str, value: Any, cache: Cache) -> None:
 def recall_result(key: str, cache: Cache) -> Any:
     """What another process has published about a key; None unless that process is seen to run, here and now.
 
-    Of another machine nobody knows that, nor of this one before it was started again: its files may have been damaged since.
+    It is not known whether a process of another machine runs, nor one of this machine before its last start: files may have been damaged
+    since.  Objects of a bucket do not change, and are checked when they are fetched: there every result counts.
     """
     with contextlib.suppress(OSError, StoreError, ValueError):
-        held = Held(cache.place.read(f"{RESULTS}/{key}").decode())
-        if held.owner not in (None, Owner.me()) and held.owner.is_here and not held.is_dead:
-            return json.loads(held.text.partition(" ")[2])
+        held = Held(cache.read(f"{RESULTS}/{key}").decode())
+        is_running = held.owner not in (None, Owner.me()) and held.owner.is_here and not held.is_dead
+        if is_running or cache.claims is not cache.place:
+            _, check, text = held.text.split(" ", 2)
+            if fingerprint(value := json.loads(text)) == check:
+                return value
     return None
 
 
 def sweep_claims(cache: Cache) -> None:
     """Remove the claims of dead processes, and old results."""
     with contextlib.suppress(OSError, StoreError):
+        if cache.claims is None:
+            return
         for name in cache.names(_FOLDER):
             with contextlib.suppress(FileNotFoundError):
-                if Held(cache.place.read(name).decode(errors="replace")).is_dead:
-                    cache.place.remove(name)
+                if Held(cache.claims.read(name).decode(errors="replace")).is_dead:
+                    cache.claims.remove(name)
     with contextlib.suppress(OSError, StoreError):
         oldest = cache.now() - _RESULT_SECONDS
         for entry in cache.entries(RESULTS):
             if entry.used < oldest:
-                cache.place.remove(entry.name)
+                cache.claims.remove(entry.name)
 
 
 def _read(cache: Cache, name: str) -> Held | None:
     """None where it was released meanwhile.  The listing makes a network file system forget what it knew of the file."""
     try:
-        cache.place.entries(_FOLDER)
-        return Held(cache.place.read(name).decode(errors="replace"))
+        if cache.claims is cache.place:
+            cache.place.entries(_FOLDER)
+        return Held(cache.claims.read(name).decode(errors="replace"))
     except FileNotFoundError:
         return None
 
@@ -177,4 +187,4 @@ def _read(cache: Cache, name: str) -> Held | None:
 def _write(cache: Cache, name: str, *, beat: int = 0, replace: bool = False) -> None:
     """Write a claim.  No two have the same text, so that two threads of a process cannot both create one."""
     text = f"{Owner.me()} {beat} {os.urandom(4).hex()} {platform.node()}"
-    cache.place.create(name, lambda file: file.write(text.encode()), replace=replace)
+    cache.claims.create(name, lambda file: file.write(text.encode()), replace=replace)

@@ -162,7 +162,7 @@ def prepare(request: Request, refresh: bool, status: bool, megatron: Path | None
     for files in written:
         lost = f", {files.untrained:,} of them not trained by the recipe" if files.untrained else ""
         screen.say(f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}")
-    screen.note(f"in {stores[0][2].cache.root}")
+    screen.note(f"in {stores[0][2].cache.where}")
 
 
 def _show_status(request: Request) -> None:

@@ -33,7 +33,7 @@ def ls(cache_dir: str | None, json: bool) -> None:
     cache = Cache(cache_dir)
     listing = list_stores(cache)
     if json:
-        screen.as_json({"root": str(cache.root), **asdict(listing)})
+        screen.as_json({"root": cache.where, **asdict(listing)})
         return
     rows = []
     for info in listing.stores:
@@ -44,7 +44,7 @@ def ls(cache_dir: str | None, json: bool) -> None:
     if rows:
         screen.table(["store", "data", "#rows", "#tokens", "#size", "last used", ""], rows)
     unfinished = f", {listing.num_unfinished:,} shards of unfinished stores" if listing.num_unfinished else ""
-    screen.note(f"{cache.root}: {len(rows)} stores{unfinished}, {size(listing.num_bytes)}")
+    screen.note(f"{cache.where}: {len(rows)} stores{unfinished}, {size(listing.num_bytes)}")
 
 
 @click.command
@@ -144,7 +144,7 @@ def verify(stores: tuple[str, ...], every: bool, cache_dir: str | None, json: bo
     if json:
         screen.as_json([{**asdict(report), "is_whole": report.is_whole} for report in reports])
     elif not reports:
-        screen.say(f"no stores in {cache.root}")
+        screen.say(f"no stores in {cache.where}")
     if not all(report.is_whole for report in reports):
         raise Exit(1)
 
@@ -178,5 +178,5 @@ def _find_stores(name: str, cache_dir: str | None) -> "Iterator[tuple[str, Cache
     answers = [pair for part in recipe.parts for pair in why_recipe(recipe, part=part).items()]
     for data_set, answer in answers:
         if not answer.is_hit:
-            raise StoreError(f"{name}: {data_set!r} is not prepared in {cache.root}; run: penstock prepare {name}")
+            raise StoreError(f"{name}: {data_set!r} is not prepared in {cache.where}; run: penstock prepare {name}")
     yield from ((store, cache) for store in dict.fromkeys(answer.store for _, answer in answers))

@@ -90,8 +90,9 @@ def media_of(store: Any, sample: int) -> list[MediaItem]:
 class Metrics:
     """What this rank was given since its Loader was made, how long it waited, and what all ranks were given in the last step."""
 
-    def __init__(self, names: list[str], max_length: int) -> None:
-        self._names, self._max_length = names, max_length
+    def __init__(self, names: list[str], max_length: int, traffic: Any = None) -> None:
+        """traffic: counts what is read of stores in buckets."""
+        self._names, self._max_length, self._traffic = names, max_length, traffic
         self._tokens = np.zeros(len(names), np.int64)  # per source
         self._samples = self._rows = self._padding_rows = self._trained = self._steps = 0
         self._shortest, self._longest = 0, 0
@@ -159,4 +160,5 @@ class Metrics:
                 "cost": asdict(self._last.cost if self._last else _NO_STEP),
                 "slowest": self._slowest / self._steps if self._steps else 1.0,
             },
+            **({"remote": self._traffic.as_dict()} if self._traffic else {}),
         }

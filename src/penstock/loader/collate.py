@@ -184,6 +184,8 @@ class Collator:
             store = self._stores[source]
             numbers, local = store.locate(spans["sample"] if chosen is None else spans["sample"][chosen])
             order = np.argsort(numbers, kind="stable")
+            if store.cache.is_remote:
+                store.want(np.unique(numbers).tolist())
             for first, last in pairwise(np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()):
                 places = order[first:last]
                 tokens = store.tokens(int(numbers[places[0]]))

@@ -45,6 +45,10 @@ class LoaderSettings:
         "bytes of decoded media made ahead, at most, in this process or in each worker; a step that has more is made alone",
         1 << 30, whole=True, least=0,
     )  # fmt: skip
+    mirror_bytes: int | None = setting(
+        "of a cache in a bucket, bytes of shards kept on this machine; else PENSTOCK_MIRROR_BYTES, else 10 % of the free disk",
+        None, choices=(None,), whole=True, least=1,
+    )  # fmt: skip
     per_epoch: bool = setting(
         "an iteration ends with its epoch, for trainers that loop over epochs", False, choices=(True, False)
     )

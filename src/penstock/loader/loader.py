@@ -18,6 +18,15 @@ from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import LoaderSettings, as_jax, as_tensors, check_output, require_torch, split_options
 from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.media import MediaStage, open_media
+from penstock.loader.mirror import (
+    Traffic,
+    check_window,
+    fit_window,
+    is_mirrored,
+    open_mirror,
+    saved_window,
+    steps_at_once,
+)
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
@@ -70,6 +79,7 @@ class Loader(Changing):
         workers: int = 0,
         media_threads: int = 4,
         media_bytes: int = 1 << 30,
+        mirror_bytes: int | None = None,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
         schedule: str | None = None,
@@ -80,7 +90,7 @@ class Loader(Changing):
         """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
         asked = LoaderSettings(
             batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, media_threads=media_threads,
-            media_bytes=media_bytes, per_epoch=per_epoch, skip=skip, schedule=schedule, anneal=anneal,
+            media_bytes=media_bytes, mirror_bytes=mirror_bytes, per_epoch=per_epoch, skip=skip, schedule=schedule, anneal=anneal,
         )  # fmt: skip
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
         self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
@@ -99,9 +109,11 @@ class Loader(Changing):
         self._asked = asked
         self._open_media(names, self.stores)
         self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
+        self._is_auto = settings.window == "auto"
+        settings = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
         self.plan = self._tabled_plan(names, settings, tables, asked.schedule)
         guard_trainers()
-        self.metrics = Metrics(names, settings.max_length)
+        self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
 
@@ -265,7 +277,9 @@ class Loader(Changing):
         """
         start, end = cursor.position, self.loop_end(cursor)
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
-        numbered = enumerate(with_hints(steps, self.plan, self.stores, start), start=cursor.step)
+        mirror = open_mirror(self.plan, self.stores, start, end)
+        hinted = with_hints(steps, self.plan, self.stores, start, mirror)
+        numbered = enumerate(hinted, start=cursor.step)
         kept = ((number, step) for number, step in numbered if number not in self._skip)
         collate = self.make_collator()
         converted = self.convert if self.media is None else dict
@@ -279,6 +293,8 @@ class Loader(Changing):
                 ]
                 made.clear()  # keep no reference: memory that the consumer releases can be used again
                 yield batches
+            if mirror is not None:
+                mirror.release()
 
     def made_by_worker(self, cursor: Cursor, *, passed: int, every: int) -> Generator[tuple[Batch, Step], None, None]:
         """Yield the batches that one of `every` workers makes, one after another."""
@@ -299,10 +315,13 @@ class Loader(Changing):
         return self.media.ahead(made, steps=steps, finish=finish)
 
     def _most_at_once(self) -> int:
-        """Return how many steps are looked up together; from a store that is being made, only the next one."""
+        """Return how many steps are looked up together: of a store that is being made one, of one in a bucket a small part of a block."""
+        settings = self.plan.settings
         most = self._collator.steps_at_once(
-            self.stores, self.batch_size, self.plan.settings.max_length, self._users_collate, self._prefetch
+            self.stores, self.batch_size, settings.max_length, self._users_collate, self._prefetch
         )
+        if any(map(is_mirrored, self.stores)):
+            most = min(most, steps_at_once(settings, self._rows_per_step))
         return 1 if self._is_incomplete else max(1, min(_MOST_STEPS, most))
 
     def make_collator(self) -> Any:
@@ -366,6 +385,21 @@ class Loader(Changing):
             if tail == "pad" or part.epoch + 1 == end:
                 rows = part.carried + part.num_rows
                 check_tail(self.kind, tail, rows, per_step=self._rows_per_step, world_size=self.world.size)
+
+    def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
+        """Go to where a state was taken, with any number of ranks and any batch size.
+
+        Where window="auto" was chosen by the size of a mirror, the run keeps the window that it began with, whatever mirror is here.
+        """
+        before, window = self.plan, saved_window(state, self.stores) if self._is_auto else None
+        try:
+            if window not in (None, before.settings.window):
+                self.plan = before.changed(window=window)
+                check_window(self.plan.settings, self.stores, self._rows_per_step)
+            super().load_state_dict(state, changes=changes)
+        except PlanError:
+            self.plan = before
+            raise
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)

@@ -107,17 +107,28 @@ def _take(made: Iterator[Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def with_hints(steps: Iterator[Step], plan: Plan, stores: Sequence[Any], start: Position) -> Iterator[Step]:
-    """Yield `steps`, which begin at `start`; before each block, stores that are being made are asked for its shards first."""
+def with_hints(
+    steps: Iterator[Step], plan: Plan, stores: Sequence[Any], start: Position, mirror: Any = None
+) -> Iterator[Step]:
+    """Yield `steps`, which begin at `start`; before each block, stores that are being made are asked for its shards first.
+
+    mirror: learns which block is read.
+    """
     known = None
-    while True:
-        if (start.epoch, start.block) != known:
-            known = (start.epoch, start.block)
-            _hint(plan, stores, start)
-        if (step := next(steps, None)) is None:
-            return
-        start = step.after
-        yield step
+    try:
+        while True:
+            if (start.epoch, start.block) != known:
+                known = (start.epoch, start.block)
+                _hint(plan, stores, start)
+                if mirror is not None:
+                    mirror.begin_block(start)
+            if (step := next(steps, None)) is None:
+                return
+            start = step.after
+            yield step
+    finally:
+        if mirror is not None:
+            mirror.close()
 
 
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch
 from penstock.loader.layout import pin
+from penstock.loader.mirror import is_mirrored
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.plan.plan import Step
 
@@ -43,6 +44,11 @@ def _refuse_stacking(batches: list[Batch], **_: Any) -> Any:
 default_collate_fn_map[Batch] = _refuse_stacking
 
 
+def start_method(loader: "Loader") -> str | None:
+    """How workers start; None is torch's choice.  This process has made requests to a bucket, so a forked worker could make none."""
+    return "spawn" if any(map(is_mirrored, loader.stores)) else None
+
+
 class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
     """The batches of a loader as a dataset, for torch's DataLoader (batch_size=None) and torchdata's StatefulDataLoader.
 
@@ -61,7 +67,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
         # number in that worker, the calls of set_epoch before it, and its cursor (epoch, block, row, rows, step, pass_step).
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()
         self._begun = torch.full((9,), -1, dtype=torch.int64).share_memory_()
-        self._lock = multiprocessing.get_context().Lock()
+        self._lock = multiprocessing.get_context(start_method(loader)).Lock()
         self._loops = 0  # iterations begun in this process
 
     def set_epoch(self, epoch: int) -> None:
@@ -117,7 +123,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = self._lock or multiprocessing.get_context().Lock()
+        self._lock = self._lock or multiprocessing.get_context(start_method(self.loader)).Lock()
 
 
 class _Share(Iterator[Any]):
@@ -163,6 +169,7 @@ def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generato
         batch_size=None,
         num_workers=workers,
         prefetch_factor=max(ahead, 1),
+        multiprocessing_context=start_method(loader),
         worker_init_fn=partial(settle, owner=os.getpid()),
         collate_fn=_as_it_is,
         generator=torch.Generator(),  # its seeds are not taken from the trainer's random numbers

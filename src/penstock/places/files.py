@@ -51,6 +51,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return "://" in text and bool(_SCHEME.match(text))
 
 
+def is_web(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is on a web server, which lists nothing."""
+    return os.fspath(path).startswith(("http://", "https://"))
+
+
 def is_on_disk(path: str | os.PathLike[str]) -> bool:
     """Return whether an open file of this place is a local one, so that it can be mapped; the hub's files are downloaded whole."""
     return not is_remote(path) or os.fspath(path).startswith("hf://")

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fnmatch
 import re
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,6 +16,7 @@ from functools import lru_cache, partial
 from typing import IO, Any, Literal, TypeVar
 
 from penstock.errors import SourceChanged, SourceError
+from penstock.places.object_file import AHEAD, ObjectFile, changes_named
 from penstock.places.place import FileId
 from penstock.places.requests import (
     Changed,
@@ -34,11 +34,8 @@ from penstock.places.requests import (
 _Answer = TypeVar("_Answer")
 
 _MAGIC = re.compile(r"[*?[]")
-_FIRST_AHEAD, _MAX_AHEAD = 1 << 16, 1 << 22  # bytes read ahead: times 4 if a read goes on where the last one ended
 _MAX_REQUEST = 1 << 24  # bytes of one request
-_MAX_MAP = 1 << 26  # bytes of an object that `map` holds in memory
 _PART, _MULTIPART = 1 << 23, 1 << 25  # bytes of a part of an upload; objects above the second have parts
-_PROVEN_SECONDS = 10.0  # so long a read of a version proves that it is the present one
 _CREATE_TRIES = 4
 _NOT_ENCODED, _COMPRESSED = ("", "identity", "aws-chunked"), (".gz", ".tgz", ".zst", ".bz2", ".xz")
 _WEB = ("http", "https")
@@ -85,6 +82,8 @@ class ObjectPlace:
         self._scheme = root.partition("://")[0]
         self._advice = _ADVICE[self._scheme]
         self._client: Any = None
+        self.creates_new = False  # whether the store is known to refuse to create an object that exists
+        self.num_requests = self.num_bytes = 0  # made, and read, by this process
 
     def client(self) -> Any:
         """Return obstore's client, made at the first use: it holds no connection before a request."""
@@ -113,7 +112,12 @@ class ObjectPlace:
 
         guard_against_fork(url)
         explain = partial(explain_obstore, url=url, advice=self._advice, creates=creates)
-        return request(lambda: call(obstore, client), explain)
+
+        def counted() -> _Answer:
+            self.num_requests += 1
+            return call(obstore, client)
+
+        return request(counted, explain)
 
     def _key(self, url: str) -> str:
         key = url[len(self.root) + 1 :]
@@ -200,14 +204,30 @@ class ObjectPlace:
                 if is_folder == bool(rest) and _fits_part(name, head):
                     yield from self._matching(f"{folder}/{name}", rest) if rest else (f"{folder}/{name}",)
 
-    def open(self, name: str, version: FileId) -> "ObjectFile":
+    def open(self, name: str, version: FileId) -> ObjectFile:
         return ObjectFile(self, version)
 
     def read(self, name: str, version: FileId | None = None) -> bytes:
         if version is None:
             version = self.stat(name)
-        with _changes_named(version):
+        with changes_named(version):
             return b"".join(self.pieces(version, 0, version.size))
+
+    def read_now(self, name: str) -> bytes:
+        """Return an object that others may replace at any time: one version of it, whole, by one request for each 16 MiB."""
+        key = self._key(name)
+
+        def get(obstore: Any, client: Any) -> tuple[bytes, FileId]:
+            # a range, as then the answer says how long the object is in all
+            answer = _get(obstore, client, key, {"range": (0, _MAX_REQUEST)}, whole=True)
+            data = bytes(answer.bytes())
+            self.num_bytes += len(data)
+            if len(data) != min(answer.meta["size"], max(_MAX_REQUEST, len(data))):
+                raise ShortAnswer(f"{len(data)} bytes came, expected {answer.meta['size']}")
+            return data, self._id(name, answer.meta)
+
+        data, version = self._ask(name, get)
+        return b"".join([data, *self.pieces(version, len(data), version.size)])
 
     def pieces(self, version: FileId, start: int, stop: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes start..stop of a version, one piece for each request."""
@@ -221,7 +241,7 @@ class ObjectPlace:
             options["if_match"] = version.etag
 
         def get(obstore: Any, client: Any) -> memoryview:
-            answer = obstore.get(client, key, options=options)
+            answer = _get(obstore, client, key, options, whole=(start, stop) == (0, version.size))
             if self._id(url, answer.meta) != version:  # a server may ignore the condition
                 raise Changed(errno.ESTALE, f"has {answer.meta['size']} bytes, ETag {answer.meta['e_tag']}", url)
             encoding = answer.attributes.get("Content-Encoding", "identity")
@@ -229,6 +249,7 @@ class ObjectPlace:
                 what = f"comes with Content-Encoding {encoding}, and its name does not say that it is compressed"
                 raise RemoteError(errno.ENOTSUP, f"{what}; give it a name that does, such as {key}.gz", url)
             data = memoryview(answer.bytes())
+            self.num_bytes += len(data)
             if tuple(answer.range) != (start, stop) or len(data) != stop - start:
                 raise ShortAnswer(f"{len(data)} bytes came, expected {stop - start} (bytes {start}..{stop})")
             return data
@@ -244,7 +265,7 @@ class ObjectPlace:
             size = file.seek(0, 2)
             for number_of_try in range(1, _CREATE_TRIES + 1):
                 try:
-                    if replace or self.kind(name) != "file":
+                    if replace or self.creates_new or not self._has(name):
                         self._put(name, file, size, new=not replace)
                         return size
                 except Exists:  # by another writer, or by ourselves if the answer to a request was lost
@@ -257,6 +278,29 @@ class ObjectPlace:
                     pause(number_of_try)
         raise RemoteError(errno.EBUSY, "other writers create and remove it again and again; run again later", name)
 
+    def _has(self, name: str) -> bool:
+        try:
+            return bool(self.stat(name))
+        except Missing:
+            return False
+
+    def creates_once(self, name: str) -> bool:
+        """Return whether the store refuses to create an object that exists.  Some ignore the condition and overwrite it."""
+        key = self._key(name)
+        self._ask(name, lambda obstore, client: obstore.put(client, key, b"1", mode="overwrite"))
+        try:
+            self._ask(name, lambda obstore, client: obstore.put(client, key, b"2", mode="create"), creates=True)
+        except Exists:
+            self.creates_new = True
+            return True
+        except RemoteError as error:
+            if error.may_pass:  # else the store says that it cannot do it
+                raise
+        finally:
+            with contextlib.suppress(RemoteError):  # a user may be allowed to write and not to remove
+                self.remove(name)
+        return False
+
     def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
         key, in_parts = self._key(name), size > _MULTIPART  # parts have no condition; `create` has looked before
 
@@ -266,6 +310,8 @@ class ObjectPlace:
             obstore.put(client, key, file, mode=mode, use_multipart=in_parts, chunk_size=_PART)
 
         self._ask(name, put, creates=new)
+        if size <= AHEAD:  # one request, which a store takes as a whole
+            return
         found = self.stat(name).size
         if found != size:
             raise RemoteError(
@@ -275,7 +321,7 @@ class ObjectPlace:
     def _is_same(self, name: str, file: IO[bytes], size: int) -> bool:
         version = self.stat(name)
         file.seek(0)
-        with _changes_named(version):
+        with changes_named(version):
             return version.size == size and all(
                 file.read(len(piece)) == piece for piece in self.pieces(version, 0, size)
             )
@@ -289,69 +335,6 @@ class ObjectPlace:
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return place_of, (self.root,)  # without the client, whose pickle has the secret key in it
-
-
-class ObjectFile:
-    """One version of an object.  Reads ahead where it is read from front to back.  Pickles as its identity."""
-
-    def __init__(self, place: ObjectPlace, identity: FileId) -> None:
-        self.identity, self._place = identity, place
-        self._held: tuple[int, memoryview] = (0, memoryview(b""))  # replaced as a whole: threads may read at once
-        self._ahead = _FIRST_AHEAD
-        self._proven = 0.0
-        self.check()
-        self._proven = 0.0  # what was found when it was opened says nothing about later
-
-    def read(self, start: int, stop: int) -> bytes:
-        size = self.identity.size
-        if stop > size:
-            raise SourceChanged(
-                f"{self.identity.path}: ends at byte {size}, asked for {start}..{stop}; open the source again"
-            )
-        return bytes(self._bytes(start, stop))
-
-    def readinto(self, buffer: bytearray | memoryview, start: int) -> int:
-        stop = min(start + len(buffer), self.identity.size)
-        count = max(0, stop - start)
-        if count:
-            memoryview(buffer)[:count] = self._bytes(start, stop)
-        return count
-
-    def map(self) -> bytes:
-        """Return a small object as a whole.  Sources copy a large one to the cache instead."""
-        size = self.identity.size
-        if size > _MAX_MAP:
-            raise SourceError(f"{self.identity.path}: {size:_} bytes, too many to hold in memory; download the file")
-        return self.read(0, size)
-
-    def check(self) -> None:
-        """Ask for the present version, unless a read or a check has proven it a moment ago."""
-        if time.monotonic() - self._proven < _PROVEN_SECONDS and self._proven:
-            return
-        with _changes_named(self.identity):
-            found = self._place.stat(self.identity.path)
-        if found != self.identity:
-            raise _changed(self.identity, f"has {found.size} bytes, ETag {found.etag or 'none'}")
-        self._proven = time.monotonic()
-
-    def _bytes(self, start: int, stop: int) -> bytes | memoryview:
-        at, held = self._held
-        end = at + len(held)
-        if at <= start and stop <= end:
-            return held[start - at : stop - at]
-        goes_on = bool(held) and at <= start <= end
-        self._ahead = min(_MAX_AHEAD, self._ahead * 4) if goes_on else _FIRST_AHEAD
-        kept = held[start - at :] if goes_on else memoryview(b"")
-        until = min(self.identity.size, max(stop, start + self._ahead))
-        with _changes_named(self.identity):
-            data = memoryview(b"".join([kept, *self._place.pieces(self.identity, start + len(kept), until)]))
-        self._proven = time.monotonic()
-        if len(data) <= _MAX_AHEAD:
-            self._held = (start, data)
-        return data[: stop - start]
-
-    def __reduce__(self) -> tuple[Any, tuple[ObjectPlace, FileId]]:
-        return ObjectFile, (self._place, self.identity)
 
 
 def fits(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
@@ -377,21 +360,15 @@ def _folders(path: str) -> Iterator[str]:
         yield path
 
 
+def _get(obstore: Any, client: Any, key: str, options: dict[str, Any], *, whole: bool) -> Any:
+    """Ask for a range.  Some stores answer a range that is the whole object as if none was asked for: then none is."""
+    try:
+        return obstore.get(client, key, options=options)
+    except Exception as error:
+        if not whole or "non-partial" not in str(error):
+            raise
+        return obstore.get(client, key, options={name: value for name, value in options.items() if name != "range"})
+
+
 def _any(pages: Any) -> bool:
     return any(len(page) for page in pages)
-
-
-@contextlib.contextmanager
-def _changes_named(known: FileId) -> Iterator[None]:
-    """Turn a change, a removal or another failure of a request into SourceChanged or SourceError."""
-    try:
-        yield
-    except (Changed, Missing) as error:
-        raise _changed(known, "was removed" if isinstance(error, Missing) else str(error.strerror)) from error
-    except RemoteError as error:
-        raise SourceError(f"{known.path}: {error.strerror}") from error
-
-
-def _changed(known: FileId, found: str) -> SourceChanged:
-    expected = f"expected {known.size} bytes, ETag {known.etag or 'none'}"
-    return SourceChanged(f"{known.path}: changed while open: {found}, {expected}; open the source again")

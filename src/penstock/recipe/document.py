@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from penstock.errors import RecipeError
-from penstock.places.files import is_folder, is_remote
+from penstock.errors import RecipeError, SourceError
+from penstock.places.files import exists, is_file, is_folder, is_remote
 from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
 from penstock.sources.formats import bare_name
 from penstock.sources.open import on_hub
@@ -42,12 +42,23 @@ def location(file: str | Path | None, line: int = 0) -> str:
     return "" if not file else f"{file}:{line}: " if line else f"{file}: "
 
 
-def read_document(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
-    """The mapping in a file, and the line of every value in it."""
-    if ":/" in str(path):
-        raise RecipeError(f"{path}: a recipe is a local file; download it, its data may stay at a URL")
+def local_copy(name: str) -> Path:
+    """The file of a recipe: of a URL, a copy of its present version in the local cache."""
+    if not is_remote(name):
+        return Path(name).expanduser()
+    from penstock.cache.fetched import fetch_folder
+
+    folder, _, last = name.rpartition("/")
     try:
-        raw = path.read_bytes()
+        return fetch_folder(folder, [last]) / last
+    except SourceError as error:
+        raise RecipeError(str(error)) from error
+
+
+def read_document(path: str) -> tuple[dict[str, Any], dict[Keys, int]]:
+    """The mapping in a file, and the line of every value in it."""
+    try:
+        raw = local_copy(path).read_bytes()
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror or error}; give the path of a recipe") from error
     value, lines = read_yaml(raw, path, RecipeError)
@@ -59,9 +70,9 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
 
 def is_recipe(name: str) -> bool:
     """Whether a place is a recipe: a YAML file that is not a list of data sets.  A file that cannot be read counts as one."""
-    path = Path(name)
-    if path.suffix.lower() not in (".yaml", ".yml"):
+    if not name.lower().endswith((".yaml", ".yml")):
         return False
+    path = local_copy(name)
     try:
         if path.stat().st_size > MAX_BYTES:
             return False
@@ -83,9 +94,11 @@ def plain(value: Any) -> Any:
 class Builder:
     """Reads a document into `data`, `eval_sets` and `settings`; `lines` are those of the settings, `notices` are about aliases."""
 
-    def __init__(self, document: dict[str, Any], lines: dict[Keys, int], file: Path | None) -> None:
+    def __init__(self, document: dict[str, Any], lines: dict[Keys, int], file: str | None) -> None:
         self._file, self._lines = file, lines
-        self._folder = str(file.absolute().parent) if file else None
+        self._folder = (
+            None if not file else file.rpartition("/")[0] if is_remote(file) else str(Path(file).absolute().parent)
+        )
         self.notices: list[str] = []
         top = self._under_our_names(document, (), _TOP)
         if "data" not in top:
@@ -168,17 +181,25 @@ class Builder:
             raise self._error(at, wrong_kind)
         if self._folder is None or not isinstance(value, str) or name not in PATHS:
             return value
-        beside = Path(self._folder, value) if "{" not in value else None  # a chat template may be written out
-        if name == "chat_template" and not (beside and beside.is_file()):
+        if is_remote(self._folder) and name in ("quarantine", "media_root") and not Path(value).is_absolute():
+            raise self._error(at, f"{name} is a local path, and this recipe is not local; write an absolute path")
+        beside = self._absolute(value) if "{" not in value else ""  # a chat template may be written out
+        if name == "chat_template" and not (beside and is_file(beside)):
             return value  # or the name of one that the tokenizer has
-        if name in ("tokenizer", "processor") and is_hub_name(value) and not (beside and beside.exists()):
+        if (
+            name in ("tokenizer", "processor")
+            and is_hub_name(value)
+            and not (exists(beside) or is_file(f"{beside}/tokenizer.json"))
+        ):
             return value
         return self._absolute(value)
 
     def _absolute(self, place: str) -> str:
         if self._folder is None or "://" in place:
             return place
-        return os.path.join(self._folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - may be a glob, or choose rows
+        path = os.path.join(self._folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - may be a glob, or choose rows
+        scheme, mark, rest = path.partition("://")
+        return f"{scheme}{mark}{os.path.normpath(rest)}" if mark else path  # a bucket has no `..`
 
     def _place(self, value: str) -> str:
         """Return an absolute path or a URL; `org/name` is a data set on the hub if there is no such path beside the recipe."""

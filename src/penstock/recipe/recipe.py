@@ -19,6 +19,7 @@ import yaml
 
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.layout import BatchForm
+from penstock.places.files import is_remote, read
 from penstock.plan.settings import PlanSettings, tabled, weights_as_text
 from penstock.recipe.document import Builder, DataSet, location, plain, read_document
 from penstock.recipe.keys import PATHS, keys
@@ -50,7 +51,8 @@ class Recipe:
         """Read a recipe from a file; a Recipe is returned as it is."""
         if isinstance(path, Recipe):
             return path
-        file = Path(path).expanduser()
+        file = os.fspath(path)
+        file = file if is_remote(file) else str(Path(file).expanduser())
         recipe = _built(*read_document(file), file)
         recipe.check()
         return recipe
@@ -239,12 +241,12 @@ class Recipe:
         return f"Recipe({f'{self.file!r}: ' if self.file else ''}{data}{sets}{settings})"
 
 
-def _built(document: dict[str, Any], lines: dict[Keys, int] | None = None, file: Path | None = None) -> Recipe:
+def _built(document: dict[str, Any], lines: dict[Keys, int] | None = None, file: str | None = None) -> Recipe:
     built = Builder(document, lines or {}, file)
     for notice in built.notices:
         _log.warning("%s", notice)
     return Recipe(
-        data=built.data, settings=built.settings, eval_sets=built.eval_sets, file=str(file) if file else None,
+        data=built.data, settings=built.settings, eval_sets=built.eval_sets, file=file,
         lines=built.lines, notices=tuple(built.notices),
     )  # fmt: skip
 
@@ -264,10 +266,10 @@ def _template_text(given: Any) -> Any:
     if not isinstance(given, str | os.PathLike) or "{" in str(given):
         return given
     path = Path(given)
-    if not path.is_file() and path.suffix not in (".jinja", ".jinja2", ".j2"):
+    if not is_remote(given) and not path.is_file() and path.suffix not in (".jinja", ".jinja2", ".j2"):
         return given  # the name of a template that the tokenizer has
     try:
-        return path.read_text(encoding="utf-8")
+        return read(given).decode() if is_remote(given) else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot read a chat template there: {error}") from error
 

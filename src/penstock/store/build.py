@@ -200,14 +200,16 @@ class Builder:
             return known
         entries = tuple(self._queue.entries[shard] for shard in range(len(self._tasks)))
         manifest = Manifest(template=work.identity, vocab_size=work.schema.vocab_size, shards=entries)
-        shards = (  # one at a time: the lengths of all may not fit into memory
-            open_shard(entry.key, cache, work.schema, num_rows=entry.counts.rows, num_bytes=entry.num_bytes)
-            for entry in entries
-        )
-        save(manifest, (np.diff(shard.offsets) for shard in shards), cache)
+        save(manifest, map(self._lengths, entries), cache)  # one shard at a time: all may not fit into memory
         if cache.max_bytes is not None:
             prune(cache, max_bytes=cache.max_bytes)
         return manifest
+
+    def _lengths(self, entry: ShardEntry) -> Ints:
+        cache, counts = self._work.cache, entry.counts
+        cache.fetch_all([entry.file])  # from a bucket, where another machine may have put it: checks its digest
+        shard = open_shard(entry.key, cache, self._work.schema, num_rows=counts.rows, num_bytes=entry.num_bytes)
+        return np.diff(shard.offsets)
 
     def start(self) -> "Builder":
         """Run in a thread."""

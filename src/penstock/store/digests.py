@@ -40,9 +40,8 @@ def rows_per_shard(columns: Sequence[Column]) -> int:
 def recall_digests(name: str, count: int, cache: Cache) -> list[str] | None:
     """The digests that a file of the cache holds; None if there is none, or it is damaged."""
     with contextlib.suppress(StoreError, ValueError, TypeError, KeyError, RecursionError):
-        if cache.size(name) is None:
-            return None
         value = json.loads(cache.read(name))
+        cache.hold(name)
         digests = [str(digest) for digest in value["digests"]]
         if value["check"] == fingerprint(digests) and len(digests) == count:
             return digests

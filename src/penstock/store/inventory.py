@@ -285,7 +285,7 @@ def _problem(manifest: Manifest, entries: dict[str, Entry]) -> str | None:
 
 def summary(store: Store) -> dict[str, Any]:
     """A finished store as plain JSON values."""
-    own = {"store": store.fingerprint, "name": store.name, "cache": str(store.cache.root)}
+    own = {"store": store.fingerprint, "name": store.name, "cache": store.cache.where}
     return {**own, "num_shards": store.num_shards, "samples": store.counts.samples, **asdict(store.counts)}
 
 
@@ -298,7 +298,7 @@ def find_store(wanted: str, cache: Cache) -> str:
         found = ", ".join(match[:12] for match in matches[:5])
         raise StoreError(f"{wanted!r} matches {len(matches)} stores: {found}; give more digits of the fingerprint")
     if not matches:
-        where = f"{cache.root}, which has {len(infos)}"
+        where = f"{cache.where}, which has {len(infos)}"
         raise StoreError(f"{wanted!r}: no such store in {where}; `penstock cache ls` lists them")
     return matches[0]
 

@@ -57,7 +57,7 @@ class Manifest:
     def is_whole(self, cache: Cache) -> bool:
         """Whether every file that this manifest promises exists, with the right size."""
         sizes = self.shard_files | {lengths_name(self.name): _lengths_bytes(self.counts.rows)}
-        return all(cache.size(name, hold=False) == size for name, size in sizes.items())
+        return cache.sizes(sizes) == sizes
 
 
 def store_fingerprint(keys: list[str]) -> str:

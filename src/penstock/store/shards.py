@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cache import Cache
+from penstock.cache import Cache, Fetch
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.store.counts import Counts
@@ -112,6 +112,10 @@ class ShardEntry:
     num_bytes: int
     counts: Counts
     digest: str  # of every byte of the file
+
+    @property
+    def file(self) -> Fetch:
+        return Fetch(shard_name(self.key), self.num_bytes, self.digest)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ShardEntry":
@@ -218,7 +222,7 @@ def _content_digest(offsets: Array, ids: Array, bits: Array, columns: dict[str, 
     return content.hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class ShardTokens:
     """Samples of a shard, flat, as views of its file: sample i is `input_ids[offsets[i]:offsets[i + 1]]`."""
 
@@ -283,7 +287,9 @@ def open_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int, num_byt
             with pa.memory_map(_reopened(fd, path)) as file:
                 return _parse(file, path, key, schema, num_rows=num_rows, verify=cache.verify)
 
-    return cache.reading(name, read)
+    tokens = cache.reading(name, read)
+    cache.keep_open(name, tokens)
+    return tokens
 
 
 def read_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int) -> tuple[ShardTokens, ShardEntry]:

@@ -4,7 +4,7 @@ import os
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -124,9 +124,12 @@ class Store:
         return self
 
     def want(self, shards: Iterable[int]) -> None:
-        """Make these shards first, in this order: they will be read soon."""
+        """Make these shards first, in this order: they will be read soon.  Of a complete store in a bucket, fetch them at once."""
         if self.manifest is None and self._builder is not None:
             self._builder.want(shards)
+        elif self.manifest is not None and self.cache.is_remote:
+            entries = self.manifest.shards
+            self.cache.fetch_all([entries[shard].file for shard in shards if shard not in self._shards])
 
     def close(self) -> None:
         """Stop making shards; finished ones can be read."""
@@ -194,13 +197,24 @@ class Store:
             manifest = self.manifest
             if manifest is None and self._builder is not None:
                 self._builder.make(shard)
-            num_bytes = None if manifest is None else manifest.shards[shard].num_bytes
+            num_bytes = None
+            if manifest is not None:
+                entry = manifest.shards[shard]
+                num_bytes = entry.num_bytes
+                self.cache.fetch_all([entry.file])
+            if self.cache.is_remote:
+                self.cache.readers.add(self)  # type: ignore[attr-defined]
             num_rows = int(self.shard_sizes[shard])
             tokens = open_shard(self._keys[shard], self.cache, self.schema, num_rows=num_rows, num_bytes=num_bytes)
             self._shards[shard] = tokens
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)
         return tokens
+
+    def close_shards(self, *, keep: Callable[[str], bool]) -> None:
+        """Close mapped shards, except those whose keys are kept; views of them stay valid."""
+        for shard in [shard for shard in self._shards if not keep(self._keys[shard])]:
+            self._shards.pop(shard, None)
 
     def to_hf(self) -> Any:
         """A `datasets.Dataset` of the samples and their columns over the same files: no copy, and no dropped rows."""

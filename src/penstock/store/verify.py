@@ -50,7 +50,7 @@ def verify(store: Store | str, cache: Cache | None = None) -> Report:
     """Read a whole store, given as a Store or by its fingerprint, and check it against its digests."""
     if isinstance(store, Store):
         return verify(store.fingerprint, cache or store.cache)
-    check = _Check(cache or Cache())
+    check = _Check((cache or Cache()).published())
     if (manifest := check.attempt(manifest_name(store), read, store)) is not None:
         check.check_shards(manifest)
     num_bytes, problems = sum(check.sizes.values()), tuple(check.problems)

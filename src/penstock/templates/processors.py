@@ -16,18 +16,14 @@ from typing import Any
 from penstock.cache import Cache
 from penstock.errors import MediaError, TemplateError
 from penstock.fingerprint import Digest
-from penstock.places.files import read
+from penstock.places.files import is_remote, read
 from penstock.templates.families import Family, Pieces, Qwen2VL, Settings
 from penstock.templates.tiled_families import FAMILIES, PROCESSOR_CLASSES
 from penstock.templates.tokenizer.facts import package_version, recall
+from penstock.templates.tokenizer.files import PROCESSOR_FILES
 from penstock.types import Ints
 
-_PROCESSOR, _IMAGE, _VIDEO, _MODEL = (
-    "processor_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "config.json",
-)
+_PROCESSOR, _IMAGE, _VIDEO, _MODEL = PROCESSOR_FILES
 # Pixels, of sizes compared.
 _SIDES = (1, 2, 13, 14, 27, 28, 29, 63, 100, 224, 333, 448, 640, 777, 1024, 1600, 2600, 4000)  # fmt: skip
 _lock = Lock()
@@ -97,6 +93,10 @@ def find_processor(given: str | None, tokenizer_path: str | None) -> ProcessorFi
     if given in (None, NO_PROCESSOR):
         return None
     folder = Path(str(given)).expanduser().absolute()
+    if is_remote(str(given)):
+        from penstock.cache.fetched import fetch_folder
+
+        folder = fetch_folder(str(given).rstrip("/"), PROCESSOR_FILES)
     if (found := read_processor(folder)) is None:
         raise TemplateError(
             f"processor {given}: no processor found, expected a folder with {_IMAGE} or {_PROCESSOR}, as save_pretrained "

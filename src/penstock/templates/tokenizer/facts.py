@@ -37,7 +37,7 @@ def recall(kind: str, *, about: Any, compute: Callable[[], Any], cache: Cache | 
     compute: returns a JSON value.  Its errors are not remembered.  Values always come back through JSON: tuples as lists.
     """
     name = facts_name(kind, about)
-    place = ("" if cache is None else str(cache.root), name)
+    place = ("" if cache is None else cache.where, name)
     text = _kept.get(place)
     if text is None and cache is not None:
         text = _read(name, cache)

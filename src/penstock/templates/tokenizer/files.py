@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache import Cache
 from penstock.errors import SourceError, TemplateError
 from penstock.fingerprint import Digest
-from penstock.places.files import is_remote, read
+from penstock.places.files import is_remote, is_web, open_place, read
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,6 +24,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _ADDED, _GENERATION = "added_tokens.json", "generation_config.json"
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "config.json")
 _TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 _GIT_LFS = b"version https://git-lfs.github.com/"
 _MAX_TOKENS = 10**9  # transformers writes 10**30 for a length that is not known
@@ -48,13 +50,9 @@ class TokenizerFiles:
     stop_ids: list[int] = field(default_factory=list)  # that end generation, from generation_config.json
 
 
-def find_tokenizer(given: str | os.PathLike[str]) -> Path:
-    """The tokenizer.json of a file, a folder or a hub name."""
-    if is_remote(given):
-        raise TemplateError(
-            f"{os.fspath(given)}: a tokenizer is a local folder or a name on the hub; download the folder"
-        )
-    place = Path(given).expanduser().absolute()
+def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) -> Path:
+    """The tokenizer.json of a file, a folder, a hub name or a URL, whose files are fetched into the cache."""
+    place = _fetched(os.fspath(given), cache) if is_remote(given) else Path(given).expanduser().absolute()
     if not place.exists():
         if not (isinstance(given, str) and is_hub_name(given)):
             raise TemplateError(f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
@@ -70,6 +68,27 @@ def find_tokenizer(given: str | os.PathLike[str]) -> Path:
         f"{place}: holds {', '.join(others)} but no tokenizer.json, which Penstock needs; make one with "
         f"transformers: AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained(another folder)"
     )
+
+
+def _fetched(url: str, cache: Cache | None) -> Path:
+    """A local copy of a tokenizer.json, with the files beside it."""
+    from penstock.cache.fetched import fetch_folder
+
+    if url.startswith("hf://"):
+        raise TemplateError(f"{url}: write the name of a model on the hub as a tokenizer, as org/name@revision")
+    folder, _, last = (
+        url.rstrip("/").rpartition("/") if url.endswith(".json") else (url.rstrip("/"), "", "tokenizer.json")
+    )
+    try:
+        names = [last, _CONFIG, _MAP, _ADDED, _GENERATION, _TEMPLATE, *PROCESSOR_FILES]
+        for each in () if is_web(folder) else _TEMPLATE_FOLDERS:
+            names += [path[len(folder) + 1 :] for path in open_place(folder)[0].glob(f"{folder}/{each}/*.jinja")]
+        found = fetch_folder(folder, names, cache)
+    except (SourceError, OSError) as error:
+        raise TemplateError(f"cannot fetch the tokenizer: {error}") from error
+    if not (found / last).is_file():
+        raise TemplateError(f"{url}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
+    return found / last
 
 
 def content_digest(file: Path) -> str:

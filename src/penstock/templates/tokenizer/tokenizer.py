@@ -252,7 +252,7 @@ def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None)
     """
     if isinstance(given, Tokenizer):
         return given.with_engine(fast=fast)
-    root = None if cache is None else str(cache.root)
+    root = None if cache is None else cache.where
     files: TokenizerFiles | None = None
     if hasattr(given, "backend_tokenizer"):
         files = from_transformers(given)
@@ -263,7 +263,7 @@ def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None)
         return _open(None, f"object {digest(packed)}", packed, root, fast)
     if not isinstance(given, (str, os.PathLike)):
         raise TemplateError(f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer")
-    file = find_tokenizer(given)
+    file = find_tokenizer(given, cache)
     return _open(str(file), content_digest(file), b"", root, fast)
 
 

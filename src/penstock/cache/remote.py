@@ -1,0 +1,382 @@
+"""A cache in a bucket (`s3://`, `gs://`, `az://`), with a local folder as its mirror.
+
+The bucket holds what other machines can use, under the names of a local cache: shards, manifests, digests, line indexes, facts, claims.
+A file is uploaded before the mirror has it, so a process that is killed in between leaves nothing that only this machine knows.  Files
+that are read by memory map are fetched whole into the mirror, with their length and digest checked.  Leases, use times, and copies of
+data stay local.  The mirror's shards have a byte budget; what is needed last is removed first, and never a shard that is open.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from penstock.cache.cache import Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
+from penstock.errors import StoreError
+from penstock.fingerprint import Digest, fingerprint
+from penstock.places.files import open_place
+from penstock.places.object_store import ObjectPlace
+from penstock.places.place import FileId
+from penstock.places.requests import Changed, Missing
+from penstock.words import size as in_words
+
+_Data = TypeVar("_Data")
+NextUse = Callable[[str], float]
+
+BUCKETS = ("s3", "gs", "az")
+SHARDS = "shards"
+_READ_THERE = ("results", "claims", "seen", "digests", "offsets/notes")  # small files, read from the bucket each time
+_MIRRORED = (SHARDS, "stores", "facts", "offsets")
+_PROBE = "probe/conditional-create"  # in the mirror: whether the bucket refuses to create an object twice
+_SHARE_OF_DISK = 10  # the default budget is 1 / 10 of the free disk
+_TRIES = 3
+_AT_ONCE = 8  # fetches that a reader waits for
+_IN_MEMORY = 1 << 25  # bytes of a file that is being made; a larger one goes to a temporary file
+
+ROOM = threading.RLock()  # held while this process decides what to remove from a mirror
+
+_log = logging.getLogger("penstock")
+
+
+class Bucket:
+    """Objects below a URL, by relative names."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        place = open_place(url)[0]
+        assert isinstance(place, ObjectPlace)
+        self.place = place
+
+    def full(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    def stat(self, name: str) -> FileId:
+        return self.place.stat(self.full(name))
+
+    def entries(self, folder: str) -> list[tuple[str, bool]]:
+        return self.place.entries(self.full(folder))
+
+    def scan(self, folder: str) -> Iterator[FileId]:
+        return self.place.scan(self.full(folder))
+
+    def remove(self, name: str) -> None:
+        self.place.remove(self.full(name))
+
+    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+        return self.place.create(self.full(name), write, replace=replace)
+
+    def read(self, name: str) -> bytes:
+        return self.place.read_now(self.full(name))
+
+
+class RemoteCache(Cache):
+    """A cache in a bucket.  `root` is the local mirror, `where` the URL.  Python makes one of `Cache("s3://…")`."""
+
+    is_remote = True
+    room = ROOM
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        allow_shared: bool | None = None,
+        verify: bool | None = None,
+        mirror_bytes: int | None = None,
+    ) -> None:
+        url = os.fspath(root or os.environ["PENSTOCK_CACHE"]).rstrip("/")
+        if url.partition("://")[0] not in BUCKETS:
+            raise StoreError(f"{url}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
+        super().__init__(_mirror_root(url), max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
+        self.where, self.bucket = url, Bucket(url)
+        if self.max_bytes is not None:
+            raise StoreError(
+                f"{self.where}: PENSTOCK_CACHE_MAX is for a local cache, and objects of a bucket are not pruned; unset it, and limit the "
+                f"local mirror with PENSTOCK_MIRROR_BYTES or mirror_bytes="
+            )
+        given = os.environ.get("PENSTOCK_MIRROR_BYTES", "").strip()
+        self.mirror_bytes = parse_size(given) if mirror_bytes is None and given else mirror_bytes
+        self.next_use: NextUse | None = None  # set while a Loader reads: which shard it needs when
+        self.stalls, self.stall_seconds = 0, 0.0  # fetches that a reader waited for
+        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()  # stores that keep shards open
+        self._is_direct = False  # read from the bucket, whatever the mirror has
+        self._coming: dict[str, int] = {}  # bytes of shards that are being fetched
+
+    @cached_property
+    def local(self) -> Cache:
+        """The mirror as a plain cache, for what is only this machine's business."""
+        return Cache(self.root, allow_shared=self.place.allow_shared)
+
+    @property
+    def claims(self) -> Any:
+        """Where claims are made: the bucket, unless it creates an object twice, so that claims mean nothing there."""
+        return self.bucket if self._creates_once else None
+
+    @cached_property
+    def _creates_once(self) -> bool:
+        with contextlib.suppress(StoreError):
+            if self.local.size(_PROBE, hold=False) is not None:
+                self.bucket.place.creates_new = self.local.read(_PROBE) == b"yes"
+                return self.bucket.place.creates_new
+        name = self.bucket.full(f"claims/.probe-{os.urandom(8).hex()}")
+        with explained("write", self.where):
+            answer = self.bucket.place.creates_once(name)
+        if not answer:
+            _log.warning(
+                "%s: this store overwrites objects that it was asked to create only if they are new; machines that prepare together may "
+                "make a shard twice, with the same bytes",
+                self.where,
+            )
+        with contextlib.suppress(StoreError):
+            self.local.publish(_PROBE, lambda file: file.write(b"yes" if answer else b"no"), replace=True, hold=False)
+        return answer
+
+    # What is in the bucket
+
+    def size(self, name: str, *, hold: bool = True) -> int | None:
+        kind = _kind(name)
+        if kind == "local" or (name.startswith("facts/") and super().size(name, hold=False) is not None):
+            return super().size(name, hold=hold)
+        with explained("look up", self.bucket.full(name)), contextlib.suppress(Missing):
+            found = self.bucket.stat(name).size
+            if kind == "mirrored" and super().size(name, hold=False) not in (None, found):
+                self.place.remove(name)  # replaced in the bucket since
+            return found
+        return None
+
+    def sizes(self, names: Collection[str]) -> dict[str, int | None]:
+        """Bytes of several files.  One listing for many; what it lacks is asked for by name, as a listing may be old."""
+        if len(names) < 8:
+            return super().sizes(names)
+        folders = {name.partition("/")[0] for name in names}
+        known = {entry.name: entry.num_bytes for folder in folders for entry in self.entries(folder)}
+        return {name: known[name] if name in known else self.size(name, hold=False) for name in names}
+
+    def names(self, folder: str) -> list[str]:
+        if _kind(f"{folder}/") == "local":
+            return super().names(folder)
+        with explained("list", self.bucket.full(folder)):
+            return sorted(f"{folder}/{name}" for name, _ in self.bucket.entries(folder) if name[0] != ".")
+
+    def entries(self, below: str = "") -> list[Entry]:
+        own = [entry for entry in super().entries(below) if _kind(entry.name) == "local"]
+        with explained("list", self.bucket.full(below)):
+            files = [(file.path[len(self.where) + 1 :], file) for file in self.bucket.scan(below)]
+        return sorted([*own, *(Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}")])
+
+    # Read and write
+
+    def read(self, name: str) -> bytes:
+        if _kind(name) == "there" or (self._is_direct and _kind(name) == "mirrored"):
+            with explained("read", self.bucket.full(name)):
+                return self.bucket.read(name)
+        return super().read(name)
+
+    def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
+        if _kind(name) == "mirrored":
+            for _ in range(_TRIES):
+                self.fetch_all([Fetch(name)])
+                with contextlib.suppress(FileNotFoundError):  # removed since, by another process that needs the room
+                    return read(name)
+        return super().reading(name, read)
+
+    def publish(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False, hold: bool = True
+    ) -> int:
+        """Upload a file, and then give the mirror a copy.  A file that has the name already stays, unless `replace`."""
+        kind = _kind(name)
+        if kind == "local":
+            return super().publish(name, write, replace=replace, hold=hold)
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as made, explained("write", self.bucket.full(name)):
+            write(made)
+            size = made.seek(0, os.SEEK_END)
+
+            def copy(out: IO[bytes]) -> None:
+                made.seek(0)
+                shutil.copyfileobj(made, out, 1 << 20)
+
+            try:
+                self.bucket.create(name, copy, replace=replace)
+            except FileExistsError as error:
+                raise StoreError(
+                    f"{self.bucket.full(name)}: exists with other content than Penstock just made for this name; "
+                    f"the object is damaged or was edited: remove it, or pass refresh=True"
+                ) from error
+            if kind == "mirrored":
+                self.make_room(name, size)
+                super().publish(name, copy, replace=True, hold=False)
+                with ROOM:
+                    self._coming.pop(name, None)
+        return size
+
+    def fetch_all(self, files: Collection[Fetch]) -> None:
+        missing = [file for file in files if not self.has_copy(file.name)]
+        if not missing:
+            return
+        begun = time.perf_counter()
+        if len(missing) == 1:
+            self.fetch(missing[0])
+        else:
+            with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as pool:
+                for _ in pool.map(self.fetch, missing):
+                    pass
+        self.stalls, self.stall_seconds = self.stalls + 1, self.stall_seconds + time.perf_counter() - begun
+
+    def fetch(self, file: Fetch, *, has_room: bool = False) -> None:
+        """Bring a file into the mirror, unless it is there.  One process of this machine fetches it; others wait."""
+        from penstock.cache.claims import wait_for_claim
+
+        is_here = partial(self.has_copy, file.name)
+        try:
+            with wait_for_claim(f"fetch-{fingerprint(file.name)}", self.local, is_here, what=f"a copy of {file.name}"):
+                if not is_here():
+                    self._download(file, has_room=has_room)
+        finally:
+            with ROOM:
+                self._coming.pop(file.name, None)
+
+    def _download(self, file: Fetch, *, has_room: bool) -> None:
+        name, url = file.name, self.bucket.full(file.name)
+        with explained("read", url):
+            for _ in range(_TRIES):
+                version = self.bucket.stat(name)
+                if file.size not in (None, version.size):
+                    found = f"{version.size} bytes, expected {file.size}"
+                    raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+                if not has_room:
+                    self.make_room(name, version.size)
+
+                def write(out: IO[bytes], version: FileId = version) -> None:
+                    content = Digest()
+                    for piece in self.bucket.place.pieces(version, 0, version.size):
+                        content.extend(piece)
+                        out.write(piece)
+                    if file.digest not in (None, content.hexdigest()):
+                        found = f"digest {content.hexdigest()}, expected {file.digest}"
+                        raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+
+                with contextlib.suppress(Changed):  # replaced by a `refresh`: take the new one
+                    self.place.create(name, write, replace=True)
+                    return
+        raise StoreError(f"{url}: is replaced again and again; run again later")
+
+    def published(self) -> "RemoteCache":
+        found = RemoteCache(self.where, allow_shared=self.place.allow_shared, verify=self.verify)
+        found._is_direct = True
+        return found
+
+    # The mirror
+
+    def hold(self, *names: str, holder: object = None) -> None:
+        """Objects of a bucket are not pruned, so they need no lease; `keep_open` holds shards in the mirror."""
+        super().hold(*(name for name in names if _kind(f"{name}/") == "local"), holder=holder)
+
+    def keep_open(self, name: str, holder: object) -> None:
+        self._lease.hold([name], holder)
+
+    @property
+    def budget(self) -> int:
+        """Bytes of shards that the mirror may hold."""
+        if self.mirror_bytes is not None:
+            return self.mirror_bytes
+        folder = next(each for each in (self.root, *self.root.parents) if each.exists())
+        mine = sum(self.in_mirror().values())
+        return (shutil.disk_usage(folder).free + mine) // _SHARE_OF_DISK
+
+    def has_copy(self, name: str) -> bool:
+        """Whether the mirror has a file."""
+        return super().size(name, hold=False) is not None
+
+    def in_mirror(self) -> dict[str, int]:
+        """The shards in the mirror, and their bytes; the least recently used first."""
+        found = sorted(super().entries(SHARDS), key=lambda entry: entry.used)
+        return {entry.name: entry.num_bytes for entry in found}
+
+    def make_room(self, name: str, size: int, *, before: float = -1.0) -> bool:
+        """Remove what is needed last until `size` more bytes fit, and count them from now on; return whether they fit.
+
+        before: when the new shard is needed; nothing that is needed earlier is removed for it.  The default is now.
+        """
+        if not name.startswith(f"{SHARDS}/"):
+            return True
+        with ROOM:
+            present, budget = self.in_mirror(), self.budget
+            coming = sum(num for each, num in self._coming.items() if each not in present and each != name)
+            excess = sum(present.values()) + coming + size - budget
+            if excess <= 0:
+                self._coming[name] = size
+                return True
+            found = self._victims(present, name, excess, before)
+            if found is None and before >= 0:
+                return False
+            if found is None:  # a reader waits: shards that are open, but not in use, can be opened again
+                for store in self.readers:
+                    store.close_shards(keep=lambda key: False)
+                found = self._victims(present, name, excess, before)
+            for victim in found or ():
+                self.place.remove(victim)
+            self._coming[name] = size
+            return found is not None
+
+    def _victims(self, present: dict[str, int], name: str, excess: int, before: float) -> list[str] | None:
+        age = {
+            each: float(len(present) - place) for place, each in enumerate(present)
+        }  # without a plan, the oldest first
+        next_use = self.next_use or age.__getitem__
+        return choose_victims(present, next_use, kept=self.held() | {name}, excess=excess, before=before)
+
+    def discard(self, name: str) -> Discarded:
+        if _kind(name) == "local":
+            return super().discard(name)
+        raise StoreError(
+            f"{self.bucket.full(name)}: Penstock removes nothing from a bucket, because other machines may be reading it; remove objects "
+            f"with the tools of the store: the manifest in stores/ first, then its shards"
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[Any, ...]]:
+        options = {"allow_shared": self.place.allow_shared, "verify": self.verify, "mirror_bytes": self.mirror_bytes}
+        return partial(RemoteCache, **options), (self.where,)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"Cache({self.where!r}, mirror {str(self.root)!r}, {in_words(self.budget)})"
+
+
+def choose_victims(
+    present: Mapping[str, int], next_use: NextUse, *, kept: Collection[str], excess: int, before: float = -1.0
+) -> list[str] | None:
+    """Return the files to remove, those that are needed last first, until `excess` bytes are free; None if they cannot be.
+
+    Nothing in `kept` is removed, and nothing that is needed at `before` or earlier.
+    """
+    uses = {name: next_use(name) for name in present if name not in kept}
+    chosen: list[str] = []
+    for name in sorted(uses, key=lambda name: -uses[name]):  # stable: of those needed last, the first in `present`
+        if excess <= 0 or uses[name] <= before:
+            break
+        chosen.append(name)
+        excess -= present[name]
+    return chosen if excess <= 0 else None
+
+
+def _kind(name: str) -> str:
+    """Say where a file is read: "there" (in the bucket), "mirrored" or "local"."""
+    if name.startswith(tuple(f"{folder}/" for folder in _READ_THERE)):
+        return "there"
+    return "mirrored" if name.startswith(tuple(f"{folder}/" for folder in _MIRRORED)) else "local"
+
+
+def _mirror_root(url: str) -> Path:
+    """PENSTOCK_MIRROR, else a folder beside the local cache: its prune must not count the mirror."""
+    given = os.environ.get("PENSTOCK_MIRROR")
+    local = default_root()
+    above = Path(given).expanduser().absolute() if given else local.with_name(f"{local.name}-mirrors")
+    return above / fingerprint(url)[:16]
