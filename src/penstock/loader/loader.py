@@ -29,7 +29,7 @@ from penstock.loader.mirror import (
 )
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
-from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
+from penstock.loader.sequences import PAIRS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tails
 from penstock.loader.state import Cursor
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, find_rank
@@ -372,19 +372,8 @@ class Loader(Changing):
 
     def _refuse_uneven(self) -> None:
         super()._refuse_uneven()
-        tail, anchor = self.plan.settings.tail, self._anchors[-1]
-        end = self.pass_end(anchor)
-        if self.kind in (TOKENS, PROMPTS) or tail not in ("pad", "wrap") or (tail == "wrap" and end is None):
-            return
-        if self._is_incomplete:
-            raise PlanError(
-                f"tail={tail!r}: the store of {self.kind} is still being made, so the number of rows in the last step is not known; "
-                f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
-            )
-        for part in self.plan.parts(self._rows_per_step, end or anchor.position.epoch + 1, anchor.position):
-            if tail == "pad" or part.epoch + 1 == end:
-                rows = part.carried + part.num_rows
-                check_tail(self.kind, tail, rows, per_step=self._rows_per_step, world_size=self.world.size)
+        sizes = {"per_step": self._rows_per_step, "world_size": self.world.size, "is_incomplete": self._is_incomplete}
+        check_tails(self.kind, self.plan, self._anchors[-1].position, self.pass_end(self._anchors[-1]), **sizes)
 
     def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
         """Go to where a state was taken, with any number of ranks and any batch size.

@@ -15,6 +15,7 @@ from penstock.loader.collate import Collator, Made, call_users, join_bits
 from penstock.loader.columns import cut, span_values, view
 from penstock.loader.layout import BatchForm
 from penstock.plan.block import Rows
+from penstock.plan.plan import Plan, Position
 from penstock.plan.settings import PlanSettings
 from penstock.types import DESIRABLE, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
 
@@ -69,15 +70,30 @@ def check_sequences(
         )
 
 
-def check_tail(kind: str, tail: str, num_rows: int, *, per_step: int, world_size: int) -> None:
-    """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing."""
-    left, least = num_rows % per_step, 2 if kind == JUDGED else 1
-    if left and (left % world_size or left // world_size < least):
-        ranks = f" on {world_size} ranks" if world_size > 1 else ""
+def check_tails(
+    kind: str, plan: Plan, start: Position, end: int | None, *, per_step: int, world_size: int, is_incomplete: bool
+) -> None:
+    """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing.
+
+    start, end: position and epoch between which the pass is.
+    """
+    tail = plan.settings.tail
+    if kind in (TOKENS, PROMPTS) or tail not in ("pad", "wrap") or (tail == "wrap" and end is None):
+        return
+    if is_incomplete:
         raise PlanError(
-            f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}; for {kind}, every rank must get the same number of "
-            f"rows, at least {least}; choose tail='drop' (drops these rows and counts them) or tail='repeat'"
+            f"tail={tail!r}: the store of {kind} is still being made, so the number of rows in the last step is not known; "
+            f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
         )
+    for part in plan.parts(per_step, end or start.epoch + 1, start):
+        left, least = (part.carried + part.num_rows) % per_step, 2 if kind == JUDGED else 1
+        is_last = tail == "pad" or part.epoch + 1 == end
+        if is_last and left and (left % world_size or left // world_size < least):
+            ranks = f" on {world_size} ranks" if world_size > 1 else ""
+            raise PlanError(
+                f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}; for {kind}, every rank must get the same "
+                f"number of rows, at least {least}; choose tail='drop' (drops these rows and counts them) or tail='repeat'"
+            )
 
 
 class SequenceCollator(Collator):

@@ -174,7 +174,7 @@ def _block(name: str, settings: Settings) -> str:
 def read_foreign(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file, of the arguments in a script of a shell, or of those in a Python script."""
     if path.suffix.lower() in (".yaml", ".yml"):
-        return read_document(path)[0]
+        return read_document(str(path))[0]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
