@@ -372,8 +372,9 @@ class Loader(Changing):
 
     def _refuse_uneven(self) -> None:
         super()._refuse_uneven()
-        sizes = {"per_step": self._rows_per_step, "world_size": self.world.size, "is_incomplete": self._is_incomplete}
-        check_tails(self.kind, self.plan, self._anchors[-1].position, self.pass_end(self._anchors[-1]), **sizes)
+        anchor, end = self._anchors[-1], self.pass_end(self._anchors[-1])
+        sizes = {"per_step": self._rows_per_step, "world_size": self.world.size}
+        check_tails(self.kind, self.plan, anchor.position, end, is_incomplete=self._is_incomplete, **sizes)
 
     def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
         """Go to where a state was taken, with any number of ranks and any batch size.
