@@ -6,15 +6,13 @@ chosen sequence, then those of its rejected one; the column `sequence_lengths` s
 costs, and nothing may cut it.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
@@ -22,7 +20,7 @@ from penstock.templates.chat.options import ChatOptions
 from penstock.templates.conversation import Conversation, Reader
 from penstock.templates.fields import check_choice
 from penstock.templates.judged import Sides, read_judged, read_label, read_margin, read_open_prompt, read_pair
-from penstock.templates.samples import KEEP, POLICIES, OnNothing, Rendering, byte_spans, encode_batches
+from penstock.templates.samples import KEEP, POLICIES, BatchTemplate, OnNothing, Rendering, byte_spans, owners
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import (
@@ -32,7 +30,6 @@ from penstock.types import (
     PROMPT_LENGTHS,
     SEQUENCE_LENGTHS,
     UNRENDERED,
-    Column,
     Ids,
     Record,
     Samples,
@@ -69,12 +66,11 @@ class _Encoded:
     cut: int = 0
 
 
-class JudgedTemplate:
+class JudgedTemplate(BatchTemplate):
     """Base: renders the prompts and answers of records, and finds where the answers begin."""
 
     version: ClassVar[int] = 1  # raise when the same record gives other tokens
     name: ClassVar[str]
-    columns: tuple[Column, ...] = ()
     _chat: "ChatTemplate | None" = None  # None where the tokenizer has no chat template, or none is wanted
 
     def __init__(
@@ -90,7 +86,8 @@ class JudgedTemplate:
 
         on_nothing: None keeps samples without a target.
         """
-        self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
+        self.tokenizer: Tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
         self.chat, self._keys = chat, keys
         self.on_nothing = KEEP if on_nothing is None else check_choice("on_nothing", on_nothing, POLICIES)
         reads = {each.name: options.pop(each.name) for each in fields(Reader) if each.name in options}
@@ -121,14 +118,9 @@ class JudgedTemplate:
         return self.tokenizer.special_tokens.get("eos_token", "")
 
     def with_engine(self, *, fast: bool) -> Self:
-        """The same template; `fast` decides whether fastokens may encode."""
-        made = copy.copy(self)
-        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made = super().with_engine(fast=fast)
         made._chat = None if self._chat is None else self._chat.with_engine(fast=fast)
         return made
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
 
     @property
     def renderer(self) -> "Renderer":
@@ -141,16 +133,8 @@ class JudgedTemplate:
         """The sequences of a record as one text, before `encode` tokenizes them."""
         return Rendering("".join(each.text for each in self._read(record, 0).answers), [])
 
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return self.encoder()(records)
-
-    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        """Return an `encode` for the records of a shard in several parts; both engines render the first records of the shard."""
-        return partial(self._encode_all, numbers=iter(range(1 << 62)))
-
-    def _encode_all(self, records: Iterable[Record], numbers: Iterable[int]) -> Samples:
-        encode = partial(self._encode, numbers=iter(numbers))
-        return encode_batches(records, encode, on_nothing=self.on_nothing, columns=self.columns)
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        return partial(self._encode, numbers=count())  # both engines render the first records of a shard
 
     def _sides(self, record: Record) -> Sides:
         raise NotImplementedError
@@ -242,8 +226,7 @@ class JudgedTemplate:
         except TemplateError as error:
             if error.record is None:
                 raise
-            owners = np.repeat(np.arange(len(found)), [len(read.texts) for read in found])
-            place = int(owners[error.record])
+            place = owners([len(read.texts) for read in found])[error.record]
             self._refuse(place, TemplateError(str(error)), dropped)
             found[place].texts.clear()
             return None

@@ -1,9 +1,12 @@
-"""Samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
+"""The base of all templates: samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,7 @@ import numpy.typing as npt
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders
+from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Column, Ints, MediaItem, Record, Samples, Values, join_notes
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
@@ -26,23 +30,59 @@ T = TypeVar("T")
 Spans = list[tuple[int, int]]
 
 
-def encode_batches(
-    records: Iterable[Record],
-    encode: Callable[[Sequence[Record]], Samples],
-    *,
-    on_nothing: str,
-    columns: Sequence[Column] = (),
-) -> Samples:
-    """Samples of all records; an error of `encode` names a record by its number in the batch."""
-    parts: list[Samples] = []
-    first, rest = 0, iter(records)
-    while batch := list(islice(rest, _BATCH)):
-        try:
-            parts.append(encode(batch))
-        except TemplateError as error:
-            raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
-        first += len(batch)
-    return join(parts, on_nothing=on_nothing, columns=columns)
+class BatchTemplate:
+    """Base of all templates: encodes records in batches."""
+
+    tokenizer: Tokenizer | None
+    on_nothing: str
+    columns: tuple[Column, ...] = ()
+
+    def encode(self, records: Iterable[Record]) -> Samples:
+        return self.encoder()(records)
+
+    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
+        """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
+        return partial(self._encode_all, self._batch_encoder())
+
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        """What encodes one batch after another.  Its errors name a record by its number in the batch."""
+        raise NotImplementedError
+
+    def _encode_all(self, encode: Callable[[Sequence[Record]], Samples], records: Iterable[Record]) -> Samples:
+        parts: list[Samples] = []
+        first, rest = 0, iter(records)
+        while batch := list(islice(rest, _BATCH)):
+            with renumbered(range(first, first + len(batch))):
+                parts.append(encode(batch))
+            first += len(batch)
+        return join(parts, on_nothing=self.on_nothing, columns=self.columns)
+
+    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
+        if self.tokenizer is None:
+            raise TemplateError("the samples are ids, and no tokenizer was given; pass tokenizer= to read them as text")
+        return self.tokenizer.decode(input_ids)
+
+    def with_engine(self, *, fast: bool) -> Self:
+        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
+        made = copy.copy(self)
+        made.tokenizer = None if self.tokenizer is None else self.tokenizer.with_engine(fast=fast)
+        return made
+
+
+@contextmanager
+def renumbered(numbers: Sequence[int]) -> Iterator[None]:
+    """Replace the number of the record in an error, by a table: old number → new one."""
+    try:
+        yield
+    except TemplateError as error:
+        if error.record is not None:
+            error.record = numbers[error.record]
+        raise
+
+
+def owners(counts: Sequence[int]) -> list[int]:
+    """For each of the texts of all records the number of its record, which has so many."""
+    return [number for number, count in enumerate(counts) for _ in range(count)]
 
 
 def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
@@ -52,7 +92,8 @@ def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
         try:
             made.append(read(record))
         except TemplateError as error:
-            raise TemplateError(str(error), record=number) from error
+            error.record = number
+            raise
     return made
 
 

@@ -15,8 +15,7 @@ from penstock.templates.fields import one_key, query_keys, query_pair, read_hist
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.stepwise import StepwiseTemplate
-from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
+from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, StepwiseTemplate, TextTemplate
 from penstock.types import Record, Template
 
 CONVERSATIONS = ("conversations", "conversation", "messages")  # usual keys of a list of messages

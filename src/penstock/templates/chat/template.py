@@ -5,14 +5,12 @@ A record's tokens and mask depend on that record, the tokenizer and the options 
 refused by name, never guessed.
 """
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import MediaError, TemplateError
 from penstock.templates.chat.annotate import Annotated, Annotator, TurnPart
@@ -26,18 +24,17 @@ from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
-from penstock.templates.samples import Rendering, byte_spans, join, token_mask, token_weights
+from penstock.templates.samples import BatchTemplate, Rendering, byte_spans, token_mask, token_weights
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column, Ints, Record, Samples, Values
+from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Ints, Record, Samples, Values
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
-_BATCH = 512
 
 
-class ChatTemplate:
+class ChatTemplate(BatchTemplate):
     """Conversations through a chat template, with the options of ChatOptions."""
 
     version = 5  # raise when the same record gives other tokens or another mask
@@ -45,7 +42,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer, *, reader: Any, **options: Any) -> None:
         self.options = ChatOptions(**options)
-        self.tokenizer = tokenizer
+        self.on_nothing = self.options.on_nothing
+        self.tokenizer: Tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.reader = reader
         train_on = self.options.train_on
@@ -54,7 +52,7 @@ class ChatTemplate:
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
         self.media, self._without_media = self._open_media()
-        self.columns: tuple[Column, ...] = (WEIGHTS,) if self.options.message_weights else ()
+        self.columns = (WEIGHTS,) if self.options.message_weights else ()
         if self.media is not None:
             self.columns += (MEDIA,)
         self._placer = None if self.media is None else Placer(self.media, tokenizer)
@@ -105,9 +103,7 @@ class ChatTemplate:
         return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
-        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
-        made = copy.copy(self)
-        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made = super().with_engine(fast=fast)
         made._for_tools = None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
         return made
 
@@ -174,36 +170,10 @@ class ChatTemplate:
             lines.append(f"conversations with tools: {self._for_tools.describe()}")
         return "\n".join(lines)
 
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
-
     # Records → samples
 
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return self.encoder()(records)
-
-    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
         return partial(self._encode, run=Run(self.options.on_refused, self.on_unrendered, self.options.on_media))
-
-    def _encode(self, records: Iterable[Record], run: Run) -> Samples:
-        run.dropped = {}
-        parts: list[Samples] = []
-        batch: list[Rendering] = []
-        first = 0
-        for number, record in enumerate(records):
-            try:
-                made = self._rendering(record, number, run)
-            except TemplateError as error:
-                run.refused(number, error)
-                made = Rendering("", [])
-            batch.append(made)
-            run.num_records += 1
-            if len(batch) == _BATCH:
-                parts.append(self._samples(batch, first, run))
-                batch, first = [], number + 1
-        parts.append(self._samples(batch, first, run))
-        return join(parts, on_nothing=self.options.on_nothing, columns=self.columns)
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
@@ -224,8 +194,17 @@ class ChatTemplate:
         except TemplateError:
             return 1  # the error comes where it can say which record it is
 
-    def _samples(self, batch: list[Rendering], first: int, run: Run) -> Samples:
-        while (found := self._encoded(batch, first, run)) is None:
+    def _encode(self, records: Sequence[Record], run: Run) -> Samples:
+        run.dropped = {}
+        batch: list[Rendering] = []
+        for number, record in enumerate(records):
+            try:
+                batch.append(self._rendering(record, number, run))
+            except TemplateError as error:
+                run.refused(number, error)
+                batch.append(Rendering("", []))
+            run.num_records += 1
+        while (found := self._encoded(batch, run)) is None:
             pass  # each turn refuses one record more
         encoded, repeats = found
         notes: dict[str, dict[int, int]] = {}
@@ -238,7 +217,9 @@ class ChatTemplate:
             for name, count in counts.items():
                 notes.setdefault(name, {})[number] = count
         ids, mask, offsets = encoded.ids, token_mask(encoded, batch, self._special), encoded.offsets
-        columns = self._weights(encoded, batch, first)
+        columns: dict[str, Values] = {}
+        if self.options.message_weights:
+            columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
         if self.media is not None:
             ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, repeats, mask, batch)
             if self.options.message_weights:
@@ -248,21 +229,12 @@ class ChatTemplate:
             loss_mask=mask,
             offsets=offsets,
             columns=columns,
-            dropped={number - first: why for number, why in run.dropped.items() if number >= first},
+            dropped=run.dropped,
             notes=notes,
             assistant_characters=sum(made.assistant_characters for made in batch),
         )
 
-    def _weights(self, encoded: Encoded, batch: list[Rendering], first: int) -> dict[str, Values]:
-        """The weights of tokens as a column, where the option message_weights asks for it."""
-        if not self.options.message_weights:
-            return {}
-        try:
-            return {WEIGHTS.name: Values(token_weights(encoded, batch, self._special))}
-        except TemplateError as error:
-            raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
-
-    def _encoded(self, batch: list[Rendering], first: int, run: Run) -> tuple[Encoded, Ints] | None:
+    def _encoded(self, batch: list[Rendering], run: Run) -> tuple[Encoded, Ints] | None:
         """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
@@ -273,7 +245,7 @@ class ChatTemplate:
         except TemplateError as error:
             if error.record is None:
                 raise
-            run.refused(first + error.record, TemplateError(str(error)))
+            run.refused(error.record, TemplateError(str(error)))
             batch[error.record] = Rendering("", [])
             return None
 
