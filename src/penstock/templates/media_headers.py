@@ -141,53 +141,30 @@ def _check_pixels(height: int, width: int, most: int) -> None:
 
 
 def _may_be_cut(image: Any, file: io.BufferedIOBase, tail: bytes) -> bool:
-    """Whether the end of a file lacks what its format ends with.  Such a file may still be whole: decoding it decides."""
-    place = file.tell()
-    size = file.seek(0, io.SEEK_END)
-    file.seek(place)
+    """Whether the end of a file lacks what its format ends with, or the format has no such end: decoding it decides."""
     if image.format in ("JPEG", "MPO"):
         return b"\xff\xd9" not in tail
     if image.format == "PNG":
         return _IEND not in tail
     if image.format == "GIF":
         return not tail.rstrip(b"\0").endswith(b"\x3b")
-    if image.format in ("BMP", "AVIF"):
-        end = _bmp_end(file) if image.format == "BMP" else _boxes_end(file, size)
-        file.seek(place)
-        return size < end
-    return image.format == "TIFF" and _tiff_end(image) > size
+    if image.format == "AVIF":
+        return _lacks_boxes(file)
+    return image.format in ("BMP", "TIFF")
 
 
-def _bmp_end(file: io.BufferedIOBase) -> int:
-    """The size of a BMP file by its own header."""
-    file.seek(2)
-    found: int = struct.unpack("<I", file.read(4))[0]
-    return found
-
-
-def _boxes_end(file: io.BufferedIOBase, size: int) -> int:
-    """Where the last box of an AVIF file ends, by the sizes that the boxes have in their headers."""
+def _lacks_boxes(file: io.BufferedIOBase) -> bool:
+    """Whether an AVIF file ends before the last of its boxes, by the sizes that the boxes have in their headers."""
+    before, size = file.tell(), file.seek(0, io.SEEK_END)
     place = 0
     while place < size:
         file.seek(place)
         length, name = struct.unpack(">I4s", file.read(8).ljust(8, b"\0"))
         if length == 1 and name != b"\0\0\0\0":  # the real length follows as 64 bits
             length = int.from_bytes(file.read(8), "big")
-        if length < 8:  # 0: to the end of the file
-            return size
-        place += length
-    return place
-
-
-def _tiff_end(image: Any) -> int:
-    """Where the last strip or tile of a TIFF image ends."""
-    tags = image.tag_v2
-    ends = [0]
-    for offsets, counts in ((273, 279), (324, 325)):
-        pair = tags.get(offsets, ()), tags.get(counts, ())
-        starts, sizes = (value if isinstance(value, tuple) else (value,) for value in pair)
-        ends += [int(start) + int(size) for start, size in zip(starts, sizes, strict=False)]
-    return max(ends)
+        place = place + length if length >= 8 else size  # 0: to the end of the file
+    file.seek(before)
+    return place > size
 
 
 # Audio and video

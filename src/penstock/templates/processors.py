@@ -17,7 +17,7 @@ from penstock.cache import Cache
 from penstock.errors import MediaError, TemplateError
 from penstock.fingerprint import Digest
 from penstock.places.files import read
-from penstock.templates.families import Family, Pieces, Qwen2VL, Settings
+from penstock.templates.families import Family, Pieces, Settings
 from penstock.templates.tiled_families import FAMILIES, PROCESSOR_CLASSES
 from penstock.templates.tokenizer.facts import package_version, recall
 from penstock.types import Ints
@@ -178,8 +178,6 @@ class Processor:
 
     def frames(self, size: tuple[int, ...], rate: float) -> Ints:
         """The numbers of the frames of a video that its tokens stand for.  `size` and `rate` as in MediaItem."""
-        if not isinstance(self.counts, Qwen2VL):
-            raise MediaError(f"the processor family {self.family!r} has no videos here; remove the video")
         return self.counts.frames(size, rate)
 
     def expand(self, kind: str, size: tuple[int, ...], rate: float = 0.0) -> Pieces:
