@@ -16,9 +16,8 @@ from penstock.errors import MediaError, TemplateError
 from penstock.templates.chat.annotate import Annotated, Annotator, TurnPart
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
-from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
 from penstock.templates.chat.refusals import NotPrinted, Run, explained
-from penstock.templates.chat.special import SpecialFinder
+from penstock.templates.chat.special_tokens import Placer, SpecialFinder, count_tokens, moved, repeat_tokens
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
@@ -122,7 +121,7 @@ class ChatTemplate(BatchTemplate):
 
     def identity(self) -> dict[str, Any]:
         options = self.options
-        return {
+        found = {
             "template": "chat",
             "version": self.version,
             "chat_template": self.renderer.text,
@@ -139,16 +138,12 @@ class ChatTemplate(BatchTemplate):
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
-            **({} if self.media is None else {"media": self._media_identity(self.media)}),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
-
-    def _media_identity(self, media: MediaReader) -> dict[str, Any]:
-        return {
-            **media.identity(),
-            "on_media": self.options.on_media,
-            "text_as_parts": self.renderer.wraps_text,
-        }
+        if self.media is not None:
+            own = {"on_media": options.on_media, "text_as_parts": self.renderer.wraps_text}
+            found["media"] = {**self.media.identity(), **own}
+        return found
 
     def describe(self) -> str:
         """Describe how this template renders, and how it finds the trained spans."""
@@ -268,7 +263,7 @@ class ChatTemplate(BatchTemplate):
         """A conversation, which of its messages are trained, and the template that renders it."""
         conversation = self.read(record, number)
         trained = self._trained(conversation)
-        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
+        chosen = self._for_tools if self._for_tools is not None and conversation.tools else self
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
             left = len(part_types(conversation.messages)) if conversation.media else 0
