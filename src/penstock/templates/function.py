@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
+from penstock.templates.chat.options import open_chat
 from penstock.templates.conversation import Conversation
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.samples import KEEP, join, read_each
@@ -17,9 +18,6 @@ from penstock.templates.text import PlainText, read_pieces
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import SpecialInText, Tokenizer
 from penstock.types import Column, Record, Samples, Values
-
-if TYPE_CHECKING:
-    from penstock.templates.chat.template import ChatTemplate
 
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
 _KEYS = ("input_ids", "segments", "conversation")  # of a dict: what becomes tokens; one of them
@@ -73,7 +71,11 @@ class FunctionTemplate(PlainText):
         self.columns = _check_columns(columns)
         super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self._ids = PretokenizedTemplate(tokenizer)
-        self._chat = None if chat is None else _open_chat(tokenizer, chat)
+        if chat and chat.get("message_weights"):
+            raise TemplateError(
+                "a FunctionTemplate has no message_weights; declare a column of weights and give its values"
+            )
+        self._chat = None if chat is None else open_chat(tokenizer, reader=PassOn(), **chat)
 
     def with_engine(self, *, fast: bool) -> Self:
         made = super().with_engine(fast=fast)
@@ -166,16 +168,6 @@ class FunctionTemplate(PlainText):
 
     def __repr__(self) -> str:
         return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
-
-
-def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> "ChatTemplate":
-    if options.get("message_weights"):
-        raise TemplateError(
-            "a FunctionTemplate has no message_weights; declare a column of weights and give its values"
-        )
-    from penstock.templates.chat.template import ChatTemplate  # only where there are conversations
-
-    return ChatTemplate(tokenizer, reader=PassOn(), **options)
 
 
 def _check_columns(given: Sequence[Column]) -> tuple[Column, ...]:

@@ -7,7 +7,6 @@ them would fill the memory.
 import io
 import struct
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,18 +54,12 @@ def read_header(kind: Kind, file: io.BufferedIOBase, *, max_image_pixels: int = 
     """Read the header of an open file.  Errors do not name the file: the caller knows its name."""
     start = file.read(64)
     if not start:
-        raise MediaError(f"the file is empty, expected {_article(kind)}; copy it again")
+        expected = {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind]
+        raise MediaError(f"the file is empty, expected {expected}; copy it again")
     file.seek(0)
-    readers: dict[str, Callable[[io.BufferedIOBase], Header]] = {
-        "image": lambda opened: _read_image(opened, start, max_image_pixels),
-        "video": lambda opened: _read_video(opened, start),
-        "audio": lambda opened: _read_audio(opened, start),
-    }
-    return readers[kind](file)
-
-
-def _article(kind: str) -> str:
-    return {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind]
+    if kind == "image":
+        return _read_image(file, start, max_image_pixels)
+    return _read_video(file, start) if kind == "video" else _read_audio(file, start)
 
 
 def _looks_like(start: bytes) -> str:

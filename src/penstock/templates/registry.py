@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from penstock.cache import Cache
 from penstock.errors import TemplateError
-from penstock.templates.chat.options import ChatOptions
+from penstock.templates.chat.options import ChatOptions, open_chat
 from penstock.templates.conversation import Reader
 from penstock.templates.fields import query_keys
 from penstock.templates.judged import CHOSEN, REJECTED
@@ -58,7 +58,7 @@ _Candidate = tuple[str, _Found]  # the name of a shape, with those options
 def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any]) -> Template:
     """Open a template by name, with its options; an unknown option is an error."""
     chat = uses_chat(name, tokenizer, options)
-    known = known_options(name, chat=chat)
+    known, options = known_options(name, chat=chat), dict(options)
     for option in options:
         if option not in known:
             raise TemplateError(
@@ -75,16 +75,15 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any
         )
     if shape.has_messages:
         assert shape.template is not None
-        return shape.template(tokenizer, **options)
-    options = {key: value for key, value in options.items() if key != "chat"}
+        own = {name: options.pop(name) for name in _parameters(shape.template) if name in options}
+        return shape.template(tokenizer, **own, options=options)
+    options.pop("chat", None)
     if shape.template is not None and not (chat and shape.reads):
         return shape.template(tokenizer, **options)
     reads = {key: options.pop(key) for key in (*shape.options, *_OF_EVERY_SHAPE) if key in options}
     if shape.template is not None:
         options.setdefault("train_on", "completion")
-    from penstock.templates.chat.template import ChatTemplate  # imports two template engines
-
-    return ChatTemplate(tokenizer, reader=Reader(shape=shape.name, **reads), **options)
+    return open_chat(tokenizer, reader=Reader(shape=shape.name, **reads), **options)
 
 
 def uses_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.templates.tokenizer.byte_offsets import Encoded, borders
+from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Column, Ints, MediaItem, Record, Samples, Values, join_notes
 
@@ -188,17 +188,11 @@ def num_bytes(text: str) -> int:
 
 
 def byte_spans(text: str, spans: Spans) -> Spans:
-    """Character ranges, ascending, as byte ranges of the text's UTF-8."""
-    if text.isascii():
+    """Character ranges as byte ranges of the text's UTF-8."""
+    if text.isascii() or not spans:
         return spans
-    found, place, size = [], 0, 0
-    for begin, end in spans:  # each character is encoded once
-        size += len(text[place:begin].encode())
-        start = size
-        size += len(text[begin:end].encode())
-        found.append((start, size))
-        place = end
-    return found
+    places = byte_places(text)
+    return [(int(places[begin]), int(places[end])) for begin, end in spans]
 
 
 def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> Bools:

@@ -146,6 +146,17 @@ def with_reasoning(messages: list[Message]) -> list[Message]:
     return messages if out is None else out
 
 
+def functions_of(message: Message) -> list[dict[str, Any]]:
+    """What a message calls: {name, arguments} of each call."""
+    calls = message.get("tool_calls")
+    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [function for function in found if isinstance(function, dict)]
+
+
+def call_names(message: Message) -> list[str]:
+    return [function["name"] for function in functions_of(message) if isinstance(function.get("name"), str)]
+
+
 class Kinds:
     """Numbers for kinds, so that they are cheap to compare."""
 

@@ -149,7 +149,7 @@ class Placer:
         for kind in self._processor.kinds:
             placeholder = self._processor.placeholder(kind)
             wanted = [number for number, each in enumerate(found) if each.kind == kind]
-            printed = _occurrences(made.text, placeholder)
+            printed = [match.start() for match in re.finditer(re.escape(placeholder), made.text)]
             shown = [begin for begin in printed if not _inside(begin, made.plain)]
             if shown and _count(context, placeholder) > len(printed) - len(shown):
                 raise MediaError(
@@ -189,14 +189,6 @@ class Placer:
         return found
 
 
-def _occurrences(text: str, part: str) -> list[int]:
-    found, place = [], text.find(part)
-    while place >= 0:
-        found.append(place)
-        place = text.find(part, place + len(part))
-    return found
-
-
 def _count(context: dict[str, Any], word: str) -> int:
     """How often the texts of a record hold a word."""
 
@@ -230,10 +222,10 @@ def count_tokens(encoded: Encoded, batch: Sequence[Rendering]) -> Ints:
     """How many times each token of encoded renderings is repeated; once, unless it stands for media."""
     counts = np.ones(len(encoded.ids), np.int64)
     for number, made in enumerate(batch):
-        tokens = _Tokens(encoded, number, made) if made.media else None
-        for place, token, count in (repeat for each in made.media for repeat in each.repeats):
-            assert tokens is not None
-            counts[tokens.at(place, token)] = count
+        if made.media:
+            tokens = _Tokens(encoded, number, made)
+            for place, token, count in (repeat for each in made.media for repeat in each.repeats):
+                counts[tokens.at(place, token)] = count
     return counts
 
 
