@@ -22,7 +22,7 @@ from penstock.templates.fields import check_choice
 from penstock.templates.judged import Sides, read_judged, read_label, read_margin, read_open_prompt, read_pair
 from penstock.templates.samples import KEEP, POLICIES, BatchTemplate, OnNothing, Rendering, byte_spans, owners
 from penstock.templates.tokenizer.byte_offsets import borders
-from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.templates.tokenizer.tokenizer import Tokenizer, special_found
 from penstock.types import (
     DESIRABLE,
     MARGIN,
@@ -186,10 +186,7 @@ class JudgedTemplate(BatchTemplate):
         policy = self._options.special_in_text
         size = len(text) - len(self._eos) if self._eos and text.endswith(self._eos) else len(text)
         if policy == "error" and (found := [token for token in self.tokenizer.special_added if token in text[:size]]):
-            raise TemplateError(
-                f"special token {min(found)!r} is in the text; choose special_in_text='token' to encode it as one, or 'text' to "
-                f"encode its letters"
-            )
+            raise special_found(min(found), "the text")
         return Rendering(text, [], plain=[(0, size)] if policy == "text" else [])
 
     def _rendered(self, record: Record, sides: Sides, number: int) -> list[Rendering]:

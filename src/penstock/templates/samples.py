@@ -182,11 +182,6 @@ def runs(flags: Bools) -> Spans:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def num_bytes(text: str) -> int:
-    """Length in UTF-8, without a copy of plain ASCII."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
 def byte_spans(text: str, spans: Spans) -> Spans:
     """Character ranges as byte ranges of the text's UTF-8."""
     if text.isascii() or not spans:
@@ -196,21 +191,26 @@ def byte_spans(text: str, spans: Spans) -> Spans:
 
 
 def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> Bools:
-    """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too."""
+    """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too.
+
+    A token without bytes (added by a normalizer) counts as the byte after it, or the last byte of its text.
+    """
     owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
     change = np.zeros(len(encoded.ids) + 1, np.int32)
     if owners:
         # All texts one after another: first places in characters, then in bytes.  One search finds the tokens of all spans.
-        firsts = borders([len(rendering.text) for rendering in batch])[:-1]
-        spans = np.array([span for rendering in batch for span in rendering.spans], np.int64) + firsts[owners, None]
+        edges = borders([len(rendering.text) for rendering in batch])
+        spans = np.array([span for rendering in batch for span in rendering.spans], np.int64) + edges[owners, None]
         is_ascii = all(rendering.text.isascii() for rendering in batch)
         data = np.frombuffer(b"" if is_ascii else b"".join([made.text.encode() for made in batch]), np.uint8)
         inner = np.flatnonzero((data & 0xC0) == 0x80)  # bytes that continue a character
         inner -= np.arange(len(inner))  # the characters that begin before each of them
-        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (firsts, *spans.T))
-        base = np.repeat(bases, np.diff(encoded.offsets))
-        low = np.searchsorted(encoded.stops + base, begins, side="right")
-        high = np.searchsorted(encoded.starts + base, ends, side="left")
+        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (edges, *spans.T))
+        base, end = (np.repeat(some, np.diff(encoded.offsets)) for some in (bases[:-1], bases[1:]))
+        starts = np.minimum(encoded.starts + base, end - 1)
+        stops = np.maximum(encoded.stops + base, starts + 1)
+        low = np.searchsorted(stops, begins, side="right")
+        high = np.searchsorted(starts, ends, side="left")
         begins -= bases[owners]
         low += _only_blanks(encoded, low, begins, [batch[owner].text for owner in owners], special)
         np.add.at(change, low, 1)

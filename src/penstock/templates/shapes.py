@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from penstock.templates.conversation import LIST, Message, Read, Reader
-from penstock.templates.fields import one_key, query_keys, query_pair, read_history, role_names, text_under, value_under
+from penstock.templates.fields import (
+    completion_pair,
+    one_key,
+    query_keys,
+    query_pair,
+    read_history,
+    role_names,
+    text_under,
+    value_under,
+)
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
@@ -72,8 +81,7 @@ def _read_alpaca(reader: Reader, record: Record) -> Read:
 
 
 def _read_prompt_completion(reader: Reader, record: Record) -> Read:
-    output_key = reader.output_key or one_key(record, ("completion", "response")) or "completion"
-    return _read_sides(reader, record, reader.input_key or "prompt", output_key)
+    return _read_sides(reader, record, *completion_pair(record, reader.input_key, reader.output_key))
 
 
 def _read_query_response(reader: Reader, record: Record) -> Read:

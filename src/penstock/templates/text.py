@@ -6,13 +6,13 @@ trained piece is trained: the model must write those bytes, and no other token h
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import as_label, check_choice, kind, one_key, query_pair, text_under, value_under
+from penstock.templates.fields import as_label, check_choice, completion_pair, kind, query_pair, text_under, value_under
 from penstock.templates.media import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
@@ -21,10 +21,12 @@ from penstock.templates.samples import (
     TRAINED,
     BatchTemplate,
     OnNothing,
-    num_bytes,
+    Rendering,
+    Spans,
     owners,
     read_each,
     renumbered,
+    token_mask,
 )
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import SpecialInText, Tokenizer
@@ -101,7 +103,8 @@ class PlainText(BatchTemplate):
             return self._ends.around(bare, train_prefix=self.train_prefix)
         encoded = self.tokenizer.encode_spans(joined, special=self.special_in_text)
         lengths = np.diff(encoded.offsets)
-        mask = trained_tokens(texts, lengths, encoded.starts, encoded.stops)
+        spans = map(trained_spans, texts)
+        mask = token_mask(encoded, [Rendering(text, own) for text, own in zip(joined, spans, strict=True)], {})
         counts = borders(mask)
         has_target = counts[encoded.offsets[1:]] > counts[encoded.offsets[:-1]]
         kept = np.repeat(has_target, lengths)
@@ -173,18 +176,13 @@ class PromptCompletionTemplate(PlainText):
         return {"template": self.usual, **options}
 
     def _pieces(self, record: Record) -> list[Piece]:
-        input_key, output_key = self._keys(record)
+        find_keys = query_pair if self.usual == "query_response" else completion_pair
+        input_key, output_key = find_keys(record, self.input_key, self.output_key)
         for key in (input_key, output_key):
             if isinstance(record.get(key), list | dict):
                 raise TemplateError(f"key {key!r} is {kind(record[key])}, expected a string; chat=True takes messages")
         prompt, completion = text_under(record, input_key, "input_key"), text_under(record, output_key, "output_key")
         return [(f"{prompt}{self.separator}", self.train_on == "all"), (completion, True)] if completion else []
-
-    def _keys(self, record: Record) -> tuple[str, str]:
-        if self.usual == "query_response":
-            return query_pair(record, self.input_key, self.output_key)
-        output_key = self.output_key or one_key(record, ("completion", "response")) or "completion"
-        return self.input_key or "prompt", output_key
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -268,27 +266,10 @@ def read_pieces(segments: Any, what: str) -> list[Piece]:
     return pieces
 
 
-def trained_tokens(texts: Sequence[Sequence[Piece]], lengths: Ints, starts: Ints, stops: Ints) -> Bools:
-    """For each token, whether its bytes [start, stop) of its text touch a trained piece."""
-    sizes = [[num_bytes(text) for text, _ in pieces] for pieces in texts]
-    flat = [
-        (size, is_trained)
-        for some, pieces in zip(sizes, texts, strict=True)
-        for size, (_, is_trained) in zip(some, pieces, strict=True)
-        if size  # an empty piece has no bytes to touch
-    ]
-    if not flat:
-        return np.zeros(len(starts), np.bool_)
-    text_borders = borders([sum(some) for some in sizes])
-    text_starts, last_byte = np.repeat(text_borders[:-1], lengths), np.repeat(text_borders[1:], lengths) - 1
-    piece_stops = np.cumsum([size for size, _ in flat], dtype=np.int64)
-    num_trained = borders([is_trained for _, is_trained in flat])
-    # a token without bytes (added by a normalizer) counts as the byte after it, or the last byte of its text
-    first = np.minimum(starts + text_starts, last_byte)
-    last = np.maximum(stops + text_starts - 1, first)
-    first_piece = np.searchsorted(piece_stops, first, side="right")
-    last_piece = np.searchsorted(piece_stops, last, side="right")
-    return np.asarray(num_trained[last_piece + 1] > num_trained[first_piece], np.bool_)
+def trained_spans(pieces: Sequence[Piece]) -> Spans:
+    """The characters of the trained pieces, in the text that all pieces make."""
+    stops = accumulate(len(text) for text, _ in pieces)
+    return [(stop - len(text), stop) for (text, flag), stop in zip(pieces, stops, strict=True) if flag and text]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.analysis import known_names, prompt_reads_text
 from penstock.templates.chat.headers import LEADS, Headers, Render, learn_ends
 from penstock.templates.chat.instrument import MARK, Attribution, attribute
 from penstock.templates.chat.kinds import CALL, TOOL, USER, Kinds, MadeUp, role_of, with_reasoning
@@ -25,6 +24,7 @@ from penstock.templates.chat.unrendered import Unrendered, count_words
 from penstock.templates.conversation import Conversation, Message
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.samples import Rendering, Spans
+from penstock.templates.sandbox import known_names, prompt_reads_text
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 
 # Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.

@@ -17,7 +17,7 @@ from penstock.templates.chat.headers import Unproven
 from penstock.templates.media import MediaReader, MediaReference
 from penstock.templates.samples import Inserted, Rendering, Spans
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
-from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.templates.tokenizer.tokenizer import Tokenizer, special_found
 from penstock.types import Bools, Ids, Ints, MediaItem, Values, pack_media
 
 _PLACEHOLDER = "\ufdd1"  # a noncharacter; behind it a number as one character
@@ -38,10 +38,7 @@ class SpecialFinder:
     def refuse(self, context: dict[str, Any]) -> None:
         """Raise if the text of a message contains a special token."""
         if found := self._hidden(context)[1]:
-            raise TemplateError(
-                f"special token {found[0]!r} is in a message; choose special_in_text='token' to encode it as one, "
-                f"or 'text' to encode its letters"
-            )
+            raise special_found(found[0], "a message")
 
     def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
         """Character spans of special tokens that people wrote."""

@@ -77,7 +77,6 @@ class TokenizerFacts:
 
     digest: str  # of tokenizer.json with all added tokens
     special_tokens: dict[str, str]
-    additional_special_tokens: list[str]
     chat_templates: dict[str, str]
     vocab_size: int  # the largest id, plus one
     prefix: list[int]  # ids that the post-processor puts before a text
@@ -167,7 +166,6 @@ class Engines:
         return TokenizerFacts(
             digest=digest(text.encode()),
             special_tokens=self._files.special_tokens,
-            additional_special_tokens=self._files.additional_special_tokens,
             chat_templates=self._files.chat_templates,
             vocab_size=_vocab_size(opened),
             prefix=prefix,

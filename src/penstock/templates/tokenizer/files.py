@@ -39,7 +39,6 @@ class TokenizerFiles:
     text: str
     path: str | None = None  # of tokenizer.json
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
-    additional_special_tokens: list[str] = field(default_factory=list)
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
     added_tokens: dict[str, Any] | None = None  # of tokenizer_config.json: {id: {content, special, …}}
     legacy_tokens: dict[str, Any] = field(default_factory=dict)  # of added_tokens.json: {content: id}
@@ -124,7 +123,6 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
         text=_decoded(found, file),
         path=str(file),
         special_tokens=named,
-        additional_special_tokens=additional,
         chat_templates=beside or _chat_templates(config.get("chat_template"), _CONFIG),
         added_tokens=config.get("added_tokens_decoder"),
         legacy_tokens=legacy,
@@ -136,11 +134,9 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
 
 def from_transformers(given: Any) -> TokenizerFiles:
     """The present state of a fast tokenizer of transformers, with changes made since loading."""
-    named, additional = _special_tokens(given.special_tokens_map)
     return TokenizerFiles(
         text=given.backend_tokenizer.to_str(),
-        special_tokens=named,
-        additional_special_tokens=additional,
+        special_tokens=_special_tokens(given.special_tokens_map)[0],
         chat_templates=_chat_templates(given.chat_template, type(given).__name__),
         model_max_length=_max_length(getattr(given, "model_max_length", None)),
     )
