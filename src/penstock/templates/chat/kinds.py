@@ -120,7 +120,7 @@ def with_text(kind: Kind) -> Kind:
 
 _A_CALL = {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": {"b": "c"}}}
 USER, ANSWER, SYSTEM = text_kind("user"), text_kind("assistant"), text_kind("system")
-CALL = kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL]})
+CALL, CALLS = (kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL] * number}) for number in (1, 3))
 RESULT = kind_of({"role": "tool", "name": "a", "tool_call_id": "call00000", "content": "text"})
 THINKING = kind_of({"role": "assistant", **dict.fromkeys(REASONING, "text"), "content": "text"})
 INLINE = kind_of({"role": "assistant", "content": f"thought{THOUGHT_END}text"})
