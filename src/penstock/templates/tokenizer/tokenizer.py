@@ -271,7 +271,7 @@ def _open(path: str | None, content: str, packed: bytes, root: str | None, fast:
 _engines = lru_cache(maxsize=4)(Engines)
 
 
-def special_found(token: str, where: str, record: int | None = None) -> TemplateError:
+def special_found(token: str | None, where: str, record: int | None = None) -> TemplateError:
     return TemplateError(
         f"special token {token!r} is in {where}; choose special_in_text='token' to encode it as one, or 'text' to encode its letters",
         record=record,
