@@ -202,7 +202,6 @@ def test_an_object_of_transformers_is_taken_as_it_is(folder: Path) -> None:
     handed = Handed(folder)
     tokenizer = open_tokenizer(handed)
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert tokenizer.additional_special_tokens == ["<img>"]
     assert tokenizer.chat_templates == {"default": "{{ a }}", "rag": "{{ b }}"}
     assert open_tokenizer(handed) is tokenizer and pickle.loads(pickle.dumps(tokenizer)) is tokenizer  # loaded once
     handed.backend_tokenizer.add_special_tokens(["<new>"])
