@@ -76,11 +76,6 @@ def query_pair(record: Mapping[str, Any], input_key: str | None, output_key: str
     return input_key or queries[0], output_key or responses[0]
 
 
-def completion_pair(record: Mapping[str, Any], input_key: str | None, output_key: str | None) -> tuple[str, str]:
-    """The two keys of a prompt and its completion: as given, else the usual names."""
-    return input_key or "prompt", output_key or one_key(record, ("completion", "response")) or "completion"
-
-
 def read_history(record: Record, key: str) -> list[dict[str, Any]]:
     """Earlier turns as Alpaca writes them, a list of [question, answer], as messages."""
     messages = []

@@ -11,16 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.templates.conversation import LIST, Message, Read, Reader
-from penstock.templates.fields import (
-    completion_pair,
-    one_key,
-    query_keys,
-    query_pair,
-    read_history,
-    role_names,
-    text_under,
-    value_under,
-)
+from penstock.templates.fields import one_key, query_keys, query_pair, read_history, role_names, text_under, value_under
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
@@ -81,7 +72,8 @@ def _read_alpaca(reader: Reader, record: Record) -> Read:
 
 
 def _read_prompt_completion(reader: Reader, record: Record) -> Read:
-    return _read_sides(reader, record, *completion_pair(record, reader.input_key, reader.output_key))
+    output_key = reader.output_key or one_key(record, ("completion", "response")) or "completion"
+    return _read_sides(reader, record, reader.input_key or "prompt", output_key)
 
 
 def _read_query_response(reader: Reader, record: Record) -> Read:
@@ -102,21 +94,17 @@ def _read_sides(reader: Reader, record: Record, input_key: str, output_key: str)
 # Whether a record looks like a shape
 
 
-def _by_key(record: Record, key: str, fits: bool, *beside: str) -> Fit | bool | None:
-    """How a row fits by the value of one key; `beside`: other keys that are read."""
-    if fits:
-        return Fit(uses=(key, *beside))
-    return False if _is_null(record, key) else None
-
-
 def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("key", "text")
-    return _by_key(record, key, isinstance(record.get(key), str))
+    return Fit(uses=(key,)) if isinstance(record.get(key), str) else False if _is_null(record, key) else None
 
 
 def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key, role_key = options.get("messages_key") or "messages", options.get("role_key") or "role"
-    return _by_key(record, key, _have_keys(_turns(record.get(key)), role_key), *_COMMON)
+    turns = _turns(record.get(key))
+    if not turns:
+        return False if _is_null(record, key) else None
+    return Fit(uses=(key, *_COMMON)) if all(role_key in turn for turn in turns) else None
 
 
 def _like_sharegpt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -181,7 +169,10 @@ def _like_pretokenized(record: Record, options: Mapping[str, Any]) -> Fit | bool
 
 def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("key", "segments")
-    return _by_key(record, key, _have_keys(_turns(record.get(key)), "text", "label"))
+    segments = _turns(record.get(key))
+    if not segments:
+        return False if _is_null(record, key) else None
+    return Fit(uses=(key,)) if all("text" in segment and "label" in segment for segment in segments) else None
 
 
 def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -218,7 +209,9 @@ def _like_stepwise(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
 
 def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("input_key") or "prompt"
-    return _by_key(record, key, _is_side(record.get(key)), *_COMMON)
+    if _is_side(record.get(key)):
+        return Fit(uses=(key, *_COMMON))
+    return False if _is_null(record, key) else None
 
 
 def _asked(record: Record, options: Mapping[str, Any]) -> list[str]:
@@ -240,11 +233,6 @@ def _turns(value: Any) -> list[dict[str, Any]] | None:
     if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):
         return value
     return None
-
-
-def _have_keys(turns: list[dict[str, Any]] | None, *keys: str) -> bool:
-    """Whether there are turns, and each has all of these keys."""
-    return bool(turns) and all(key in turn for turn in turns or () for key in keys)
 
 
 def _is_turn(turn: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import as_label, check_choice, completion_pair, kind, query_pair, text_under, value_under
+from penstock.templates.fields import as_label, check_choice, kind, one_key, query_pair, text_under, value_under
 from penstock.templates.media import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
@@ -176,8 +176,10 @@ class PromptCompletionTemplate(PlainText):
         return {"template": self.usual, **options}
 
     def _pieces(self, record: Record) -> list[Piece]:
-        find_keys = query_pair if self.usual == "query_response" else completion_pair
-        input_key, output_key = find_keys(record, self.input_key, self.output_key)
+        input_key = self.input_key or "prompt"
+        output_key = self.output_key or one_key(record, ("completion", "response")) or "completion"
+        if self.usual == "query_response":
+            input_key, output_key = query_pair(record, self.input_key, self.output_key)
         for key in (input_key, output_key):
             if isinstance(record.get(key), list | dict):
                 raise TemplateError(f"key {key!r} is {kind(record[key])}, expected a string; chat=True takes messages")
