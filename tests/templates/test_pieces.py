@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from penstock.errors import TemplateError
 from penstock.templates import PromptCompletionTemplate, SegmentsTemplate, Tokenizer, open_tokenizer
-from penstock.templates.samples import Rendering, token_mask
+from penstock.templates.samples import token_mask
 from penstock.templates.text import trained_spans
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders
 from penstock.types import Samples, Template
@@ -217,5 +217,5 @@ def test_marks_equal_the_plain_loop(texts: list[list[tuple[str, bool]]], data: s
         lengths.append(len(sizes))
     ids, begins, ends = (np.array(values, np.int64) for values in ([0] * len(starts), starts, stops))
     encoded = Encoded(ids=ids.astype(np.uint32), offsets=borders(lengths), starts=begins, stops=ends)
-    batch = [Rendering("".join(text for text, _ in pieces), trained_spans(pieces)) for pieces in texts]
-    assert token_mask(encoded, batch, {}).tolist() == expected
+    joined = ["".join(text for text, _ in pieces) for pieces in texts]
+    assert token_mask(encoded, joined, [trained_spans(pieces) for pieces in texts]).tolist() == expected

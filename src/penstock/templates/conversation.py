@@ -9,6 +9,7 @@ from penstock.errors import TemplateError
 from penstock.templates.fields import (
     ARGUMENTS,
     CALL,
+    are_ready,
     check_choice,
     find_role,
     kind,
@@ -141,8 +142,11 @@ class Reader:
 
     def _message(self, message: Message, role_key: str, content_key: str, what: str) -> Message:
         """One message as {role, content, …}; `what` names it in errors."""
-        content = message.get(content_key)
-        role = find_role(message.get(role_key), self.names, what)
+        name, content = message.get(role_key), message.get(content_key)
+        usual = role_key == "role" and content_key == "content" and type(content) is str
+        if usual and type(name) is str and self.names.get(name) == name and self._is_ready(message):
+            return message
+        role = find_role(name, self.names, what)
         renamed = {role_key: "role", content_key: "content"}
         new: Message = {}
         for old, value in message.items():
@@ -157,6 +161,15 @@ class Reader:
         elif not isinstance(content, str):
             self._check_content(new, content, content_key, what)
         return new
+
+    def _is_ready(self, message: Message) -> bool:
+        """Whether a message is written as templates read it: no nulls, and tool calls in order."""
+        for key, value in message.items():
+            if value is None or key == "function_call":
+                return False
+            if key == "tool_calls" and (self.nulls == "deep" or not are_ready(value, self.tool_arguments)):
+                return False
+        return True
 
     def _with_calls(self, message: Message, what: str) -> Message:
         """The message with `tool_calls` in order; the older `function_call` becomes one of them, in its place."""

@@ -223,6 +223,19 @@ def read_calls(value: Any, what: str, *, arguments: str) -> list[dict[str, Any]]
     return None if calls is None else [_call(call, what, arguments) for call in calls]
 
 
+def are_ready(calls: Any, policy: str) -> bool:
+    """Whether calls are written as `read_calls` returns them."""
+    if type(calls) is not list or not calls:
+        return False
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        if type(function) is not dict or type(function.get("name")) is not str:
+            return False
+        if policy != "as_is" and type(function.get("arguments")) is not (dict if policy == "parse" else str):
+            return False
+    return True
+
+
 def _call(call: Any, what: str, policy: str) -> dict[str, Any]:
     call = read_json(call, what) if isinstance(call, str) else call
     function = call.get("function", call) if isinstance(call, dict) else None

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Self, TypeVar
@@ -190,29 +190,35 @@ def byte_spans(text: str, spans: Spans) -> Spans:
     return [(int(places[begin]), int(places[end])) for begin, end in spans]
 
 
-def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> Bools:
+def token_mask(
+    encoded: Encoded, texts: Sequence[str], spans: Sequence[Spans], special: Mapping[int, str] | None = None
+) -> Bools:
     """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too.
 
     A token without bytes (added by a normalizer) counts as the byte after it, or the last byte of its text.
     """
-    owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
+    owners = [number for number, own in enumerate(spans) for _ in own]
     change = np.zeros(len(encoded.ids) + 1, np.int32)
     if owners:
         # All texts one after another: first places in characters, then in bytes.  One search finds the tokens of all spans.
-        edges = borders([len(rendering.text) for rendering in batch])
-        spans = np.array([span for rendering in batch for span in rendering.spans], np.int64) + edges[owners, None]
-        is_ascii = all(rendering.text.isascii() for rendering in batch)
-        data = np.frombuffer(b"" if is_ascii else b"".join([made.text.encode() for made in batch]), np.uint8)
+        edges = borders([len(text) for text in texts])
+        flat = np.array([span for own in spans for span in own], np.int64) + edges[owners, None]
+        is_ascii = all(text.isascii() for text in texts)
+        data = np.frombuffer(b"" if is_ascii else b"".join([text.encode() for text in texts]), np.uint8)
         inner = np.flatnonzero((data & 0xC0) == 0x80)  # bytes that continue a character
         inner -= np.arange(len(inner))  # the characters that begin before each of them
-        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (edges, *spans.T))
-        base, end = (np.repeat(some, np.diff(encoded.offsets)) for some in (bases[:-1], bases[1:]))
-        starts = np.minimum(encoded.starts + base, end - 1)
-        stops = np.maximum(encoded.stops + base, starts + 1)
+        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (edges, *flat.T))
+        counts = np.diff(encoded.offsets)
+        base = np.repeat(bases[:-1], counts)
+        starts, stops = encoded.starts + base, encoded.stops + base
+        if (starts == stops).any():  # added by a normalizer
+            starts = np.minimum(starts, np.repeat(bases[1:], counts) - 1)
+            stops = np.maximum(stops, starts + 1)
         low = np.searchsorted(stops, begins, side="right")
         high = np.searchsorted(starts, ends, side="left")
         begins -= bases[owners]
-        low += _only_blanks(encoded, low, begins, [batch[owner].text for owner in owners], special)
+        if special:
+            low += _only_blanks(encoded, low, begins, [texts[owner] for owner in owners], special)
         np.add.at(change, low, 1)
         np.add.at(change, np.maximum(high, low), -1)
     mask: Bools = np.cumsum(change[:-1]) > 0
@@ -225,10 +231,10 @@ def token_weights(encoded: Encoded, batch: Sequence[Rendering], special: Mapping
     found = np.zeros(len(encoded.ids), np.float32)
     for value in sorted({weight for weights in given for weight in weights}):
         own = [
-            replace(made, spans=[span for span, weight in zip(made.spans, weights, strict=True) if weight == value])
+            [span for span, weight in zip(made.spans, weights, strict=True) if weight == value]
             for made, weights in zip(batch, given, strict=True)
         ]
-        mask = token_mask(encoded, own, special)
+        mask = token_mask(encoded, [made.text for made in batch], own, special)
         if (twice := mask & (found > 0)).any():
             record = int(np.searchsorted(encoded.offsets, np.flatnonzero(twice)[0], side="right")) - 1
             reason = "a token belongs to two messages of different weights, so its weight is not known"

@@ -21,7 +21,6 @@ from penstock.templates.samples import (
     TRAINED,
     BatchTemplate,
     OnNothing,
-    Rendering,
     Spans,
     owners,
     read_each,
@@ -103,8 +102,7 @@ class PlainText(BatchTemplate):
             return self._ends.around(bare, train_prefix=self.train_prefix)
         encoded = self.tokenizer.encode_spans(joined, special=self.special_in_text)
         lengths = np.diff(encoded.offsets)
-        spans = map(trained_spans, texts)
-        mask = token_mask(encoded, [Rendering(text, own) for text, own in zip(joined, spans, strict=True)], {})
+        mask = token_mask(encoded, joined, [trained_spans(pieces) for pieces in texts])
         counts = borders(mask)
         has_target = counts[encoded.offsets[1:]] > counts[encoded.offsets[:-1]]
         kept = np.repeat(has_target, lengths)

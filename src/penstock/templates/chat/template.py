@@ -193,7 +193,8 @@ class ChatTemplate(BatchTemplate):
                 counts[PARTIAL] = made.num_partial
             for name, size in counts.items():
                 notes.setdefault(name, {})[number] = size
-        ids, mask, offsets = encoded.ids, token_mask(encoded, batch, self._special), encoded.offsets
+        texts, spans = [made.text for made in batch], [made.spans for made in batch]
+        ids, mask, offsets = encoded.ids, token_mask(encoded, texts, spans, self._special), encoded.offsets
         columns: dict[str, Values] = {}
         if self.options.message_weights:
             columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
