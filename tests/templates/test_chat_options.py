@@ -117,8 +117,6 @@ def test_reasoning_can_be_left_out() -> None:
 def test_reasoning_that_a_template_drops_is_not_trained() -> None:
     talk = [Q, assistant("One.", reasoning_content="First."), Q2, assistant("Two.", reasoning_content="Second.")]
     assert said(chat("qwen3"), talk) == ["One.<|im_end|>", "<think>\nSecond.\n</think>\n\nTwo.<|im_end|>"]
-    assert "fan_out=True" in chat("qwen3").describe()
-    assert "fan_out=True" not in chat("llama3").describe()
 
 
 def test_calls_are_trained_with_their_names_and_not_their_results() -> None:
@@ -198,9 +196,8 @@ def test_a_tokenizer_with_a_template_for_tools_uses_it_where_there_are_tools() -
     for number, record in enumerate(records):
         expected = theirs.apply_chat_template(record["messages"], tools=record["tools"] or None, tokenize=False)
         assert template.decode(samples.input_ids[slice(*samples.offsets[number : number + 2])]) == expected
-    assert "conversations with tools" in template.describe()
     chosen = ChatTemplate(opened, reader=Reader(), chat_template="default")
-    assert chosen.identity() != template.identity() and "with tools" not in chosen.describe()
+    assert "for_tools" in template.identity() and "for_tools" not in chosen.identity()
     theirs.chat_template = {"tool_use": CHATML, "rag": "{{ 1 }}"}
     with pytest.raises(
         TemplateError, match="no chat template named 'default'; choose one with chat_template=: rag, tool_use"
@@ -213,7 +210,7 @@ def test_a_template_pickles_and_says_the_same() -> None:
         template = chat(text)
         again = pickle.loads(pickle.dumps(template))
         records = [{"messages": TALK}]
-        assert again.identity() == template.identity() and again.describe() == template.describe()
+        assert again.identity() == template.identity()
         assert (again.encode(records).loss_mask == template.encode(records).loss_mask).all()
 
 

@@ -14,7 +14,9 @@ from tokenizers import models, pre_tokenizers, processors
 
 from penstock.errors import TemplateError
 from penstock.templates import PromptCompletionTemplate, SegmentsTemplate, Tokenizer, open_tokenizer
-from penstock.templates.text import trained_tokens
+from penstock.templates.samples import token_mask
+from penstock.templates.text import trained_spans
+from penstock.templates.tokenizer.byte_offsets import Encoded, borders
 from penstock.types import Samples, Template
 
 END = "<|endoftext|>"
@@ -213,5 +215,7 @@ def test_marks_equal_the_plain_loop(texts: list[list[tuple[str, bool]]], data: s
             first = min(start, len(is_trained) - 1)
             expected.append(any(is_trained[first : max(stop, first + 1)]))
         lengths.append(len(sizes))
-    arrays = (np.array(values, np.int64) for values in (lengths, starts, stops))
-    assert trained_tokens(texts, *arrays).tolist() == expected
+    ids, begins, ends = (np.array(values, np.int64) for values in ([0] * len(starts), starts, stops))
+    encoded = Encoded(ids=ids.astype(np.uint32), offsets=borders(lengths), starts=begins, stops=ends)
+    joined = ["".join(text for text, _ in pieces) for pieces in texts]
+    assert token_mask(encoded, joined, [trained_spans(pieces) for pieces in texts]).tolist() == expected

@@ -1,10 +1,9 @@
 """Record → tokens and loss mask: `open_template` turns what a user names into a template, `detect` finds the name."""
 
 from penstock.templates.conversation import Conversation, Reader
-from penstock.templates.detect import Detection, detect
 from penstock.templates.function import FunctionTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.registry import open_template, opened_template, remembered_template
+from penstock.templates.registry import Detection, detect, open_template, opened_template, remembered_template
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
 from penstock.templates.tokenizer.engines import is_worth_fast
 from penstock.templates.tokenizer.tokenizer import Tokenizer, open_tokenizer

@@ -41,14 +41,19 @@ class Family:
         raise NotImplementedError
 
     def measure(self, height: int, width: int) -> tuple[int, ...]:
-        """What the tokens of an image are counted from; `ask` gets the same from transformers."""
+        """What the tokens of an image are counted from."""
         raise NotImplementedError
 
     def ask(self, image_processor: Any, height: int, width: int) -> tuple[int, ...]:
-        raise NotImplementedError
+        """The same from transformers; by default, the image processor has no say."""
+        return self.measure(height, width)
 
     def image_pieces(self, measured: tuple[int, ...]) -> Pieces:
-        raise NotImplementedError
+        return [(self.placeholder("image"), measured[0])]
+
+    def frames(self, size: tuple[int, ...], rate: float) -> Ints:
+        """The numbers of the frames of a video that its tokens stand for.  `size` and `rate` as in MediaItem."""
+        raise MediaError(f"the processor family {self.name!r} has no videos here; remove the video")
 
     def video_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
         raise MediaError(f"the processor family {self.name!r} has no videos here; remove the video")
@@ -71,27 +76,29 @@ class Family:
         return self.tokens.get(name, usual)
 
 
-def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """The size that Qwen's image processors resize to: multiples of `factor`, with a limited number of pixels."""
-    check_ratio(height, width)
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        scale = math.sqrt((height * width) / max_pixels)
-        new_height = max(factor, math.floor(height / scale / factor) * factor)
-        new_width = max(factor, math.floor(width / scale / factor) * factor)
-    elif new_height * new_width < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        new_height = math.ceil(height * scale / factor) * factor
-        new_width = math.ceil(width * scale / factor) * factor
-    return new_height, new_width
+def smart_resize(
+    height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int, frames: int = 1, step: int = 1
+) -> tuple[int, int]:
+    """The size that Qwen's processors resize to: multiples of `factor`, with a limited number of pixels in all frames.
 
-
-def check_ratio(height: int, width: int) -> None:
+    step: the limits are compared with a number of frames that is rounded to a multiple of this.
+    """
     if max(height, width) / min(height, width) > MOST_RATIO:
         raise MediaError(
             f"it has {height} × {width} pixels (height × width): one side is more than {MOST_RATIO} times the other, which the "
             f"processor refuses; crop it"
         )
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    pixels = round(frames / step) * step * new_height * new_width
+    if pixels > max_pixels:
+        scale = math.sqrt((frames * height * width) / max_pixels)
+        new_height = max(factor, math.floor(height / scale / factor) * factor)
+        new_width = max(factor, math.floor(width / scale / factor) * factor)
+    elif pixels < min_pixels:
+        scale = math.sqrt(min_pixels / (frames * height * width))
+        new_height = math.ceil(height * scale / factor) * factor
+        new_width = math.ceil(width * scale / factor) * factor
+    return new_height, new_width
 
 
 class Qwen2VL(Family):
@@ -129,9 +136,6 @@ class Qwen2VL(Family):
 
     def ask(self, image_processor: Any, height: int, width: int) -> tuple[int, ...]:
         return (int(image_processor.get_number_of_image_patches(height, width, {})) // self.image["merge_size"] ** 2,)
-
-    def image_pieces(self, measured: tuple[int, ...]) -> Pieces:
-        return [(self.placeholder("image"), measured[0])]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         return smart_resize(height, width, factor=_factor(self.image), **_pixels(self.image))
@@ -217,27 +221,16 @@ class Qwen3VL(Qwen2VL):
     def video_resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
         settings = self._video()
         factor, times, limits = _factor(settings), settings["temporal_patch_size"], _pixels(settings)
-        lowest, highest = limits["min_pixels"], limits["max_pixels"]
         if frames < times:
             raise MediaError(f"the video has {frames} frames, but the processor needs {times}; remove it")
         if settings.get("cap_pixels_per_frame"):
             cap = settings["max_video_tokens"] * factor * factor
-            highest = max(min(cap, highest // frames), int(lowest * 1.05)) * frames
+            share = max(min(cap, limits["max_pixels"] // frames), int(limits["min_pixels"] * 1.05))
+            limits["max_pixels"] = share * frames
         if height < factor or width < factor:
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
-        check_ratio(height, width)
-        new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-        pixels = round(frames / times) * times * new_height * new_width
-        if pixels > highest:
-            scale = math.sqrt((frames * height * width) / highest)
-            new_height = max(factor, math.floor(height / scale / factor) * factor)
-            new_width = max(factor, math.floor(width / scale / factor) * factor)
-        elif pixels < lowest:
-            scale = math.sqrt(lowest / (frames * height * width))
-            new_height = math.ceil(height * scale / factor) * factor
-            new_width = math.ceil(width * scale / factor) * factor
-        return new_height, new_width
+        return smart_resize(height, width, factor=factor, frames=frames, step=times, **limits)
 
     def video_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
         times, per_time = self._video_grid(size, rate)

@@ -46,6 +46,12 @@ def text_under(record: Record, key: str, option: str) -> str:
     raise TemplateError(f"key {key!r} is {kind(value)}, expected a string; name the key with {option}=")
 
 
+def as_label(value: Any, what: str) -> bool:
+    if isinstance(value, bool) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TemplateError(f"{what} is {value!r}, expected true or false")
+
+
 def one_key(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of the names that has a value in the record, else the first that is there."""
     return next((name for name in names if record.get(name)), next((name for name in names if name in record), None))

@@ -1,23 +1,23 @@
 """A template from a user's function: record → ids, segments or a conversation, and values of further columns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import asdict, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
+from penstock.templates.chat.options import open_chat
 from penstock.templates.conversation import Conversation
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.samples import read_each
+from penstock.templates.samples import KEEP, join, read_each
 from penstock.templates.text import PlainText, read_pieces
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import SpecialInText, Tokenizer
-from penstock.types import Bools, Column, Ids, Record, Samples, Values
-
-if TYPE_CHECKING:
-    from penstock.templates.chat.template import ChatTemplate
+from penstock.types import Column, Record, Samples, Values
 
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
 _KEYS = ("input_ids", "segments", "conversation")  # of a dict: what becomes tokens; one of them
@@ -71,7 +71,11 @@ class FunctionTemplate(PlainText):
         self.columns = _check_columns(columns)
         super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
         self._ids = PretokenizedTemplate(tokenizer)
-        self._chat = None if chat is None else _open_chat(tokenizer, chat)
+        if chat and chat.get("message_weights"):
+            raise TemplateError(
+                "a FunctionTemplate has no message_weights; declare a column of weights and give its values"
+            )
+        self._chat = None if chat is None else open_chat(tokenizer, reader=PassOn(), **chat)
 
     def with_engine(self, *, fast: bool) -> Self:
         made = super().with_engine(fast=fast)
@@ -94,44 +98,26 @@ class FunctionTemplate(PlainText):
         }
 
     def _encode(self, records: Sequence[Record]) -> Samples:
-        """Encode answers of one kind together, then put all back in the order of their records."""
-        kinds: dict[Callable[..., Samples], list[int]] = {}
-        answers: list[Any] = []
+        """Encode consecutive answers of one kind together."""
+        answers: list[tuple[Callable[..., Samples], Any]] = []
         values: dict[str, list[Any]] = {column.name: [] for column in self.columns}
         for number, record in enumerate(records):
             given = self.function(record)
-            encode, answer = self._kind(given, number)
-            kinds.setdefault(encode, []).append(number)
-            answers.append(answer)
+            answers.append(self._kind(given, number))
             for column in self.columns:
                 values[column.name].append(self._value(column, given, number))
-        samples: dict[int, tuple[Ids, Bools]] = {}
-        dropped: dict[int, str] = {}
-        notes: dict[str, dict[int, int]] = {}
-        characters = 0
-        for encode, numbers in kinds.items():
+        parts: list[Samples] = []
+        first = 0
+        for encode, group in groupby(answers, key=itemgetter(0)):
+            own = [answer for _, answer in group]
             try:
-                made = encode([answers[number] for number in numbers])
+                parts.append(encode(own))
             except TemplateError as error:
-                place = None if error.record is None else numbers[error.record]
+                place = None if error.record is None else first + error.record
                 raise TemplateError(f"{self.name} returned an unusable value: {error}", record=place) from error
-            dropped |= {numbers[place]: reason for place, reason in made.dropped.items()}
-            for name, counts in made.notes.items():
-                notes.setdefault(name, {}).update({numbers[place]: count for place, count in counts.items()})
-            characters += made.assistant_characters
-            cuts = made.offsets[1:-1]
-            parts = zip(np.split(made.input_ids, cuts), np.split(made.loss_mask, cuts), strict=True)
-            samples |= dict(zip(numbers, parts, strict=True))
-        ordered = [samples[number] for number in range(len(records))]
-        return Samples(
-            input_ids=np.concatenate([ids for ids, _ in ordered]),
-            loss_mask=np.concatenate([mask for _, mask in ordered]),
-            offsets=borders([len(ids) for ids, _ in ordered]),
-            dropped=dropped,
-            notes=notes,
-            assistant_characters=characters,
-            columns={column.name: _flat(column, values[column.name]) for column in self.columns},
-        )
+            first += len(own)
+        columns = {column.name: _flat(column, values[column.name]) for column in self.columns}
+        return replace(join(parts, on_nothing=KEEP), columns=columns)
 
     def _kind(self, given: Any, number: int) -> tuple[Callable[..., Samples], Any]:
         """How an answer is encoded, and the part of it that becomes tokens."""
@@ -182,16 +168,6 @@ class FunctionTemplate(PlainText):
 
     def __repr__(self) -> str:
         return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
-
-
-def _open_chat(tokenizer: Tokenizer, options: dict[str, Any]) -> "ChatTemplate":
-    if options.get("message_weights"):
-        raise TemplateError(
-            "a FunctionTemplate has no message_weights; declare a column of weights and give its values"
-        )
-    from penstock.templates.chat.template import ChatTemplate  # only where there are conversations
-
-    return ChatTemplate(tokenizer, reader=PassOn(), **options)
 
 
 def _check_columns(given: Sequence[Column]) -> tuple[Column, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import CALL, kind, one_key, read_history, role_names, value_under
+from penstock.templates.fields import CALL, as_label, kind, one_key, read_history, role_names, value_under
 from penstock.types import Record
 
 MESSAGES = ("messages", "conversations", "conversation")  # a list of messages
@@ -170,12 +170,6 @@ def read_label(record: Record, given: str | None) -> bool:
     """Whether the answer is desirable."""
     key = given or one_key(record, LABELS) or "label"
     return as_label(value_under(record, key, "desirable_key", expected="true or false"), f"key {key!r}")
-
-
-def as_label(value: Any, what: str) -> bool:
-    if isinstance(value, bool) or (type(value) is int and value in (0, 1)):
-        return bool(value)
-    raise TemplateError(f"{what} is {value!r}, expected true or false")
 
 
 def read_margin(record: Record, key: str) -> float:

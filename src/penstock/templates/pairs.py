@@ -6,25 +6,23 @@ chosen sequence, then those of its rejected one; the column `sequence_lengths` s
 costs, and nothing may cut it.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.templates.chat.options import ChatOptions
-from penstock.templates.conversation import Conversation, Reader
+from penstock.templates.chat.options import ChatOptions, open_chat
+from penstock.templates.conversation import Reader
 from penstock.templates.fields import check_choice
 from penstock.templates.judged import Sides, read_judged, read_label, read_margin, read_open_prompt, read_pair
-from penstock.templates.samples import KEEP, POLICIES, OnNothing, Rendering, byte_spans, encode_batches
+from penstock.templates.samples import KEEP, POLICIES, BatchTemplate, OnNothing, Rendering, byte_spans, owners
 from penstock.templates.tokenizer.byte_offsets import borders
-from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.templates.tokenizer.tokenizer import Tokenizer, special_found
 from penstock.types import (
     DESIRABLE,
     MARGIN,
@@ -32,7 +30,6 @@ from penstock.types import (
     PROMPT_LENGTHS,
     SEQUENCE_LENGTHS,
     UNRENDERED,
-    Column,
     Ids,
     Record,
     Samples,
@@ -69,37 +66,31 @@ class _Encoded:
     cut: int = 0
 
 
-class JudgedTemplate:
+@dataclass(kw_only=True, eq=False, repr=False)
+class JudgedTemplate(BatchTemplate):
     """Base: renders the prompts and answers of records, and finds where the answers begin."""
 
     version: ClassVar[int] = 1  # raise when the same record gives other tokens
     name: ClassVar[str]
-    columns: tuple[Column, ...] = ()
-    _chat: "ChatTemplate | None" = None  # None where the tokenizer has no chat template, or none is wanted
+    policies: ClassVar[tuple[str, ...]] = POLICIES  # of on_nothing
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        keys: dict[str, str | None],
-        *,
-        chat: bool | None,
-        on_nothing: str | None,
-        options: dict[str, Any],
-    ) -> None:
-        """keys: names of the record's columns, by option.  options: of conversations, of their reader and of the chat template.
+    tokenizer: Tokenizer = field(kw_only=False)
+    input_key: PromptKey = None
+    chat: Chat = None
+    options: dict[str, Any] = field(default_factory=dict)  # of conversations, of their reader and of the chat template
 
-        on_nothing: None keeps samples without a target.
-        """
-        self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
-        self.chat, self._keys = chat, keys
-        self.on_nothing = KEEP if on_nothing is None else check_choice("on_nothing", on_nothing, POLICIES)
-        reads = {each.name: options.pop(each.name) for each in fields(Reader) if each.name in options}
-        self._options = ChatOptions(**options, train_on="all")
-        self._reader = Reader(shape="prompt_completion", **reads)
-        if chat is not False and (chat or tokenizer.chat_templates or self._options.chat_template is not None):
-            from penstock.templates.chat.template import ChatTemplate  # imports two template engines
-
-            self._chat = ChatTemplate(tokenizer, reader=self._reader, **options, train_on="all")
+    def __post_init__(self) -> None:
+        self.vocab_size = self.tokenizer.vocab_size
+        check_choice("on_nothing", self.on_nothing, self.policies)
+        self._keys = {each.name: getattr(self, each.name) for each in fields(self) if each.name.endswith("_key")}
+        names = {each.name for each in fields(Reader)}
+        self._reader = Reader(shape="prompt_completion", **{k: v for k, v in self.options.items() if k in names})
+        given = {name: value for name, value in self.options.items() if name not in names}
+        self._options = ChatOptions(**given, train_on="all")
+        self._chat: ChatTemplate | None = None  # None where the tokenizer has no chat template, or none is asked for
+        has_template = self.tokenizer.chat_templates or self._options.chat_template is not None
+        if self.chat is not False and (self.chat or has_template):
+            self._chat = open_chat(self.tokenizer, reader=self._reader, **given, train_on="all")
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -121,14 +112,9 @@ class JudgedTemplate:
         return self.tokenizer.special_tokens.get("eos_token", "")
 
     def with_engine(self, *, fast: bool) -> Self:
-        """The same template; `fast` decides whether fastokens may encode."""
-        made = copy.copy(self)
-        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made = super().with_engine(fast=fast)
         made._chat = None if self._chat is None else self._chat.with_engine(fast=fast)
         return made
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
 
     @property
     def renderer(self) -> "Renderer":
@@ -141,16 +127,8 @@ class JudgedTemplate:
         """The sequences of a record as one text, before `encode` tokenizes them."""
         return Rendering("".join(each.text for each in self._read(record, 0).answers), [])
 
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return self.encoder()(records)
-
-    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        """Return an `encode` for the records of a shard in several parts; both engines render the first records of the shard."""
-        return partial(self._encode_all, numbers=iter(range(1 << 62)))
-
-    def _encode_all(self, records: Iterable[Record], numbers: Iterable[int]) -> Samples:
-        encode = partial(self._encode, numbers=iter(numbers))
-        return encode_batches(records, encode, on_nothing=self.on_nothing, columns=self.columns)
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        return partial(self._encode, numbers=count())  # both engines render the first records of a shard
 
     def _sides(self, record: Record) -> Sides:
         raise NotImplementedError
@@ -208,10 +186,7 @@ class JudgedTemplate:
         policy = self._options.special_in_text
         size = len(text) - len(self._eos) if self._eos and text.endswith(self._eos) else len(text)
         if policy == "error" and (found := [token for token in self.tokenizer.special_added if token in text[:size]]):
-            raise TemplateError(
-                f"special token {min(found)!r} is in the text; choose special_in_text='token' to encode it as one, or 'text' to "
-                f"encode its letters"
-            )
+            raise special_found(min(found), "the text")
         return Rendering(text, [], plain=[(0, size)] if policy == "text" else [])
 
     def _rendered(self, record: Record, sides: Sides, number: int) -> list[Rendering]:
@@ -222,7 +197,8 @@ class JudgedTemplate:
         answers = sides.answers or ([],)
         given = [self._chat.read({**record, "prompt": sides.prompt, "completion": answer}) for answer in answers]
         render = partial(self._chat.render, record, number=number)
-        texts = [render(_only_prompt(given[0]), generation_prompt=True)]
+        prompt = replace(given[0], messages=given[0].messages[: given[0].prompt_length])
+        texts = [render(prompt, generation_prompt=True)]
         texts += [render(conversation) for conversation in given if sides.answers]
         lost = sorted({name for text in texts for name in text.unrendered})
         if lost and self._options.on_unrendered != "warn":
@@ -242,8 +218,7 @@ class JudgedTemplate:
         except TemplateError as error:
             if error.record is None:
                 raise
-            owners = np.repeat(np.arange(len(found)), [len(read.texts) for read in found])
-            place = int(owners[error.record])
+            place = owners([len(read.texts) for read in found])[error.record]
             self._refuse(place, TemplateError(str(error)), dropped)
             found[place].texts.clear()
             return None
@@ -298,10 +273,6 @@ class JudgedTemplate:
         return f"{type(self).__name__}({self.tokenizer!r})"
 
 
-def _only_prompt(conversation: Conversation) -> Conversation:
-    return replace(conversation, messages=conversation.messages[: conversation.prompt_length])
-
-
 def _common(first: Ids, second: Ids) -> int:
     """The number of ids with which both begin: tokens may be joined over the border of prompt and answer."""
     size = min(len(first), len(second))
@@ -309,35 +280,26 @@ def _common(first: Ids, second: Ids) -> int:
     return int(different[0]) if len(different) else size
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PreferenceTemplate(JudgedTemplate):
     """A prompt with a chosen and a rejected answer: two sequences in one sample."""
 
     name = "preference"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        input_key: PromptKey = None,
-        chosen_key: Annotated[str | None, "column with the chosen answer"] = None,
-        rejected_key: Annotated[str | None, "column with the rejected answer"] = None,
-        margin_key: Annotated[str | None, "column with the margin of a pair, for a reward model"] = None,
-        chat: Chat = None,
-        on_nothing: OnNothing = "drop",
-        **options: Any,
-    ) -> None:
-        keys = {"input_key": input_key, "chosen_key": chosen_key, "rejected_key": rejected_key}
-        super().__init__(
-            tokenizer, {**keys, "margin_key": margin_key}, chat=chat, on_nothing=on_nothing, options=options
-        )
-        self.columns = (SEQUENCE_LENGTHS,) if margin_key is None else (SEQUENCE_LENGTHS, MARGIN)
+    chosen_key: Annotated[str | None, "column with the chosen answer"] = None
+    rejected_key: Annotated[str | None, "column with the rejected answer"] = None
+    margin_key: Annotated[str | None, "column with the margin of a pair, for a reward model"] = None
+    on_nothing: OnNothing = "drop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.columns = (SEQUENCE_LENGTHS,) if self.margin_key is None else (SEQUENCE_LENGTHS, MARGIN)
 
     def _sides(self, record: Record) -> Sides:
         return read_pair(record, self._keys)
 
     def _value(self, record: Record) -> float:
-        key = self._keys["margin_key"]
-        return 0 if key is None else read_margin(record, key)
+        return 0 if self.margin_key is None else read_margin(record, self.margin_key)
 
     def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
         made = super()._values(found, lengths)
@@ -346,48 +308,39 @@ class PreferenceTemplate(JudgedTemplate):
         return made
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KtoTemplate(JudgedTemplate):
     """A prompt with one answer, and whether the answer is desirable."""
 
     name = "kto"
     columns = (SEQUENCE_LENGTHS, DESIRABLE)
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        input_key: PromptKey = None,
-        output_key: Annotated[str | None, "column with the answer that is judged"] = None,
-        desirable_key: Annotated[str | None, "column that says whether the answer is desirable"] = None,
-        chat: Chat = None,
-        on_nothing: OnNothing = "drop",
-        **options: Any,
-    ) -> None:
-        keys = {"input_key": input_key, "output_key": output_key, "desirable_key": desirable_key}
-        super().__init__(tokenizer, keys, chat=chat, on_nothing=on_nothing, options=options)
+    output_key: Annotated[str | None, "column with the answer that is judged"] = None
+    desirable_key: Annotated[str | None, "column that says whether the answer is desirable"] = None
+    on_nothing: OnNothing = "drop"
 
     def _sides(self, record: Record) -> Sides:
         return read_judged(record, self._keys)
 
     def _value(self, record: Record) -> float:
-        return read_label(record, self._keys["desirable_key"])
+        return read_label(record, self.desirable_key)
 
     def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
         labels = np.array([read.value for read in found], np.int8)
         return {**super()._values(found, lengths), DESIRABLE.name: Values(labels)}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PromptTemplate(JudgedTemplate):
     """A prompt ready for generation: rendered with the generation prompt.  Nothing of it is trained."""
 
     name = "prompt"
     columns = (PROMPT_LENGTHS,)
-
-    def __init__(self, tokenizer: Tokenizer, *, input_key: PromptKey = None, chat: Chat = None, **options: Any) -> None:
-        super().__init__(tokenizer, {"input_key": input_key}, chat=chat, on_nothing=None, options=options)
+    policies = (KEEP,)
+    on_nothing = KEEP
 
     def _sides(self, record: Record) -> Sides:
-        return read_open_prompt(record, self._keys["input_key"])
+        return read_open_prompt(record, self.input_key)
 
     def _is_kept(self, made: _Encoded) -> bool:
         return True

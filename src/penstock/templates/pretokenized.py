@@ -1,6 +1,6 @@
 """Records that are tokens already: ids, labels and masks are checked and used as they are."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.templates.fields import check_choice, value_under
-from penstock.templates.samples import POLICIES, OnNothing, encode_batches, read_each
+from penstock.templates.samples import POLICIES, BatchTemplate, OnNothing, read_each
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Ids, Record, Samples
@@ -17,7 +17,7 @@ _MASKS = ("loss_mask", "assistant_masks", "completion_mask")
 _OPTIONS = ("version", "input_key", "labels_key", "mask_key", "ignore_index", "vocab_size")
 
 
-class PretokenizedTemplate:
+class PretokenizedTemplate(BatchTemplate):
     """`input_ids`, trained where `labels` are not -100, or where a mask is 1, or everywhere.
 
     mask_key: the one mask to use; None uses all that a record has of `labels`, loss_mask, assistant_masks and completion_mask.
@@ -53,13 +53,8 @@ class PretokenizedTemplate:
         """Without the tokenizer: it decodes, but changes no token."""
         return {"template": "pretokenized", **{name: getattr(self, name) for name in _OPTIONS}}
 
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return encode_batches(records, self.encode_all, on_nothing=self.on_nothing)
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        if self.tokenizer is None:
-            raise TemplateError("the samples are ids, and no tokenizer was given; pass tokenizer= to read them as text")
-        return self.tokenizer.decode(input_ids)
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        return self.encode_all
 
     def encode_all(self, records: Sequence[Record]) -> Samples:
         """Encode a batch of records, and keep the tokens of those without a target."""

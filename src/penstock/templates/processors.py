@@ -4,7 +4,6 @@ A processor is opened from a folder.  Counting needs its settings alone (familie
 compared once with the image processor of the folder; if they differ on any size, the image processor itself is asked.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +14,11 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import MediaError, TemplateError
-from penstock.fingerprint import Digest
-from penstock.places.files import is_remote, read
-from penstock.templates.families import Family, Pieces, Qwen2VL, Settings
+from penstock.places.files import is_remote
+from penstock.templates.families import Family, Pieces, Settings
 from penstock.templates.tiled_families import FAMILIES, PROCESSOR_CLASSES
 from penstock.templates.tokenizer.facts import package_version, recall
-from penstock.templates.tokenizer.files import PROCESSOR_FILES
+from penstock.templates.tokenizer.files import PROCESSOR_FILES, digest_of, parsed, snapshot
 from penstock.types import Ints
 
 _PROCESSOR, _IMAGE, _VIDEO, _MODEL = PROCESSOR_FILES
@@ -50,37 +48,22 @@ class ProcessorFiles:
 
 def read_processor(folder: Path) -> ProcessorFiles | None:
     """Read the files of a processor's folder; None if it has none."""
-    paths = {name: folder / name for name in (_PROCESSOR, _IMAGE, _VIDEO, _MODEL)}
-    found = {name: read(path) for name, path in paths.items() if path.is_file()}
-    if _PROCESSOR not in found and _IMAGE not in found:
+    paths = [folder / name for name in (_PROCESSOR, _IMAGE, _VIDEO, _MODEL)]
+    found = snapshot([path for path in paths if path.is_file()])
+    if paths[0] not in found and paths[1] not in found:
         return None
-    digest = Digest()
-    for name, content in found.items():
-        digest.update(name.encode())
-        digest.update(content)
-    parsed = {name: _parsed(content, paths[name]) for name, content in found.items()}
-    whole, image = dict(parsed.get(_PROCESSOR, {})), dict(parsed.get(_IMAGE, {}))
+    whole, image, video, model = (parsed(found, path) for path in paths)
     inner = {name: whole.pop(name, None) or {} for name in ("image_processor", "video_processor", "feature_extractor")}
     image = image or inner["image_processor"] or inner["feature_extractor"]
     return ProcessorFiles(
         folder=str(folder),
-        content=digest.hexdigest(),
+        content=digest_of(found),
         processor_class=str(whole.get("processor_class") or image.get("processor_class") or ""),
         processor=whole,
         image=image,
-        video=parsed.get(_VIDEO, {}) or inner["video_processor"],
-        model_type=str(parsed.get(_MODEL, {}).get("model_type", "")),
+        video=video or inner["video_processor"],
+        model_type=str(model.get("model_type", "")),
     )
-
-
-def _parsed(content: bytes, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-    except ValueError as error:
-        raise TemplateError(f"{path}: not JSON: {error}; copy the processor's folder again") from error
-    if not isinstance(found, dict):
-        raise TemplateError(f"{path}: a JSON {type(found).__name__}, expected an object; copy the folder again")
-    return found
 
 
 NO_PROCESSOR = "none"  # for processor=: texts alone
@@ -178,8 +161,6 @@ class Processor:
 
     def frames(self, size: tuple[int, ...], rate: float) -> Ints:
         """The numbers of the frames of a video that its tokens stand for.  `size` and `rate` as in MediaItem."""
-        if not isinstance(self.counts, Qwen2VL):
-            raise MediaError(f"the processor family {self.family!r} has no videos here; remove the video")
         return self.counts.frames(size, rate)
 
     def expand(self, kind: str, size: tuple[int, ...], rate: float = 0.0) -> Pieces:

@@ -18,9 +18,8 @@ import jinja2.nodes as nodes
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
-from penstock.templates.chat.analysis import needs_jinja2
 from penstock.templates.chat.instrument import LOOP_FUNCTION, SET_FUNCTION, Marker, instrument
-from penstock.templates.sandbox import LimitExceeded, Sandbox
+from penstock.templates.sandbox import LimitExceeded, Sandbox, needs_jinja2
 
 if TYPE_CHECKING:
     import minijinja

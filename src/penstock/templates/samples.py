@@ -1,16 +1,20 @@
-"""Samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
+"""The base of all templates: samples of batches of records, joined; and loss masks from the trained characters of a rendering."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.templates.tokenizer.byte_offsets import Encoded, borders
+from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
+from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Column, Ints, MediaItem, Record, Samples, Values, join_notes
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
@@ -26,23 +30,59 @@ T = TypeVar("T")
 Spans = list[tuple[int, int]]
 
 
-def encode_batches(
-    records: Iterable[Record],
-    encode: Callable[[Sequence[Record]], Samples],
-    *,
-    on_nothing: str,
-    columns: Sequence[Column] = (),
-) -> Samples:
-    """Samples of all records; an error of `encode` names a record by its number in the batch."""
-    parts: list[Samples] = []
-    first, rest = 0, iter(records)
-    while batch := list(islice(rest, _BATCH)):
-        try:
-            parts.append(encode(batch))
-        except TemplateError as error:
-            raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
-        first += len(batch)
-    return join(parts, on_nothing=on_nothing, columns=columns)
+class BatchTemplate:
+    """Base of all templates: encodes records in batches."""
+
+    tokenizer: Tokenizer | None
+    on_nothing: str
+    columns: tuple[Column, ...] = ()
+
+    def encode(self, records: Iterable[Record]) -> Samples:
+        return self.encoder()(records)
+
+    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
+        """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
+        return partial(self._encode_all, self._batch_encoder())
+
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        """What encodes one batch after another.  Its errors name a record by its number in the batch."""
+        raise NotImplementedError
+
+    def _encode_all(self, encode: Callable[[Sequence[Record]], Samples], records: Iterable[Record]) -> Samples:
+        parts: list[Samples] = []
+        first, rest = 0, iter(records)
+        while batch := list(islice(rest, _BATCH)):
+            with renumbered(range(first, first + len(batch))):
+                parts.append(encode(batch))
+            first += len(batch)
+        return join(parts, on_nothing=self.on_nothing, columns=self.columns)
+
+    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
+        if self.tokenizer is None:
+            raise TemplateError("the samples are ids, and no tokenizer was given; pass tokenizer= to read them as text")
+        return self.tokenizer.decode(input_ids)
+
+    def with_engine(self, *, fast: bool) -> Self:
+        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
+        made = copy.copy(self)
+        made.tokenizer = None if self.tokenizer is None else self.tokenizer.with_engine(fast=fast)
+        return made
+
+
+@contextmanager
+def renumbered(numbers: Sequence[int]) -> Iterator[None]:
+    """Replace the number of the record in an error, by a table: old number → new one."""
+    try:
+        yield
+    except TemplateError as error:
+        if error.record is not None:
+            error.record = numbers[error.record]
+        raise
+
+
+def owners(counts: Sequence[int]) -> list[int]:
+    """For each of the texts of all records the number of its record, which has so many."""
+    return [number for number, count in enumerate(counts) for _ in range(count)]
 
 
 def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
@@ -52,7 +92,8 @@ def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
         try:
             made.append(read(record))
         except TemplateError as error:
-            raise TemplateError(str(error), record=number) from error
+            error.record = number
+            raise
     return made
 
 
@@ -141,43 +182,43 @@ def runs(flags: Bools) -> Spans:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def num_bytes(text: str) -> int:
-    """Length in UTF-8, without a copy of plain ASCII."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
 def byte_spans(text: str, spans: Spans) -> Spans:
-    """Character ranges, ascending, as byte ranges of the text's UTF-8."""
-    if text.isascii():
+    """Character ranges as byte ranges of the text's UTF-8."""
+    if text.isascii() or not spans:
         return spans
-    found, place, size = [], 0, 0
-    for begin, end in spans:  # each character is encoded once
-        size += len(text[place:begin].encode())
-        start = size
-        size += len(text[begin:end].encode())
-        found.append((start, size))
-        place = end
-    return found
+    places = byte_places(text)
+    return [(int(places[begin]), int(places[end])) for begin, end in spans]
 
 
-def token_mask(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> Bools:
-    """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too."""
-    owners = [number for number, rendering in enumerate(batch) for _ in rendering.spans]
+def token_mask(
+    encoded: Encoded, texts: Sequence[str], spans: Sequence[Spans], special: Mapping[int, str] | None = None
+) -> Bools:
+    """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too.
+
+    A token without bytes (added by a normalizer) counts as the byte after it, or the last byte of its text.
+    """
+    owners = [number for number, own in enumerate(spans) for _ in own]
     change = np.zeros(len(encoded.ids) + 1, np.int32)
     if owners:
         # All texts one after another: first places in characters, then in bytes.  One search finds the tokens of all spans.
-        firsts = borders([len(rendering.text) for rendering in batch])[:-1]
-        spans = np.array([span for rendering in batch for span in rendering.spans], np.int64) + firsts[owners, None]
-        is_ascii = all(rendering.text.isascii() for rendering in batch)
-        data = np.frombuffer(b"" if is_ascii else b"".join([made.text.encode() for made in batch]), np.uint8)
+        edges = borders([len(text) for text in texts])
+        flat = np.array([span for own in spans for span in own], np.int64) + edges[owners, None]
+        is_ascii = all(text.isascii() for text in texts)
+        data = np.frombuffer(b"" if is_ascii else b"".join([text.encode() for text in texts]), np.uint8)
         inner = np.flatnonzero((data & 0xC0) == 0x80)  # bytes that continue a character
         inner -= np.arange(len(inner))  # the characters that begin before each of them
-        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (firsts, *spans.T))
-        base = np.repeat(bases, np.diff(encoded.offsets))
-        low = np.searchsorted(encoded.stops + base, begins, side="right")
-        high = np.searchsorted(encoded.starts + base, ends, side="left")
+        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (edges, *flat.T))
+        counts = np.diff(encoded.offsets)
+        base = np.repeat(bases[:-1], counts)
+        starts, stops = encoded.starts + base, encoded.stops + base
+        if (starts == stops).any():  # added by a normalizer
+            starts = np.minimum(starts, np.repeat(bases[1:], counts) - 1)
+            stops = np.maximum(stops, starts + 1)
+        low = np.searchsorted(stops, begins, side="right")
+        high = np.searchsorted(starts, ends, side="left")
         begins -= bases[owners]
-        low += _only_blanks(encoded, low, begins, [batch[owner].text for owner in owners], special)
+        if special:
+            low += _only_blanks(encoded, low, begins, [texts[owner] for owner in owners], special)
         np.add.at(change, low, 1)
         np.add.at(change, np.maximum(high, low), -1)
     mask: Bools = np.cumsum(change[:-1]) > 0
@@ -190,10 +231,10 @@ def token_weights(encoded: Encoded, batch: Sequence[Rendering], special: Mapping
     found = np.zeros(len(encoded.ids), np.float32)
     for value in sorted({weight for weights in given for weight in weights}):
         own = [
-            replace(made, spans=[span for span, weight in zip(made.spans, weights, strict=True) if weight == value])
+            [span for span, weight in zip(made.spans, weights, strict=True) if weight == value]
             for made, weights in zip(batch, given, strict=True)
         ]
-        mask = token_mask(encoded, own, special)
+        mask = token_mask(encoded, [made.text for made in batch], own, special)
         if (twice := mask & (found > 0)).any():
             record = int(np.searchsorted(encoded.offsets, np.flatnonzero(twice)[0], side="right")) - 1
             reason = "a token belongs to two messages of different weights, so its weight is not known"

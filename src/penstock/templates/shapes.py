@@ -15,8 +15,7 @@ from penstock.templates.fields import one_key, query_keys, query_pair, read_hist
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.stepwise import StepwiseTemplate
-from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
+from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, StepwiseTemplate, TextTemplate
 from penstock.types import Record, Template
 
 CONVERSATIONS = ("conversations", "conversation", "messages")  # usual keys of a list of messages
@@ -101,11 +100,10 @@ def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
 
 
 def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    key = options.get("messages_key") or "messages"
+    key, role_key = options.get("messages_key") or "messages", options.get("role_key") or "role"
     turns = _turns(record.get(key))
     if not turns:
         return False if _is_null(record, key) else None
-    role_key = options.get("role_key") or "role"
     return Fit(uses=(key, *_COMMON)) if all(role_key in turn for turn in turns) else None
 
 

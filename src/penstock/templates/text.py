@@ -4,30 +4,32 @@ The pieces of a record are encoded as one text, so that no border between them c
 trained piece is trained: the model must write those bytes, and no other token has them.
 """
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import check_choice, kind, one_key, query_pair, text_under, value_under
+from penstock.templates.fields import as_label, check_choice, kind, one_key, query_pair, text_under, value_under
 from penstock.templates.media import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
     POLICIES,
     SPECIAL,
     TRAINED,
+    BatchTemplate,
     OnNothing,
-    encode_batches,
-    num_bytes,
+    Spans,
+    owners,
     read_each,
+    renumbered,
+    token_mask,
 )
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import SpecialInText, Tokenizer
-from penstock.types import Bools, Ids, Ints, Record, Samples, columns_of
+from penstock.types import STEP_LABELS, Bools, Ids, Ints, Record, Samples, Values
 
 TRAIN_ON = ("completion", "all", "assistant", "last")  # the last two are chat's words for the completion
 _SEGMENTS = "a list of {text, label}"
@@ -39,7 +41,7 @@ AddEos = Annotated[
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PlainText:
+class PlainText(BatchTemplate):
     """Base of the templates of plain text: the tokenizer, BOS and EOS, special tokens in texts, samples without a target.
 
     A text that already has BOS or EOS gets no second one.
@@ -76,17 +78,8 @@ class PlainText:
         """The template's name, and the options that change its tokens."""
         raise NotImplementedError
 
-    def with_engine(self, *, fast: bool) -> Self:
-        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
-        made = copy.copy(self)
-        made.tokenizer = self.tokenizer.with_engine(fast=fast)
-        return made
-
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return encode_batches(records, self._encode, on_nothing=self.on_nothing, columns=columns_of(self))
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        return self._encode
 
     def _encode(self, records: Sequence[Record]) -> Samples:
         return self._encode_pieces(read_each(self._checked, records))
@@ -109,7 +102,7 @@ class PlainText:
             return self._ends.around(bare, train_prefix=self.train_prefix)
         encoded = self.tokenizer.encode_spans(joined, special=self.special_in_text)
         lengths = np.diff(encoded.offsets)
-        mask = trained_tokens(texts, lengths, encoded.starts, encoded.stops)
+        mask = token_mask(encoded, joined, [trained_spans(pieces) for pieces in texts])
         counts = borders(mask)
         has_target = counts[encoded.offsets[1:]] > counts[encoded.offsets[:-1]]
         kept = np.repeat(has_target, lengths)
@@ -181,18 +174,82 @@ class PromptCompletionTemplate(PlainText):
         return {"template": self.usual, **options}
 
     def _pieces(self, record: Record) -> list[Piece]:
-        input_key, output_key = self._keys(record)
+        input_key = self.input_key or "prompt"
+        output_key = self.output_key or one_key(record, ("completion", "response")) or "completion"
+        if self.usual == "query_response":
+            input_key, output_key = query_pair(record, self.input_key, self.output_key)
         for key in (input_key, output_key):
             if isinstance(record.get(key), list | dict):
                 raise TemplateError(f"key {key!r} is {kind(record[key])}, expected a string; chat=True takes messages")
         prompt, completion = text_under(record, input_key, "input_key"), text_under(record, output_key, "output_key")
         return [(f"{prompt}{self.separator}", self.train_on == "all"), (completion, True)] if completion else []
 
-    def _keys(self, record: Record) -> tuple[str, str]:
-        if self.usual == "query_response":
-            return query_pair(record, self.input_key, self.output_key)
-        output_key = self.output_key or one_key(record, ("completion", "response")) or "completion"
-        return self.input_key or "prompt", output_key
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StepwiseTemplate(PlainText):
+    """prompt, then each step of `completions` and a separator, for a model that rewards each step: trl's stepwise supervision.
+
+    The last token of each step carries its label, 0 or 1.  Prompt, steps and separator are encoded apart, so that a step ends where a
+    token ends.  No EOS by default: the last step ends with its separator.
+    """
+
+    version = 1
+    columns = (STEP_LABELS,)
+
+    input_key: Annotated[str, "column with the prompt"] = "prompt"
+    completions_key: Annotated[str, "column with the list of steps"] = "completions"
+    labels_key: Annotated[str, "column with the labels of the steps"] = "labels"
+    separator: Annotated[str, "text after each step"] = "\n"
+    eos: AddEos = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eos is not False:
+            raise TemplateError(f"eos={self.eos!r} has no effect: the separator ends each judged step; leave it out")
+
+    def _own_identity(self) -> dict[str, Any]:
+        options = {name: getattr(self, name) for name in ("input_key", "completions_key", "labels_key", "separator")}
+        return {"template": "stepwise", **options}
+
+    def _read(self, record: Record) -> tuple[list[str], list[bool]]:
+        """The prompt and its steps, and the label of each step."""
+        prompt = text_under(record, self.input_key, "input_key")
+        steps = value_under(record, self.completions_key, "completions_key", expected="a list of steps")
+        labels = value_under(record, self.labels_key, "labels_key", expected="a list of true and false")
+        for key, value in ((self.completions_key, steps), (self.labels_key, labels)):
+            if not isinstance(value, list | tuple):
+                raise TemplateError(f"key {key!r} is {kind(value)}, expected a list")
+        if len(steps) != len(labels):
+            raise TemplateError(f"{len(steps)} steps and {len(labels)} labels, expected one label for each step")
+        for place, step in enumerate(steps):
+            if not isinstance(step, str):
+                raise TemplateError(f"{self.completions_key}[{place}] is {kind(step)}, expected text")
+        found = [as_label(label, f"{self.labels_key}[{place}]") for place, label in enumerate(labels)]
+        return [prompt, *steps], found
+
+    def _encode(self, records: Sequence[Record]) -> Samples:
+        read = read_each(self._read, records)
+        with renumbered(owners([len(texts) for texts, _ in read])):
+            ids, offsets = self.tokenizer.encode(
+                [text for texts, _ in read for text in texts], special=self.special_in_text
+            )
+        (end, _), begin = self.tokenizer.encode([self.separator]), np.array(self._ends.prefix, np.uint32)
+        pieces = iter([ids[start:stop] for start, stop in pairwise(offsets.tolist())])
+        tokens, marks, lengths = [np.zeros(0, np.uint32)], [np.zeros(0, np.int8)], []
+        for _, labels in read:
+            first = len(tokens)
+            for label in (None, *labels):  # the prompt has none
+                tokens.append(np.concatenate((begin, next(pieces)) if label is None else (next(pieces), end)))
+                marks.append(np.full(len(tokens[-1]), STEP_LABELS.fill, np.int8))
+                marks[-1][-1:] = STEP_LABELS.fill if label is None else label
+            lengths.append(sum(map(len, tokens[first:])))
+        marked = np.concatenate(marks)
+        return Samples(
+            input_ids=np.concatenate(tokens),
+            loss_mask=marked != STEP_LABELS.fill,
+            offsets=borders(lengths),
+            columns={STEP_LABELS.name: Values(marked)},
+        )
 
 
 def read_pieces(segments: Any, what: str) -> list[Piece]:
@@ -209,27 +266,10 @@ def read_pieces(segments: Any, what: str) -> list[Piece]:
     return pieces
 
 
-def trained_tokens(texts: Sequence[Sequence[Piece]], lengths: Ints, starts: Ints, stops: Ints) -> Bools:
-    """For each token, whether its bytes [start, stop) of its text touch a trained piece."""
-    sizes = [[num_bytes(text) for text, _ in pieces] for pieces in texts]
-    flat = [
-        (size, is_trained)
-        for some, pieces in zip(sizes, texts, strict=True)
-        for size, (_, is_trained) in zip(some, pieces, strict=True)
-        if size  # an empty piece has no bytes to touch
-    ]
-    if not flat:
-        return np.zeros(len(starts), np.bool_)
-    text_borders = borders([sum(some) for some in sizes])
-    text_starts, last_byte = np.repeat(text_borders[:-1], lengths), np.repeat(text_borders[1:], lengths) - 1
-    piece_stops = np.cumsum([size for size, _ in flat], dtype=np.int64)
-    num_trained = borders([is_trained for _, is_trained in flat])
-    # a token without bytes (added by a normalizer) counts as the byte after it, or the last byte of its text
-    first = np.minimum(starts + text_starts, last_byte)
-    last = np.maximum(stops + text_starts - 1, first)
-    first_piece = np.searchsorted(piece_stops, first, side="right")
-    last_piece = np.searchsorted(piece_stops, last, side="right")
-    return np.asarray(num_trained[last_piece + 1] > num_trained[first_piece], np.bool_)
+def trained_spans(pieces: Sequence[Piece]) -> Spans:
+    """The characters of the trained pieces, in the text that all pieces make."""
+    stops = accumulate(len(text) for text, _ in pieces)
+    return [(stop - len(text), stop) for (text, flag), stop in zip(pieces, stops, strict=True) if flag and text]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,6 @@ class Gemma3(Family):
     def measure(self, height: int, width: int) -> tuple[int, ...]:
         return (int(self.processor.get("image_seq_length", 256)),)
 
-    def ask(self, image_processor: Any, height: int, width: int) -> tuple[int, ...]:
-        return self.measure(height, width)  # the image processor has no say
-
     def image_pieces(self, measured: tuple[int, ...]) -> Pieces:
         image, end = self.token("image_token", "<image_soft_token>"), self.token("eoi_token", "<end_of_image>")
         return [(f"\n\n{self.placeholder('image')}", 1), (image, measured[0]), (f"{end}\n\n", 1)]
@@ -128,9 +125,6 @@ class Llava(Family):
         patch, settings = self.processor["patch_size"], self.processor
         number = (sides[0] // patch) * (sides[1] // patch) + int(settings.get("num_additional_image_tokens") or 0)
         return (number - (settings.get("vision_feature_select_strategy") == "default"),)
-
-    def image_pieces(self, measured: tuple[int, ...]) -> Pieces:
-        return [(self.placeholder("image"), measured[0])]
 
 
 def _side_lengths(settings: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -244,28 +238,18 @@ class Qwen2Audio(Family):
         return math.ceil(size[0] * _SAMPLES / rate)
 
 
-# By the name of the processor's class, as a folder's files write it.
-PROCESSOR_CLASSES = {
-    "Qwen2VLProcessor": "qwen2_vl",
-    "Qwen2_5_VLProcessor": "qwen2_5_vl",
-    "Qwen3VLProcessor": "qwen3_vl",
-    "Idefics3Processor": "idefics3",
-    "SmolVLMProcessor": "smolvlm",
-    "Gemma3Processor": "gemma3",
-    "LlavaProcessor": "llava",
-    "InternVLProcessor": "internvl",
-    "PixtralProcessor": "pixtral",
-    "Qwen2AudioProcessor": "qwen2_audio",
-}
-FAMILIES: dict[str, type[Family]] = {
-    "qwen2_vl": Qwen2VL,
-    "qwen2_5_vl": Qwen2VL,
-    "qwen3_vl": Qwen3VL,
-    "idefics3": Idefics3,
-    "smolvlm": Idefics3,
-    "gemma3": Gemma3,
-    "llava": Llava,
-    "internvl": InternVL,
-    "pixtral": Pixtral,
-    "qwen2_audio": Qwen2Audio,
-}
+# The processor's class, as a folder's files write it; the model's type.
+_TABLE: tuple[tuple[str, str, type[Family]], ...] = (
+    ("Qwen2VLProcessor", "qwen2_vl", Qwen2VL),
+    ("Qwen2_5_VLProcessor", "qwen2_5_vl", Qwen2VL),
+    ("Qwen3VLProcessor", "qwen3_vl", Qwen3VL),
+    ("Idefics3Processor", "idefics3", Idefics3),
+    ("SmolVLMProcessor", "smolvlm", Idefics3),
+    ("Gemma3Processor", "gemma3", Gemma3),
+    ("LlavaProcessor", "llava", Llava),
+    ("InternVLProcessor", "internvl", InternVL),
+    ("PixtralProcessor", "pixtral", Pixtral),
+    ("Qwen2AudioProcessor", "qwen2_audio", Qwen2Audio),
+)
+PROCESSOR_CLASSES = {written: name for written, name, _ in _TABLE}
+FAMILIES = {name: family for _, name, family in _TABLE}

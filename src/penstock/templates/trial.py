@@ -12,14 +12,15 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import Cache
 from penstock.errors import TemplateError
-from penstock.templates.conversation import Conversation, Message
+from penstock.templates.chat import kinds
+from penstock.templates.conversation import Conversation
 from penstock.templates.tokenizer.facts import package_version, recall, warn
 
 if TYPE_CHECKING:  # both bring jinja2, which a cache hit does not need
@@ -210,40 +211,26 @@ def start_early() -> None:
 
 # Made-up conversations
 
-_USER, _AGAIN = ({"role": "user", "content": words} for words in ("What is 2 + 2?", 'And "3" + 3?\n'))
-_PLAIN = {"role": "assistant", "content": ' It\'s "4" – é 🙂. \n'}
-_INLINE = {"role": "assistant", "content": "<think>\nadd them\n</think>\n\nFour."}
-_FIELDS: Message = {"role": "assistant", "content": "Six.", "reasoning_content": "add\nthem", "thinking": "add\nthem"}
-_SYSTEM = {"role": "system", "content": "Be brief."}
-_ADD: dict[str, Any] = {"name": "add", "arguments": {"a": '2 "x"', "b": [2, None]}}
-_CALL: Message = {"function": _ADD, "id": "call00001", "type": "function"}
-_CALLS = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-_RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": '{"sum": 4}'}
-
 
 def probes() -> list[Conversation]:
     """White space at edges, reasoning, quotes, tool calls; many messages, long ones, many calls.
 
     A template that doubles a text for each message, letter, tool or call makes more of the last three than any memory holds.
     """
-    words = 'All work and no play\nmakes Jack <dull>, "dull". ' * 40
-    calls = [{**_CALL, "id": f"call{number:05}"} for number in range(8)]
-    rounds: list[list[Message]] = [
-        [_USER, {**_CALLS, "tool_calls": calls[: 1 + number % 8]}, _RESULT, _FIELDS] for number in range(16)
+    user, answer, system, result, tool = kinds.USER, kinds.ANSWER, kinds.SYSTEM, kinds.RESULT, kinds.TOOL
+    orders: list[tuple[Sequence[kinds.Kind], Callable[[str], str], list[Any] | None]] = [
+        ((user, answer), _odd_words, None),
+        ((system, user, answer, user, answer), _odd_words, None),
+        ((user, kinds.INLINE, user, kinds.INLINE), _odd_words, None),
+        ((user, answer, user, kinds.THINKING), _odd_words, None),
+        ((user, kinds.CALL, result, answer), _odd_words, [tool]),
+        ((system, *(user, answer) * 64), _odd_words, None),
+        ((user, answer), lambda word: f'{word}\nmakes Jack <dull>, "dull". ' * 40, None),
+        ((user, kinds.CALLS, result, kinds.THINKING) * 16, _odd_words, [tool] * 64),
     ]
-    talks: list[tuple[list[Message], list[Any] | None]] = [
-        ([_USER, _PLAIN], None),
-        ([_SYSTEM, _USER, _PLAIN, _AGAIN, _PLAIN], None),
-        ([_USER, _INLINE, _AGAIN, _INLINE], None),
-        ([_USER, _PLAIN, _AGAIN, _FIELDS], None),
-        ([_USER, _CALLS, _RESULT, _PLAIN], [_tool("add")]),
-        ([_SYSTEM, *[_USER, _PLAIN] * 64], None),
-        ([{**_USER, "content": words}, {**_PLAIN, "content": words}], None),
-        ([message for some in rounds for message in some], [_tool(f"add{number}") for number in range(64)]),
-    ]
-    return [Conversation(messages=messages, tools=tools) for messages, tools in talks]
+    return [Conversation(messages=kinds.MadeUp(order).changed(words), tools=tools) for order, words, tools in orders]
 
 
-def _tool(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": name, "description": "Adds.", "parameters": parameters}}
+def _odd_words(word: str) -> str:
+    """Words between white space, with signs that engines may escape; names of tools stay names."""
+    return word if "tool" in word else f' {word}\'s "4" – é 🙂. \n'

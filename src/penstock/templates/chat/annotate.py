@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.analysis import known_names, prompt_reads_text
 from penstock.templates.chat.headers import LEADS, Headers, Render, learn_ends
 from penstock.templates.chat.instrument import MARK, Attribution, attribute
 from penstock.templates.chat.kinds import CALL, TOOL, USER, Kinds, MadeUp, role_of, with_reasoning
@@ -25,6 +24,7 @@ from penstock.templates.chat.unrendered import Unrendered, count_words
 from penstock.templates.conversation import Conversation, Message
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.samples import Rendering, Spans
+from penstock.templates.sandbox import known_names, prompt_reads_text
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 
 # Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.
@@ -92,10 +92,6 @@ class Annotator:
         """Headers and layouts are learned again in another process."""
         return {**self.__dict__, "_finders": {}, "_orders": {}}
 
-    @property
-    def main_header(self) -> str | None:
-        return self._finder({}).main_header
-
     def annotate(
         self, conversation: Conversation, trained: list[bool], *, verify: bool, generation_prompt: bool = False
     ) -> Annotated:
@@ -123,12 +119,12 @@ class Annotator:
                     "pass template_engine='jinja2', and please report the chat template"
                 )
         whole = attribute(rendered)
-        made = Rendering(whole.text, [(0, len(whole.text))])  # train_on="all"
-        if self._options.train_on != "all":
+        if self._options.train_on == "all":
+            made = Rendering(whole.text, [(0, len(whole.text))])
+        else:
             chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
             finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
-            found = finder.find(chat, trained, check=self._options.verify == "all")
-            made.spans, made.num_unended, made.num_partial = found.spans, found.num_unended, found.num_partial
+            made = finder.find(chat, trained, check=self._options.verify == "all")
         made.unrendered = self.unrendered.find(conversation, kinds, whole.text, whole.printed_by)
         made.assistant_characters, _ = count_words(conversation.messages, ())
         return Annotated(made, context, render)
@@ -279,11 +275,8 @@ class Annotator:
         """Whether calls are printed beside a content of null and not beside none at all, as by DeepSeek-V3's template."""
         asked = {"role": "user", "content": "question"}
         for arguments in ({"key": "value"}, '{"key": "value"}'):
-            function = {"name": _CALLED, "arguments": arguments}
-            called = {
-                "role": "assistant",
-                "tool_calls": [{"id": "a23456789", "type": "function", "function": function}],
-            }
+            call = {"id": "a23456789", "type": "function", "function": {"name": _CALLED, "arguments": arguments}}
+            called = {"role": "assistant", "tool_calls": [call]}
             answers = {**called, "content": None}, called
             contexts = [self.context([asked, answer], Conversation(messages=[], tools=[TOOL])) for answer in answers]
             beside, alone = (_CALLED in (outcome(self.renderer.render_reference, each) or "") for each in contexts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.instrument import Attribution, Run
-from penstock.templates.chat.kinds import ANSWER, CALL, RESULT, SYSTEM, USER, Kind, Kinds, MadeUp, with_text
+from penstock.templates.chat.kinds import ANSWER, CALL, RESULT, SYSTEM, USER, Kind, Kinds, MadeUp, call_names, with_text
 from penstock.templates.conversation import Message
 
 # (messages, add_generation_prompt=…) → attribution; raises TemplateError where the template refuses the messages
@@ -86,7 +86,8 @@ class Headers:
         leads = LEADS if around[0] >= 0 else LEADS[:1]
         found = [self._behind(lead, around) for lead in leads]
         if (texts := self._with_text_around(around)) != around:
-            found += [self._misprinted(lead, texts) for lead in leads]
+            rendered = [made for lead in leads if (made := self._made_up(lead, texts)) is not None]
+            found += [Unproven(why) for made in rendered if (why := _misplaced(*made)) is not None]
         if (refused := next((made for made in found if isinstance(made, Unproven)), None)) is not None:
             return refused
         headers = [made for made in found if made is not None]
@@ -106,12 +107,6 @@ class Headers:
         except TemplateError:
             return None
         return made, len(lead) + sum(before >= 0 for before in around[:2]), whole
-
-    def _misprinted(self, lead: Sequence[Kind], around: Around) -> Unproven | None:
-        """Return why a turn is refused: other messages print its text, or it prints theirs."""
-        if (found := self._made_up(lead, around)) is None or (why := _misplaced(*found)) is None:
-            return None
-        return Unproven(why)
 
     def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
         if (found := self._made_up(lead, around)) is None:
@@ -295,8 +290,7 @@ def _misplaced(made: MadeUp, number: int, whole: Attribution) -> str | None:
 def _is_silent(made: MadeUp, number: int, whole: Attribution, render: Render) -> bool:
     """Return whether no text of a message is printed: other words give the same rendering."""
     message, own = made.messages[number], whole.printed_by(number)
-    calls = [call.get("function", call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-    printed = [*made.words[number], *(call["name"] for call in calls if isinstance(call.get("name"), str))]
+    printed = [*made.words[number], *call_names(message)]
     says = any(word in repr(message.get("content")) for word in made.words[number])
     if not says or any(word in own for word in printed):
         return False

@@ -35,14 +35,6 @@ _MOST_LEVELS = 0x40
 _LEXER = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]).lexer
 _CAPTURES = ("macro", "call", "filter", "block")
 _SCOPES = ("if", "with", "autoescape")
-# Fields of messages, and filters that make text: loops over these, and variables set to these, are never messages.
-_NOT_MESSAGES = frozenset(
-    (
-        *("items", "dictsort", "tool_calls", "function", "content", "arguments", "parameters", "properties"),
-        *("name", "role", "reasoning_content", "thinking", "text", "type", "id", "length", "trim", "tojson"),
-        *("string",),
-    )
-)
 
 
 @dataclass(slots=True)
@@ -160,14 +152,11 @@ class _Writer:
             self._open.append(_Block(is_capture=True))
             return
         level = sum(block.level is not None for block in self._open)
-        body = list(self._body(place))
-        prints = not self._in_capture() and level < _MOST_LEVELS and any(part.kind != "block" for part in body)
-        sets = any(part.word == "set" and _set_name(part) for part in body)
-        block = _Block(level=level, is_marked=prints and bool(targets or sets))
+        prints = any(part.kind != "block" for part in self._body(place))
+        block = _Block(level=level, is_marked=prints and level < _MOST_LEVELS and not self._in_capture())
         self._open.append(block)
         if block.is_marked:
-            values = "".join(f", {target}" for target in targets)
-            self._out.append(f"{{{{ {LOOP_FUNCTION}({level}{values}) }}}}" if targets else _mark(level))
+            self._out.append(f"{{{{ {LOOP_FUNCTION}({', '.join([str(level), *targets])}) }}}}")
 
     def _body(self, place: int) -> Iterator[_Statement]:
         """What is inside the loop that begins at `place`."""
@@ -194,23 +183,10 @@ def _literal(text: str) -> str:
 
 
 def _targets(statement: _Statement) -> tuple[list[str], bool]:
-    """The loop variables that may be a message, and whether the loop is recursive."""
+    """The loop variables, and whether the loop is recursive."""
     words = statement.words()
-    border = words.index(("name", "in"))
-    iterable = [word for word in words[border + 1 :] if word != ("name", "recursive")]
-    iterable = iterable[: iterable.index(("name", "if"))] if ("name", "if") in iterable else iterable
-    names = [text for kind, text in words[1:border] if kind == "name"]
-    return names if _may_hold_messages(iterable) else [], words[-1] == ("name", "recursive")
-
-
-def _may_hold_messages(words: list[tuple[str, str]]) -> bool:
-    """Return whether an expression may be a message or messages: it is not a constant, a range or a field."""
-    texts = [text.strip("'\"") for _, text in words]
-    if words[0][0] == "string" or texts[:2] == ["range", "("] or texts[-3:] == ["items", "(", ")"]:
-        return False
-    if len(words) == 1 and (words[0][0] != "name" or texts[0].lower() in ("true", "false", "none")):
-        return False
-    return texts[-2 if texts[-1] == "]" else -1] not in _NOT_MESSAGES
+    names = [text for kind, text in words[1 : words.index(("name", "in"))] if kind == "name"]
+    return names, words[-1] == ("name", "recursive")
 
 
 def _is_capture(statement: _Statement) -> bool:
@@ -224,11 +200,9 @@ def _is_capture(statement: _Statement) -> bool:
 
 
 def _set_name(statement: _Statement) -> str | None:
-    """Return the name in `{% set name = value %}` if the value may be a message."""
+    """Return the name in `{% set name = value %}`."""
     words = statement.words()
-    if len(words) < 4 or words[1][0] != "name" or words[2] != ("operator", "=") or not _may_hold_messages(words[3:]):
-        return None
-    return words[1][1]
+    return words[1][1] if words[1][0] == "name" and words[2:3] == [("operator", "=")] else None
 
 
 def _mark(level: int, number: int | None = None) -> str:

@@ -120,7 +120,7 @@ def with_text(kind: Kind) -> Kind:
 
 _A_CALL = {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": {"b": "c"}}}
 USER, ANSWER, SYSTEM = text_kind("user"), text_kind("assistant"), text_kind("system")
-CALL = kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL]})
+CALL, CALLS = (kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL] * number}) for number in (1, 3))
 RESULT = kind_of({"role": "tool", "name": "a", "tool_call_id": "call00000", "content": "text"})
 THINKING = kind_of({"role": "assistant", **dict.fromkeys(REASONING, "text"), "content": "text"})
 INLINE = kind_of({"role": "assistant", "content": f"thought{THOUGHT_END}text"})
@@ -144,6 +144,17 @@ def with_reasoning(messages: list[Message]) -> list[Message]:
                 out = list(messages) if out is None else out
                 out[place] = {"thinking": thought, **message, "reasoning_content": thought}
     return messages if out is None else out
+
+
+def functions_of(message: Message) -> list[dict[str, Any]]:
+    """What a message calls: {name, arguments} of each call."""
+    calls = message.get("tool_calls")
+    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [function for function in found if isinstance(function, dict)]
+
+
+def call_names(message: Message) -> list[str]:
+    return [function["name"] for function in functions_of(message) if isinstance(function.get("name"), str)]
 
 
 class Kinds:

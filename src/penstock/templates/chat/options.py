@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.errors import TemplateError
 from penstock.templates.fields import check_choice
 from penstock.templates.media_headers import MAX_IMAGE_PIXELS
 from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
+
+if TYPE_CHECKING:
+    from penstock.templates.chat.template import ChatTemplate
+    from penstock.templates.tokenizer.tokenizer import Tokenizer
+
+
+def open_chat(tokenizer: "Tokenizer", *, reader: Any, **options: Any) -> "ChatTemplate":
+    """Open a ChatTemplate, which imports two template engines."""
+    from penstock.templates.chat.template import ChatTemplate
+
+    return ChatTemplate(tokenizer, reader=reader, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

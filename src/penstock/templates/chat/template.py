@@ -5,39 +5,39 @@ A record's tokens and mask depend on that record, the tokenizer and the options 
 refused by name, never guessed.
 """
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import MediaError, TemplateError
-from penstock.templates.chat.annotate import Annotated, Annotator, TurnPart
+from penstock.reasons import BAD_MEDIA
+from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer, TurnPart
+from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
-from penstock.templates.chat.placeholders import Placer, count_tokens, moved, repeat_tokens
-from penstock.templates.chat.refusals import NotPrinted, Run, explained
-from penstock.templates.chat.special import SpecialFinder
+from penstock.templates.chat.special_tokens import Placer, SpecialFinder, count_tokens, moved, repeat_tokens
+from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
-from penstock.templates.samples import Rendering, byte_spans, join, token_mask, token_weights
+from penstock.templates.samples import BatchTemplate, Rendering, byte_spans, token_mask, token_weights
+from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Column, Ints, Record, Samples, Values
+from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Ints, Record, Samples, Values
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
-_BATCH = 512
 
 
-class ChatTemplate:
+class ChatTemplate(BatchTemplate):
     """Conversations through a chat template, with the options of ChatOptions."""
 
     version = 5  # raise when the same record gives other tokens or another mask
@@ -45,16 +45,16 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer, *, reader: Any, **options: Any) -> None:
         self.options = ChatOptions(**options)
-        self.tokenizer = tokenizer
+        self.on_nothing = self.options.on_nothing
+        self.tokenizer: Tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self.reader = reader
         train_on = self.options.train_on
         self.train_on = train_on if isinstance(train_on, str) else check_roles(train_on, getattr(reader, "names", {}))
-        self.on_unrendered = self.options.on_unrendered  # `check` asks templates with this what they do not print
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
         self.media, self._without_media = self._open_media()
-        self.columns: tuple[Column, ...] = (WEIGHTS,) if self.options.message_weights else ()
+        self.columns = (WEIGHTS,) if self.options.message_weights else ()
         if self.media is not None:
             self.columns += (MEDIA,)
         self._placer = None if self.media is None else Placer(self.media, tokenizer)
@@ -105,9 +105,7 @@ class ChatTemplate:
         return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
-        """The same template; `fast` decides whether fastokens may encode.  `prepare` decides by the size of the data."""
-        made = copy.copy(self)
-        made.tokenizer = self.tokenizer.with_engine(fast=fast)
+        made = super().with_engine(fast=fast)
         made._for_tools = None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
         return made
 
@@ -126,7 +124,7 @@ class ChatTemplate:
 
     def identity(self) -> dict[str, Any]:
         options = self.options
-        return {
+        found = {
             "template": "chat",
             "version": self.version,
             "chat_template": self.renderer.text,
@@ -143,75 +141,25 @@ class ChatTemplate:
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
             "tokenizer": self.tokenizer.identity(),
-            **({} if self.media is None else {"media": self._media_identity(self.media)}),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
-
-    def _media_identity(self, media: MediaReader) -> dict[str, Any]:
-        return {
-            **media.identity(),
-            "on_media": self.options.on_media,
-            "text_as_parts": self.renderer.wraps_text,
-        }
-
-    def describe(self) -> str:
-        """Describe how this template renders, and how it finds the trained spans."""
-        how = "the template's generation tags" if self.renderer.has_generation else "what each message printed"
-        lines = [
-            f"rendered by {self.renderer.engine} ({self.renderer.reason})",
-            f"trained characters found by {how}; header {self._annotator.main_header!r}, "
-            f"end of turn {self.ends.usual or 'not found'!r}",
-        ]
-        if not self._annotator.learned:
-            lines[1] += (
-                "; the generation prompt depends on what messages say, so headers are found for each conversation"
-            )
-        if self._annotator.unrendered.forgets():
-            lines.append(
-                "earlier turns lose their reasoning, which is not trained then; fan_out=True makes a sample of each turn"
-            )
-        if self._for_tools is not None:
-            lines.append(f"conversations with tools: {self._for_tools.describe()}")
-        return "\n".join(lines)
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.tokenizer.decode(input_ids)
+        if self.media is not None:
+            own = {"on_media": options.on_media, "text_as_parts": self.renderer.wraps_text}
+            found["media"] = {**self.media.identity(), **own}
+        return found
 
     # Records → samples
 
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return self.encoder()(records)
-
-    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
-        return partial(self._encode, run=Run(self.options.on_refused, self.on_unrendered, self.options.on_media))
-
-    def _encode(self, records: Iterable[Record], run: Run) -> Samples:
-        run.dropped = {}
-        parts: list[Samples] = []
-        batch: list[Rendering] = []
-        first = 0
-        for number, record in enumerate(records):
-            try:
-                made = self._rendering(record, number, run)
-            except TemplateError as error:
-                run.refused(number, error)
-                made = Rendering("", [])
-            batch.append(made)
-            run.num_records += 1
-            if len(batch) == _BATCH:
-                parts.append(self._samples(batch, first, run))
-                batch, first = [], number + 1
-        parts.append(self._samples(batch, first, run))
-        return join(parts, on_nothing=self.options.on_nothing, columns=self.columns)
+    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
+        return partial(self._encode, rows=count())  # of a shard
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
-        return self._rendering(record, 0, Run("stop"))
+        return self._rendering(record, 0)
 
     def outline(self, record: Record) -> list[TurnPart]:
         """The text of `rendering`, cut at the headers and ends of its turns."""
-        conversation, _, chosen = self._read(record, 0)
+        conversation, _, chosen = self._read(record)
         parts = chosen._annotator.outline(conversation) if conversation.messages else []
         media = self.rendering(record).media if conversation.media else []
         cuts = [each.cut for each in media]
@@ -220,12 +168,20 @@ class ChatTemplate:
     def num_turns(self, record: Record) -> int:
         """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""
         try:
-            return sum(self._trained(self.read(record, 0)))
+            return sum(self._trained(self.read(record)))
         except TemplateError:
             return 1  # the error comes where it can say which record it is
 
-    def _samples(self, batch: list[Rendering], first: int, run: Run) -> Samples:
-        while (found := self._encoded(batch, first, run)) is None:
+    def _encode(self, records: Sequence[Record], rows: Iterator[int]) -> Samples:
+        dropped: dict[int, str] = {}
+        batch: list[Rendering] = []
+        for number, record in enumerate(records):
+            try:
+                batch.append(self._rendering(record, next(rows), on_unrendered=self.options.on_unrendered))
+            except TemplateError as error:
+                dropped[number] = self._refuse(number, error)
+                batch.append(Rendering("", []))
+        while (found := self._encoded(batch, dropped)) is None:
             pass  # each turn refuses one record more
         encoded, repeats = found
         notes: dict[str, dict[int, int]] = {}
@@ -235,10 +191,13 @@ class ChatTemplate:
                 counts[UNENDED] = made.num_unended
             if made.num_partial:
                 counts[PARTIAL] = made.num_partial
-            for name, count in counts.items():
-                notes.setdefault(name, {})[number] = count
-        ids, mask, offsets = encoded.ids, token_mask(encoded, batch, self._special), encoded.offsets
-        columns = self._weights(encoded, batch, first)
+            for name, size in counts.items():
+                notes.setdefault(name, {})[number] = size
+        texts, spans = [made.text for made in batch], [made.spans for made in batch]
+        ids, mask, offsets = encoded.ids, token_mask(encoded, texts, spans, self._special), encoded.offsets
+        columns: dict[str, Values] = {}
+        if self.options.message_weights:
+            columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
         if self.media is not None:
             ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, repeats, mask, batch)
             if self.options.message_weights:
@@ -248,21 +207,26 @@ class ChatTemplate:
             loss_mask=mask,
             offsets=offsets,
             columns=columns,
-            dropped={number - first: why for number, why in run.dropped.items() if number >= first},
+            dropped=dropped,
             notes=notes,
             assistant_characters=sum(made.assistant_characters for made in batch),
         )
 
-    def _weights(self, encoded: Encoded, batch: list[Rendering], first: int) -> dict[str, Values]:
-        """The weights of tokens as a column, where the option message_weights asks for it."""
-        if not self.options.message_weights:
-            return {}
-        try:
-            return {WEIGHTS.name: Values(token_weights(encoded, batch, self._special))}
-        except TemplateError as error:
-            raise TemplateError(str(error), record=None if error.record is None else first + error.record) from error
+    def _refuse(self, number: int, error: TemplateError) -> str:
+        """The reason under which a record is counted as dropped; an error where the options say stop."""
+        is_media, is_final = isinstance(error, MediaError), isinstance(error, LimitExceeded | EnginesDiffer)
+        is_unprinted = isinstance(error, NotPrinted)
+        option = "on_unrendered" if is_unprinted else "on_media" if is_media else "on_refused"
+        if is_final or getattr(self.options, option) == "stop":
+            hint = f"; fix the record, or set {option} to 'skip' (skips are counted)"
+            kind = MediaError if is_media else TemplateError
+            raise kind(f"{error}{'' if is_final or is_unprinted else hint}", record=number) from error
+        if is_media:
+            return BAD_MEDIA
+        unproven = isinstance(error, Unproven)
+        return "unrendered" if is_unprinted else "mask_unverified" if unproven else "template_refused"
 
-    def _encoded(self, batch: list[Rendering], first: int, run: Run) -> tuple[Encoded, Ints] | None:
+    def _encoded(self, batch: list[Rendering], dropped: dict[int, str]) -> tuple[Encoded, Ints] | None:
         """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
@@ -273,7 +237,7 @@ class ChatTemplate:
         except TemplateError as error:
             if error.record is None:
                 raise
-            run.refused(first + error.record, TemplateError(str(error)))
+            dropped[error.record] = self._refuse(error.record, TemplateError(str(error)))
             batch[error.record] = Rendering("", [])
             return None
 
@@ -292,29 +256,32 @@ class ChatTemplate:
         given = [m if m.get("content", "") is not None else {k: m[k] for k in m if k != "content"} for m in messages]
         return replace(conversation, messages=given)
 
-    def _read(self, record: Record, number: int) -> tuple[Conversation, list[bool], "ChatTemplate"]:
+    def _read(self, record: Record) -> tuple[Conversation, list[bool], "ChatTemplate"]:
         """A conversation, which of its messages are trained, and the template that renders it."""
-        conversation = self.read(record, number)
+        conversation = self.read(record)
         trained = self._trained(conversation)
-        chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
+        chosen = self._for_tools if self._for_tools is not None and conversation.tools else self
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
             left = len(part_types(conversation.messages)) if conversation.media else 0
             conversation = replace(conversation, media=conversation.media[:left])
         return conversation, trained, chosen
 
-    def _rendering(self, record: Record, number: int, run: Run) -> Rendering:
-        conversation, trained, chosen = self._read(record, number)
+    def _rendering(self, record: Record, row: int, *, on_unrendered: str = "warn") -> Rendering:
+        conversation, trained, chosen = self._read(record)
         if not conversation.messages:
             return Rendering("", [])
         try:
-            found = chosen._annotated(conversation, trained, number=run.num_records)
+            found = chosen._annotated(conversation, trained, number=row)
         except TemplateError as error:
-            raise explained(error, has_media=bool(conversation.media))  # noqa: B904 - it may be the error itself
+            if not conversation.media or type(error) is not TemplateError:
+                raise
+            why = "the record has media, which chat templates of text models do not take: choose the chat_template of the model"
+            raise TemplateError(f"{error}; {why}", record=error.record) from error
         made = found.made
         if self.options.message_weights:
-            chosen._weigh(made, conversation, trained, number=run.num_records)
-        if made.unrendered and run.on_unrendered != "warn":
+            chosen._weigh(made, conversation, trained, number=row)
+        if made.unrendered and on_unrendered != "warn":
             raise NotPrinted(made.unrendered)
         if self._placer is not None:
             return self._placer.place(made, conversation.media, found.context)

@@ -7,27 +7,18 @@ message is trained.  A turn whose words cannot be followed is refused by name.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.headers import Ends, Header, Headers, Render, Unproven, find_closing, find_start
 from penstock.templates.chat.instrument import Attribution, Run
-from penstock.templates.chat.kinds import REASONING, THINKING, THOUGHT_END, USER, MadeUp, text_kind
+from penstock.templates.chat.kinds import REASONING, THINKING, THOUGHT_END, USER, MadeUp, call_names, text_kind
 from penstock.templates.conversation import Message
-from penstock.templates.samples import Spans, covered, runs
+from penstock.templates.samples import Rendering, Spans, covered, runs
 
 _SPACE = re.compile(r"\s*")
 _DETAIL = "train_detail"  # axolotl's: spans of a message's content with a flag of their own
-
-
-@dataclass(slots=True)
-class Found:
-    """The trained spans of one conversation, and notes about its turns."""
-
-    spans: Spans = field(default_factory=list)
-    num_partial: int = 0  # headers that are there in part
-    num_unended: int = 0  # turns that no token ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +48,9 @@ class SpanFinder:
         self._tagged = tagged
         self._reasoning = reasoning
 
-    @property
-    def main_header(self) -> str | None:
-        """The text before an answer to a user."""
-        return None if self._headers.main is None else self._headers.main.text
-
-    def find(self, chat: Chat, trained: Sequence[bool], *, check: bool = False) -> Found:
-        """Find the spans.  `check`: compare the learned headers with this conversation."""
-        found = Found()
+    def find(self, chat: Chat, trained: Sequence[bool], *, check: bool = False) -> Rendering:
+        """The rendering with its trained spans.  `check`: compare the learned headers with this conversation."""
+        found = Rendering(chat.whole.text, [])
         for number, chosen in enumerate(trained):
             if chosen:
                 try:
@@ -79,11 +65,11 @@ class SpanFinder:
         """The turn of a message, thoughts included, whether it is trained or not; [] if that is unknown."""
         try:
             own = chat.whole.runs_of(number)
-            return self._turn(chat, number, own, Found(), check=False) if own else []
+            return self._turn(chat, number, own, Rendering("", []), check=False) if own else []
         except Unproven:
             return []
 
-    def _message(self, chat: Chat, number: int, found: Found, *, check: bool) -> Spans:
+    def _message(self, chat: Chat, number: int, found: Rendering, *, check: bool) -> Spans:
         message, own = chat.messages[number], chat.whole.runs_of(number)
         if own:
             spans = self._turn(chat, number, own, found, check=check)
@@ -98,7 +84,7 @@ class SpanFinder:
             spans = [(max(a, start), b) for a, b in spans if b > start]
         return spans if _DETAIL not in message else _detailed(chat.whole.text, message, spans)
 
-    def _turn(self, chat: Chat, number: int, own: list[Run], found: Found, *, check: bool) -> Spans:
+    def _turn(self, chat: Chat, number: int, own: list[Run], found: Rendering, *, check: bool) -> Spans:
         message, text, first = chat.messages[number], chat.whole.text, own[0]
         is_assistant = message.get("role") == "assistant"
         header = self._learned_header(chat, number, first)
@@ -107,7 +93,7 @@ class SpanFinder:
         if is_assistant and (header is None or (check and number)):
             start, partial = find_start(chat.whole, number, chat.messages[:number], chat.render, self._headers.main)
             closing = find_closing(chat.whole, number, chat.messages, chat.render)
-            if any(name in closing[1] for name in _call_names(message)):
+            if any(name and name in closing[1] for name in call_names(message)):
                 raise Unproven("the chat template prints the calls of a message only where another message follows")
             proven = Header(text[first[0] : start], partial, *closing)
             if header is not None and proven != header:
@@ -134,7 +120,8 @@ class SpanFinder:
         """Refuse messages that are printed more than once, and tokens that may belong to two messages."""
         if header.text.strip() and any(text.startswith(header.text, run[0], run[1]) for run in own[1:]):
             raise Unproven("the chat template prints this message more than once")
-        if message.get("role") != "assistant" and self.main_header == "":
+        main = self._headers.main
+        if message.get("role") != "assistant" and main is not None and not main.text:
             start, words = own[-1][0] + len(header.text), _words(message)
             stop = start + len(text[start : own[-1][1]].rstrip())
             behind = text[start:stop].rpartition(words)[2] if words else text[start:stop]
@@ -142,7 +129,7 @@ class SpanFinder:
             if num_closing > 1 or (behind and not num_closing):  # answers have no header: it may stand here
                 raise Unproven("the text after this message may be the header of the next one")
 
-    def _ended(self, chat: Chat, own: list[Run], header: Header, number: int, found: Found) -> Spans:
+    def _ended(self, chat: Chat, own: list[Run], header: Header, number: int, found: Rendering) -> Spans:
         text, start = chat.whole.text, own[0][0] + len(header.text)
         spans: Spans = []
         for run in own:
@@ -250,12 +237,6 @@ def _words(message: Message) -> str:
     """What a message says last: its content, without an inline thought."""
     content = message.get("content")
     return content.rpartition(THOUGHT_END)[2].strip() if isinstance(content, str) else ""
-
-
-def _call_names(message: Message) -> list[str]:
-    calls = message.get("tool_calls")
-    calls = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return [f["name"] for f in calls if isinstance(f, dict) and isinstance(f.get("name"), str) and f["name"]]
 
 
 def _check_words(chat: Chat, number: int, own: list[Run], start: int) -> None:

@@ -12,18 +12,19 @@ from dataclasses import replace
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
+from penstock.errors import TemplateError
 from penstock.templates.chat.headers import LEADS
 from penstock.templates.chat.instrument import Attribution
 from penstock.templates.chat.kinds import (
     ANSWER,
-    INLINE,
     REASONING,
-    THINKING,
     THOUGHT_END,
     TOOL,
     USER,
     Kinds,
     MadeUp,
+    call_names,
+    functions_of,
     is_text,
     role_of,
 )
@@ -37,6 +38,19 @@ _WHOLE, _ALTERED, _ABSENT = "whole", "altered", "absent"  # how a template print
 
 Fields = dict[str, list[str]]  # field → its words
 Render = Callable[[Conversation], str | None]  # None where the template refuses the conversation
+
+
+class NotPrinted(TemplateError):
+    """A record has fields that the chat template does not print."""
+
+    def __init__(self, fields: dict[str, int], record: int | None = None) -> None:
+        """fields: their names, with the characters of each that are not printed."""
+        listed = ", ".join(name + (f" ({size:,} characters)" if size else "") for name, size in fields.items())
+        super().__init__(
+            f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
+            f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)",
+            record=record,
+        )
 
 
 class Unrendered:
@@ -91,15 +105,6 @@ class Unrendered:
             text = self._render(made)
             self._known[spot] = {name: _WHOLE if text is None or word in text else _ABSENT}
         return self._known[spot][name] != _ABSENT
-
-    def forgets(self) -> bool:
-        """Whether reasoning of earlier turns is not printed, while that of the last one is."""
-        for answer in (THINKING, INLINE):
-            made = MadeUp([USER, answer, USER, answer])
-            text = self._render(Conversation(messages=made.messages)) or ""
-            if made.words[1][0] not in text and made.words[3][0] in text:
-                return True
-        return False
 
     def _states_around(self, spot: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
         """Return how the template prints the fields of a message between such neighbours.  Empty if it refuses made-up conversations."""
@@ -188,10 +193,8 @@ def fields_of(message: Message, *, made_up: bool = False) -> Fields:
             fields[name] = [thought]
             break
     if isinstance(calls := message.get("tool_calls"), list) and calls:
-        functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
-        functions = [function for function in functions if isinstance(function, dict)]
-        fields["tool_calls"] = [f["name"] for f in functions if isinstance(f.get("name"), str)]
-        _collect([function.get("arguments") for function in functions], fields["tool_calls"])
+        fields["tool_calls"] = call_names(message)
+        _collect([function.get("arguments") for function in functions_of(message)], fields["tool_calls"])
     if message.get("role") == "assistant" and not _KNOWN.issuperset(message):
         for name, value in message.items():
             is_text_field = name not in _KNOWN and isinstance(value, str)

@@ -77,7 +77,6 @@ class TokenizerFacts:
 
     digest: str  # of tokenizer.json with all added tokens
     special_tokens: dict[str, str]
-    additional_special_tokens: list[str]
     chat_templates: dict[str, str]
     vocab_size: int  # the largest id, plus one
     prefix: list[int]  # ids that the post-processor puts before a text
@@ -167,9 +166,8 @@ class Engines:
         return TokenizerFacts(
             digest=digest(text.encode()),
             special_tokens=self._files.special_tokens,
-            additional_special_tokens=self._files.additional_special_tokens,
             chat_templates=self._files.chat_templates,
-            vocab_size=_vocab_size(opened),
+            vocab_size=max(opened.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
             prefix=prefix,
             suffix=suffix,
             added_tokens={token.content: number for number, token in added.items()},
@@ -216,14 +214,6 @@ def _open_reference(text: str, where: str) -> "tokenizers.Tokenizer":
     opened.no_padding()  # a file can set both, but a store keeps samples whole
     opened.no_truncation()
     return opened
-
-
-def _vocab_size(opened: "tokenizers.Tokenizer") -> int:
-    """The largest id, plus one: the number of tokens, unless there are gaps between ids."""
-    size = opened.get_vocab_size(with_added_tokens=True)
-    if None in map(opened.id_to_token, range(size)):
-        return max(opened.get_vocab(with_added_tokens=True).values()) + 1
-    return size
 
 
 def _around(opened: "tokenizers.Tokenizer", where: str) -> tuple[list[int], list[int]]:

@@ -6,7 +6,7 @@ A tokenizer is identified by the content of these files, never by their path.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,6 @@ class TokenizerFiles:
     text: str
     path: str | None = None  # of tokenizer.json
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
-    additional_special_tokens: list[str] = field(default_factory=list)
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
     added_tokens: dict[str, Any] | None = None  # of tokenizer_config.json: {id: {content, special, …}}
     legacy_tokens: dict[str, Any] = field(default_factory=dict)  # of added_tokens.json: {content: id}
@@ -93,7 +92,7 @@ def _fetched(url: str, cache: Cache | None) -> Path:
 
 def content_digest(file: Path) -> str:
     """A digest of everything that is read for this tokenizer.json, as it is now: 2 to 10 ms for a large one."""
-    return _digest(_snapshot(file))
+    return digest_of(snapshot(_paths(file)))
 
 
 def _paths(file: Path) -> list[Path]:
@@ -103,15 +102,15 @@ def _paths(file: Path) -> list[Path]:
     return [file, *(path for path in named if path.is_file()), *inside]
 
 
-def _snapshot(file: Path) -> dict[Path, bytes]:
+def snapshot(paths: Sequence[Path]) -> dict[Path, bytes]:
     """The content of all files, read once, so that the digest is of what is parsed."""
     try:
-        return {path: read(str(path)) for path in _paths(file)}
+        return {path: read(str(path)) for path in paths}
     except SourceError as error:
         raise TemplateError(str(error)) from error
 
 
-def _digest(found: dict[Path, bytes]) -> str:
+def digest_of(found: dict[Path, bytes]) -> str:
     whole = Digest()
     for path, content in found.items():
         whole.update(path.name.encode())
@@ -121,11 +120,11 @@ def _digest(found: dict[Path, bytes]) -> str:
 
 def read_files(file: Path, content: str) -> TokenizerFiles:
     """Read a tokenizer.json and the files beside it, which must still have the digest `content`."""
-    found = _snapshot(file)
-    if _digest(found) != content:
+    found = snapshot(_paths(file))
+    if digest_of(found) != content:
         raise TemplateError(f"{file}: changed since the work began; run again")
     config, older, legacy, generation = (
-        _parsed(found, file.with_name(name)) for name in (_CONFIG, _MAP, _ADDED, _GENERATION)
+        parsed(found, file.with_name(name)) for name in (_CONFIG, _MAP, _ADDED, _GENERATION)
     )
     named, additional = _special_tokens(config)
     # as in transformers: the map is the older form, used if the config is as old or does not name the token
@@ -143,7 +142,6 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
         text=_decoded(found, file),
         path=str(file),
         special_tokens=named,
-        additional_special_tokens=additional,
         chat_templates=beside or _chat_templates(config.get("chat_template"), _CONFIG),
         added_tokens=config.get("added_tokens_decoder"),
         legacy_tokens=legacy,
@@ -155,24 +153,23 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
 
 def from_transformers(given: Any) -> TokenizerFiles:
     """The present state of a fast tokenizer of transformers, with changes made since loading."""
-    named, additional = _special_tokens(given.special_tokens_map)
     return TokenizerFiles(
         text=given.backend_tokenizer.to_str(),
-        special_tokens=named,
-        additional_special_tokens=additional,
+        special_tokens=_special_tokens(given.special_tokens_map)[0],
         chat_templates=_chat_templates(given.chat_template, type(given).__name__),
         model_max_length=_max_length(getattr(given, "model_max_length", None)),
     )
 
 
-def _parsed(found: dict[Path, bytes], path: Path) -> dict[str, Any]:
+def parsed(found: dict[Path, bytes], path: Path) -> dict[str, Any]:
+    """The object in one of the files; {} if there is no such file."""
     try:
-        parsed = json.loads(found.get(path, b"{}"))  # not orjson: files may have NaN, Infinity or a byte order mark
+        value = json.loads(found.get(path, b"{}"))  # not orjson: files may have NaN, Infinity or a byte order mark
     except ValueError as error:
-        raise TemplateError(f"{path}: not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise TemplateError(f"{path}: is a {type(parsed).__name__}, expected an object")
-    return parsed
+        raise TemplateError(f"{path}: not JSON: {error}; copy the folder again") from error
+    if not isinstance(value, dict):
+        raise TemplateError(f"{path}: is a {type(value).__name__}, expected an object; copy the folder again")
+    return value
 
 
 def _decoded(found: dict[Path, bytes], path: Path) -> str:

@@ -55,7 +55,6 @@ class Tokenizer:
         self.content = engines.content  # a digest of all files that were read
         self.digest = facts.digest
         self.special_tokens = facts.special_tokens  # bos_token, eos_token … as a chat template gets them
-        self.additional_special_tokens = facts.additional_special_tokens
         self.chat_templates = facts.chat_templates  # "default" and named ones
         self.model_max_length = facts.model_max_length  # None if the files do not say
         self.vocab_size = facts.vocab_size
@@ -162,11 +161,7 @@ class Tokenizer:
         numbers = np.searchsorted(encoded.offsets, found, side="right") - 1
         if special == "error":
             token = self._reference.id_to_token(int(encoded.ids[found[0]]))
-            raise TemplateError(
-                f"special token {token!r} is in the text; choose special_in_text='token' to encode it as one, or 'text' to "
-                f"encode its letters",
-                record=int(numbers[0]),
-            )
+            raise special_found(token, "the text", record=int(numbers[0]))
         selective = self._engines.selective
         others = {
             number: selective.encode(texts, number, None if plain is None else plain[number])
@@ -274,6 +269,13 @@ def _open(path: str | None, content: str, packed: bytes, root: str | None, fast:
 
 
 _engines = lru_cache(maxsize=4)(Engines)
+
+
+def special_found(token: str | None, where: str, record: int | None = None) -> TemplateError:
+    return TemplateError(
+        f"special token {token!r} is in {where}; choose special_in_text='token' to encode it as one, or 'text' to encode its letters",
+        record=record,
+    )
 
 
 @contextmanager

@@ -1,11 +1,12 @@
-"""Put the tokens of images, videos and audio clips in place of their placeholders.
+"""Special tokens in a rendering: find those that people wrote, and put those of images, videos and audio clips in place.
 
 A chat template prints one placeholder for each of a record's media.  It is replaced in the rendered text by what the processor puts
 there, with one copy of each repeated token.  The text is encoded once, and then the ids of these tokens are repeated.  This gives the
 ids that the processor gives, because special tokens cut a text: what is beside them does not depend on how many there are.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,70 @@ from penstock.errors import MediaError, TemplateError
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.media import MediaReader, MediaReference
 from penstock.templates.samples import Inserted, Rendering, Spans
-from penstock.templates.tokenizer.byte_offsets import Encoded, borders
-from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
+from penstock.templates.tokenizer.tokenizer import Tokenizer, special_found
 from penstock.types import Bools, Ids, Ints, MediaItem, Values, pack_media
+
+_PLACEHOLDER = "\ufdd1"  # a noncharacter; behind it a number as one character
+_FIRST_TOKEN = 0x100
+
+
+class SpecialFinder:
+    """Finds special tokens in the text of messages, not in the text of the template.
+
+    Each is replaced by a placeholder in the messages, tools and documents.  If the rendering with the tokens put back equals the
+    rendering of the record as it is, the places of the placeholders are the places of the tokens.
+    """
+
+    def __init__(self, special: Collection[str]) -> None:
+        self._tokens = sorted(special, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
+
+    def refuse(self, context: dict[str, Any]) -> None:
+        """Raise if the text of a message contains a special token."""
+        if found := self._hidden(context)[1]:
+            raise special_found(found[0], "a message")
+
+    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
+        """Character spans of special tokens that people wrote."""
+        hidden, written = self._hidden(context)
+        if not written:
+            return []
+        first, *rest = render(hidden).split(_PLACEHOLDER)
+        shown, spans = first, list[tuple[int, int]]()
+        for part in rest:
+            token = self._tokens[ord(part[0]) - _FIRST_TOKEN]
+            spans.append((len(shown), len(shown) + len(token)))
+            shown += token + part[1:]
+        if shown != text:
+            raise Unproven(
+                "the chat template looks for a special token that a message holds, so it cannot be encoded as text"
+            )
+        return spans
+
+    def _hidden(self, context: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The context with placeholders, and the tokens that were replaced."""
+        written: list[str] = []
+
+        def hide(match: re.Match[str]) -> str:
+            written.append(match[0])
+            return f"{_PLACEHOLDER}{chr(_FIRST_TOKEN + self._tokens.index(match[0]))}"
+
+        parts = {name: self._changed(context.get(name), hide) for name in ("messages", "tools", "documents")}
+        return {**context, **parts}, written
+
+    def _changed(self, value: Any, hide: Callable[[re.Match[str]], str], key: str = "") -> Any:
+        if isinstance(value, str):
+            return value if key == "role" else self._pattern.sub(hide, value)
+        if isinstance(value, dict):
+            return {name: self._changed(inner, hide, name) for name, inner in value.items()}
+        if not isinstance(value, list | tuple):
+            return value
+        texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        count = self._pattern.findall
+        if len(texts) > 1 and len(count("".join(texts))) > sum(len(count(text)) for text in texts):
+            raise Unproven("two parts of a message together form a special token; write the text as one part")
+        return [self._changed(inner, hide) for inner in value]
 
 
 class Placer:
@@ -84,7 +146,7 @@ class Placer:
         for kind in self._processor.kinds:
             placeholder = self._processor.placeholder(kind)
             wanted = [number for number, each in enumerate(found) if each.kind == kind]
-            printed = _occurrences(made.text, placeholder)
+            printed = [match.start() for match in re.finditer(re.escape(placeholder), made.text)]
             shown = [begin for begin in printed if not _inside(begin, made.plain)]
             if shown and _count(context, placeholder) > len(printed) - len(shown):
                 raise MediaError(
@@ -124,14 +186,6 @@ class Placer:
         return found
 
 
-def _occurrences(text: str, part: str) -> list[int]:
-    found, place = [], text.find(part)
-    while place >= 0:
-        found.append(place)
-        place = text.find(part, place + len(part))
-    return found
-
-
 def _count(context: dict[str, Any], word: str) -> int:
     """How often the texts of a record hold a word."""
 
@@ -165,10 +219,10 @@ def count_tokens(encoded: Encoded, batch: Sequence[Rendering]) -> Ints:
     """How many times each token of encoded renderings is repeated; once, unless it stands for media."""
     counts = np.ones(len(encoded.ids), np.int64)
     for number, made in enumerate(batch):
-        tokens = _Tokens(encoded, number, made) if made.media else None
-        for place, token, count in (repeat for each in made.media for repeat in each.repeats):
-            assert tokens is not None
-            counts[tokens.at(place, token)] = count
+        if made.media:
+            tokens = _Tokens(encoded, number, made)
+            for place, token, count in (repeat for each in made.media for repeat in each.repeats):
+                counts[tokens.at(place, token)] = count
     return counts
 
 
@@ -204,10 +258,7 @@ class _Tokens:
         self._number = number
         self._ids = encoded.ids[first:last]
         self._starts, self._stops = encoded.starts[first:last], encoded.stops[first:last]
-        self._bytes: Ints | None = None  # where each character begins in UTF-8; None if one byte is one character
-        if not made.text.isascii():
-            letters = np.frombuffer(made.text.encode("utf-32-le"), np.uint32)
-            self._bytes = borders(1 + (letters > 0x7F) + (letters > 0x7FF) + (letters > 0xFFFF))
+        self._bytes = None if made.text.isascii() else byte_places(made.text)  # None: one byte is one character
 
     def at(self, place: int, token: int) -> int:
         """The number of the token that begins at a character."""
