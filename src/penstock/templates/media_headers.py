@@ -5,7 +5,9 @@ them would fill the memory.
 """
 
 import io
+import struct
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,12 +55,18 @@ def read_header(kind: Kind, file: io.BufferedIOBase, *, max_image_pixels: int = 
     """Read the header of an open file.  Errors do not name the file: the caller knows its name."""
     start = file.read(64)
     if not start:
-        expected = {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind]
-        raise MediaError(f"the file is empty, expected {expected}; copy it again")
+        raise MediaError(f"the file is empty, expected {_article(kind)}; copy it again")
     file.seek(0)
-    if kind == "image":
-        return _read_image(file, start, max_image_pixels)
-    return _read_video(file, start) if kind == "video" else _read_audio(file, start)
+    readers: dict[str, Callable[[io.BufferedIOBase], Header]] = {
+        "image": lambda opened: _read_image(opened, start, max_image_pixels),
+        "video": lambda opened: _read_video(opened, start),
+        "audio": lambda opened: _read_audio(opened, start),
+    }
+    return readers[kind](file)
+
+
+def _article(kind: str) -> str:
+    return {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind]
 
 
 def _looks_like(start: bytes) -> str:
@@ -85,7 +93,7 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
                 tail = _tail(file)
                 _check_pixels(image.height, image.width, max_pixels)
                 height, width = _upright(image, tail)
-                if _may_be_cut(image, tail):
+                if _may_be_cut(image, file, tail):
                     image.load()  # proves that it is whole, or raises OSError
     except Image.DecompressionBombError as error:
         raise MediaError(f"the image is too large: {error}; shrink it") from error
@@ -132,15 +140,54 @@ def _check_pixels(height: int, width: int, most: int) -> None:
         )
 
 
-def _may_be_cut(image: Any, tail: bytes) -> bool:
-    """Whether the end of a file lacks what its format ends with, or the format has no such end: decoding it decides."""
+def _may_be_cut(image: Any, file: io.BufferedIOBase, tail: bytes) -> bool:
+    """Whether the end of a file lacks what its format ends with.  Such a file may still be whole: decoding it decides."""
+    place = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(place)
     if image.format in ("JPEG", "MPO"):
         return b"\xff\xd9" not in tail
     if image.format == "PNG":
         return _IEND not in tail
     if image.format == "GIF":
         return not tail.rstrip(b"\0").endswith(b"\x3b")
-    return image.format in ("AVIF", "BMP", "TIFF")
+    if image.format in ("BMP", "AVIF"):
+        end = _bmp_end(file) if image.format == "BMP" else _boxes_end(file, size)
+        file.seek(place)
+        return size < end
+    return image.format == "TIFF" and _tiff_end(image) > size
+
+
+def _bmp_end(file: io.BufferedIOBase) -> int:
+    """The size of a BMP file by its own header."""
+    file.seek(2)
+    found: int = struct.unpack("<I", file.read(4))[0]
+    return found
+
+
+def _boxes_end(file: io.BufferedIOBase, size: int) -> int:
+    """Where the last box of an AVIF file ends, by the sizes that the boxes have in their headers."""
+    place = 0
+    while place < size:
+        file.seek(place)
+        length, name = struct.unpack(">I4s", file.read(8).ljust(8, b"\0"))
+        if length == 1 and name != b"\0\0\0\0":  # the real length follows as 64 bits
+            length = int.from_bytes(file.read(8), "big")
+        if length < 8:  # 0: to the end of the file
+            return size
+        place += length
+    return place
+
+
+def _tiff_end(image: Any) -> int:
+    """Where the last strip or tile of a TIFF image ends."""
+    tags = image.tag_v2
+    ends = [0]
+    for offsets, counts in ((273, 279), (324, 325)):
+        pair = tags.get(offsets, ()), tags.get(counts, ())
+        starts, sizes = (value if isinstance(value, tuple) else (value,) for value in pair)
+        ends += [int(start) + int(size) for start, size in zip(starts, sizes, strict=False)]
+    return max(ends)
 
 
 # Audio and video

@@ -60,7 +60,6 @@ class ByteTable:
     prefixed: Bools  # (vocab_size,) ids that begin with a blank
 
 
-@cache
 def byte_level_alphabet() -> frozenset[str]:
     """The character for each byte in a byte-level vocabulary: itself where it can be printed, else one from 256 on."""
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -86,8 +85,8 @@ def byte_table(spec: Mapping[str, Any], added_ids: Mapping[str, int], vocab_size
     lengths = np.full(vocab_size, _UNSURE, dtype=np.int64)
     prefixed, is_added = np.zeros(vocab_size, dtype=np.bool_), np.zeros(vocab_size, dtype=np.bool_)
     ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
-    lengths[ids] = [_num_covered(token, steps) for token in vocab]
-    prefixed[ids] = [token.startswith("Ġ" if steps.byte_level else steps.blank or "\0") for token in vocab]
+    lengths[ids], first = _token_lengths(list(vocab), steps)
+    prefixed[ids] = first == ord("Ġ" if steps.byte_level else steps.blank or "\0")
     if not steps.byte_level:
         lengths[[vocab[token] for token in _BYTES if token in vocab]] = 1
     if not knows_all:
@@ -101,11 +100,21 @@ def byte_table(spec: Mapping[str, Any], added_ids: Mapping[str, int], vocab_size
     return ByteTable(steps=steps, lengths=lengths, added=is_added, prefixed=prefixed)
 
 
-def _num_covered(token: str, steps: _Steps) -> int:
-    """Bytes that the text of a token takes."""
+def _token_lengths(tokens: list[str], steps: _Steps) -> tuple[Ints, Ints]:
+    """Bytes that the text of each token takes, and its first character (-1 without one), for a whole vocabulary at once."""
+    codes = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), dtype="<u4")
     if steps.byte_level:  # a character is a byte
-        return len(token) if byte_level_alphabet().issuperset(token) else _UNSURE
-    return len(token.replace(steps.blank or " ", " ").encode("utf-8", "surrogatepass"))
+        known = np.zeros(0x100 + 256, dtype=np.bool_)
+        known[[ord(character) for character in byte_level_alphabet()]] = True
+        sizes = np.where(known[np.minimum(codes, len(known) - 1)], 1, _UNSURE)
+    else:
+        sizes = _widths(codes)
+        if steps.blank is not None:
+            sizes[codes == ord(steps.blank)] = 1
+    counts = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    stops = np.cumsum(counts)
+    first = np.append(codes.astype(np.int64), -1)[np.where(counts > 0, stops - counts, -1)]
+    return np.diff(borders(sizes)[stops], prepend=0).clip(max=_UNSURE), first
 
 
 def _read_steps(spec: Mapping[str, Any]) -> _Steps | str:

@@ -167,7 +167,7 @@ class Engines:
             digest=digest(text.encode()),
             special_tokens=self._files.special_tokens,
             chat_templates=self._files.chat_templates,
-            vocab_size=max(opened.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+            vocab_size=_vocab_size(opened),
             prefix=prefix,
             suffix=suffix,
             added_tokens={token.content: number for number, token in added.items()},
@@ -214,6 +214,14 @@ def _open_reference(text: str, where: str) -> "tokenizers.Tokenizer":
     opened.no_padding()  # a file can set both, but a store keeps samples whole
     opened.no_truncation()
     return opened
+
+
+def _vocab_size(opened: "tokenizers.Tokenizer") -> int:
+    """The largest id, plus one: the number of tokens, unless there are gaps between ids."""
+    size = opened.get_vocab_size(with_added_tokens=True)
+    if None in map(opened.id_to_token, range(size)):
+        return max(opened.get_vocab(with_added_tokens=True).values()) + 1
+    return size
 
 
 def _around(opened: "tokenizers.Tokenizer", where: str) -> tuple[list[int], list[int]]:
