@@ -20,6 +20,7 @@ from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, PROMPTS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tail
 from penstock.loader.state import Cursor, Run
+from penstock.loader.status import StatusFile
 from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
@@ -99,6 +100,8 @@ class Loader(Run):
         self.metrics = Metrics(names, settings.max_length)
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
+        root = (self.stores[0].cache or Cache()).root if run_id is not None else None
+        self._status = None if root is None else StatusFile(root, str(run_id), self._info.rank, self.plan.fingerprint)
 
     def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
         """Remember which rank this is, and how it compares its plan with other ranks."""
@@ -173,6 +176,7 @@ class Loader(Run):
         if not self._cursor.has_begun:
             raise self._no_steps()
         self._count_rest()
+        self._write_status(finished=True)
 
     def _no_steps(self) -> PlanError:
         """Say why a pass has no step."""
@@ -199,10 +203,19 @@ class Loader(Run):
     def _deliver(self, batch: Batch, step: Step) -> None:
         self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
         self.metrics.add(batch.rows, batch.trained)
+        if self._status is not None and self._status.is_due:
+            self._write_status()
         if step.counters is not NOTHING:  # a block begins, or the epoch ends
             self._count(step.counters, step.epoch)
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, batch.step + 1, self.counters)
+
+    def _write_status(self, *, finished: bool = False) -> None:
+        """Write where the run is, for penstock view."""
+        if self._status is not None:
+            sizes = {"world_size": self.world.size, "batch_size": self.batch_size, "epochs": self.epochs}
+            here = {"step": self._cursor.step, "epoch": self._cursor.position.epoch, "finished": finished}
+            self._status.write({**here, **sizes, "metrics": self.metrics.as_dict()})
 
     def _count(self, counters: Counters, epoch: int) -> None:
         """Add counters.  The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
