@@ -26,7 +26,7 @@ class LoaderSettings:
     replicas: int = setting("neighbouring ranks that share their rows", 1)
     mesh: Any = setting("the data-parallel dimension of a device mesh, instead of ranks", None)
     run_id: str | None = setting(
-        "under this name, penstock view shows the running job, and ranks without torch.distributed compare their plans; both through the cache",
+        "the name of the run in the cache: penstock view shows it there, and ranks without torch.distributed compare their plans",
         None,
     )
     prefetch: int = setting(

@@ -87,7 +87,7 @@ class Facts:
         tokens = store.tokens(shard)
         size, offsets = len(tokens.offsets) - 1, tokens.offsets.astype(np.int64)
         mask = tokens.loss_mask(0, int(offsets[-1]))
-        flat = Samples(input_ids=tokens.input_ids, loss_mask=mask, offsets=offsets)  # type: ignore[arg-type]
+        flat = Samples(input_ids=tokens.input_ids, loss_mask=mask, offsets=offsets)
         self.targets[first : first + size] = flat.num_targets()
         if MEDIA in store.columns:
             for row in np.flatnonzero(np.diff(offsets)).tolist():
@@ -126,7 +126,7 @@ class Facts:
 
     def reason_of(self, row: int) -> str:
         if self.reasons[row]:
-            return self.reason_names[self.reasons[row] - 1]
+            return self.reason_names[int(self.reasons[row]) - 1]
         return OVERLONG if self._overlong(slice(row, row + 1))[0] else ""
 
     def _overlong(self, rows: slice = slice(None)) -> Bools:
@@ -185,7 +185,8 @@ def _why_dropped(store: Store, row: int) -> str:
     record = next(store.source.records(row, row + 1))
     if isinstance(record, BadRow):
         return record.reason
-    return store.template.encode([record]).dropped.get(0, UNKNOWN)
+    again: Samples = store.template.encode([record])
+    return again.dropped.get(0, UNKNOWN)
 
 
 def yield_lock() -> None:

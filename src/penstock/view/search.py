@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 import time
+import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,8 @@ class TextIndex:
 
     def __init__(self, read: ReadRows, num_rows: int, lock: threading.Lock, most_bytes: int = MOST_BYTES) -> None:
         self._read, self._lock, self._most = read, lock, most_bytes
-        self._file = tempfile.TemporaryFile(buffering=0)
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
+        weakref.finalize(self, self._file.close)
         self.ends = np.zeros(num_rows + 1, np.int64)  # row r is bytes ends[r]..ends[r + 1]
         self.tools = np.zeros(num_rows, np.bool_)
         self.num_rows = 0  # that are in the file
@@ -46,11 +48,13 @@ class TextIndex:
     def _write(self, job: Job[bool]) -> bool:
         row, total = 0, len(self.tools)
         while row < total and not self.is_full:
-            parts, first, begun = [], row, time.monotonic()
+            parts: list[bytes] = []
+            first, begun, size, room = row, time.monotonic(), 0, min(self._most - int(self.ends[row]), _BLOCK)
             with self._lock:
-                while row < total and time.monotonic() - begun < _HELD:
+                while row < total and time.monotonic() - begun < _HELD and size <= room:
                     for text, uses_tools in self._read(row, min(row + _AT_ONCE, total)):
                         parts.append(fold(text))
+                        size += len(parts[-1])
                         self.tools[row] = uses_tools
                         row += 1
             for place, part in enumerate(parts, start=first):

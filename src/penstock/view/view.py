@@ -137,8 +137,9 @@ class View:
 
     def rows(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return some of the rows that pass the filters, how many do, and how far a search has come."""
-        passed, is_complete, states = self._passed(asked), True, {}
-        if any(asked.get(name) for name in (*_FILTERS[2:],)) and self.facts is not None:
+        passed, is_complete = self._passed(asked), True
+        states: dict[str, Any] = {}
+        if any(asked.get(name) for name in _FILTERS[2:]) and self.facts is not None:
             is_complete, states["facts"] = self.facts.is_complete, self.facts.job.state
         tools, scanned = None, int(self.starts[-1])
         if kind := asked.get("tools"):
