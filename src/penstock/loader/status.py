@@ -37,10 +37,12 @@ class StatusFile:
     @property
     def is_due(self) -> bool:
         """Whether the last state is a second old."""
-        return time.monotonic() >= self._next and not self._has_failed
+        return time.monotonic() >= self._next
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the file; warn once if that fails."""
+        """Replace the file; after a failure, warn once and write no more."""
+        if self._has_failed:
+            return
         self._next = time.monotonic() + _EVERY
         times = {"begun": self._begun, "written": time.time()}
         try:
