@@ -98,7 +98,13 @@ class Page:
 
     def see(self, expression: str) -> Any:
         """What an expression gives, as soon as it is true."""
-        return wait_for(lambda: self.value(expression))
+        try:
+            return wait_for(lambda: self.value(expression))
+        except AssertionError as error:
+            shown = self.value(
+                "location.hash + '\\n' + (document.querySelector('.sample-pane') ?? document.body).innerText.slice(0, 3000)"
+            )
+            raise AssertionError(f"{expression} is not true; the page shows {shown}") from error
 
     def text(self, words: str) -> None:
         """Wait until the page shows these words."""

@@ -349,3 +349,31 @@ def test_data_that_is_not_prepared_is_shown_as_records_and_stays_so(tmp_path: Pa
         assert "run penstock prepare x" in ask(name, status=400, **asked)["error"]
     assert "rendered if the data is prepared" in ask("rows", status=400, q="fox", **{"in": "rendered"})["error"]
     assert not [entry for entry in Cache(tmp_path / "cache").entries() if entry.name.startswith(("shards", "stores"))]
+
+
+def test_requests_at_once_get_what_one_after_another_would(recipe_path: Path) -> None:
+    """A new viewer, asked by many threads for the same search, epoch and samples from its first moment on."""
+    view, found = open_view(recipe_path), []
+    asked: list[tuple[str, dict[str, str]]] = [
+        ("rows", {"q": "o", "count": "200"}), ("rows", {"q": "fox", "tools": "yes"}), ("positions", {"row": "5"}), ("step", {"step": "3"}),
+        ("sample", {"row": "7"}), ("run", {}), ("rows", {"q": "endoftext", "in": "rendered"}),
+    ]  # fmt: skip
+
+    def work(name: str, parameters: dict[str, str]) -> None:
+        def once() -> Any:
+            value = view.answer(name, parameters)
+            assert value is not None
+            is_over = value.get("complete", True) and value.get("progress", {"over": True})["over"]
+            return json.dumps(value, sort_keys=True) if is_over else None
+
+        found.append((name, str(parameters), wait_for(once)))
+
+    threads = [threading.Thread(target=work, args=each) for each in asked * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 * len(asked)
+    assert len({(name, parameters) for name, parameters, _ in found}) == len(set(found)) == len(asked)
+    for name, parameters in asked:
+        assert json.dumps(view.answer(name, parameters), sort_keys=True) in {value for _, _, value in found}

@@ -1,5 +1,6 @@
 """The plan of a run for the page: steps as a strip, the rows of a step, where a sample is trained, and other settings."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +42,7 @@ class Epoch:
 
     def _read(self, job: Job[EpochNumbers]) -> EpochNumbers:
         job.total = self._loader.plan.num_rows(self.number)
-        found = epoch(self._loader, self.number, visit=self._add)
+        found = epoch(self._loader, self.number, visit=lambda rows: self._add(rows, job))
         num_steps = -(-self._num_rows // self._per_step)
         self.tokens, self.ranks, self.spans = (np.zeros((num_steps, n)) for n in (self.num_colours, self._world, 1))
         for first, *parts in self._sums:
@@ -50,7 +51,7 @@ class Epoch:
         self._sums.clear()
         return found
 
-    def _add(self, rows: Rows) -> None:
+    def _add(self, rows: Rows, job: Job[EpochNumbers]) -> None:
         self._num_spans += len(rows.spans)
         self.is_kept = self._num_spans <= _MOST_SPANS
         if self.is_kept:
@@ -71,7 +72,7 @@ class Epoch:
         parts = summed(source, self.num_colours, size), summed(rank, self._world, size), summed(0, 1, None)
         self._sums.append((first, *parts))
         self._num_rows += rows.num_rows
-        self.job.done = self._num_rows
+        job.done = self._num_rows
 
     def strip(self, first: int, last: int, most: int) -> dict[str, Any]:
         """Return sums over at most `most` groups of neighbouring steps; steps are counted in the epoch."""
@@ -113,8 +114,9 @@ class Epoch:
 class Run:
     """The plan of a loader, as the page asks about it."""
 
-    def __init__(self, loader: Loader, facts: Facts) -> None:
-        self._loader, self._facts = loader, facts
+    def __init__(self, loader: Loader, facts: Facts, lock: threading.Lock) -> None:
+        """lock: held while sources are read."""
+        self._loader, self._facts, self._lock, self._own = loader, facts, lock, threading.Lock()
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
 
     def epoch(self, asked: Mapping[str, str]) -> Epoch:
@@ -122,12 +124,13 @@ class Run:
         chosen, most = int(number(asked.get("epoch", "0"), "epoch")), self._loader.epochs
         if most is not None and chosen >= max(most, 1):
             raise PlanError(f"epoch {chosen} does not exist: the run has {most}, counted from 0")
-        if chosen not in self._epochs:
-            self._epochs[chosen] = Epoch(self._loader, chosen)
-            while len(self._epochs) > 2:
-                self._epochs.popitem(last=False)
-        self._epochs.move_to_end(chosen)
-        return self._epochs[chosen]
+        with self._own:
+            if chosen not in self._epochs:
+                self._epochs[chosen] = Epoch(self._loader, chosen)
+                while len(self._epochs) > 2:
+                    self._epochs.popitem(last=False)
+            self._epochs.move_to_end(chosen)
+            return self._epochs[chosen]
 
     def run(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the numbers of an epoch and its steps as a strip; only the progress while it is packed."""
@@ -151,19 +154,17 @@ class Run:
 
     def step(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows of a step on each rank."""
-        return dict(plain(step(self._loader, int(number(asked.get("step", "0"), "step")))))
+        with self._lock:
+            return dict(plain(step(self._loader, int(number(asked.get("step", "0"), "step")))))
 
     def positions(self, asked: Mapping[str, str], source: int, row: int, store: Store) -> dict[str, Any]:
         """Return where a sample is trained in an epoch."""
         found = self.epoch(asked)
         if found.job.wait(0.2) is None:
             return {"progress": found.job.state}
-        return {
-            "progress": found.job.state,
-            "epoch": found.number,
-            "epochs": self._loader.epochs,
-            **found.positions(source, row, store),
-        }
+        with self._lock:
+            places = found.positions(source, row, store)
+        return {"progress": found.job.state, "epoch": found.number, "epochs": self._loader.epochs, **places}
 
     # Other settings
 

@@ -79,11 +79,13 @@ class Search:
 
     def __init__(self, index: TextIndex, wanted: str) -> None:
         self._index, self._wanted, self._found = index, fold(wanted), array("q")
+        self._lock = threading.Lock()  # two requests may ask for one search
         self.num_rows = 0  # scanned
 
     @property
     def found(self) -> Ints:
-        return np.frombuffer(self._found.tobytes(), np.int64)
+        with self._lock:
+            return np.frombuffer(self._found.tobytes(), np.int64)
 
     @property
     def is_complete(self) -> bool:
@@ -93,12 +95,14 @@ class Search:
         """Scan on, until the end of what is written or for about so long."""
         begun = time.monotonic()
         while self.num_rows < self._index.num_rows and time.monotonic() - begun < seconds:
-            first, last = self.num_rows, self._index.num_rows
-            start = int(self._index.ends[first])
-            stop = int(np.searchsorted(self._index.ends[: last + 1], start + _BLOCK, side="right")) - 1
-            stop = min(max(stop, first + 1), last)
-            self._scan(first, (self._index.ends[first + 1 : stop + 1] - start).tolist(), start)
-            self.num_rows = stop
+            with self._lock:
+                first, last = self.num_rows, self._index.num_rows
+                start = int(self._index.ends[first])
+                stop = int(np.searchsorted(self._index.ends[: last + 1], start + _BLOCK, side="right")) - 1
+                stop = min(max(stop, first + 1), last)
+                if first < last:
+                    self._scan(first, (self._index.ends[first + 1 : stop + 1] - start).tolist(), start)
+                    self.num_rows = stop
 
     def _scan(self, first: int, ends: Sequence[int], start: int) -> None:
         block, wanted, place = self._index.read(start, start + ends[-1]), self._wanted, 0

@@ -73,7 +73,8 @@ class View:
         self.sources = [store.source for store in self.stores.values()] or [each.rows for each in opened]
         self.starts: Ints = np.cumsum([0, *map(len, self.sources)]).astype(np.int64)
         self.facts = None if loader is None else Facts(loader, self._templates)
-        self._run = None if loader is None or self.facts is None else Run(loader, self.facts)
+        self._run = None if loader is None or self.facts is None else Run(loader, self.facts, self._lock)
+        self._own = threading.Lock()  # of the two tables below
         self._indexes: dict[str, TextIndex] = {}
         self._searches: OrderedDict[tuple[str, str], Search] = OrderedDict()
         self._warm = Job(self._use_templates, len(self.stores))
@@ -180,21 +181,25 @@ class View:
         wanted, place = asked.get("q", ""), asked.get("in", "record")
         if not fold(wanted):
             return None
-        if (place, wanted) not in self._searches:
-            self._searches[place, wanted] = Search(self._index(place), wanted)
-            while len(self._searches) > _MOST_SEARCHES:
-                self._searches.popitem(last=False)
-        return self._searches[place, wanted]
+        index = self._index(place)
+        with self._own:
+            if (place, wanted) not in self._searches:
+                self._searches[place, wanted] = Search(index, wanted)
+                while len(self._searches) > _MOST_SEARCHES:
+                    self._searches.popitem(last=False)
+            return self._searches[place, wanted]
 
     def _index(self, place: str) -> TextIndex:
         """Return the index of records, or of rendered text; it is begun when it is first asked for."""
         if place not in ("record", "rendered") or (place == "rendered" and not self.stores):
             raise PlanError(f"cannot search in {place!r}, expected record, or rendered if the data is prepared")
-        if place not in self._indexes:
-            read = self._read_records if place == "record" else self._read_rendered
-            lock = self._lock if place == "record" else self._templates
-            self._indexes[place] = TextIndex(read, int(self.starts[-1]), lock)
-        return self._indexes[place]
+        with self._own:
+            if place not in self._indexes:
+                read, lock = (
+                    (self._read_records, self._lock) if place == "record" else (self._read_rendered, self._templates)
+                )
+                self._indexes[place] = TextIndex(read, int(self.starts[-1]), lock)
+            return self._indexes[place]
 
     def _place(self, row: int) -> tuple[int, int]:
         """Return (source, row in it) of a row of all sources."""
