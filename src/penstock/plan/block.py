@@ -106,9 +106,15 @@ class Block:
         room = self._room(pieces.where(is_kept))
         return self.settings.method.count_rows(room, self.settings.capacity, self.settings.max_per_row)
 
-    def count_dropped(self) -> Counters:
-        """Count what is dropped and cut, without packing: rows are not counted."""
-        return self._count(*self._cut())
+    def count_dropped(self, *, with_rows: bool = False) -> Counters:
+        """Count what is dropped and cut, without packing; `with_rows` also counts rows, as `num_rows` does."""
+        pieces, is_kept = self._cut()
+        counters = self._count(pieces, is_kept)
+        if not with_rows:
+            return counters
+        room, settings = self._room(pieces.where(is_kept)), self.settings
+        rows = settings.method.count_rows(room, settings.capacity, settings.max_per_row)
+        return counters + Counters(rows=rows, tokens_capacity=rows * settings.max_length)
 
     def delivered_tokens(self) -> Ints:
         """Return the tokens of each sample that reach a row: 0 for dropped samples, fewer than its length for cut ones.
@@ -281,11 +287,11 @@ class Blocks:
         block = self._block(epoch, number)
         return None if block is None else block.num_rows()
 
-    def count_dropped(self, epoch: int) -> Counters:
-        """Count what is dropped and cut in an epoch, without packing: several times faster."""
+    def count_dropped(self, epoch: int, *, with_rows: bool = False) -> Counters:
+        """Count what is dropped and cut in an epoch, without packing: several times faster; `with_rows` also counts its rows."""
         counters, number = Counters(), 0
         while (block := self._block(epoch, number)) is not None:
-            counters, number = counters + block.count_dropped(), number + 1
+            counters, number = counters + block.count_dropped(with_rows=with_rows), number + 1
         return counters
 
     def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:

@@ -73,6 +73,10 @@ class Facts:
     def is_complete(self) -> bool:
         return self.job.result is not None
 
+    def has(self, row: int) -> bool:
+        """Whether the targets and the reason of a row are known by now."""
+        return row < self.job.done or self.is_complete
+
     def _read(self, job: Job[Any]) -> tuple[SourceNumbers, ...]:
         for start, store in zip(self.starts.tolist(), self.stores.values(), strict=False):
             left = _MOST_ENCODED

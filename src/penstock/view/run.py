@@ -186,9 +186,9 @@ class Run:
             return {"problem": str(error)}
 
     def _fit(self, plan: Plan) -> dict[str, Any]:
-        rows, counts = plan.num_rows(0), plan.blocks.count_dropped(0)
+        counts = plan.blocks.count_dropped(0, with_rows=True)
+        rows = counts.rows
         per_step = self._loader.batch_size * self._loader.world.size
-        capacity = rows * plan.settings.max_length
         lost = self._lost_targets(plan) if self._facts.is_complete else None
         return {
             "max_length": plan.settings.max_length,
@@ -196,7 +196,7 @@ class Run:
             "overflow": plan.settings.overflow,
             "rows": rows,
             "steps": -(-rows // per_step),
-            "fill": counts.tokens_out / capacity if capacity else 0.0,
+            "fill": counts.fill,
             "tokens": counts.tokens_out,
             "samples": counts.samples_out,
             "samples_dropped": {reason: n for reason, n in counts.samples_dropped.items() if n and reason != "empty"},

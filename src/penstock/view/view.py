@@ -230,8 +230,9 @@ class View:
         except PenstockError as error:
             made["text"], made["bad"] = str(error)[:_PREVIEW], True
         if self.facts is not None:
-            made |= {"length": int(self.facts.lengths[row]), "targets": int(self.facts.targets[row])}
-            made["reason"] = self.facts.reason_of(row)
+            made["length"] = int(self.facts.lengths[row])
+            if self.facts.has(row):
+                made |= {"targets": int(self.facts.targets[row]), "reason": self.facts.reason_of(row)}
         return made
 
     # One sample
@@ -268,7 +269,7 @@ class View:
             "length": len(made),
             "targets": found.trained,
             "outcome": found.outcome,
-            "reason": "" if self.facts is None else self.facts.reason_of(row),
+            "reason": self.facts.reason_of(row) if self.facts is not None and self.facts.has(row) else "",
             "first": first,
             "tokens": [[each.id, each.text, each.trained, each.message, each.role, each.part] for each in tokens],
             "special": sorted({each.id for each in tokens} & special),

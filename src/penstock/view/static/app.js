@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, the theme, the keys.  The address after # says everything that is shown.
 
-import { ask, data, h, plain, problem, put } from "./dom.js";
+import { ask, data, h, pause, plain, problem, put } from "./dom.js";
 import { Live } from "./live.js";
 import { Run } from "./run.js";
 import { Samples } from "./samples.js";
@@ -102,6 +102,11 @@ async function begin() {
   }
   put(document.getElementById("title"), data(context.overview.title));
   show();
+  while (context.overview.facts && !context.overview.facts.over) { // tokens are counted in the background
+    await pause(500);
+    Object.assign(context.overview, await ask("overview").catch(() => ({ facts: null })));
+    if (context.overview.facts?.over) current.view.refresh?.();
+  }
 }
 
 begin();

@@ -26,6 +26,8 @@ export class Run {
     put(this.plots, h("p.problem", {}, "Not prepared, so the order is not known. Run ", h("code", {}, this.overview.command)));
   }
 
+  refresh() { if (this.found) this.drawPlots(); }
+
   update(parameters) {
     const before = this.parameters;
     this.parameters = parameters;

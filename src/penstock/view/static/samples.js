@@ -34,14 +34,13 @@ export class Samples {
     const range = (name, label, unit) => h("fieldset", {}, h("legend", {}, label),
       h("input", { name: `${name}_from`, inputmode: "numeric", placeholder: "from", "aria-label": `${label}, from` }), "–",
       h("input", { name: `${name}_to`, inputmode: "numeric", placeholder: "to", "aria-label": `${label}, to` }), unit);
-    const reasons = Object.entries(this.overview.reasons ?? {});
-    this.reasons = select("reason", "Dropped", [["", "all rows"], ["none", "not dropped"], ["any", "dropped, any reason"],
-      ...reasons.map(([name, count]) => [name, `${name}: ${MEANINGS[name] ?? name.replaceAll("_", " ")} (${comma(count)})`])]);
+    this.reasons = h("select", { name: "reason" });
+    this.drawReasons();
     const more = h("details.filters", {}, h("summary", {}, "Filters"), h("div.filter-grid", {},
       sources.length > 1 && select("source", "Data set", [["", "all"], ...sources.map(({ name }) => [name, plain(name)])]),
       prepared && range("length", "Length", "tokens"),
       prepared && range("share", "Trained", "%"),
-      prepared && this.reasons,
+      prepared && h("label", {}, "Dropped", this.reasons),
       select("tools", "Tools", [["", "all rows"], ["yes", "uses tools"], ["no", "uses none"]]),
       this.overview.media && select("media", "Media", [["", "all rows"], ["image", "images"], ["video", "videos"], ["audio", "audio"]]),
       h("button", { type: "reset" }, "Clear")));
@@ -58,6 +57,18 @@ export class Samples {
       this.timer = setTimeout(() => this.typed(), event.target.tagName === "SELECT" ? 0 : 250);
     });
     return this.controls;
+  }
+
+  drawReasons() {
+    const options = [["", "all rows"], ["none", "not dropped"], ["any", "dropped, any reason"],
+      ...Object.entries(this.overview.reasons ?? {}).map(([name, count]) => [name, `${plain(name)}: ${MEANINGS[name] ?? plain(name.replaceAll("_", " "))} (${comma(count)})`])];
+    put(this.reasons, options.map(([value, text]) => h("option", { value }, text)));
+    this.reasons.value = this.parameters.reason ?? "";
+  }
+
+  refresh() { // the facts are complete
+    this.drawReasons();
+    this.search();
   }
 
   typed() {
@@ -139,7 +150,7 @@ export class Samples {
   drawRow(row) {
     const { length, targets, reason, source } = row;
     const facts = [`${comma(row.own)}`];
-    if (length !== undefined) facts.push(length ? `${plural(length, "token")}, ${percent(targets, length)} trained` : "no tokens");
+    if (length !== undefined) facts.push(length ? `${plural(length, "token")}${targets === undefined ? "" : `, ${percent(targets, length)} trained`}` : "no tokens");
     return [h("span.row-text", {}, data(row.text || "(no text)")),
       h("span.row-facts", {}, this.overview.sources.length > 1 && swatch(colour(source)), h("span", {}, facts.join(" · ")),
         reason && h("em", {}, data(reason, 40)))];

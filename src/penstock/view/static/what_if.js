@@ -71,6 +71,11 @@ export class WhatIf {
     this.load();
   }
 
+  refresh() {
+    this.base = undefined;
+    this.load();
+  }
+
   async read(signal) {
     this.result.setAttribute("aria-busy", "true");
     this.base ??= await ask("what_if", {}, signal);
