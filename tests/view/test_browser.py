@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,10 +160,12 @@ def test_every_view_is_seen_in_every_window(
 
 
 def test_hostile_records_stay_text(page: Page, heard: list[bytes]) -> None:
+    page.visit("")
     for row, text in enumerate([*hostile.TEXTS, hostile.LONG]):
         for tab in ("tokens", "text", "raw"):
-            page.visit(f"#/samples?row={row}&at={row}&tab={tab}")
-            page.see("document.querySelectorAll('.sample-body > *').length > 0")
+            page.value(f"location.hash = '#/samples?row={row}&at={row}&tab={tab}'")
+            page.see(f"document.querySelector('.chip:nth-child(2)')?.textContent === 'row {row}'")
+            page.see(f"document.querySelector('[aria-selected=true][data-tab={tab}]') !== null")
             assert (
                 page.value(
                     "document.querySelectorAll('main script, main iframe, main img, main link, main object').length"
@@ -224,10 +228,10 @@ def test_a_link_and_the_back_button_restore_what_was_seen(page: Page, heard: lis
     page.see("Boolean(document.querySelector('.step h2'))")
     step = page.value("document.querySelector('.step h2').textContent")
     page.click(".piece")
-    page.see("location.hash.startsWith('#/samples')")
-    page.value("history.back()")
+    page.see("document.querySelector('main').classList.contains('samples')")
+    page.value("setTimeout(() => history.back()) && null")
     page.see(f"document.querySelector('.step h2')?.textContent === {json.dumps(step)}")
-    page.value("history.back()")
+    page.value("setTimeout(() => history.back()) && null")
     page.text("fox 15 runs")
     assert page.value("document.querySelector('[name=q]').value") == "brown"
     page.clean(heard)
@@ -321,3 +325,56 @@ def test_another_page_cannot_read_the_viewer(page: Page, tmp_path: Path) -> None
     assert any(
         "403" in error or "blocked" in error.lower() or "refused" in error.lower() for error in page.browser.errors
     )
+
+
+ROWS, MOST_SECONDS = (
+    (1_000_000, 5.0) if os.environ.get("PENSTOCK_SOAK") else (100_000, None)
+)  # benchmarks/view.py measures
+
+
+def test_a_large_list_is_never_loaded_as_a_whole(
+    chromium: Browser, tmp_path: Path, tokenizer_path: Path, heard: list[bytes]
+) -> None:
+    """Scroll, jump, filter and search: a few small requests each, and as many elements as rows are seen."""
+    with (tmp_path / "many.jsonl").open("w") as file:
+        file.writelines(f'{{"text": "row {row} of fox{" dog" * (row % 7)}"}}\n' for row in range(ROWS))
+    recipe = {"data": "many.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 64,
+              "batch_size": 8, "num_proc": 1}  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    prepare_recipe(Recipe.read(tmp_path / "recipe.yaml").changed(progress="none"))
+    view = open_view(tmp_path / "recipe.yaml", world_size=1)
+    with served(view) as url:
+        page = Page(chromium, url)
+        page.visit("")
+        page.text(f"{ROWS:,} rows")
+        wait_for(lambda: view.facts is not None and view.facts.is_complete)
+        first = "document.querySelector('.list-row .row-text')?.textContent"
+        final = "[...document.querySelectorAll('.row-text')].at(-1)?.textContent"
+        chosen = "document.querySelector('[aria-selected=true]')?.textContent"
+        counted = "/^[\\d,]+ of [\\d,]+ rows$/m.test(document.querySelector('.list-said').innerText)"
+        scroll = "const list = document.querySelector('.list'); list.scrollTop = list.scrollHeight - list.clientHeight"
+        middle, last = ROWS // 2, ROWS - 1
+
+        steps = {
+            f"{scroll}; list.scrollTop /= 2": f"Math.abs(Number({first}?.split(' ')[1]) - {middle}) < {ROWS // 1000}",
+            scroll: f"{final}?.startsWith('row {last} ')",
+            f"location.hash = '#/samples?row={middle}&at={middle}'": f"{chosen}?.startsWith('row {middle} ')",
+            "location.hash = '#/samples?length_from=12'": counted,
+            f"location.hash = '#/samples?q=ROW%20{last}%20'": f"{first}?.startsWith('row {last} ')",
+            "location.hash = '#/samples?q=Dog%20dog%20dog'": f"{first} === 'row 3 of fox dog dog dog'",
+            "location.hash = '#/run?step=77'": "document.querySelector('.step h2')?.textContent === 'Step 77'",
+            "location.hash = '#/what-if?max_length=16'": "document.querySelector('.copy-line code')?.textContent === 'max_length: 16'",
+        }
+        page.value(f"fetch('{url}api/rows?q=row').then((answer) => answer.status)")  # begins the index
+        wait_for(lambda: view._indexes["record"].state["over"])
+        for act, shows in steps.items():
+            before = len(page.browser.requests)
+            page.value(f"(() => {{ {act} }})()")
+            began = time.monotonic()
+            page.see(f"Boolean({shows})")
+            seconds = time.monotonic() - began
+            assert MOST_SECONDS is None or seconds < MOST_SECONDS, (act, seconds)
+            assert page.value("document.querySelectorAll('.list-row').length") < 40
+            asked = [each for each in page.browser.requests[before:] if "/api/rows" in each]
+            assert len(asked) <= 12, asked
+        page.clean(heard)

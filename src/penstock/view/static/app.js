@@ -32,6 +32,7 @@ function go(name, parameters, { replace = false } = {}) {
 let current = null;
 
 function show() {
+  if (!context.overview) return; // the address was changed while the page began
   const { name, parameters } = here();
   if (current?.name !== name) {
     current?.view.close?.();
