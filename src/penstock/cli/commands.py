@@ -279,17 +279,17 @@ def report(request: Request, output: Path, samples: int, rows: int, compare: boo
 
 @command(*RECIPE, *LOADER)
 @option("--port", type=IntRange(0, 65535), default=0, help="Port to listen on; 0 is a free one.")
-@option("--host", default="127.0.0.1", help="Address to listen on; another than this lets other machines in.")
+@option("--host", help="Address to listen on, which lets other machines in; else only this machine can reach it.")
 @option("--browser/--no-browser", default=True, help="Also open the page in a browser, if there is a screen.")
 @option("--run-id", help="Show the running job of this name; else the recipe's run_id.")
-def view(request: Request, port: int, host: str, browser: bool, run_id: str | None) -> None:
+def view(request: Request, port: int, host: str | None, browser: bool, run_id: str | None) -> None:
     """Look at data, tokens and the plan in the browser.
 
     Scroll and search records, see each as data, text and tokens, click through the steps of the run, try other settings, watch a
     running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.
     """
     from penstock.recipe.run import open_recipe
-    from penstock.view.server import listening, serve
+    from penstock.view.server import LOOPBACK, listening, serve
     from penstock.view.view import View
 
     recipe = request.recipe()
@@ -304,6 +304,7 @@ def view(request: Request, port: int, host: str, browser: bool, run_id: str | No
     )  # fmt: skip
     if loader is None:
         screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")
+    host = host or LOOPBACK
     with listening(host, port) as (listener, token, url):
         if request.json:
             screen.as_json({"url": url})

@@ -236,7 +236,7 @@ export class Run {
       h("button", { type: "button", "aria-pressed": String(isSkipped), onclick: () => this.toggleSkip(step.step) }, isSkipped ? "Skipped: keep it" : "Mark to skip"),
       h("button.close", { type: "button", "aria-label": "Close", onclick: () => this.change({ step: null }) }, "×")),
     h("p.note", {}, `epoch ${step.epoch}, ${plural(step.rows.length, "row")}`, padded ? `, ${comma(padded)} of them empty` : "", step.num_repeated ? `, ${comma(step.num_repeated)} repeated` : "",
-      ". Each piece is a sample; click it to open it. Grey is padding."),
+      ". Each piece is a sample; click it to open it. The green line is its trained share; grey is padding."),
     [...ranks].map(([rank, rows]) => h("div.rank", {}, h("h3", {}, `Rank ${rank}`, h("span.soft", {}, ` ${comma(rows.reduce((sum, row) => sum + row.used, 0))} tokens`)),
       rows.map((row) => this.drawRow(row)))));
   }

@@ -103,6 +103,7 @@ export class Samples {
       }
       if (FILTERS.slice(2).some((name) => parameters[name])) this.controls.querySelector("details").open = true;
       this.list.top = Math.max(at - 3, 0);
+      this.wanted = at; // a search may find it only later
       this.search();
     }
     this.list.select(at);
@@ -118,6 +119,10 @@ export class Samples {
       const first = Math.max(Math.floor(this.list.top / 50) * 50, 0);
       const found = await ask("rows", { ...asked, first, count: 100 }, signal);
       if (found.total !== before || found.complete) this.list.reset(found.total, found.rows, first);
+      if (this.wanted >= 0 && this.wanted < found.total) {
+        this.list.moveTo(this.wanted - 3);
+        this.wanted = -1;
+      }
       before = found.total;
       this.say(found);
       if (this.list.at < 0 && this.parameters.row === undefined && found.complete && found.rows.length && innerWidth > 800) {
