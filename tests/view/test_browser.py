@@ -94,6 +94,8 @@ class Page:
     def visit(self, address: str, **options: Any) -> None:
         self.browser.visit("about:blank")
         self.browser.visit(self.url + address, **options)
+        # before a page has loaded, a link that a script clicks takes the place of its entry in the history
+        self.see("location.href !== 'about:blank' && performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
 
     def value(self, expression: str) -> Any:
         return self.browser.value(expression)
