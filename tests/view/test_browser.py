@@ -124,7 +124,9 @@ class Page:
 
     def click(self, selector: str) -> None:
         self.see(f"Boolean(document.querySelector({json.dumps(selector)}))")
-        self.value(f"document.querySelector({json.dumps(selector)}).click()")
+        # as a user's click: going back passes over entries that scripts alone have made
+        found = f"document.querySelector({json.dumps(selector)}).click()"
+        self.browser.ask("Runtime.evaluate", expression=found, userGesture=True)
 
     def clean(self, heard: list[bytes]) -> None:
         """Nothing failed, nothing of the data ran, and nothing but this server was asked."""
