@@ -136,8 +136,8 @@ class Browser:
 
 
 @contextmanager
-def browser(folder: Path, *, trap: int | None = None) -> Iterator[Browser]:
-    """A browser with a profile in this folder; `trap` is a port of this machine to which all its requests go."""
+def browser(folder: Path, *, trap: int | None = None, patience: float = _PATIENCE) -> Iterator[Browser]:
+    """A browser with a profile in this folder, for `patience` seconds; `trap` is a port of this machine to which all its requests go."""
     path = executable()
     assert path is not None
     theirs_in, ours_out = os.pipe()
@@ -155,7 +155,7 @@ def browser(folder: Path, *, trap: int | None = None) -> Iterator[Browser]:
     os.close(theirs_in)
     os.close(theirs_out)
     found = Browser(ours_out, ours_in)
-    alarm = threading.Timer(_PATIENCE, process.kill)  # then reading ends, and the test says so
+    alarm = threading.Timer(patience, process.kill)  # then reading ends, and the test says so
     alarm.start()
     try:
         found.start()

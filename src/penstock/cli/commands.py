@@ -1,7 +1,10 @@
 """The commands about data and recipes.  Each imports what it needs when it runs, calls the library and prints."""
 
 import json
+import os
 import secrets
+import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +13,7 @@ import click
 from click import FloatRange, IntRange, UsageError, option
 from click.exceptions import Exit
 
+from penstock.cache import Cache
 from penstock.cli import screen
 from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, Request, command
 from penstock.words import plural, size
@@ -364,6 +368,53 @@ def report(request: Request, output: Path, samples: int, rows: int, compare: boo
         screen.as_json({"page": str(output), "num_bytes": num_bytes, "plan": loader.plan.fingerprint})
     else:
         screen.say(f"{output}: {size(num_bytes)}, open it in a browser")
+
+
+@command(*RECIPE, *LOADER)
+@option("--port", type=IntRange(0, 65535), default=0, help="Port to listen on; 0 is a free one.")
+@option("--host", help="Address to listen on, which lets other machines in; else only this machine can reach it.")
+@option("--browser/--no-browser", default=True, help="Also open the page in a browser, if there is a screen.")
+@option("--run-id", help="Show the running job of this name; else the recipe's run_id.")
+def view(request: Request, port: int, host: str | None, browser: bool, run_id: str | None) -> None:
+    """Look at data, tokens and the plan in the browser.
+
+    Scroll and search records, see each as data, text and tokens, click through the steps of the run, try other settings, watch a
+    running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.
+    """
+    from penstock.recipe.run import open_recipe
+    from penstock.view.server import LOOPBACK, listening, serve
+    from penstock.view.view import View
+
+    recipe = request.recipe()
+    opened = open_recipe(recipe, part=request.part, rows=1, skip_bad=True)
+    loader, options = request.prepared_loader(recipe, opened), recipe.loader_options(request.part)
+    file = Path(recipe.file or "")
+    prepare_it = shlex.join(["penstock", "prepare", *request.data])
+    page = View(
+        loader, opened, settings=recipe.plan_settings(request.part), title=file.name, recipe=recipe.to_yaml(file.parent),
+        command=prepare_it, skip=options.get("skip", ()), cache=Cache(recipe.settings.get("cache_dir")).root,
+        run_id=run_id or options.get("run_id"),
+    )  # fmt: skip
+    if loader is None:
+        screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")
+    host = host or LOOPBACK
+    with listening(host, port) as (listener, token, url):
+        if request.json:
+            screen.as_json({"url": url})
+        else:
+            screen.say(f"{url}  (Ctrl-C ends it)")
+        sys.stdout.flush()
+        if browser:
+            open_browser(url)
+        serve(page, listener, token, host)
+
+
+def open_browser(url: str) -> None:
+    """Open a page, if there is a screen; without one, a browser of text would take over the terminal."""
+    if sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        import webbrowser
+
+        webbrowser.open(url)
 
 
 @command(*RECIPE, *LOADER)

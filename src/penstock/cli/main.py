@@ -62,7 +62,7 @@ for each in (stores.ls, stores.rm, stores.prune, stores.why):
     of_cache.add_command(each)
 for each in (
     *(commands.init, commands.import_, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
-    *(commands.trace, commands.resume, commands.report, commands.bench, stores.verify, of_cache),
+    *(commands.trace, commands.resume, commands.report, commands.view, commands.bench, stores.verify, of_cache),
 ):
     cli.add_command(each)
 

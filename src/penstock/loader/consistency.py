@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PlanError, PlanMismatch
+from penstock.loader.status import run_folder
 from penstock.loader.world import RankInfo, running
 from penstock.plan.plan import flat_summary
 from penstock.words import differences
@@ -35,8 +36,7 @@ class FileBoard:
     """
 
     def __init__(self, root: Path, run_id: str, exchange: str) -> None:
-        name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run_id)
-        self._folder = root / "runs" / f"{name}-{_restarts()}" / exchange
+        self._folder = run_folder(root, f"{run_id}-{_restarts()}") / exchange
 
     def set(self, key: str, text: str) -> None:
         try:

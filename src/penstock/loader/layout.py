@@ -26,7 +26,8 @@ class LoaderSettings:
     replicas: int = setting("neighbouring ranks that share their rows", 1)
     mesh: Any = setting("the data-parallel dimension of a device mesh, instead of ranks", None)
     run_id: str | None = setting(
-        "under this name, ranks without torch.distributed compare their plans through the cache", None
+        "the name of the run in the cache: penstock view shows it there, and ranks without torch.distributed compare their plans",
+        None,
     )
     prefetch: int = setting(
         "steps made ahead by a thread; small ones are made several at once, so it may be a few more",

@@ -31,6 +31,7 @@ from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tails
 from penstock.loader.state import Cursor
+from penstock.loader.status import StatusFile, why_no_steps
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
@@ -38,7 +39,6 @@ from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Step
 from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
-from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
 from penstock.types import WEIGHTS
 
@@ -116,6 +116,8 @@ class Loader(Changing):
         self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
         self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
         self._refuse_uneven()
+        root = (self.stores[0].cache or Cache()).root if run_id is not None else None
+        self._status = None if root is None else StatusFile(root, str(run_id), self._info.rank, self.plan.fingerprint)
 
     def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
         """Remember which rank this is, and how it compares its plan with other ranks."""
@@ -194,38 +196,27 @@ class Loader(Changing):
             finally:
                 ahead.close()
         if not self._cursor.has_begun:
-            raise self._no_steps()
+            self.counters, error = why_no_steps(self, can_cut=all(column.per != "list" for column in self._columns))
+            raise error
         self._count_rest()
-
-    def _no_steps(self) -> PlanError:
-        """Say why a pass has no step."""
-        if self.epochs == 0:
-            return PlanError("the run has no step: epochs is 0")
-        position = self._cursor.position
-        epochs = self.loop_end(self._cursor) or position.epoch + 1
-        if self.plan.num_steps(self._rows_per_step, epochs=epochs, start=position):
-            return PlanError(f"no batch is left: skip= names every step of the run ({len(self._skip):,} of them)")
-        self.counters = self.plan.count(position.epoch, self._rows_per_step)
-        dropped = self.counters.dropped_words()
-        advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""
-        if OVERLONG in dropped:
-            cut = (
-                ""
-                if any(column.per == "list" for column in self._columns)
-                else ", or choose overflow='split' or 'truncate'"
-            )
-            advice = f"raise max_length{cut}; "
-        if not dropped and (empty := self.counters.samples_dropped[EMPTY]):
-            dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in self.stores)})"
-        return PlanError(f"the run has no step: {dropped or 'there are no samples'}; {advice}see loader.counters")
+        self._write_status(finished=True)
 
     def _deliver(self, batch: Batch, step: Step) -> None:
         self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
         self.metrics.add(batch.share, batch.trained)
+        if self._status is not None and self._status.is_due:
+            self._write_status()
         if step.counters is not NOTHING:  # a block begins, or the epoch ends
             self._count(step.counters, step.epoch)
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, batch.step + 1, self.counters)
+
+    def _write_status(self, *, finished: bool = False) -> None:
+        """Write where the run is, for penstock view."""
+        if self._status is not None:
+            sizes = {"world_size": self.world.size, "batch_size": self.batch_size, "epochs": self.epochs}
+            here = {"step": self._cursor.step, "epoch": self._cursor.position.epoch, "finished": finished}
+            self._status.write({**here, **sizes, "metrics": self.metrics.as_dict()})
 
     def _count(self, counters: Counters, epoch: int) -> None:
         """Add counters.  The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""

@@ -119,9 +119,15 @@ class Block:
         """Return some of the samples."""
         return replace(self, sources=self.sources[chosen], samples=self.samples[chosen], lengths=self.lengths[chosen])
 
-    def count_dropped(self) -> Counters:
-        """Count what is dropped and cut, without packing: rows are not counted."""
-        return self._count(*self._cut())
+    def count_dropped(self, *, with_rows: bool = False) -> Counters:
+        """Count what is dropped and cut, without packing; `with_rows` also counts rows, as `num_rows` does."""
+        pieces, is_kept = self._cut()
+        counters = self._count(pieces, is_kept)
+        if not with_rows:
+            return counters
+        room, settings = self._room(pieces.where(is_kept)), self.settings
+        rows = settings.method.count_rows(room, settings.capacity, settings.max_per_row)
+        return counters + Counters(rows=rows, tokens_capacity=rows * settings.max_length)
 
     def delivered_tokens(self) -> Ints:
         """Return the tokens of each sample that reach a row: 0 for dropped samples, fewer than its length for cut ones.
@@ -310,11 +316,11 @@ class Blocks:
         block = self.block(epoch, number)
         return None if block is None else block.num_rows()
 
-    def count_dropped(self, epoch: int) -> Counters:
-        """Count what is dropped and cut in an epoch, without packing: several times faster."""
+    def count_dropped(self, epoch: int, *, with_rows: bool = False) -> Counters:
+        """Count what is dropped and cut in an epoch, without packing: several times faster; `with_rows` also counts its rows."""
         counters, number = Counters(), 0
         while (block := self.block(epoch, number)) is not None:
-            counters, number = counters + block.count_dropped(), number + 1
+            counters, number = counters + block.count_dropped(with_rows=with_rows), number + 1
         return counters
 
     def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:

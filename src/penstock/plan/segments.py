@@ -328,11 +328,13 @@ class Segments:
         block = segment.block(epoch, number)
         return None if block is None else block.num_rows() if row is None else min(row, block.num_rows())
 
-    def count_dropped(self, epoch: int) -> Counters:
-        """Count what is dropped and cut in an epoch."""
+    def count_dropped(self, epoch: int, *, with_rows: bool = False) -> Counters:
+        """Count what is dropped and cut in an epoch; `with_rows` also counts its rows."""
         counters, number = Counters(), 0
         while (found := self._counted(epoch, number)) is not None:
-            counters, number = counters + found[1], number + 1
+            rows = (self.num_rows(epoch, number) or 0) if with_rows else 0
+            counters += found[1] + Counters(rows=rows, tokens_capacity=rows * self._of_run[1].max_length)
+            number += 1
         return counters
 
     def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:

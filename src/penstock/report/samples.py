@@ -159,12 +159,13 @@ def _shown_sample(
         record=record,
         num_tokens=len(sample),
         left_out=left_out,
-        special=_special_ids(store),
+        special=special_ids(store),
         pictures=thumbnails.of(store, sample),
     )
 
 
-def _special_ids(store: Store) -> frozenset[int]:
+def special_ids(store: Store) -> frozenset[int]:
+    """Return the ids of special tokens of a store's tokenizer."""
     tokenizer = getattr(store.template, "tokenizer", None)
     if tokenizer is None:
         return frozenset()

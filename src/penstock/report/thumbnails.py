@@ -36,10 +36,10 @@ class Picture:
 
 
 class Thumbnails:
-    """Draws the images of samples until the page has enough of them."""
+    """Draws the images of samples until the page has enough of them; `side` is that of the longer side, in pixels."""
 
-    def __init__(self) -> None:
-        self._left = _MOST_BYTES
+    def __init__(self, side: int = SIDE) -> None:
+        self._left, self._side = _MOST_BYTES, side
 
     def of(self, store: Store, sample: Sample) -> tuple[Picture, ...]:
         """Return all media of a sample; its first images are drawn."""
@@ -53,7 +53,7 @@ class Thumbnails:
                 continue
             drawn += 1
             try:
-                raw, width, height = _small(self._bytes(store, sample, item), item)
+                raw, width, height = _small(self._bytes(store, sample, item), item, self._side)
             except Exception as error:  # decoders of Pillow raise whatever they do
                 yield Picture(line, problem=f"cannot be drawn: {error}")
                 continue
@@ -71,7 +71,7 @@ class Thumbnails:
         return found
 
 
-def _small(data: bytes, item: MediaItem) -> tuple[bytes, int, int]:
+def _small(data: bytes, item: MediaItem, side: int) -> tuple[bytes, int, int]:
     """Return a small JPEG, upright and on white, with its width and height."""
     try:
         from PIL import Image, ImageOps
@@ -82,9 +82,9 @@ def _small(data: bytes, item: MediaItem) -> tuple[bytes, int, int]:
         with Image.open(io.BytesIO(data)) as image:
             if sorted(image.size) != sorted(item.size):
                 raise PenstockError(f"{image.height} × {image.width} pixels, and had {item.size[0]} × {item.size[1]}")
-            image.draft("RGB", (SIDE * 2, SIDE * 2))  # a JPEG is decoded at a smaller scale
+            image.draft("RGB", (side * 2, side * 2))  # a JPEG is decoded at a smaller scale
             upright: Any = ImageOps.exif_transpose(image)
-            upright.thumbnail((SIDE, SIDE))
+            upright.thumbnail((side, side))
             flat = Image.new("RGB", upright.size, "white")
             with_alpha = upright.convert("RGBA")
             flat.paste(with_alpha, mask=with_alpha.getchannel("A"))

@@ -1,0 +1,108 @@
+"""The state of a running job as small files in the cache, one for each rank, for `penstock view`; and why a run has no step.
+
+Files are written only under a run_id, at most once a second, and replaced as a whole.  A job never fails because of it.
+"""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PlanError
+from penstock.loader.state import Run
+from penstock.plan.counters import NOTHING, Counters
+from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
+
+_log = logging.getLogger("penstock")
+
+_OR_CUT = ", or choose overflow='split' or 'truncate'"
+_VERSION = 1
+_EVERY = 1.0  # seconds
+_FOLDER = "live"
+
+
+def run_folder(root: Path, run_id: str) -> Path:
+    """Return the folder of a run in the cache."""
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run_id)
+    return root / "runs" / name
+
+
+class StatusFile:
+    """Writes the state of one rank of a run."""
+
+    def __init__(self, root: Path, run_id: str, rank: int, plan: str) -> None:
+        """plan: its fingerprint; loaders of one run, such as those of eval sets, have files of their own."""
+        self._folder, self._name = run_folder(root, run_id) / _FOLDER, f"{plan[:8]}-{rank}"
+        self._own = {"version": _VERSION, "run_id": run_id, "rank": rank, "plan": plan}
+        self._next, self._begun, self._has_failed = 0.0, time.time(), False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last state is a second old."""
+        return time.monotonic() >= self._next
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Replace the file; after a failure, warn once and write no more."""
+        if self._has_failed:
+            return
+        self._next = time.monotonic() + _EVERY
+        times = {"begun": self._begun, "written": time.time()}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            draft = self._folder / f".{self._name}.{os.getpid()}.tmp"
+            draft.write_text(json.dumps({**self._own, **times, **state}))
+            draft.replace(self._folder / f"{self._name}.json")
+        except OSError as error:
+            self._has_failed = True
+            _log.warning(
+                "%s: the state of the run cannot be written there, so penstock view does not show it: %s",
+                self._folder, error.strerror or error,
+            )  # fmt: skip
+
+
+def read_status(root: Path, run_id: str) -> list[dict[str, Any]]:
+    """Return what each rank of a run has last written, by rank; nothing if there is no such run."""
+    found = []
+    for path in sorted((run_folder(root, run_id) / _FOLDER).glob("*.json")):
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            is_own = state["run_id"] == run_id and state["version"] == _VERSION
+        except FileNotFoundError:  # removed in this moment
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PlanError(f"{path}: not the state of a run: {error}; remove the file") from error
+        found += [state] if is_own else []  # two names may share a folder, as a/b and a_b
+    return sorted(found, key=lambda state: int(state["rank"]))
+
+
+def run_ids(root: Path) -> list[str]:
+    """Return the names of all runs that have written their state, the last one first."""
+    found: dict[str, float] = {}
+    for path in (root / "runs").glob(f"*/{_FOLDER}/*.json"):
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            found[str(state["run_id"])] = max(found.get(str(state["run_id"]), 0.0), float(state["written"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # `read_status` says what is wrong with it
+    return sorted(found, key=lambda name: -found[name])
+
+
+def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
+    """Return what is dropped, and an error that says why a pass has no step."""
+    if run.epochs == 0:
+        return NOTHING, PlanError("the run has no step: epochs is 0")
+    position = run._cursor.position
+    epochs = run.loop_end(run._cursor) or position.epoch + 1
+    if run.plan.num_steps(run._rows_per_step, epochs=epochs, start=position):
+        return NOTHING, PlanError(f"no batch is left: skip= names every step of the run ({len(run._skip):,} of them)")
+    counters = run.plan.count(position.epoch, run._rows_per_step)
+    dropped = counters.dropped_words()
+    advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""
+    if OVERLONG in dropped:
+        advice = f"raise max_length{_OR_CUT if can_cut else ''}; "
+    if not dropped and (empty := counters.samples_dropped[EMPTY]):
+        dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in run.stores)})"
+    why = f"the run has no step: {dropped or 'there are no samples'}; {advice}see loader.counters"
+    return counters, PlanError(why)

@@ -1,0 +1,198 @@
+"""Numbers of every row of the stores, as arrays: a filter over millions of rows is then a few operations of numpy."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from penstock.errors import PenstockError, PlanError
+from penstock.loader import Loader
+from penstock.reasons import OVERLONG
+from penstock.report.numbers import SourceNumbers, sources, stores
+from penstock.store import Store
+from penstock.types import MEDIA, BadRow, Bools, Ints, Samples
+
+_log = logging.getLogger("penstock")
+
+KINDS = ("image", "video", "audio")
+UNKNOWN = "not known"  # a shard counts drops by reason, and lists only the first rows of each
+_MOST_ENCODED = 2_000  # dropped rows of one store that are encoded again to learn their reason
+
+Made = TypeVar("Made")
+
+
+class Job(Generic[Made]):
+    """Work in a thread of its own, with its progress.  `state` is what the page shows of it."""
+
+    def __init__(self, work: "Callable[[Job[Made]], Made]", total: int) -> None:
+        self.done, self.total = 0, total
+        self.result: Made | None = None
+        self.error: str | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name="penstock-view", daemon=True)
+        self._thread.start()
+
+    def _run(self, work: "Callable[[Job[Made]], Made]") -> None:
+        try:
+            self.result = work(self)
+        except PenstockError as error:
+            self.error = str(error)
+        except Exception as error:
+            _log.exception("the viewer failed in the background")
+            self.error = f"an error of Penstock itself: {type(error).__name__}: {error}"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        is_over = self.result is not None or self.error is not None
+        return {"done": self.done, "of": self.total, "over": is_over, "error": self.error}
+
+    def wait(self, seconds: float) -> Made | None:
+        """Return the result if it is there within some seconds."""
+        self._thread.join(seconds)
+        return self.result
+
+
+class Facts:
+    """Length, targets, media and drop reason of every row, all stores end to end; row `starts[s] + r` is row r of store s."""
+
+    def __init__(self, loader: Loader, lock: threading.Lock) -> None:
+        self._loader, self._lock, self.stores = loader, lock, stores(loader)
+        found = list(self.stores.values())
+        self.starts: Ints = np.cumsum([0, *map(len, found)]).astype(np.int64)
+        self.lengths = np.concatenate([np.zeros(0, np.int32), *(store.lengths for store in found)])
+        self.targets = np.zeros(self.lengths.size, np.int32)
+        self.media = np.zeros(self.lengths.size, np.uint8)  # one bit for each of KINDS
+        self.reasons = np.zeros(self.lengths.size, np.uint8)  # 0: a sample, else 1 + its place in `reason_names`
+        self.reason_names: list[str] = []
+        self.job: Job[tuple[SourceNumbers, ...]] = Job(self._read, self.lengths.size)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.job.result is not None
+
+    def has(self, row: int) -> bool:
+        """Whether the targets and the reason of a row are known by now."""
+        return row < self.job.done or self.is_complete
+
+    def _read(self, job: Job[Any]) -> tuple[SourceNumbers, ...]:
+        for start, store in zip(self.starts.tolist(), self.stores.values(), strict=False):
+            left = _MOST_ENCODED
+            for shard in range(store.num_shards):
+                first = start + int(store.shard_starts[shard])
+                left = self._read_shard(store, shard, first, left)
+                job.done = first + int(store.shard_sizes[shard])
+        return sources(self._loader)
+
+    def _read_shard(self, store: Store, shard: int, first: int, left: int) -> int:
+        """Fill in the rows of one shard; return how many more dropped rows may be encoded."""
+        tokens = store.tokens(shard)
+        size, offsets = len(tokens.offsets) - 1, tokens.offsets.astype(np.int64)
+        mask = tokens.loss_mask(0, int(offsets[-1]))
+        flat = Samples(input_ids=tokens.input_ids, loss_mask=mask, offsets=offsets)
+        self.targets[first : first + size] = flat.num_targets()
+        if MEDIA in store.columns:
+            for row in np.flatnonzero(np.diff(offsets)).tolist():
+                value = tokens.column_of(MEDIA, row).tobytes()
+                self.media[first + row] = sum(
+                    (f'"kind":"{kind}"'.encode() in value) << n for n, kind in enumerate(KINDS)
+                )
+        empty = np.flatnonzero(np.diff(offsets) == 0)
+        counted = {reason: part.count for reason, part in tokens.counts.dropped.items()}
+        if not empty.size:
+            return left
+        if len(counted) == 1:
+            self.reasons[first + empty] = self._code(next(iter(counted)))
+            return left
+        named = [UNKNOWN] * empty.size
+        if empty.size <= left:
+            offset = int(store.shard_starts[shard])
+            with self._lock:
+                again = [_why_dropped(store, offset + row) for row in empty.tolist()]
+            named = again if Counter(again) == counted else named
+        self.reasons[first + empty] = [self._code(reason) for reason in named]
+        return left - empty.size
+
+    def _code(self, reason: str) -> int:
+        if reason not in self.reason_names:
+            self.reason_names.append(reason)
+        return 1 + self.reason_names.index(reason)
+
+    def reason_counts(self) -> dict[str, int]:
+        """Count rows by the reason for which they are in no step; those of the plan come last."""
+        counts = np.bincount(self.reasons, minlength=1 + len(self.reason_names))[1:].tolist()
+        found = dict(zip(self.reason_names, counts, strict=True))
+        if (overlong := int(np.count_nonzero(self._overlong()))) > 0:
+            found[OVERLONG] = overlong
+        return found
+
+    def reason_of(self, row: int) -> str:
+        if self.reasons[row]:
+            return self.reason_names[int(self.reasons[row]) - 1]
+        return OVERLONG if self._overlong(slice(row, row + 1))[0] else ""
+
+    def _overlong(self, rows: slice = slice(None)) -> Bools:
+        """Which rows the plan drops as too long."""
+        settings, lengths = self._loader.plan.settings, self.lengths[rows]
+        if settings.method.cuts or settings.overflow != "drop":
+            return np.zeros(lengths.size, np.bool_)
+        return np.asarray(lengths > settings.capacity)
+
+    def matching(self, asked: Mapping[str, str]) -> Bools:
+        """Return which rows pass the filters; those that are not asked for let every row pass."""
+        passed = np.ones(self.lengths.size, np.bool_)
+        for name, values in (("length", self.lengths), ("targets", self.targets)):
+            if low := asked.get(f"{name}_from"):
+                passed &= values >= number(low, f"{name}_from")
+            if high := asked.get(f"{name}_to"):
+                passed &= values <= number(high, f"{name}_to")
+        for key, is_low in (("share_from", True), ("share_to", False)):
+            if given := asked.get(key):
+                border = self.lengths * (number(given, key) / 100)
+                passed &= (self.targets >= border) if is_low else (self.targets <= border)
+                passed &= self.lengths > 0
+        if reason := asked.get("reason"):
+            passed &= self._with_reason(reason)
+        if kind := asked.get("media"):
+            if kind not in KINDS:
+                raise PlanError(f"media is {kind!r}, expected one of {', '.join(KINDS)}")
+            passed &= (self.media & (1 << KINDS.index(kind))) > 0
+        return passed
+
+    def _with_reason(self, reason: str) -> Bools:
+        if reason == "none":
+            return np.asarray((self.reasons == 0) & ~self._overlong())
+        if reason == "any":
+            return np.asarray((self.reasons > 0) | self._overlong())
+        if reason == OVERLONG:
+            return self._overlong()
+        if reason not in self.reason_names:
+            return np.zeros(self.lengths.size, np.bool_)
+        return np.asarray(self.reasons == 1 + self.reason_names.index(reason))
+
+
+def number(text: str, name: str, *, least: float = 0) -> float:
+    """Return a number of a URL; refuse anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value < 1e18:
+        raise PlanError(f"{name} is {text[:40]!r}, expected a number from {least:g} on")
+    return value
+
+
+def _why_dropped(store: Store, row: int) -> str:
+    """Return the reason for which a row gave no sample, by encoding it again."""
+    record = next(store.source.records(row, row + 1))
+    if isinstance(record, BadRow):
+        return record.reason
+    again: Samples = store.template.encode([record])
+    return again.dropped.get(0, UNKNOWN)
+
+
+def yield_lock() -> None:
+    """Let a request have the lock, which threads do not take in turn."""
+    time.sleep(0.0005)

@@ -1,0 +1,229 @@
+"""The plan of a run for the page: steps as a strip, the rows of a step, where a sample is trained, and other settings."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError
+from penstock.loader import Loader
+from penstock.loader.columns import batch_columns
+from penstock.plan.block import Rows
+from penstock.plan.plan import Plan
+from penstock.plan.settings import weights_as_text
+from penstock.report.numbers import EpochNumbers, epoch, plain, stores
+from penstock.report.trace import Positions, outcome, step
+from penstock.store import Store
+from penstock.types import Ints
+from penstock.view.facts import Facts, Job, number
+
+COLOURS = 7  # sources with a colour of their own; the others are counted together
+_MOST_SPANS = 32_000_000  # kept of one epoch, 32 bytes each
+_MOST_BINS = 1_000
+_MOST_CUT = 20_000  # samples whose masks are read to count trained tokens that a cut loses
+
+Floats = npt.NDArray[np.float64]
+
+
+class Epoch:
+    """The rows of one epoch, kept in memory, and sums of each step."""
+
+    def __init__(self, loader: Loader, number: int) -> None:
+        self._loader, self.number = loader, number
+        self._per_step, self._world = loader.batch_size * loader.world.size, loader.world.size
+        self.num_colours = min(len(loader.plan.sources), COLOURS + 1)
+        self._num_rows, self._num_spans, self.is_kept = 0, 0, True
+        self._kept: list[Rows] = []
+        self._sums: list[tuple[int, Floats, Floats, Floats]] = []  # first step, tokens by source, by rank, spans
+        self.job: Job[EpochNumbers] = Job(self._read, 0)
+
+    def _read(self, job: Job[EpochNumbers]) -> EpochNumbers:
+        job.total = self._loader.plan.num_rows(self.number)
+        found = epoch(self._loader, self.number, visit=lambda rows: self._add(rows, job))
+        num_steps = -(-self._num_rows // self._per_step)
+        self.tokens, self.ranks, self.spans = (np.zeros((num_steps, n)) for n in (self.num_colours, self._world, 1))
+        for first, *parts in self._sums:
+            for whole, part in zip((self.tokens, self.ranks, self.spans), parts, strict=True):
+                whole[first : first + len(part)] += part
+        self._sums.clear()
+        return found
+
+    def _add(self, rows: Rows, job: Job[EpochNumbers]) -> None:
+        self._num_spans += len(rows.spans)
+        self.is_kept = self._num_spans <= _MOST_SPANS
+        if self.is_kept:
+            self._kept.append(rows)
+        else:
+            self._kept.clear()
+        row = self._num_rows + np.repeat(np.arange(rows.num_rows), np.diff(rows.starts))  # of each span
+        first = self._num_rows // self._per_step
+        steps = -(-(self._num_rows + rows.num_rows) // self._per_step) - first
+        size, place = rows.spans["stop"] - rows.spans["start"], row // self._per_step - first
+        source = np.minimum(rows.spans["source"], self.num_colours - 1)
+
+        def summed(kinds: Any, num_kinds: int, weights: Any) -> Floats:
+            flat = np.bincount(place * num_kinds + kinds, weights, minlength=steps * num_kinds)
+            return flat.reshape(steps, num_kinds).astype(np.float64)
+
+        rank = row % self._per_step % self._world
+        parts = summed(source, self.num_colours, size), summed(rank, self._world, size), summed(0, 1, None)
+        self._sums.append((first, *parts))
+        self._num_rows += rows.num_rows
+        job.done = self._num_rows
+
+    def strip(self, first: int, last: int, most: int) -> dict[str, Any]:
+        """Return sums over at most `most` groups of neighbouring steps; steps are counted in the epoch."""
+        total = len(self.tokens)
+        first, last = max(min(first, total - 1), 0), min(max(last, first + 1), total)
+        each = max(-(-(last - first) // most), 1)
+        starts = np.arange(first, max(last, first + 1), each) if total else np.zeros(0, np.int64)
+        if not starts.size:
+            return {"steps": 0, "each": each, "starts": []}
+        tokens, spans = (np.add.reduceat(part[:last], starts) for part in (self.tokens, self.spans))
+        mean = self.ranks[:last].mean(axis=1)
+        worst = np.divide(self.ranks[:last].max(axis=1), mean, out=np.ones(last), where=mean > 0)
+        sizes = np.diff([*starts, last])
+        capacity = sizes * self._per_step * self._loader.plan.settings.max_length
+        return {
+            "steps": total,
+            "each": each,
+            "starts": starts.tolist(),
+            "tokens": tokens.tolist(),
+            "fill": (tokens.sum(axis=1) / capacity).tolist(),
+            "mean_length": (tokens.sum(axis=1) / np.maximum(spans[:, 0], 1)).tolist(),
+            "balance": np.maximum.reduceat(worst, starts).tolist(),
+        }
+
+    def positions(self, source: int, row: int, store: Store) -> dict[str, Any]:
+        """Return every place of a sample in this epoch."""
+        if not self.is_kept:
+            raise PlanError(
+                f"epoch {self.number} has more than {_MOST_SPANS:,} pieces of samples, too many to keep here; use penstock show"
+            )
+        found = Positions(self._loader, [(source, row)], self.number)
+        for rows in self._kept:
+            found.add(rows)
+        landings = found.of(source, row)
+        what = outcome(self._loader.plan.settings, store[row], landings, self.number)
+        return {"landings": plain(landings), "outcome": what, "more": found.is_full}
+
+
+class Run:
+    """The plan of a loader, as the page asks about it."""
+
+    def __init__(self, loader: Loader, facts: Facts, lock: threading.Lock) -> None:
+        """lock: held while sources are read."""
+        self._loader, self._facts, self._lock, self._own = loader, facts, lock, threading.Lock()
+        self._epochs: OrderedDict[int, Epoch] = OrderedDict()
+
+    def epoch(self, asked: Mapping[str, str]) -> Epoch:
+        """Return an epoch, whose rows may still be packed in the background.  The last two are kept."""
+        chosen, most = int(number(asked.get("epoch", "0"), "epoch")), self._loader.epochs
+        if most is not None and chosen >= max(most, 1):
+            raise PlanError(f"epoch {chosen} does not exist: the run has {most}, counted from 0")
+        with self._own:
+            if chosen not in self._epochs:
+                self._epochs[chosen] = Epoch(self._loader, chosen)
+                while len(self._epochs) > 2:
+                    self._epochs.popitem(last=False)
+            self._epochs.move_to_end(chosen)
+            return self._epochs[chosen]
+
+    def run(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return the numbers of an epoch and its steps as a strip; only the progress while it is packed."""
+        found = self.epoch(asked)
+        numbers = found.job.wait(0.2)
+        if numbers is None:
+            return {"progress": found.job.state}
+        first, last = (
+            int(number(asked.get(name) or default, name)) for name, default in (("from", "0"), ("to", "1e15"))
+        )
+        bins = int(number(asked.get("bins") or "300", "bins", least=1))
+        before = self._loader.plan.num_steps(numbers.rows_per_step, epochs=found.number) if found.number else 0
+        shown = {name: value for name, value in plain(numbers).items() if name != "mixing"}
+        shown["counters"]["samples_by_source"] = {}
+        return {
+            "progress": found.job.state,
+            "numbers": shown,
+            "first_step": before,
+            "strip": found.strip(first - before, last - before, min(bins, _MOST_BINS)),
+        }
+
+    def step(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return the rows of a step on each rank."""
+        with self._lock:
+            return dict(plain(step(self._loader, int(number(asked.get("step", "0"), "step")))))
+
+    def positions(self, asked: Mapping[str, str], source: int, row: int, store: Store) -> dict[str, Any]:
+        """Return where a sample is trained in an epoch."""
+        found = self.epoch(asked)
+        if found.job.wait(0.2) is None:
+            return {"progress": found.job.state}
+        with self._lock:
+            places = found.positions(source, row, store)
+        return {"progress": found.job.state, "epoch": found.number, "epochs": self._loader.epochs, **places}
+
+    # Other settings
+
+    def what_if(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the first epoch becomes under other settings; problems are part of the answer."""
+        changes: dict[str, Any] = {"tail": "pad"}
+        if "max_length" in asked:
+            changes["max_length"] = int(number(asked["max_length"], "max_length", least=1))
+        changes |= {name: asked[name] for name in ("packing", "overflow") if name in asked}
+        if "weights" in asked and self._loader.plan.mixtures:
+            return {"problem": "the recipe has a table of weights, which is not compared with other weights here"}
+        if "weights" in asked:
+            changes["weights"] = weights_as_text([float(number(w, "weights")) for w in asked["weights"].split(",")])
+        try:
+            plan = self._loader.plan.changed(**changes)
+            batch_columns(
+                list(stores(self._loader)), self._loader.stores, plan.settings
+            )  # refuses to cut samples with media
+            return self._fit(plan)
+        except PlanError as error:
+            return {"problem": str(error)}
+
+    def _fit(self, plan: Plan) -> dict[str, Any]:
+        counts = plan.blocks.count_dropped(0, with_rows=True)
+        rows = counts.rows
+        per_step = self._loader.batch_size * self._loader.world.size
+        lost = self._lost_targets(plan) if self._facts.is_complete else None
+        return {
+            "max_length": plan.settings.max_length,
+            "packing": plan.settings.packing,
+            "overflow": plan.settings.overflow,
+            "rows": rows,
+            "steps": -(-rows // per_step),
+            "fill": counts.fill,
+            "tokens": counts.tokens_out,
+            "samples": counts.samples_out,
+            "samples_dropped": {reason: n for reason, n in counts.samples_dropped.items() if n and reason != "empty"},
+            "samples_cut": counts.samples_truncated + counts.samples_split,
+            "tokens_lost": counts.tokens_dropped.total(),
+            "targets_lost": lost,
+            "targets": int(self._facts.targets.sum(dtype=np.int64)),
+            "samples_by_source": [counts.samples_by_source[n] for n in range(len(plan.sources))],
+        }
+
+    def _lost_targets(self, plan: Plan) -> int | None:
+        """Count targets of all prepared samples that do not reach a row; None if that needs too many masks, or every row."""
+        settings, facts = plan.settings, self._facts
+        if settings.method.cuts:
+            return None
+        overlong: Ints = np.flatnonzero(facts.lengths > settings.capacity)
+        if settings.overflow == "drop":
+            return int(facts.targets[overlong].sum(dtype=np.int64))
+        if overlong.size > _MOST_CUT:
+            return None
+        found, lost = list(facts.stores.values()), 0
+        for row in overlong.tolist():
+            source = int(np.searchsorted(facts.starts, row, side="right")) - 1
+            mask = found[source][row - int(facts.starts[source])].loss_mask
+            starts = range(0, len(mask), settings.capacity) if settings.overflow == "split" else (0,)
+            kept = sum(int(np.count_nonzero(mask[at + 1 : at + settings.capacity])) for at in starts)
+            lost += int(facts.targets[row]) - kept
+        return lost
