@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.recipe.prompts import Prompts
     from penstock.recipe.run import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _ROOMS = {
     "Loader": "penstock.loader",
     "Prompts": "penstock.recipe.prompts",

@@ -29,7 +29,7 @@ Penstock turns raw records into packed training batches.  The first hour:
   penstock check recipe.yaml                 find problems in the recipe and its data
   penstock show recipe.yaml --row 0          see one record, its tokens and what is trained
   penstock prepare recipe.yaml               tokenize everything once, on all cores
-  penstock report recipe.yaml                write one page about the data and the run
+  penstock view recipe.yaml                  browse samples, steps and settings in the browser
 
 Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
 _KEPT = "what is finished is kept: run the same command again to continue"

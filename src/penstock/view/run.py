@@ -13,6 +13,7 @@ from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
 from penstock.plan.block import Rows
 from penstock.plan.plan import Plan
+from penstock.plan.ranks import deal
 from penstock.plan.settings import weights_as_text
 from penstock.report.numbers import EpochNumbers, epoch, plain, stores
 from penstock.report.trace import Positions, outcome, step
@@ -37,19 +38,32 @@ class Epoch:
         self.num_colours = min(len(loader.plan.sources), COLOURS + 1)
         self._num_rows, self._num_spans, self.is_kept = 0, 0, True
         self._kept: list[Rows] = []
-        self._sums: list[tuple[int, Floats, Floats, Floats]] = []  # first step, tokens by source, by rank, spans
+        self._sums: list[tuple[int, Floats, Floats]] = []  # first step, tokens by source, spans
+        self._of_rows: list[tuple[Ints, Ints]] = []  # tokens and costs of rows
         self.job: Job[EpochNumbers] = Job(self._read, 0)
 
     def _read(self, job: Job[EpochNumbers]) -> EpochNumbers:
         job.total = self._loader.plan.num_rows(self.number)
         found = epoch(self._loader, self.number, visit=lambda rows: self._add(rows, job))
         num_steps = -(-self._num_rows // self._per_step)
-        self.tokens, self.ranks, self.spans = (np.zeros((num_steps, n)) for n in (self.num_colours, self._world, 1))
+        self.tokens, self.spans = (np.zeros((num_steps, n)) for n in (self.num_colours, 1))
         for first, *parts in self._sums:
-            for whole, part in zip((self.tokens, self.ranks, self.spans), parts, strict=True):
+            for whole, part in zip((self.tokens, self.spans), parts, strict=True):
                 whole[first : first + len(part)] += part
+        self.ranks = self._by_rank(num_steps)
         self._sums.clear()
+        self._of_rows.clear()
         return found
+
+    def _by_rank(self, num_steps: int) -> Ints:
+        """Return the tokens of each rank in each step: (num_steps, world_size)."""
+        tokens, costs = np.zeros((2, num_steps * self._per_step), np.int64)
+        if self._of_rows:
+            tokens[: self._num_rows], costs[: self._num_rows] = map(np.concatenate, zip(*self._of_rows, strict=True))
+        costs, tokens = (each.reshape(num_steps, self._per_step) for each in (costs, tokens))
+        dealt = deal(costs, self._world, self._loader.plan.settings)
+        of_rank = np.take_along_axis(tokens, dealt.reshape(num_steps, -1), axis=1).reshape(dealt.shape).sum(axis=2)
+        return np.asarray(of_rank, np.int64)
 
     def _add(self, rows: Rows, job: Job[EpochNumbers]) -> None:
         self._num_spans += len(rows.spans)
@@ -68,9 +82,10 @@ class Epoch:
             flat = np.bincount(place * num_kinds + kinds, weights, minlength=steps * num_kinds)
             return flat.reshape(steps, num_kinds).astype(np.float64)
 
-        rank = row % self._per_step % self._world
-        parts = summed(source, self.num_colours, size), summed(rank, self._world, size), summed(0, 1, None)
-        self._sums.append((first, *parts))
+        self._sums.append((first, summed(source, self.num_colours, size), summed(0, 1, None)))
+        cost = self._loader.plan.settings.cost(size)
+        sums = (np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts]) for each in (size, cost))
+        self._of_rows.append((next(sums), next(sums)))
         self._num_rows += rows.num_rows
         job.done = self._num_rows
 
