@@ -6,6 +6,7 @@ A view keeps row numbers, not records; it reads its source when asked.
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -381,6 +382,9 @@ def joined_digest(digests: list[str]) -> str:
 def _call(source: Source, row: int, what: str, fn: Callable[[Record], Any], record: Record) -> Any:
     try:
         found = fn(record)
+        if isinstance(found, CoroutineType | GeneratorType):
+            found.close()
+            raise TypeError(f"returned a {type(found).__name__}, not a value; write a plain function, without async and yield")
         return bool(found) if what == "filter" else found
     except Exception as error:
         raise _failed(source, row, what, fn, error) from error
