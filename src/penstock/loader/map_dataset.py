@@ -11,7 +11,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError, PlanMismatch
-from penstock.loader.sequences import TOKENS
+from penstock.loader.sequences import require_tokens
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.plan.block import Rows
 from penstock.plan.ranks import rank_shares
@@ -32,11 +32,8 @@ class MapDataset:
     """
 
     def __init__(self, loader: "Loader") -> None:
-        if loader.has_tokens and (loader.kind != TOKENS or loader.media is not None):
-            what = loader.kind if loader.kind != TOKENS else "media"
-            raise PlanError(
-                f"as_map_dataset serves rows of tokens and records, and this Loader has {what}; iterate over the Loader"
-            )
+        if loader.has_tokens:
+            require_tokens(loader, "as_map_dataset")
         self._loader, self._start = copy(loader), loader.start_of_next_loop()
         self._collate: Any = None  # of this process: it reuses its memory
 

@@ -69,6 +69,15 @@ def check_sequences(
         )
 
 
+def require_tokens(loader: Any, user: str) -> None:
+    """Refuse a Loader whose batches hold something that `user` does not take."""
+    found = loader.kind if loader.kind != TOKENS else "media" if loader.media is not None else None
+    if found is not None or not loader.has_tokens:
+        raise PlanError(
+            f"{user} takes rows of tokens, and this Loader has {found or 'plain records'}; iterate over the Loader"
+        )
+
+
 def check_tail(kind: str, tail: str, num_rows: int, *, per_step: int, world_size: int) -> None:
     """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing."""
     left, least = num_rows % per_step, 2 if kind == JUDGED else 1

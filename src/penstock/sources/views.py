@@ -384,7 +384,9 @@ def _call(source: Source, row: int, what: str, fn: Callable[[Record], Any], reco
         found = fn(record)
         if isinstance(found, CoroutineType | GeneratorType):
             found.close()
-            raise TypeError(f"returned a {type(found).__name__}, not a value; write a plain function, without async and yield")
+            raise TypeError(
+                f"returned a {type(found).__name__}, not a value; write a plain function, without async and yield"
+            )
         return bool(found) if what == "filter" else found
     except Exception as error:
         raise _failed(source, row, what, fn, error) from error
