@@ -75,9 +75,8 @@ def _exchange(dealt: Ints, costs: Ints) -> None:
     work, step, half = _by_rank(costs, dealt), np.arange(num_steps)[:, None], world_size // 2
     by_work = np.argsort(work, axis=1, kind="stable")
     most, least = by_work[:, ::-1][:, :half], by_work[:, :half]
-    gap = (work[step, most] - work[step, least]) * costs.all(axis=1)[
-        :, None
-    ]  # 0 for a step with padding: nothing is closer
+    is_full = (costs > 0).all(axis=1, keepdims=True)  # else the gap counts as 0, and nothing comes closer
+    gap = (work[step, most] - work[step, least]) * is_full
     given, taken = (costs[step[:, :, None], dealt[step, ranks]] for ranks in (most, least))
     after = np.abs(gap[:, :, None, None] - 2 * (given[:, :, :, None] - taken[:, :, None]))
     after = after.reshape(*gap.shape, turns * turns)
