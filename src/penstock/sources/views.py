@@ -6,7 +6,6 @@ A view keeps row numbers, not records; it reads its source when asked.
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from types import CoroutineType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.fingerprint import Digest, digest
 from penstock.sources.bad import BadRows, ProcessLock, Unreadable
-from penstock.sources.base import RowAccess, at_most, content_of, distinct
+from penstock.sources.base import RowAccess, answer, at_most, content_of, distinct
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
 
 _BLOCK = 1 << 16  # rows of a view that are taken together
@@ -381,12 +380,7 @@ def joined_digest(digests: list[str]) -> str:
 
 def _call(source: Source, row: int, what: str, fn: Callable[[Record], Any], record: Record) -> Any:
     try:
-        found = fn(record)
-        if isinstance(found, CoroutineType | GeneratorType):
-            found.close()
-            raise TypeError(
-                f"returned a {type(found).__name__}, not a value; write a plain function, without async and yield"
-            )
+        found = answer(fn(record))
         return bool(found) if what == "filter" else found
     except Exception as error:
         raise _failed(source, row, what, fn, error) from error
