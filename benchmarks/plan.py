@@ -408,6 +408,7 @@ def plan_all(balance: str | None, ranks: int, batch_size: int) -> None:
 
 def balance_of_ranks() -> tuple[list[Verdict], list[str]]:
     goals = {("next_fit", "rank", 8, 4): 1.04, ("next_fit", "rank", 64, 4): 1.04, ("next_fit", "block", 64, 1): 1.06}
+    goals |= {("best_fit", "rank", 8, 4): 1.04}
     verdicts, rows = [], []
     for packing in ("next_fit", "best_fit"):
         plans = {balance: balanced_plan(balance, packing) for balance in ("none", "rank", "block")}

@@ -81,7 +81,7 @@ def train(folder: Path, run: str, rank: int, world_size: int) -> None:
     with (folder / f"{run}-{rank}").open("a") as handed:
         for batch in loader:
             rows = [[step_place(where) for where in row] for row in batch.provenance]
-            handed.write(json.dumps([batch.step, rows]) + "\n")
+            handed.write(json.dumps([batch.step, batch.places.tolist(), rows]) + "\n")
             handed.flush()
             while run == "before" and any(num_steps(folder, run, other) <= batch.step for other in range(world_size)):
                 time.sleep(0.002)  # as where gradients are summed up over all ranks
@@ -106,12 +106,12 @@ def ranks(folder: Path, run: str, world_size: int) -> list[subprocess.Popen[byte
 
 
 def handed_over(folder: Path, run: str, world_size: int, steps: range) -> list[Any]:
-    """All rows of these steps in the global order: row i of a step goes to rank i modulo the number of ranks."""
+    """All rows of these steps in the global order: a batch says which row of the step each of its rows is."""
     found: dict[tuple[int, int], Any] = {}
     for rank in range(world_size):
         for line in (folder / f"{run}-{rank}").read_text().splitlines():
-            step, rows = json.loads(line)
-            found |= {(step, place * world_size + rank): row for place, row in enumerate(rows)}
+            step, places, rows = json.loads(line)
+            found |= {(step, place): row for place, row in zip(places, rows, strict=True)}
     return [found[place] for place in sorted(found) if place[0] in steps]
 
 

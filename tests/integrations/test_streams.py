@@ -18,6 +18,7 @@ import penstock as ps
 from penstock.errors import PlanError
 from penstock.integrations.composer import composer_dataloader
 from penstock.integrations.megatron import MegatronBatches
+from penstock.loader.layout import as_jax
 
 from .runs import open_loader
 
@@ -79,6 +80,42 @@ def test_megatron_s_own_iterator_wraps_the_batches_and_saves_their_state(folder:
 def test_megatron_refuses_labels_that_it_would_not_shift(folder: Path) -> None:
     with pytest.raises(PlanError, match="labels='unshifted', but Megatron takes tensors and does not shift"):
         MegatronBatches(open_loader(folder))
+
+
+def weighted_loader(folder: Path, **options: Any) -> ps.Loader:
+    says = [{"role": "user", "content": "the fox?"}, {"role": "assistant", "content": "dog runs over", "weight": 0.5}]
+    store = ps.prepare(
+        [{"messages": says}] * 6,
+        tokenizer=folder / "tokenizer",
+        cache_dir=folder / "cache",
+        message_weights=True,
+        num_proc=1,
+    )
+    return ps.Loader(store, batch_size=2, max_length=64, **options)
+
+
+def test_weights_of_tokens_reach_megatron_s_loss_and_are_refused_where_a_loss_does_not_take_them(folder: Path) -> None:
+    from penstock.integrations.torchtitan import PenstockDataLoader
+
+    batch = next(MegatronBatches(weighted_loader(folder, **SHIFTED)))
+    assert set(batch["loss_mask"].unique().tolist()) == {0.0, 0.5} and batch["loss_mask"].dtype == torch.float32
+    config = PenstockDataLoader.Config(load=lambda **_: weighted_loader(folder, **SHIFTED))
+    with pytest.raises(PlanError, match="torchtitan's loss does not take them"):
+        config.build(dp_rank=0, dp_world_size=1, local_batch_size=2, seq_len=64)
+
+
+def test_rows_that_are_not_tokens_alone_are_refused(folder: Path) -> None:
+    records = ps.Loader(ps.open([{"text": "a"}]), batch_size=1, labels="shifted")
+    with pytest.raises(PlanError, match="Megatron takes rows of tokens, and this Loader has plain records"):
+        MegatronBatches(records)
+    pairs = ps.prepare(
+        [{"prompt": "the fox", "chosen": " runs", "rejected": " dog"}] * 4,
+        tokenizer=folder / "tokenizer", template="preference", cache_dir=folder / "cache", num_proc=1,
+    )  # fmt: skip
+    loader = ps.Loader(pairs, batch_size=2, max_length=64, packing="none")
+    for serve in (MegatronBatches, ps.Loader.as_map_dataset):
+        with pytest.raises(PlanError, match="takes rows of tokens, and this Loader has pairs; iterate over the Loader"):
+            serve(loader)
 
 
 def test_torchtitan_builds_the_loader_and_its_checkpoint_resumes_on_other_ranks(folder: Path) -> None:
@@ -158,6 +195,21 @@ def test_more_segments_than_allowed_are_refused(folder: Path) -> None:
         list(open_loader(folder, output="numpy", max_segments=2))
     with pytest.raises(PlanError, match="leave workers out"):
         open_loader(folder, output="jax", workers=2)
+
+
+def test_max_segments_without_cu_seqlens_is_refused(folder: Path) -> None:
+    with pytest.raises(PlanError, match="max_segments=9 has no effect with packing='none'"):
+        open_loader(folder, packing="none", max_segments=9)
+
+
+def test_jax_refuses_numbers_that_it_would_cut(folder: Path) -> None:
+    fits = as_jax(
+        {"when": np.array([2**31 - 1, -(2**31)]), "size": np.array([2**32 - 1], np.uint64)}, fixed_borders=False
+    )
+    assert fits["when"].tolist() == [2**31 - 1, -(2**31)] and fits["size"].tolist() == [2**32 - 1]
+    for value in (np.array([2**31]), np.array([2**32], np.uint64)):
+        with pytest.raises(PlanError, match=r"array 'when' holds u?int64 values that do not fit into u?int32"):
+            as_jax({"when": value}, fixed_borders=False)
 
 
 RANKS = """

@@ -43,7 +43,8 @@ def run_rank(folder: Path, rank: int, world_size: int) -> None:
 def line(batch: Any, rank: int, world_size: int) -> str:
     """What a rank trained in a step, for the log."""
     spans = [[[str(where), start, stop] for where, start, stop in row] for row in batch.provenance]
-    return json.dumps({"step": batch.step, "rank": rank, "world": world_size, "rows": spans}) + "\n"
+    rows = list(zip(batch.places.tolist(), spans, strict=True))
+    return json.dumps({"step": batch.step, "rank": rank, "world": world_size, "rows": rows}) + "\n"
 
 
 def save(loader: ps.Loader, path: Path) -> None:

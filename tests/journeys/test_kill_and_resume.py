@@ -91,9 +91,9 @@ def expect_one_epoch(folder: Path, kept: list[dict]) -> None:
     # The rows, in order, are those of an uninterrupted run.
     together = []
     for step in sorted(steps):
-        ranks_rows = {line["rank"]: line["rows"] for line in kept if line["step"] == step}
-        world = len(ranks_rows)
-        together += [ranks_rows[i % world][i // world] for i in range(2 * world)]
+        rows = sorted(row for line in kept if line["step"] == step for row in line["rows"])
+        assert [place for place, _ in rows] == list(range(2 * steps[step]))
+        together += [row for _, row in rows]
     alone = [
         [[str(where), start, stop] for where, start, stop in row]
         for batch in open_loader(folder, 0, 1)

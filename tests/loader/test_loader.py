@@ -178,7 +178,7 @@ def test_options_that_cannot_be_are_refused(make_store):
     for options, message in [
         ({"batch_size": 0}, "batch_size is 0"),
         ({"epochs": -1}, "epochs is -1"),
-        ({"output": "jax"}, "output is 'jax'"),
+        ({"output": "mlx"}, "output is 'mlx'"),
         ({"rank": 1}, "give both or neither"),
         ({"rank": 3, "world_size": 3}, "rank 3 of world size 3"),
         ({"packing": "bfd"}, "packing 'bfd' is not known"),

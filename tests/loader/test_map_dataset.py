@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock as ps
-from penstock.errors import PlanError
+from penstock.errors import PlanError, PlanMismatch
 
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy"]
 OPTIONS: dict[str, Any] = {"batch_size": 3, "max_length": 48, "seed": 4, "output": "numpy"}
@@ -55,6 +55,7 @@ def test_a_row_is_one_sample_without_packing_and_has_labels_and_positions(store)
         assert row["input_ids"].tolist() == dataset[number]["input_ids"].tolist()
         assert row.keys() == {"input_ids", "labels", "position_ids", "seq_idx", "attention_mask"}
         assert all(np.array_equal(row[name], batch[name][0]) for name in row)
+    assert dataset[np.int64(3)]["labels"].tolist() == dataset[3]["labels"].tolist()
     for wrong in (-1, 120, 10_000):
         with pytest.raises(IndexError, match="does not exist"):
             dataset[wrong]
@@ -89,11 +90,56 @@ def test_a_state_between_two_steps_resumes_on_other_ranks_and_no_other_state_doe
     assert sorted(filter(any, rest)) == sorted(filter(any, whole[6:]))
     next(rows)
     state = sampler.state_dict()
-    with pytest.raises(PlanError, match="after 1 rows of a step of 3 rows on 1 ranks, this is 1 rows on 2"):
+    with pytest.raises(
+        PlanMismatch, match="after 1 rows of a step that was dealt otherwise: batch_size 3 → 1; world_size 1 → 2"
+    ):
         open_loader(store, rank=0, world_size=2, batch_size=1).as_map_dataset()[1].load_state_dict(state)
+    with pytest.raises(
+        PlanMismatch, match='dealt otherwise: balance "rank" → "none"'
+    ):  # a rank has other rows of the step
+        open_loader(store, balance="none").as_map_dataset()[1].load_state_dict(state)
     _, same = open_loader(store).as_map_dataset()
     same.load_state_dict(state)
     assert [row.spans.tolist() for row in same] == [row.spans.tolist() for row in rows]
+
+
+@pytest.mark.parametrize("per_epoch", [False, True])
+def test_a_length_is_that_of_the_next_iteration_also_between_passes(store, per_epoch) -> None:
+    batches = batches_of(open_loader(store, per_epoch=per_epoch, epochs=2))
+    for _ in range(3):
+        expected, turns = len(batches), iter(batches)
+        assert len([next(turns) for _ in range(expected)]) == expected  # as Lightning: it does not ask for one more
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_iteration_that_was_left_early_goes_on_from_a_state_only(store) -> None:
+    """Workers have read ahead: going on without a state would lose what they read."""
+    expected = [batch["input_ids"].tolist() for batch in open_loader(store)]
+    batches = batches_of(open_loader(store), StatefulDataLoader, 2)
+    taken = []
+    for batch in batches:
+        taken.append(batch)
+        if len(taken) == 3:
+            state = batches.state_dict()
+            break
+    with pytest.raises(PlanError, match="left early, and rows that workers had read ahead would be lost; load a state"):
+        next(iter(batches))
+    batches.load_state_dict(state)
+    assert taken + list(batches) == expected
+
+
+def test_states_of_something_else_are_refused(store) -> None:
+    _, sampler = open_loader(store).as_map_dataset()
+    good = sampler.state_dict()
+    for wrong in ({}, None, good["loader"], {**good, "more": 1}):
+        with pytest.raises(PlanMismatch, match="not the state of a sampler"):
+            sampler.load_state_dict(wrong)
+    with pytest.raises(PlanMismatch, match="rows_of_step is 3, expected less than 3"):
+        sampler.load_state_dict({**good, "rows_of_step": 3})
+    for wrong in (-1, 1.5, "1"):
+        with pytest.raises(PlanError, match=r"rows_of_step is .*, expected a whole number ≥ 0"):
+            sampler.load_state_dict({**good, "rows_of_step": wrong})
 
 
 def test_records_are_served_as_they_are() -> None:

@@ -35,10 +35,10 @@ def test_an_item_of_a_loader_names_what_to_do(loader):
         loader[0]
 
 
-def test_next_of_a_loader_names_iter(loader):
-    with pytest.raises(TypeError, match=r"batches = iter\(loader\), and call next\(batches\)"):
+def test_next_of_a_loader_names_stream(loader):
+    with pytest.raises(TypeError, match=r"batches = loader\.stream\(\), and call next\(batches\)"):
         next(loader)
-    assert next(iter(loader)).step == 0
+    assert next(loader.stream()).step == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import BadRecord, PlanError, PlanMismatch
+from penstock.prompts.filter import _plain
 
 from .filters import fails, is_easy, is_easy_and_counted
 
@@ -135,6 +136,26 @@ def test_an_error_of_the_function_names_the_record_and_mistakes_are_refused(sour
         ps.Prompts(source, filter="easy")
     with pytest.raises(PlanError, match="filter_version='1' and num_proc=None belong to a filter"):
         ps.Prompts(source, filter_version="1")
+
+
+async def later(record):
+    return False
+
+
+def one_by_one(record):
+    yield False
+
+
+@pytest.mark.parametrize("keep", [later, one_by_one])
+def test_a_filter_that_gives_no_answer_is_refused(source, keep):
+    """A coroutine and a generator are true, whatever they would return."""
+    with pytest.raises(BadRecord, match=rf"filter function {keep.__name__} .*without async and yield"):
+        ps.Prompts(source, filter=keep, num_proc=1)
+
+
+def test_what_a_try_covers_is_part_of_a_function_s_identity():
+    code = is_easy.__code__
+    assert _plain(code) != _plain(code.replace(co_exceptiontable=b"\x01"))
 
 
 def test_rendered_prompts_are_filtered_by_length_and_by_record_and_the_store_is_shared(

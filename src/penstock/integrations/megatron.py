@@ -18,13 +18,16 @@ from typing import Any
 from penstock.errors import PlanError
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
+from penstock.loader.sequences import require_tokens
 from penstock.loader.stream import Stream
+from penstock.types import WEIGHTS
 
 
 class MegatronBatches(Stream):
     """Batches with Megatron's names: tokens, labels, loss_mask, position_ids; of packed rows also cu_seqlens and max_seqlen."""
 
     def __init__(self, loader: Loader) -> None:
+        require_tokens(loader, "Megatron")
         if loader.form.output != "torch" or loader.form.labels != "shifted":
             found = f"output={loader.form.output!r} and labels={loader.form.labels!r}"
             raise PlanError(
@@ -33,14 +36,17 @@ class MegatronBatches(Stream):
         super().__init__(loader)
 
     def convert(self, batch: Any) -> dict[str, Any]:
-        """Labels that are not trained are 0, with a loss mask of 0: Megatron's loss has no label to ignore."""
+        """Labels that are not trained are 0, with a loss mask of 0: Megatron's loss has no label to ignore.
+
+        Weights of tokens are the values of the loss mask.
+        """
         labels = batch["labels"]
         is_trained = labels != IGNORE
         more = {name: batch[name] for name in ("cu_seqlens", "max_seqlen", "attention_mask") if name in batch}
         return {
             "tokens": batch["input_ids"],
             "labels": labels.masked_fill(~is_trained, 0),
-            "loss_mask": is_trained.float(),
+            "loss_mask": is_trained * batch.get(WEIGHTS.name, 1.0),
             "position_ids": batch["position_ids"],
             **more,
         }

@@ -15,6 +15,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 from penstock.errors import PlanError
 from penstock.loader import Loader
+from penstock.loader.sequences import require_tokens
 
 _STATE = "penstock"  # one text: torch's distributed checkpoint loads only the keys that it knows before
 
@@ -36,6 +37,11 @@ class PenstockDataLoader(BaseDataLoader):  # type: ignore[misc]
         self.loader = config.load(
             rank=dp_rank, world_size=dp_world_size, batch_size=local_batch_size, output="torch", labels="shifted"
         )
+        require_tokens(self.loader, "torchtitan")
+        if self.loader.has_weights:
+            raise PlanError(
+                "the stores have weights of tokens, and torchtitan's loss does not take them; prepare them without"
+            )
         if (max_length := self.loader.plan.settings.max_length) != seq_len:
             raise PlanError(
                 f"the Loader has max_length={max_length}, training.seq_len is {seq_len}; set both to the same"

@@ -14,6 +14,8 @@ from penstock.errors import PlanError
 from penstock.plan.settings import PlanSettings, check_settings, setting, weights_as_text, whole_number
 from penstock.words import did_you_mean
 
+_NARROW = {"int64": np.int32, "uint64": np.uint32, "float64": np.float32}  # jax has 32 bits by default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
@@ -79,7 +81,7 @@ class BatchForm:
     """How rows become arrays.  Nothing here changes which tokens a step holds, so it may change when a run resumes."""
 
     output: str = setting(
-        "torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`, and no array whose shape varies)",
+        "torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens` only with max_segments)",
         "torch",
         choices=("numpy", "torch", "jax"),
     )
@@ -137,7 +139,13 @@ def split_options(
         known = (of_plan | of_form | of_loader) - {"weights"}
         raise PlanError(f"Loader has no option {name!r}{did_you_mean(name, known) or f'; it has {sorted(known)}'}")
     order, form = ({name: options[name] for name in options.keys() & known} for known in (of_plan, of_form))
-    return PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order), BatchForm(**form)
+    settings, layout = PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order), BatchForm(**form)
+    if layout.max_segments is not None and not (settings.method.is_packed or layout.padding_free):
+        raise PlanError(
+            f"max_segments={layout.max_segments} has no effect with packing={settings.packing!r}: these batches have no cu_seqlens; leave "
+            f"it out"
+        )
+    return settings, layout
 
 
 def require_torch(option: str, instead: str) -> None:
@@ -171,16 +179,19 @@ def as_jax(arrays: dict[str, Any], *, fixed_borders: bool) -> dict[str, Any]:
     import jax.numpy as jnp
 
     varying = {"max_seqlen"} if fixed_borders else {"max_seqlen", "cu_seqlens"}
-    out = {}
-    for name, value in arrays.items():
+    out = {name: value for name, value in arrays.items() if name not in varying}
+    for name, value in out.items():
         if isinstance(value, np.ndarray):
-            narrow = value.astype(np.int32) if value.dtype == np.int64 else value
-            out[name] = jnp.array(narrow + 1 if name == "seq_idx" else narrow)  # a segment is counted from 1
-        else:
-            out[name] = value
+            narrow = value.astype(_NARROW.get(value.dtype.name, value.dtype))
+            if value.dtype.kind in "iu" and not np.array_equal(narrow, value):
+                raise PlanError(
+                    f"array {name!r} holds {value.dtype} values that do not fit into {narrow.dtype}, the integers of jax; declare the "
+                    f"column with smaller values, or pass output='numpy'"
+                )
+            out[name] = jnp.array(narrow)
     if "seq_idx" in out:
-        out["segment_ids"] = out.pop("seq_idx")
-    return {name: value for name, value in out.items() if name not in varying}
+        out["segment_ids"] = out.pop("seq_idx") + 1  # a segment is counted from 1
+    return out
 
 
 def pin(values: dict[str, Any]) -> dict[str, Any]:

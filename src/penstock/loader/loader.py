@@ -154,6 +154,12 @@ class Loader(Changing):
         return WEIGHTS in self._columns
 
     @property
+    def dealing(self) -> dict[str, Any]:
+        """The values that decide which rows of a step each rank gets."""
+        balance = {name: getattr(self.plan.settings, name) for name in BALANCE}
+        return {"batch_size": self.batch_size, "world_size": self.world.size, **balance}
+
+    @property
     def sequence_length(self) -> int:
         """Tokens that a sequence may have; a row of the plan holds both sequences of a pair."""
         return self.plan.settings.max_length // (2 if self.kind == PAIRS else 1)
@@ -244,9 +250,8 @@ class Loader(Changing):
         self._loops += 1
         cache, exchange = self.stores[0].cache or Cache(), f"{self._number}-{self._loops}"
         if board := find_board(self._info, run_id=self._run_id, root=cache.root, exchange=exchange):
-            sizes = {"batch_size": self.batch_size, "world_size": self.world.size, "epochs": self.epochs}
-            sizes |= {name: getattr(self.plan.settings, name) for name in BALANCE}  # decides who gets which rows
-            mine = {**self.state_dict(), **sizes, "per_epoch": self.per_epoch, "skip": sorted(self._skip), "check": ""}
+            loops = {"epochs": self.epochs, "per_epoch": self.per_epoch, "skip": sorted(self._skip), "check": ""}
+            mine = {**self.state_dict(), **self.dealing, **loops}
             agree(mine, rank=self._info.rank, others=board[1], board=board[0])
 
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:

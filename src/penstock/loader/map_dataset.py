@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PlanError
-from penstock.loader.sequences import TOKENS
+from penstock.errors import PlanError, PlanMismatch
+from penstock.loader.sequences import require_tokens
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.plan.block import Rows
 from penstock.plan.ranks import rank_shares
+from penstock.plan.settings import whole_number
+from penstock.words import differences
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
@@ -30,11 +32,8 @@ class MapDataset:
     """
 
     def __init__(self, loader: "Loader") -> None:
-        if loader.has_tokens and (loader.kind != TOKENS or loader.media is not None):
-            what = loader.kind if loader.kind != TOKENS else "media"
-            raise PlanError(
-                f"as_map_dataset serves rows of tokens and records, and this Loader has {what}; iterate over the Loader"
-            )
+        if loader.has_tokens:
+            require_tokens(loader, "as_map_dataset")
         self._loader, self._start = copy(loader), loader.start_of_next_loop()
         self._collate: Any = None  # of this process: it reuses its memory
 
@@ -57,6 +56,7 @@ class MapDataset:
 
     def _find(self, number: int) -> Rows:
         loader, start, end = self._loader, self._start, self._loader.loop_end(self._start)
+        number = whole_number("row", number, least=None)
         step, place = divmod(number, loader._rows_per_step)
         left = loader.steps_of_loop(start)
         if number < 0 or (left is not None and step >= left):
@@ -77,27 +77,31 @@ class RowSampler:
         self._loader, self._cursor = loader, loader.start_of_next_loop()
         self._given = 0  # rows of this rank after the cursor
         self._is_loaded = False
+        self._begun: Cursor | None = None  # where the last iteration began, unless it has ended
 
     def __len__(self) -> int:
-        """Rows that this rank has still to get in the current pass."""
-        left = self._loader.steps_after(self._cursor)
+        """Rows that the next iteration has for this rank."""
+        left = self._loader.steps_after(self._start())
         if left is None:
             raise TypeError("a sampler of an endless loader (epochs=None) has no length")
         return left * self._loader.batch_size - self._given
 
+    def _start(self) -> Cursor:
+        """Return where the next iteration begins: after a pass has ended, the next pass, except right after a state was loaded."""
+        is_next = not (self._given or self._is_loaded) and self._loader.is_over(self._cursor)
+        return self._loader.next_loop(self._cursor) if is_next else self._cursor
+
     def __iter__(self) -> Iterator[Rows]:
-        """Yield the rest of the pass; of a pass that has ended, the next one, except right after a state was loaded."""
-        loader = self._loader
-        if not self._given and loader.is_over(self._cursor):
-            if self._is_loaded:
-                self._is_loaded = False
-                return
-            self._cursor = loader.next_loop(self._cursor)
-        self._is_loaded = False
-        begun, end = self._cursor, loader.loop_end(self._cursor)
-        for number, step in enumerate(
-            loader.plan.steps(start=begun.position, num_rows=loader._rows_per_step, epochs=end), start=begun.step
-        ):
+        """Yield the rest of the pass, or the next one.  Once left early, it continues only from a loaded state."""
+        loader, begun = self._loader, self._start()
+        if begun is self._cursor and self._is_left_early():
+            raise PlanError(
+                "the iteration before was left early, and rows that workers had read ahead would be lost; load a state that was saved "
+                "with the last batch: batches.load_state_dict(state) of StatefulDataLoader, or that of the sampler"
+            )
+        self._cursor, self._begun, self._is_loaded = begun, begun, False
+        steps = loader.plan.steps(start=begun.position, num_rows=loader._rows_per_step, epochs=loader.loop_end(begun))
+        for number, step in enumerate(steps, start=begun.step):
             after = Cursor(position=step.after, step=number + 1, pass_step=begun.pass_step)
             if number in loader._skip:
                 self._cursor = after
@@ -108,17 +112,30 @@ class RowSampler:
                 if self._given == loader.batch_size:
                     self._cursor, self._given = after, 0
                 yield share.rows.slice(row, row + 1)
+        self._begun = None
+
+    def _is_left_early(self) -> bool:
+        """Whether an iteration has begun, has given rows, and is not at the end of its loop."""
+        if self._begun is None or (not self._given and self._cursor == self._begun):
+            return False
+        return self._given > 0 or self._cursor.position.epoch != self._loader.loop_end(self._begun)
 
     def state_dict(self) -> dict[str, Any]:
-        of_step = [self._given, self._loader.batch_size, self._loader.world.size]
-        return {"loader": make_state(self._loader.plan, self._cursor), "rows_of_step": of_step}
+        state = make_state(self._loader.plan, self._cursor)
+        return {"loader": state, "rows_of_step": self._given, "dealt": self._loader.dealing}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        given, *sizes = state["rows_of_step"]
-        if given and sizes != [self._loader.batch_size, self._loader.world.size]:
-            now = f"{self._loader.batch_size} rows on {self._loader.world.size}"
-            raise PlanError(
-                f"the state was taken after {given} rows of a step of {sizes[0]} rows on {sizes[1]} ranks, this is {now}; save between "
-                f"two steps, or resume with the same sizes"
+    def load_state_dict(self, state: Any) -> None:
+        if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
+            raise PlanMismatch("this is not the state of a sampler: expected the dict that its state_dict() returned")
+        cursor = read_state(state["loader"], self._loader.plan)
+        given = whole_number("rows_of_step", state["rows_of_step"], least=0)
+        if given and (other := differences(state["dealt"], self._loader.dealing)):
+            raise PlanMismatch(
+                f"the state was taken after {given} rows of a step that was dealt otherwise: {'; '.join(other)}; resume with the same "
+                f"values, or from a state that was taken between two steps"
             )
-        self._cursor, self._given, self._is_loaded = read_state(state["loader"], self._loader.plan), given, True
+        if given >= self._loader.batch_size:
+            raise PlanMismatch(
+                f"the state is damaged: rows_of_step is {given}, expected less than {self._loader.batch_size}; use an older checkpoint"
+            )
+        self._cursor, self._given, self._is_loaded, self._begun = cursor, given, True, None

@@ -70,6 +70,15 @@ def check_sequences(
         )
 
 
+def require_tokens(loader: Any, user: str) -> None:
+    """Refuse a Loader whose batches hold something that `user` does not take."""
+    found = loader.kind if loader.kind != TOKENS else "media" if loader.media is not None else None
+    if found is not None or not loader.has_tokens:
+        raise PlanError(
+            f"{user} takes rows of tokens, and this Loader has {found or 'plain records'}; iterate over the Loader"
+        )
+
+
 def check_tails(
     kind: str, plan: Plan, start: Position, end: int | None, *, per_step: int, world_size: int, is_incomplete: bool
 ) -> None:

@@ -2,8 +2,9 @@
 
 This module alone knows how rows are divided among ranks.  Rows are dealt in turns: in each, every rank gets one row.  With balance, the
 costliest rows go first, and in each turn the rank with the least work so far gets the costliest row; without, rank r gets row r of each
-turn.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So rows of equal cost, or one row per rank, are
-dealt as without balance, and the rows of padding, which cost nothing, go last: ranks have equally many of the others, or one more.
+turn.  After that, pairs of ranks exchange rows.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So
+rows of equal cost, or one row per rank, are dealt as without balance.  The rows of padding, which cost nothing, go last, and a step with
+padding has no exchanges: its ranks have equally many of the others, or one more.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from penstock.errors import PlanError
 from penstock.plan.block import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.types import Ints, World
+
+_EXCHANGES = 2  # more gain less than 0.1 %
+_MOST_TURNS = 16  # with exchanges: they look at all pairs of rows, and with more rows dealing alone comes within 1 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,28 @@ def deal(costs: Ints, world_size: int, settings: PlanSettings) -> Ints:
         ranks = np.argsort(work, axis=1, kind="stable")  # the least work first
         np.put_along_axis(dealt[:, :, turn], ranks, by_cost[:, turn], axis=1)
         work += np.take_along_axis(costs, dealt[:, :, turn], axis=1)
+    for _ in range(_EXCHANGES if turns <= _MOST_TURNS else 0):
+        _exchange(dealt, costs)
     dealt.sort(axis=2)
     return np.take_along_axis(dealt, np.argsort(dealt[:, :, :1], axis=1), axis=1)
+
+
+def _exchange(dealt: Ints, costs: Ints) -> None:
+    """Let the ranks with the most and the least work, then the next two, and so on, exchange the rows that bring them closest together."""
+    num_steps, world_size, turns = dealt.shape
+    work, step, half = _by_rank(costs, dealt), np.arange(num_steps)[:, None], world_size // 2
+    by_work = np.argsort(work, axis=1, kind="stable")
+    most, least = by_work[:, ::-1][:, :half], by_work[:, :half]
+    is_full = (costs > 0).all(axis=1, keepdims=True)  # else the gap counts as 0, and nothing comes closer
+    gap = (work[step, most] - work[step, least]) * is_full
+    given, taken = (costs[step[:, :, None], dealt[step, ranks]] for ranks in (most, least))
+    after = np.abs(gap[:, :, None, None] - 2 * (given[:, :, :, None] - taken[:, :, None]))
+    after = after.reshape(*gap.shape, turns * turns)
+    first, second = np.divmod(after.argmin(axis=2), turns)
+    mine, other = dealt[step, most, first], dealt[step, least, second]
+    is_closer = after.min(axis=2) < gap
+    dealt[step, most, first] = np.where(is_closer, other, mine)
+    dealt[step, least, second] = np.where(is_closer, mine, other)
 
 
 def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:

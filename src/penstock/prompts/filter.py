@@ -89,7 +89,14 @@ def _code_of(keep: Keep, name: str) -> list[Any]:
 
 def _plain(code: CodeType) -> list[Any]:
     consts = [_plain(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
-    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), code.co_flags, consts]
+    return [
+        code.co_code.hex(),
+        code.co_exceptiontable.hex(),
+        list(code.co_names),
+        list(code.co_varnames),
+        code.co_flags,
+        consts,
+    ]
 
 
 def _constant(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from operator import index as as_index
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -246,4 +247,12 @@ def distinct(values: Ints) -> Ints:
     """Return the sorted values, each once.  `np.unique` imports numpy.ma, which takes longer than opening a file."""
     ordered: Ints = np.sort(values)
     found: Ints = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+    return found
+
+
+def answer(found: Any) -> Any:
+    """Return what a user's function returned; refuse a coroutine and a generator, which are true whatever they would return."""
+    if isinstance(found, CoroutineType | GeneratorType):
+        found.close()
+        raise TypeError(f"returned a {type(found).__name__}; write it without async and yield")
     return found

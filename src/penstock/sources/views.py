@@ -14,7 +14,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.fingerprint import Digest, digest
 from penstock.sources.bad import BadRows, ProcessLock, Unreadable
-from penstock.sources.base import RowAccess, at_most, content_of, distinct
+from penstock.sources.base import RowAccess, answer, at_most, content_of, distinct
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
 
 _BLOCK = 1 << 16  # rows of a view that are taken together
@@ -380,7 +380,7 @@ def joined_digest(digests: list[str]) -> str:
 
 def _call(source: Source, row: int, what: str, fn: Callable[[Record], Any], record: Record) -> Any:
     try:
-        found = fn(record)
+        found = answer(fn(record))
         return bool(found) if what == "filter" else found
     except Exception as error:
         raise _failed(source, row, what, fn, error) from error
