@@ -167,8 +167,8 @@ def _listed_shards(folder: Path) -> dict[str, _Shard]:
     index = read_json(path)
     shards = index.get("shards")
     if index.get("version") != 2 or not isinstance(shards, list) or not shards:
-        found = f"version {index.get('version')!r} with {len(shards) if isinstance(shards, list) else 'no'} shards"
-        raise SourceError(f"{path}: {found}, expected version 2 and a list of at least one shard")
+        said = f"version {index.get('version')!r} with {len(shards) if isinstance(shards, list) else 'no'} shards"
+        raise SourceError(f"{path}: {said}, expected version 2 and a list of at least one shard")
     found: dict[str, _Shard] = {}
     kept: dict[Any, Any] = {}  # shards with the same columns share them
     for entry in shards:

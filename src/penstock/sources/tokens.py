@@ -386,10 +386,8 @@ class TokenBinSource(TokensSource):
         edges, byte = [0], 0
         for line in text.read(0, text.identity.size).splitlines(keepends=True):
             start, end = (part.strip() for part in (*line.split(b",", 2), b"", b"")[:2])
-            is_next = (
-                start.isdigit() and end.isdigit() and len(end) < 19 and int(start) == edges[-1] <= int(end) <= num_ids
-            )
-            if not is_next:
+            is_number = start.isdigit() and end.isdigit() and len(end) < 19
+            if not (is_number and int(start) == edges[-1] <= int(end) <= num_ids):
                 raise SourceError(
                     f"{identity.path}: line {len(edges)} (byte {byte} unpacked) is {line[:60]!r}, expected "
                     f"{edges[-1]},end,… with an end of at most {num_ids}; make both files again"
