@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -43,9 +44,25 @@ def folder(tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "data" / "share.json").write_text(json.dumps(share))
     (tmp_path / "data" / "alpaca.json").write_text(json.dumps([{"instruction": "Q", "input": "", "output": "A"}] * 20))
     tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
-    entries = {
+    entries: dict[str, Any] = {
         "al": {"file_name": "alpaca.json"},
         "sh": {"file_name": "share.json", "formatting": "sharegpt", "columns": {"messages": "conv"}, "tags": tags},
+    }
+    turns = [[{"from": "human", "value": "hi"}], {"from": "gpt", "value": "good"}, {"from": "gpt", "value": "bad"}]
+    pairs = [dict(zip(("conv", "chosen", "rejected"), turns, strict=True))] * 20
+    (tmp_path / "dpo.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (tmp_path / "data" / "dpo.json").write_text(json.dumps(pairs))
+    (tmp_path / "data" / "kto.json").write_text(json.dumps([{**share[0], "good": row % 2 == 0} for row in range(20)]))
+    (tmp_path / "text.jsonl").write_text('{"text": "the quick brown fox"}\n' * 20)
+    answers = {"messages": "conv", "chosen": "chosen", "rejected": "rejected"}
+    entries |= {
+        "dpo": {"file_name": "dpo.json", "formatting": "sharegpt", "ranking": True, "columns": answers, "tags": tags},
+        "kto": {
+            "file_name": "kto.json",
+            "formatting": "sharegpt",
+            "columns": {"messages": "conv", "kto_tag": "good"},
+            "tags": tags,
+        },
     }
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(entries))
     return tmp_path
@@ -175,6 +192,18 @@ def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
     assert imported(folder, {**FACTORY, "stage": "pt", "cutoff_len": 99})[0]["data"]["al"]["template"] == "text"
 
 
+DPO = {
+    "base_model": "tok",
+    "rl": "dpo",
+    "datasets": [{"path": "dpo.jsonl", "type": "chat_template.default", "field_messages": "conv"}],
+}
+PRETRAINING = {
+    "base_model": "tok",
+    "pretraining_dataset": [{"path": "text.jsonl", "type": "pretrain"}],
+    "streaming": True,
+}
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -183,9 +212,12 @@ def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
         {**TRL, "dataset_name": "pairs.jsonl"},
         AXOLOTL,
         {**AXOLOTL, "sample_packing": True},
+        DPO,
+        PRETRAINING,
         FACTORY,
+        {**FACTORY, "stage": "dpo", "dataset": "dpo"},
+        {**FACTORY, "stage": "kto", "dataset": "kto"},
     ],
-    ids=["trl", "trl-packed", "trl-pairs", "axolotl", "axolotl-packed", "llama-factory"],
 )
 def test_the_recipe_passes_its_check_and_makes_batches(config: dict[str, Any], folder: Path) -> None:
     imported(folder, config)
@@ -222,27 +254,41 @@ def test_every_field_of_trl_s_classes_is_known(folder: Path) -> None:
     } == set()
 
 
-WORDS = """packing max_length seed data_seed mask_history train_on_prompt train_on_inputs epoch_size group_by_length dataloader_drop_last
-  sample_packing lora_r neat_packing val_size pad_to_multiple_of surprise"""
-KEYS = st.sampled_from(WORDS.split())
+FLAGS = """packing mask_history train_on_prompt train_on_inputs group_by_length dataloader_drop_last sample_packing neat_packing
+  streaming padding_free shuffle_dataset assistant_only_loss completion_only_loss"""
+NUMBERS = "max_length max_seq_length seed data_seed epoch_size lora_r pad_to_multiple_of surprise"
+MORE = {
+    **dict.fromkeys(FLAGS.split(), st.booleans()),
+    **dict.fromkeys(NUMBERS.split(), st.just(64)),
+    "val_size": st.just(0.1),
+    "dataset_text_field": st.sampled_from(["text", "messages"]),
+    "max_steps": st.sampled_from([-1, 10]),
+}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     of=st.sampled_from([("trl", TRL), ("axolotl", AXOLOTL), ("llama-factory", FACTORY)]),
-    more=st.dictionaries(KEYS, st.sampled_from([True, False, 7, 64]), max_size=8),
+    more=st.fixed_dictionaries({}, optional=MORE),
 )
-def test_no_key_is_lost_whatever_the_configuration(
+def test_no_key_is_lost_and_the_recipe_loads_whatever_the_configuration(
     of: tuple[str, dict[str, Any]], more: dict[str, Any], folder: Path
 ) -> None:
     tool, base = of
     config = {**more, **base}
     (folder / "any.yaml").write_text(yaml.safe_dump(config))
-    try:
-        found = import_config(folder / "any.yaml", tool=tool)
-        text = found.text()
-    except RecipeError:
-        return
+    found = import_config(folder / "any.yaml", tool=tool)
+    text = found.text()
+    (folder / "r.yaml").write_text(text)
+    loader = ps.load(
+        folder / "r.yaml", output="numpy", progress="none", tail="pad"
+    )  # 20 samples may be less than a step
+    assert next(iter(loader))["input_ids"].size
     comments = [line.partition("#")[2] for line in text.splitlines()]
     for key in config:
         assert any(f" {key}: " in each or f" {key}[" in each for each in comments), (key, text)
@@ -273,3 +319,94 @@ def test_mistakes_are_named(folder: Path) -> None:
     (folder / "r.yaml").write_text("data: x\n")
     (folder / "a.yaml").write_text(yaml.safe_dump(TRL))
     assert run(["import", "a.yaml", "-o", "r.yaml"]) == 3
+
+
+def test_scripts_with_variables_pipes_and_several_calls(folder: Path) -> None:
+    line = "trl sft --model_name_or_path $MODEL --dataset_name chat.jsonl --packing False --seed 3 | tee log.txt && echo --\n"
+    found, text = imported(folder, line, "run.sh")
+    assert "tokenizer" not in found and (found["packing"], found["seed"]) == ("none", 3)
+    assert "model_name_or_path: $MODEL  (computed by the script)" in text and "log.txt" not in text
+    assert "**more: more  (computed by the script)" in imported(folder, "SFTConfig(max_length=64, **more)\n", "a.py")[1]
+    for name, twice in (
+        ("a.sh", "x --max_length 5\ny --max_length 6\n"),
+        ("a.py", "SFTConfig(seed=1)\nSFTConfig(seed=2)\n"),
+    ):
+        (folder / name).write_text(twice)
+        with pytest.raises(RecipeError, match="is there twice; keep the command or the call that trains"):
+            import_config(folder / name, tool="trl")
+
+
+def test_files_by_split_and_shares_of_axolotl_choose_rows(folder: Path) -> None:
+    files = {"train": "chat.jsonl", "dev": "pairs.jsonl"}
+    part = {"path": "json", "data_files": files, "split": "dev[:50%]"}
+    found, _ = imported(folder, {"model_name_or_path": "tok", "datasets": [part]})
+    assert found["data"] == {"pairs": {"path": str(folder / "pairs.jsonl"), "split": "train[:50%]"}}
+    (folder / "a.yaml").write_text(yaml.safe_dump({"model_name_or_path": "tok", "datasets": [{**part, "split": "x"}]}))
+    with pytest.raises(RecipeError, match="has no split 'x', expected one of dev, train"):
+        import_config(folder / "a.yaml")
+    found, text = imported(folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], "weight": 0.25}]})
+    assert found["data"]["chat"]["split"] == "train[:25%]" and "axolotl takes a random choice" in text
+    (folder / "a.yaml").write_text(yaml.safe_dump({**AXOLOTL, "rl": "grpo"}))
+    with pytest.raises(RecipeError, match="rl is 'grpo', expected one of dpo, ipo, orpo, simpo, kto"):
+        import_config(folder / "a.yaml")
+
+
+def test_a_set_of_llama_factory_may_be_trained_and_evaluated(folder: Path) -> None:
+    found, _ = imported(folder, {**FACTORY, "dataset": "sh", "eval_dataset": "sh"})
+    assert found["eval"]["held_out"] == found["data"]["sh"]
+
+
+# What trl itself makes of records, with the settings that were imported.
+
+CHAT_PAIRS = [
+    {"prompt": [*CHAT[row]["messages"], CHAT[row]["messages"][0]], "completion": [CHAT[row]["messages"][1]]}
+    for row in range(20)
+]
+OF_TRL: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "chat": (CHAT, [{}, {"max_length": 9}, {"assistant_only_loss": True}, {"completion_only_loss": True}, {"max_length": None}]),
+    "text": ([{"text": "the fox " * (row + 1)} for row in range(20)], [{}, {"max_length": 9}]),
+    "body": ([{"body": "the fox " * (row + 1)} for row in range(20)], [{"dataset_text_field": "body"}]),
+    "pairs": ([{"prompt": f"one {row}", "completion": " two"} for row in range(20)], [{}, {"completion_only_loss": False}]),
+    "chat_pairs": (
+        CHAT_PAIRS,
+        [{}, {"assistant_only_loss": True}, {"assistant_only_loss": True, "completion_only_loss": False}],
+    ),
+}  # fmt: skip
+
+
+def prepared_by_trl(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Return ids and labels as SFTTrainer prepares them; no model is needed for that."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    args = trl.SFTConfig(output_dir="unused", use_cpu=True, bf16=False, report_to=[], **config)
+    tokenizer = AutoTokenizer.from_pretrained("tok")
+    tokenizer.eos_token = args.eos_token or tokenizer.eos_token
+    is_pair = {"prompt", "completion"} <= rows[0].keys()
+    is_cut = is_pair if args.completion_only_loss is None else args.completion_only_loss
+    trainer = types.SimpleNamespace(_tokenizer=tokenizer, chat_template=None, completion_only_loss=is_cut)
+    made = trl.SFTTrainer._prepare_dataset(trainer, Dataset.from_list(rows), tokenizer, args, False, None, "train")
+    return [(row["input_ids"], [-100, *row["labels"][1:]]) for row in made]  # the first token is never a target
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")  # trl's own default
+@pytest.mark.parametrize("name", OF_TRL)
+def test_an_imported_recipe_trains_the_tokens_that_trl_trains(name: str, folder: Path) -> None:
+    rows, configs = OF_TRL[name]
+    text = "{{ m.content }}<|endoftext|>"
+    tagged = (
+        f"{{% if m.role == 'assistant' %}}{{% generation %}}{text}{{% endgeneration %}}{{% else %}}{text}{{% endif %}}"
+    )
+    template = CHATML.replace(text, tagged)
+    (folder / "tok" / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": template}
+        )
+    )
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for config in configs:
+        imported(folder, {**TRL, "dataset_name": "rows.jsonl", **config})
+        loader = ps.load(folder / "r.yaml", output="numpy", progress="none", batch_size=1, epochs=1, shuffle=False)
+        found = [(batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) for batch in loader]
+        assert found == prepared_by_trl(rows, config), config

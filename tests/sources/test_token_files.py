@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -373,3 +374,22 @@ def test_ids_of_every_format_make_the_same_store(tmp_path: Path, cache: Cache) -
             source, template="pretokenized", vocab_size=20, cache_dir=tmp_path / "c", progress="none", **key
         )
         assert [sample.input_ids.tolist() for sample in store] == ROWS
+
+
+def test_a_loss_mask_that_comes_later_is_noticed(tmp_path: Path, cache: Cache) -> None:
+    token_files.write_datatrove(tmp_path / "a.ds", ROWS)
+    source = pickle.dumps(open_source(tmp_path / "a.ds", cache=cache))
+    (tmp_path / "a.ds.loss").write_bytes(bytes(10))
+    with pytest.raises(SourceChanged, match=r"a\.ds\.loss: was not there when the source was opened"):
+        list(pickle.loads(source))
+
+
+def test_folders_without_chunks_and_options_of_a_wrong_type_are_refused(tmp_path: Path, cache: Cache) -> None:
+    token_files.write_litdata(tmp_path / "l", [], names=["n"], formats=["int"])
+    assert "chunks is [], expected a list of at least one chunk" in refused(tmp_path / "l", cache)
+    token_files.write_mds(tmp_path / "m", [])
+    assert "version 2 with 0 shards, expected version 2 and a list of at least one" in refused(tmp_path / "m", cache)
+    token_files.write_mds(tmp_path / "n", [[(row, "a") for row in ROWS]])
+    assert "arrays has tokens: ['int64']" in refused(tmp_path / "n", cache, arrays={"tokens": ["int64"]})
+    (tmp_path / "a.bin").write_bytes(token_files.ids_bytes(ROWS, "u2"))
+    assert "dtype is ['uint16'], expected one of" in refused(tmp_path / "a.bin", cache, dtype=["uint16"], eot=0)

@@ -92,8 +92,11 @@ def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Pat
     if as_json:
         screen.as_json({"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown})
         return
-    kept = len(found.given) - len(found.left)
-    screen.say(f"{found.tool}: {max(kept, 0)} of {plural(len(found.given), 'key')} translated, the others are comments")
+    total = plural(len(found.given), "key")
+    screen.say(f"{found.tool}: {found.num_translated} of {total} translated, the others are comments")
+    if found.computed:
+        names = ", ".join(found.computed)
+        screen.say(f"computed by the script, write the values into the recipe: {names}", style="yellow")
     if found.unknown:
         screen.say(f"{plural(len(found.unknown), 'key')} not known here: {', '.join(found.unknown)}", style="yellow")
     screen.say(f"wrote {output}; next: penstock check {output}", style="bold")

@@ -7,6 +7,7 @@ there is none.  Defaults of the other tool that differ from ours are written out
 import ast
 import json
 import math
+import re
 import shlex
 import tomllib
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import RecipeError
-from penstock.recipe.aliases import HINTS, as_yaml
+from penstock.recipe.aliases import ALIASES, HINTS, as_yaml
 from penstock.recipe.document import data_set_name, read_document
 from penstock.recipe.recipe import dump
 
@@ -25,11 +26,13 @@ _OF_TOOL = {"trl": ("transformers", "trl"), "llama-factory": ("transformers", "l
 _CALLS = ("SFTConfig", "ScriptArguments", "ModelConfig", "TrainingArguments")
 _WIDTH = 44  # where comments begin
 _BEYOND = "# Not about data, or without an equivalent:"
+_OF_A_DATA_SET = re.compile("key$|^(data|eval|path|options|shape|split|config|revision|weight)$")  # of ours
+_NEXT_COMMAND = {"--", "|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1"}
 Settings = dict[str, tuple[Any, str]]  # our key → value, and what it was
 
 
 class Computed(str):
-    """An expression of a script, whose value only running it would tell."""
+    """An expression of a script whose value is known only when it runs."""
 
     __slots__ = ()
 
@@ -47,6 +50,7 @@ class Imported:
     left: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     computed: dict[str, str] = field(default_factory=dict)  # by a script: expressions without a value
+    num_translated: int = 0
     _taken: set[str] = field(default_factory=set)
 
     def take(self, key: str, default: Any = None) -> Any:
@@ -86,6 +90,26 @@ class Imported:
         if key in self.given:
             self.left.append(f"{key}: {_short(self.given[key])}  ({why})")
 
+    def leave_all(self, reasons: dict[str, str]) -> None:
+        """List those of several keys that are there."""
+        for key, why in reasons.items():
+            self.leave(key, why)
+
+    def part(self, given: Any, was: str) -> dict[str, Any]:
+        """Return a copy of the description of one data set."""
+        if not isinstance(given, dict) or "path" not in given:
+            raise RecipeError(f"{self.file}: {was} is {_short(given)}, expected a mapping with a path")
+        return dict(given)
+
+    def settings_of(self, part: dict[str, Any], keys: dict[str, str], was: str) -> Settings:
+        """Take members of a mapping under our names."""
+        given = {key: part.pop(key) for key in keys if key in part}
+        return {keys[key]: (value, f"{was}.{key}") for key, value in given.items() if value is not None}
+
+    def leave_part(self, part: dict[str, Any], was: str, why: str) -> None:
+        """List the members of a mapping."""
+        self.left += [f"{was}.{key}: {value}  ({why})" for key, value in part.items()]
+
     def add(self, path: Any, settings: Settings, was: str, *, name: str | None = None, of_eval: bool = False) -> None:
         """Add a data set."""
         sets = self.evals if of_eval else self.sets
@@ -107,13 +131,8 @@ class Imported:
         """Write how long training takes."""
         steps, epochs = self.take(max_steps, -1), self.take(key, default)
         if isinstance(steps, int) and steps > 0:
-            self.put(
-                "epochs",
-                None,
-                max_steps,
-                steps,
-                f"never ends: stop after {steps} steps ({key} has no effect there either)",
-            )
+            note = f"never ends: stop after {steps} steps ({key} has no effect there either)"
+            self.put("epochs", None, max_steps, steps, note)
             return
         try:
             whole = math.ceil(float(epochs))
@@ -124,7 +143,8 @@ class Imported:
 
     def text(self) -> str:
         """Return the recipe."""
-        self._leave_the_rest()
+        self._take_the_rest()
+        self.num_translated = sum(not self._is_left(key) for key in self.given)
         source = f"# Imported from {self.file.name} ({self.tool}) by `penstock import`; `penstock check` looks at the result.\n"
         parts = [source, "data:\n", *(_block(name, settings) for name, settings in self.sets.items())]
         if self.evals:
@@ -142,13 +162,21 @@ class Imported:
     def _is_left(self, key: str) -> bool:
         return any(each.startswith(f"{key}: ") for each in self.left)
 
-    def _leave_the_rest(self) -> None:
+    def _take_the_rest(self) -> None:
+        """Translate the other keys that a recipe knows as aliases; list the rest."""
         patterns = [each for group in _OF_TOOL[self.tool] for each in _TRAINER[group].split()]
         for key in [key for key in self.given if key not in self._taken]:
-            if any(fnmatchcase(key, pattern) for pattern in patterns):
+            value = self.take(key)
+            ours = ALIASES[key].translate(value) if key in ALIASES and value is not None else HINTS.get(key, "")
+            if isinstance(ours, dict) and ours and not any(map(_OF_A_DATA_SET.search, ours)):
+                if taken := ours.keys() & self.top.keys():
+                    self.leave(key, f"{', '.join(sorted(taken))}: above decides")
+                for name in ours.keys() - taken:
+                    self.put(name, ours[name], key, value)
+            elif any(fnmatchcase(key, pattern) for pattern in patterns):
                 self.leave(key, "the trainer's or the model's")
-            elif key in HINTS:
-                self.leave(key, HINTS[key])
+            elif ours and isinstance(ours, str):
+                self.leave(key, ours)
             else:
                 self.unknown.append(key)
                 self.leave(key, "NOT KNOWN here: find out whether it changes the data")
@@ -198,13 +226,15 @@ def _of_arguments(text: str, path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     key = None
     for word in words:
-        if word.startswith("--"):
+        if word in _NEXT_COMMAND:
+            key = None
+        elif word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
             key = name.replace("-", "_")
-            found[key] = _value(value) if has_value else True
+            _add(found, key, _value(value) if has_value else True, path)
             key = None if has_value else key
         elif key is not None:
-            found[key] = _value(word) if found[key] is True else [*_listed(found[key]), _value(word)]
+            found[key] = _value(word) if found[key] is True else [*as_list(found[key]), _value(word)]
     return found
 
 
@@ -212,23 +242,37 @@ def _of_python(text: str, path: Path) -> dict[str, Any]:
     """Return the keyword arguments of calls such as SFTConfig(…); nothing of the script is run."""
     try:
         tree = ast.parse(text)
-    except SyntaxError as error:
-        raise RecipeError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
+    except (SyntaxError, ValueError) as error:
+        raise RecipeError(
+            f"{path}:{getattr(error, 'lineno', 1)}: not Python: {getattr(error, 'msg', error)}"
+        ) from error
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CALLS:
             for keyword in node.keywords:
+                source = ast.unparse(keyword.value)
                 try:
-                    found[str(keyword.arg)] = ast.literal_eval(keyword.value)
+                    value = ast.literal_eval(keyword.value)
                 except ValueError:
-                    found[str(keyword.arg)] = Computed(ast.unparse(keyword.value))
+                    value = Computed(source)
+                _add(found, keyword.arg or f"**{source}", value, path)
     return found
+
+
+def _add(found: dict[str, Any], key: str, value: Any, path: Path) -> None:
+    if key in found:
+        raise RecipeError(
+            f"{path}: {key} is there twice; keep the command or the call that trains, and remove the other"
+        )
+    found[key] = value
 
 
 def _value(word: str) -> Any:
     """A value as argparse and YAML would read it."""
     if word.lower() in ("true", "false", "none", "null"):
         return {"true": True, "false": False}.get(word.lower())
+    if "$" in word:  # a variable of the shell
+        return Computed(word)
     for read in (int, float, json.loads):
         try:
             return read(word)
@@ -237,22 +281,26 @@ def _value(word: str) -> Any:
     return word
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, nothing as an empty one, and one value as a list of it."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+_MARKS = {  # keys that only one tool has, in the order in which they decide
+    "llama-factory": {"cutoff_len", "finetuning_type", "stage", "dataset_dir", "preprocessing_num_workers"},
+    "trl": {"model_name_or_path", "dataset_name", "max_length", "packing_strategy", "per_device_train_batch_size"},
+    "axolotl": {"base_model", "sequence_len", "micro_batch_size", "datasets", "pretraining_dataset"},
+}
 
 
 def which_tool(given: Iterable[str]) -> str:
     """Return the tool that these keys belong to."""
     keys = set(given)
-    if keys & {"base_model", "sequence_len", "micro_batch_size", "datasets"} and not keys & {
-        "model_name_or_path",
-        "dataset_name",
-    }:
+    if "base_model" in keys:
         return "axolotl"
-    if keys & {"cutoff_len", "finetuning_type", "stage", "dataset_dir", "preprocessing_num_workers"}:
-        return "llama-factory"
-    if keys & {"model_name_or_path", "dataset_name", "max_length", "packing_strategy", "per_device_train_batch_size"}:
-        return "trl"
+    for tool, marks in _MARKS.items():
+        if keys & marks:
+            return tool
     raise RecipeError(f"keys of no tool that is known here: {', '.join(sorted(keys)[:8])}; say which with --from")
 
 

@@ -5,28 +5,51 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import RecipeError
-from penstock.recipe.foreign import Imported, Settings
-from penstock.recipe.foreign_tools import of_training_arguments
+from penstock.recipe.foreign import Imported, Settings, as_list
+from penstock.recipe.foreign_tools import of_training_arguments, streamed
 
 _FILES = "write eval: with separate files"
 _NONE = {
+    "stage": "the trainer's; it decides the template of each data set",
     "template": "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
     **dict.fromkeys(("val_size", "eval_on_each_dataset"), _FILES),
     **dict.fromkeys(("ignore_pad_token_for_loss", "data_shared_file_system", "preprocessing_batch_size"), "not needed"),
     **dict.fromkeys(("default_system", "tool_format"), "no equivalent"),
 }
+_STAGES = {
+    "sft": None,
+    "pt": "text",
+    "dpo": "preference",
+    "rm": "preference",
+    "kto": "kto",
+}  # the template that each needs
+_PLACES = ("file_name", "hf_hub_url", "ms_hub_url", "script_url")
+_ALL = {"system": "system_key", "tools": "tool_key"}
+_ANSWERS = {"chosen": "chosen_key", "rejected": "rejected_key", "kto_tag": "desirable_key"}
+_COLUMNS = {
+    "alpaca": {
+        "prompt": "instruction_key",
+        "query": "input_key",
+        "response": "output_key",
+        "history": "history_key",
+        **_ALL,
+    },
+    "sharegpt": {"messages": "messages_key", **_ALL},
+    "text": {"prompt": "key"},
+    "preference": {"messages": "input_key", "prompt": "input_key", **_ANSWERS, **_ALL},
+    "kto": {"messages": "input_key", "prompt": "input_key", "response": "output_key", **_ANSWERS, **_ALL},
+}
+_ROLES = {"user_tag": "user", "assistant_tag": "assistant", "system_tag": "system", "observation_tag": "tool"}
 
 
 def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     """The YAML of LLaMA-Factory, and the entries of its dataset_info.json."""
     stage = made.take("stage", "sft")
-    if stage not in ("sft", "pt", "dpo", "rm", "kto"):
+    if stage not in _STAGES:
         raise RecipeError(f"{made.file}: stage is {stage!r}, expected sft, pt, dpo, rm or kto; its data has no recipe")
     made.same("tokenizer", "model_name_or_path", note="its tokenizer, or write a local folder")
-    made.leave("stage", "the trainer's; it decides the template of each data set")
     info = _dataset_info(made, dataset_info)
-    weights = _listed(made.take("interleave_probs"))
-    names = _listed(made.take("dataset"))
+    weights, names = _listed(made.take("interleave_probs")), _listed(made.take("dataset"))
     cut = made.take("max_samples")
     if weights and len(weights) != len(names):
         raise RecipeError(f"{made.file}: {len(weights)} interleave_probs for {len(names)} data sets, expected one each")
@@ -42,44 +65,32 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
         made.leave("mix_strategy", "every sample comes once; weight: in each data set mixes")
     _factory_rows(made, stage)
     of_training_arguments(made)
-    made.same("num_proc", "preprocessing_num_workers")
-    made.same(
-        "refresh", "overwrite_cache", note="rarely needed: names in the cache cover tokenizer, template and content"
-    )
+    note = "rarely needed: names in the cache cover tokenizer, template and content"
+    made.same("refresh", "overwrite_cache", note=note)
     made.same("cache_dir", "tokenized_path", note="a cache of any settings, not one saved data set")
-    made.same("media_root", "media_dir")
-    if made.take("streaming", False):
-        made.put("background", True, "streaming", True, "rows still have numbers")
-        made.put("window", 16, "streaming", True, "that many shards are shuffled together")
-    for key in ("enable_thinking", "preserve_thinking"):
-        if (value := made.take(key)) is not None:
-            kept = made.top.get("template_kwargs", ({}, ""))[0]
-            made.put(
-                "template_kwargs", {**kept, key: value}, key, value, "a variable of the chat template, if it has one"
-            )
-    for key, why in _NONE.items():
-        made.leave(key, why)
+    streamed(made, "streaming")
+    kwargs = {key: made.take(key) for key in ("enable_thinking", "preserve_thinking") if made.take(key) is not None}
+    for key, value in kwargs.items():
+        made.put("template_kwargs", kwargs, key, value, "variables of the chat template, if it has them")
+    made.leave_all(_NONE)
 
 
 def _factory_rows(made: Imported, stage: str) -> None:
     """Length, packing and loss."""
-    length = made.take("cutoff_len", 2048)
-    made.put("max_length", length, "cutoff_len", length)
+    length = made.same("max_length", "cutoff_len", 2048)
     neat, packed = made.take("neat_packing", False), made.take("packing", stage == "pt")
     if stage in ("sft", "pt") and (neat or packed):
         key = "neat_packing" if neat else "packing"
         note = "samples stay apart" + ("" if neat else ", which packing alone does not do there")
         made.put("packing", "concat" if stage == "pt" else "best_fit", key, True, note)
         made.put("overflow", "split" if stage == "pt" else "drop", key, True)
-    else:
+    elif stage in ("sft", "pt"):
         made.put("packing", "none", "packing", False, "best_fit trains the same samples in fewer rows")
-        made.put(
-            "overflow",
-            "truncate",
-            "cutoff_len",
-            length,
-            "the start is kept; there, prompt and answer are cut in proportion",
-        )
+        note = "the start is kept; there, prompt and answer are cut in proportion"
+        made.put("overflow", "truncate", "cutoff_len", length, note)
+    else:
+        made.put("packing", "none", "packing", False, "pairs are not packed there")
+        made.put("overflow", "drop", "cutoff_len", length, "pairs are never cut here; there, prompt and answers are")
     if made.take("train_on_prompt", False):
         made.put("train_on", "all", "train_on_prompt", True)
     elif made.take("mask_history", False):
@@ -89,9 +100,7 @@ def _factory_rows(made: Imported, stage: str) -> None:
 
 
 def _listed(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        return [each.strip() for each in value.split(",") if each.strip()]
-    return [] if value is None else value if isinstance(value, list) else [value]
+    return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else as_list(value)
 
 
 def _dataset_info(made: Imported, path: Path | None) -> dict[str, Any]:
@@ -109,12 +118,6 @@ def _dataset_info(made: Imported, path: Path | None) -> dict[str, Any]:
     return {"": str(path.parent), **found}
 
 
-_COLUMNS = {
-    "alpaca": {"prompt": "instruction_key", "query": "input_key", "response": "output_key", "history": "history_key"},
-    "sharegpt": {"messages": "messages_key"},
-}
-
-
 def _factory_set(
     made: Imported,
     name: str,
@@ -125,63 +128,45 @@ def _factory_set(
     *,
     of_eval: bool = False,
 ) -> None:
-    entry = info.get(name)
-    if not isinstance(entry, dict):
-        raise RecipeError(
-            f"{made.file}: the data set {name!r} is not in dataset_info.json, expected one of {', '.join(list(info)[1:9])}"
-        )
-    entry, was, settings = dict(entry), f"dataset_info.json: {name}", dict(settings)
+    if not isinstance(info.get(name), dict):
+        known = ", ".join(list(info)[1:9])
+        raise RecipeError(f"{made.file}: the data set {name!r} is not in dataset_info.json, expected one of {known}")
+    entry, was = dict(info[name]), f"dataset_info.json: {name}"
     kind, is_pair = entry.pop("formatting", "alpaca"), entry.pop("ranking", False)
-    file = next(
-        (entry.pop(key) for key in ("file_name", "hf_hub_url", "ms_hub_url", "script_url") if key in entry), None
-    )
-    if file is None:
+    place = next((key for key in _PLACES if key in entry), None)
+    if place is None:
         raise RecipeError(f"{was} has no file_name, expected the name of a file or of a data set on the hub")
-    path = str(Path(info[""]) / str(file)) if (Path(info[""]) / str(file)).exists() else str(file)
     if kind not in ("alpaca", "sharegpt", "openai"):
         raise RecipeError(f"{was}: formatting is {kind!r}, expected alpaca, sharegpt or openai")
-    template = {"pt": "text", "dpo": "preference", "rm": "preference", "kto": "kto"}.get(stage)
+    file = str(entry.pop(place))
+    path = str(Path(info[""]) / file) if (Path(info[""]) / file).exists() else file
+    template = _STAGES[stage]
+    columns = _COLUMNS[template or ("alpaca" if kind == "alpaca" else "sharegpt")]
     template = template or {"openai": "messages"}.get(kind, kind)
-    settings["template"] = (template, f"{was}.formatting: {kind}" + ("; ranking" if is_pair else ""))
-    columns = {**_COLUMNS["sharegpt" if kind != "alpaca" else kind], "system": "system_key", "tools": "tool_key",
-               "chosen": "chosen_key", "rejected": "rejected_key", "kto_tag": "desirable_key"}  # fmt: skip
-    if stage == "pt":
-        columns = {"prompt": "key"}
-    for theirs, value in (entry.pop("columns", None) or {}).items():
-        if theirs in columns and value is not None:
-            settings[columns[theirs]] = (value, f"{was}.columns.{theirs}")
-        else:
-            made.left.append(
-                f"{was}.columns.{theirs}: {value}  (no equivalent: media are found by the usual names of columns)"
-            )
-    _factory_tags(made, entry.pop("tags", None) or {}, settings, was)
-    for theirs, ours in (("split", "split"), ("subset", "config"), ("hf_revision", "revision")):
-        if (value := entry.pop(theirs, None)) is not None:
-            settings[ours] = (value, f"{was}.{theirs}")
+    settings = {**settings, "template": (template, f"{was}.formatting: {kind}" + ("; ranking" if is_pair else ""))}
+    given = dict(entry.pop("columns", None) or {})
+    settings |= made.settings_of(given, columns, f"{was}.columns")
+    why = "no equivalent: media are found by the usual names of columns; join other columns with source.map"
+    made.leave_part(given, f"{was}.columns", why)
+    _factory_tags(
+        made,
+        dict(entry.pop("tags", None) or {}),
+        settings,
+        f"{was}.tags",
+        has_names=template in ("sharegpt", "messages"),
+    )
+    settings |= made.settings_of(entry, {"split": "split", "subset": "config", "hf_revision": "revision"}, was)
     most = entry.pop("num_samples", None) or cut
-    where = f"{path}@[:{most}]" if most else path
-    for key, value in entry.items():
-        made.left.append(f"{was}.{key}: {value}  (no equivalent)")
+    made.leave_part(entry, was, "no equivalent")
     note = f"; the first {most}, there a random choice" if most else ""
-    made.add(where, settings, f"{was}.file_name{note}", name=None if of_eval else name, of_eval=of_eval)
+    where = f"{path}@[:{most}]" if most else path
+    made.add(where, settings, f"{was}.{place}{note}", name=None if of_eval else name, of_eval=of_eval)
 
 
-def _factory_tags(made: Imported, tags: dict[str, Any], settings: Settings, was: str) -> None:
-    roles: dict[str, list[Any]] = {}
-    for theirs, value in tags.items():
-        role = {
-            "user_tag": "user",
-            "assistant_tag": "assistant",
-            "system_tag": "system",
-            "observation_tag": "tool",
-        }.get(theirs)
-        if theirs in ("role_tag", "content_tag"):
-            settings[theirs.replace("_tag", "_key")] = (value, f"{was}.tags.{theirs}")
-        elif role is not None:
-            roles[role] = [value]
-        else:
-            made.left.append(
-                f"{was}.tags.{theirs}: {value}  (no equivalent: calls of tools are found by their usual names)"
-            )
-    if roles:
-        settings["role_map"] = (roles, f"{was}.tags")
+def _factory_tags(made: Imported, tags: dict[str, Any], settings: Settings, was: str, *, has_names: bool) -> None:
+    """Take the names of roles; has_names: the template has options for the names of role and content, others find them."""
+    if has_names:
+        settings |= made.settings_of(tags, {"role_tag": "role_key", "content_tag": "content_key"}, was)
+    if roles := {role: [tags.pop(tag)] for tag, role in _ROLES.items() if tag in tags}:
+        settings["role_map"] = (roles, was)
+    made.leave_part(tags, was, "no equivalent: calls of tools, roles and contents are found by their usual names")

@@ -32,13 +32,10 @@ class Field:
 
 
 class BinaryRowsPart(Part):
-    """One file.  `make` makes a record of the values."""
+    """One file."""
 
-    def __init__(
-        self, file: File, fields: Sequence[Field], starts: Ints, make: Callable[[list[Any]], Record] | None = None
-    ) -> None:
+    def __init__(self, file: File, fields: Sequence[Field], starts: Ints) -> None:
         self.file, self._fields, self._starts = file, fields, starts
-        self._make = make or (lambda values: {field.name: value for field, value in zip(fields, values, strict=True)})
         self._sizes = np.dtype(("<u4", sum(field.size is None for field in fields)))
         self._kinds = json.dumps([[field.name, field.encoding] for field in fields]).encode()
         self.num_rows = len(starts) - 1
@@ -49,19 +46,19 @@ class BinaryRowsPart(Part):
         if len(raw) < self._sizes.itemsize:
             return self._bad(row, f"{len(raw)} bytes, expected at least {self._sizes.itemsize}")
         sizes = iter(np.frombuffer(raw, "<u4", self._sizes.itemsize // 4).tolist())
-        at, values = self._sizes.itemsize, []
+        at, record = self._sizes.itemsize, {}
         for field in self._fields:
             size = next(sizes) if field.size is None else field.size
             if at + size > len(raw):
                 return self._bad(row, f"the field {field.name!r} ends at byte {at + size} of {len(raw)}")
             try:
-                values.append(field.decode(raw[at : at + size]))
+                record[field.name] = field.decode(raw[at : at + size])
             except (ValueError, RecursionError, DecimalException) as error:
                 return self._bad(row, f"the field {field.name!r} ({field.encoding}) cannot be read: {error}")
             at += size
         if at != len(raw):
             return self._bad(row, f"its fields take {at} bytes of {len(raw)}")
-        return self._make(values)
+        return record
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         for row in range(first, last):

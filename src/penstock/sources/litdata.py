@@ -26,20 +26,8 @@ from penstock.types import Ints
 
 # Types by their numbers in data_format; those of numpy behind 10 depend on the platform that wrote them.
 _TORCH = {
-    1: "f4",
-    3: "f8",
-    9: "f2",
-    11: "u1",
-    12: "i1",
-    13: "i2",
-    14: "i2",
-    15: "i4",
-    16: "i4",
-    17: "i8",
-    18: "i8",
-    19: "?",
-    20: "u2",
-}
+    1: "f4", 3: "f8", 9: "f2", 11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8", 18: "i8", 19: "?", 20: "u2",
+}  # fmt: skip
 _NUMPY = {0: "i1", 1: "i2", 2: "i4", 3: "i8", 4: "u1", 5: "u2", 6: "u4", 7: "u8", 8: "f2", 9: "f4", 10: "f8"}
 _CONTAINERS = ("builtins.dict", "collections.OrderedDict", "builtins.list", "builtins.tuple")
 _FOOTER = b"LDARW01\0"
@@ -173,7 +161,9 @@ class LitdataSource(FilesSource):
 
     def _read_chunks(self, folder: Path, chunks: Any) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for listed_chunk in chunks if isinstance(chunks, list) else [None]:
+        if not isinstance(chunks, list) or not chunks:
+            raise SourceError(f"{self._index}: chunks is {str(chunks)[:50]}, expected a list of at least one chunk")
+        for listed_chunk in chunks:
             chunk: Any = listed_chunk if isinstance(listed_chunk, dict) else {}
             size = chunk.get("chunk_size")
             if type(size) is not int or not 0 <= size < 1 << 32:

@@ -15,32 +15,17 @@ from typing import Any, NamedTuple
 from penstock.errors import SourceError
 from penstock.places.files import find, inside, is_file, open_file, read_json
 from penstock.places.place import File, FileId
-from penstock.sources.binary_rows import (
-    BinaryRowsPart,
-    Field,
-    array,
-    image,
-    raw_image,
-    read_starts,
-    scalar,
-    several,
-)
+from penstock.sources.binary_rows import BinaryRowsPart, Field, array, image, raw_image, read_starts, scalar, several
 from penstock.sources.compressed import unpacked
 from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.pt_chunks import one_folder
 
 INDEX = "index.json"
 _SUFFIXES = (".mds", ".mds.gz", ".mds.zstd", ".mds.bz2", ".mds.br", ".mds.snappy")
-_KINDS = {
-    **{bits: f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{bits + 1: f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{bits + 2: f"<f{bits // 8}" for bits in (16, 32, 64)},
-}
-_NAMES = {
-    **{f"uint{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{f"int{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
-}
+_TYPES = [(name, bits, code) for code, name in enumerate(("uint", "int", "float")) for bits in (8, 16, 32, 64)]
+_TYPES.remove(("float", 8, 2))
+_KINDS = {bits + code: f"<{name[0]}{bits // 8}" for name, bits, code in _TYPES}
+_NAMES = {f"{name}{bits}": f"<{name[0]}{bits // 8}" for name, bits, _ in _TYPES}
 _NDARRAY = re.compile(rf"ndarray(?::({'|'.join(_NAMES)})(?::(\d+(?:,\d+)*))?)?")
 
 
@@ -55,10 +40,6 @@ def listed(path: str, key: str) -> bool:
         return isinstance(read_json(Path(path) / INDEX).get(key), list)
     except SourceError:
         return False
-
-
-def _json(raw: bytes) -> Any:
-    return json.loads(raw)
 
 
 def _ndarray(raw: bytes, kind: str | None, shape: tuple[int, ...] | None) -> Any:
@@ -85,7 +66,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "str_int": lambda raw: int(raw.decode()),
     "str_float": lambda raw: float(raw.decode()),
     "str_decimal": lambda raw: Decimal(raw.decode()),
-    "json": _json,
+    "json": json.loads,
     "pil": raw_image,
     "jpeg": image,
     "png": image,
@@ -149,7 +130,7 @@ class MdsSource(FilesSource):
             raise SourceError(f"arrays is {self.arrays!r}, expected a mapping such as {{tokens: int64}}")
         columns = {name for shard in self._shards.values() for name, _, _ in shard.columns}
         for column, kind in (self.arrays or {}).items():
-            if kind not in _NAMES or column not in columns:
+            if kind not in list(_NAMES) or column not in columns:
                 expected = f"one of the columns {', '.join(sorted(columns))} and a type such as int64"
                 raise SourceError(f"arrays has {column}: {kind}, expected {expected}")
 
@@ -186,7 +167,8 @@ def _listed_shards(folder: Path) -> dict[str, _Shard]:
     index = read_json(path)
     shards = index.get("shards")
     if index.get("version") != 2 or not isinstance(shards, list) or not shards:
-        raise SourceError(f"{path}: version {index.get('version')!r}, expected version 2 and a list of shards")
+        said = f"version {index.get('version')!r} with {len(shards) if isinstance(shards, list) else 'no'} shards"
+        raise SourceError(f"{path}: {said}, expected version 2 and a list of at least one shard")
     found: dict[str, _Shard] = {}
     kept: dict[Any, Any] = {}  # shards with the same columns share them
     for entry in shards:

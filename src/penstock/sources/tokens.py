@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import SourceError
+from penstock.errors import SourceChanged, SourceError
 from penstock.fingerprint import Digest
 from penstock.places.files import identify, is_file, open_file
 from penstock.places.place import File, FileId
@@ -106,7 +106,9 @@ class TokensSource(FilesSource):
     """Files of ids; each format finds its samples in its own way."""
 
     def __init__(self, paths: Sequence[str], **rest: Any) -> None:
-        self._beside: dict[str, FileId] = {}
+        self._beside: dict[
+            str, FileId | None
+        ] = {}  # None: it was not there when the source was opened, and must not come
         super().__init__(paths, **rest)
 
     @abstractmethod
@@ -118,15 +120,17 @@ class TokensSource(FilesSource):
         return TokenPart(file, self.layout(file))
 
     def beside(self) -> list[FileId]:
-        return [*self._beside.values()]
+        return [known for known in self._beside.values() if known is not None]
 
-    def identity_beside(self, path: str, expected: str) -> FileId:
-        """Identify another file that belongs to one; it must stay as it is, too."""
-        if path not in self._beside:
-            if not is_file(path):
-                raise SourceError(f"{path}: nothing found, expected {expected}; copy it here")
-            self._beside[path] = identify(path)
-        return self._beside[path]
+    def open_beside(self, path: str, expected: str = "") -> File | None:
+        """Open another file that belongs to one; it must stay as it is, too.  None if it may be missing (nothing expected) and is."""
+        is_there = is_file(path)
+        if expected and not is_there:
+            raise SourceError(f"{path}: nothing found, expected {expected}; copy it here")
+        known = self._beside.setdefault(path, identify(path) if is_there else None)
+        if known is None and is_there:
+            raise SourceChanged(f"{path}: was not there when the source was opened; open the source again")
+        return None if known is None else open_file(known)
 
     def array(self, file: File, kind: str, count: int | None = None, first_byte: int = 0) -> Array:
         """Map numbers of a file."""
@@ -164,7 +168,8 @@ class MegatronSource(TokensSource):
 
     def layout(self, file: File) -> Layout:
         path = f"{file.identity.path[:-4]}.idx"
-        index = open_file(self.identity_beside(path, "the index of a Megatron data set"))
+        index = self.open_beside(path, "the index of a Megatron data set")
+        assert index is not None
         kind, num_sequences, num_edges = _megatron_header(index)
         at = [_INDEX_HEADER.size + num_sequences * size for size in (0, 4, 12)]
         lengths, starts, documents = (
@@ -260,7 +265,8 @@ class DatatroveSource(TokensSource):
 
     def layout(self, file: File) -> Layout:
         path, size = file.identity.path, file.identity.size
-        index = open_file(self.identity_beside(f"{path}.index", "the ends of documents, which datatrove writes"))
+        index = self.open_beside(f"{path}.index", "the ends of documents, which datatrove writes")
+        assert index is not None
         ends = self.array(index, "<u8")
         num_ids = int(ends[-1]) if len(ends) else 0
         kind = {2 * num_ids: "<u2", 4 * num_ids: "<u4"}.get(size)
@@ -270,15 +276,14 @@ class DatatroveSource(TokensSource):
                 f"expected 2 or 4 bytes for each id; make or copy both again"
             )
         _check_rising(index.identity.path, ends, num_ids, first_byte=0, what="a document ends at id")
-        beside, mask = [index], None
-        if is_file(f"{path}.loss"):
-            beside.append(open_file(self.identity_beside(f"{path}.loss", "the loss mask")))
-            mask = self._mask(beside[1], num_ids)
+        loss = self.open_beside(f"{path}.loss")
+        mask = None if loss is None else self._mask(loss, num_ids)
 
         def edges(rows: Any) -> Any:  # the first document begins at 0
             return np.where(rows > 0, ends[np.maximum(rows, 1) - 1], 0).astype(np.int64) if num_ids else rows * 0
 
-        return Layout(self.array(file, kind), len(ends), edges, mask=mask, beside=tuple(beside))
+        beside = (index,) if loss is None else (index, loss)
+        return Layout(self.array(file, kind), len(ends), edges, mask=mask, beside=beside)
 
     def _mask(self, loss: File, num_ids: int) -> Array:
         mask = self.array(loss, "<u1")
@@ -305,7 +310,7 @@ class TokenBinSource(TokensSource):
     eot_at: str | None = None
 
     def check_options(self) -> None:
-        if self.dtype is not None and self.dtype not in _TYPES:
+        if self.dtype not in (None, *_TYPES):
             raise SourceError(f"dtype is {self.dtype!r}, expected one of {', '.join(_TYPES)}")
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise SourceError(f"eot is {self.eot!r}, expected the id of the end-of-text token")
@@ -317,14 +322,13 @@ class TokenBinSource(TokensSource):
         kind, first_byte = self._header(file)
         ids = self.array(file, kind, first_byte=first_byte)
         borders = f"{path[:-4]}.csv.gz"
-        if self.eot is None and not is_file(borders):
+        beside = None if self.eot is not None else self.open_beside(borders)
+        if self.eot is None and beside is None:
             raise SourceError(
                 f"{path}: nothing says where samples begin: there is no {borders}; set the option eot: the id that "
                 f"ends a text, such as 50256 of GPT-2"
             )
-        files = [file.identity]
-        if self.eot is None:
-            files.append(self.identity_beside(borders, "borders"))
+        files = [each.identity for each in (file, beside) if each is not None]
         at_start = (self.eot_at or ("start" if first_byte else "end")) == "start"
 
         def find() -> tuple[memoryview, None]:
@@ -382,10 +386,8 @@ class TokenBinSource(TokensSource):
         edges, byte = [0], 0
         for line in text.read(0, text.identity.size).splitlines(keepends=True):
             start, end = (part.strip() for part in (*line.split(b",", 2), b"", b"")[:2])
-            is_next = (
-                start.isdigit() and end.isdigit() and len(end) < 19 and int(start) == edges[-1] <= int(end) <= num_ids
-            )
-            if not is_next:
+            is_number = start.isdigit() and end.isdigit() and len(end) < 19
+            if not (is_number and int(start) == edges[-1] <= int(end) <= num_ids):
                 raise SourceError(
                     f"{identity.path}: line {len(edges)} (byte {byte} unpacked) is {line[:60]!r}, expected "
                     f"{edges[-1]},end,… with an end of at most {num_ids}; make both files again"

@@ -4,7 +4,9 @@ Made with megatron-core 0.16.1, datatrove 0.10.1, mosaicml-streaming 0.13.0 and 
 
     python tests/sources/foreign/make.py
 
-Every format is read back by its own tool first.  nanoGPT, llm.c and OLMo have no package; tests write those themselves.
+Each tool reads some of its files back first: all sequences of Megatron, the first tokens of datatrove, the uncompressed tokens of MDS, the
+first block of tokens and one item of litdata.  Compressed MDS, its other types, and litdata's other folders are only written.  nanoGPT,
+llm.c and OLMo have no package; tests write those themselves.
 """
 
 import json
