@@ -1,105 +1,23 @@
 """The commands about data and recipes.  Each imports what it needs when it runs, calls the library and prints."""
 
 import json
-import os
 import secrets
-import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click import FloatRange, IntRange, UsageError, option
+from click import FloatRange, UsageError, option
 from click.exceptions import Exit
 
-from penstock.cache import Cache
 from penstock.cli import screen
 from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, Request, command
-from penstock.words import plural, size
+from penstock.words import plural
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
 
 _PATH = click.Path(path_type=Path)
-
-
-@command("tokenizer", "template", metavar="DATA", about="Files, globs or folders.")
-@option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
-@option("--rows", type=COUNT, default=1000, help="Rows to tokenize, spread over the data.")
-@option("--force", is_flag=True, help="Replace the recipe if it exists.")
-def init(request: Request, output: Path, rows: int, force: bool) -> None:
-    """Write a recipe for your data.
-
-    Samples rows to find the format, the template and lengths in tokens, and prints what it found.  In a folder, files named
-    test, dev, valid, val or eval become eval sets.
-    """
-    from penstock.recipe.draft import VARIABLE, Draft
-    from penstock.report.numbers import plain
-
-    _check_output(output, force)
-    found = Draft(request.data, rows=rows, given=request.keys, **request.given)
-    text = found.text(output)
-    _write(output, text)
-    if request.json:
-        screen.as_json({"recipe": str(output), "text": text, **plain(found.facts())})
-        return
-    for finding in found.findings:
-        screen.say(finding)
-    name_it = f"name a tokenizer in it, or set the variable {VARIABLE}; then " if found.is_estimate else ""
-    screen.say(f"wrote {output}; next: {name_it}penstock check {output}", style="bold")
-
-
-def _check_output(output: Path, force: bool) -> None:
-    from penstock.errors import RecipeError
-
-    if output.exists() and not force:
-        raise RecipeError(f"{output}: exists already; choose another name, or pass --force to replace it")
-    if not output.absolute().parent.is_dir():
-        raise RecipeError(f"{output}: its folder does not exist; create it first")
-
-
-def _write(output: Path, text: str) -> None:
-    from penstock.errors import RecipeError
-
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
-
-
-@click.command("import")
-@click.argument("file", type=_PATH)
-@option("--from", "tool", type=click.Choice(["trl", "axolotl", "llama-factory"]), help="The tool, if keys do not tell.")
-@option("--dataset-info", type=_PATH, help="The dataset_info.json of LLaMA-Factory, if it is not in dataset_dir.")
-@option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
-@option("--force", is_flag=True, help="Replace the recipe if it exists.")
-@option("--json", "as_json", is_flag=True, help="Print one JSON value, for scripts.")
-def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Path, force: bool, as_json: bool) -> None:
-    """Write a recipe for a configuration of trl, axolotl or LLaMA-Factory.
-
-    FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig; nothing of it is run.  Every
-    key of FILE is in the recipe: translated, or as a comment that says why not.
-    """
-    from penstock.recipe.foreign import import_config
-    from penstock.recipe.recipe import Recipe
-
-    _check_output(output, force)
-    found = import_config(file, tool=tool, dataset_info=dataset_info)
-    text = found.text()
-    _write(output, text)
-    Recipe.read(output)  # what it cannot take is said now
-    if as_json:
-        screen.as_json({"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown})
-        return
-    total = plural(len(found.given), "key")
-    screen.say(f"{found.tool}: {found.num_translated} of {total} translated, the others are comments")
-    if found.computed:
-        names = ", ".join(found.computed)
-        screen.say(f"computed by the script, write the values into the recipe: {names}", style="yellow")
-    if found.unknown:
-        screen.say(f"{plural(len(found.unknown), 'key')} not known here: {', '.join(found.unknown)}", style="yellow")
-    screen.say(f"wrote {output}; next: penstock check {output}", style="bold")
 
 
 @command(*RECIPE, "max_length")
@@ -340,84 +258,6 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
         screen.say("nothing changes: the state fits this recipe", style="green")
     else:
         screen.say(f"from step {step:,} on, after {plural(rows, 'row')}; wrote {written}", style="green")
-
-
-@command(*RECIPE, *LOADER)
-@option("-o", "--output", type=_PATH, default="report.html", help="Where the page goes.")
-@option("--samples", type=IntRange(0, 500), default=24, help="Samples to show, chosen at random.")
-@option("--rows", type=IntRange(1, 500), default=24, help="Rows to draw, spread over the epoch.")
-@option("--compare/--no-compare", default=True, help="Also compare other lengths and packings; packs all data again.")
-@option("--title", help="The page's title; else the recipe's name.")
-def report(request: Request, output: Path, samples: int, rows: int, compare: bool, title: str | None) -> None:
-    """Write one page with plots and samples.
-
-    Lengths, trained tokens, data sets, what is dropped, packing, rows as segments, samples with their tokens in colour.  The page
-    is one file that loads nothing.  It contains text of your data.
-    """
-    from penstock.report import html
-    from penstock.report.progress import stages
-
-    html.checked(output)
-    recipe = request.recipe()
-    loader = request.loader(recipe)
-    file = Path(recipe.file or "")
-    named = "" if file.stem == "recipe" else file.stem
-    with stages("none" if request.json else "auto") as stage:
-        num_bytes = html.write(
-            loader, output, title=title or named, recipe=recipe.to_yaml(file.parent), num_samples=samples, num_rows=rows,
-            compare=compare, stage=stage,
-        )  # fmt: skip
-    if request.json:
-        screen.as_json({"page": str(output), "num_bytes": num_bytes, "plan": loader.plan.fingerprint})
-    else:
-        screen.say(f"{output}: {size(num_bytes)}, open it in a browser")
-
-
-@command(*RECIPE, *LOADER)
-@option("--port", type=IntRange(0, 65535), default=0, help="Port to listen on; 0 is a free one.")
-@option("--host", help="Address to listen on, which lets other machines in; else only this machine can reach it.")
-@option("--browser/--no-browser", default=True, help="Also open the page in a browser, if there is a screen.")
-@option("--run-id", help="Show the running job of this name; else the recipe's run_id.")
-def view(request: Request, port: int, host: str | None, browser: bool, run_id: str | None) -> None:
-    """Look at data, tokens and the plan in the browser.
-
-    Scroll and search records, see each as data, text and tokens, click through the steps of the run, try other settings, watch a
-    running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.
-    """
-    from penstock.recipe.run import open_recipe
-    from penstock.view.server import LOOPBACK, listening, serve
-    from penstock.view.view import View
-
-    recipe = request.recipe()
-    opened = open_recipe(recipe, part=request.part, rows=1, skip_bad=True)
-    loader, options = request.prepared_loader(recipe, opened), recipe.loader_options(request.part)
-    file = Path(recipe.file or "")
-    prepare_it = shlex.join(["penstock", "prepare", *request.data])
-    page = View(
-        loader, opened, settings=recipe.plan_settings(request.part), title=file.name, recipe=recipe.to_yaml(file.parent),
-        command=prepare_it, skip=options.get("skip", ()), cache=Cache(recipe.settings.get("cache_dir")).root,
-        run_id=run_id or options.get("run_id"),
-    )  # fmt: skip
-    if loader is None:
-        screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")
-    host = host or LOOPBACK
-    with listening(host, port) as (listener, token, url):
-        if request.json:
-            screen.as_json({"url": url})
-        else:
-            screen.say(f"{url}  (Ctrl-C ends it)")
-        sys.stdout.flush()
-        if browser:
-            open_browser(url)
-        serve(page, listener, token, host)
-
-
-def open_browser(url: str) -> None:
-    """Open a page, if there is a screen; without one, a browser of text would take over the terminal."""
-    if sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        import webbrowser
-
-        webbrowser.open(url)
 
 
 @command(*RECIPE, *LOADER)

@@ -17,7 +17,7 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli import commands, screen, stores
+from penstock.cli import commands, pages, recipes, screen, stores
 from penstock.errors import PenstockError
 
 OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, 130
@@ -61,8 +61,8 @@ of_cache = Group("cache", no_args_is_help=True, help="List, remove and explain w
 for each in (stores.ls, stores.rm, stores.prune, stores.why):
     of_cache.add_command(each)
 for each in (
-    *(commands.init, commands.import_, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
-    *(commands.trace, commands.resume, commands.report, commands.view, commands.bench, stores.verify, of_cache),
+    *(recipes.init, recipes.import_, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
+    *(commands.trace, commands.resume, pages.report, pages.view, commands.bench, stores.verify, of_cache),
 ):
     cli.add_command(each)
 
