@@ -20,7 +20,7 @@ from penstock.errors import PenstockError, StoreError, TemplateError
 from penstock.testing import check_engine
 from penstock.types import Samples
 
-from .conftest import Nodes, wait_until, worker_processes
+from .conftest import Nodes, wait_until
 
 
 def shards(root: Path) -> dict[str, bytes]:
@@ -73,7 +73,7 @@ def where(task: Any) -> tuple[Any, str]:
 
 def test_the_engine_keeps_the_contract(connected: Nodes) -> None:
     check_engine(RayEngine(num_proc=1))
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not connected.workers())
     assert ray.is_initialized()  # it ends only what it has begun
 
 
@@ -125,7 +125,7 @@ def test_a_node_is_killed_and_another_one_joins(connected: Nodes, data: list[Pat
         if len(results) == 1:
             connected.replace()
     assert len(seen) == 2
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not connected.workers())
 
 
 class Fatal:
@@ -150,7 +150,7 @@ def test_a_task_that_always_kills_its_worker_is_an_error_that_names_it(connected
     with pytest.raises(StoreError, match=words):
         list(RayEngine(num_proc=2).run(Fatal(tmp_path), range(6)))
     assert len(list(tmp_path.glob("3 *"))) == 3
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not connected.workers())
 
 
 def test_a_worker_with_other_versions_is_refused_by_name(connected: Nodes, tmp_path: Path) -> None:
@@ -266,14 +266,14 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_no_actors_and_the_next_ru
     command = [sys.executable, "-c", JOB, str(folder), str(tokenizer_path)]
     driver = subprocess.Popen([*command, "0.5"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list((folder / "pids").iterdir()))
-    assert worker_processes()
+    assert two_nodes.workers()
     driver.send_signal(how)
     _, errors = driver.communicate(timeout=120)
     assert driver.returncode != 0
     if how == signal.SIGINT:
         assert "shards are finished and kept: run the same again to continue" in errors
         assert [path for path in leftovers(folder / "ray") if "/leases/" not in path] == []
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not two_nodes.workers())
     done = subprocess.run([*command, "0"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     inner = ps.prepare(data[0], tokenizer=tokenizer_path, template="text", cache_dir=folder / "one").template
