@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -49,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("PENSTOCK_SOAK"):
         return
     for item in items:
-        if item.nodeid.partition("[")[0] in RACING:
+        if re.split(r"[\[@]", item.nodeid)[0] in RACING:  # xdist adds @ and the name of a group
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +97,7 @@ def test_a_store_has_the_same_bytes_as_a_local_one(connected: Nodes, data: list[
         assert shown[-1].is_done and shown[-1].rows == len(there)
 
 
-def test_a_node_is_killed_and_another_one_joins(connected: Nodes, data: list[Path], tokenizer_path: Path) -> None:
+def test_a_node_is_killed(connected: Nodes, data: list[Path], tokenizer_path: Path) -> None:
     folder = data[0].parent
     (folder / "pids").mkdir()
     source = ps.concat([ps.open(path, cache_dir=folder / "index") for path in data])
@@ -113,19 +116,67 @@ def test_a_node_is_killed_and_another_one_joins(connected: Nodes, data: list[Pat
     assert there.fingerprint == local.fingerprint and shards(folder / "ray") == shards(folder / "local")
     assert leftovers(folder / "ray") == []
 
-    results, seen = [], set()
 
-    def tasks() -> Iterator[int]:
-        while len(seen) < 2:
-            yield len(results)
+class Hog:
+    def here(self) -> bool:
+        return True
 
-    for _, node in RayEngine().run(where, tasks()):
-        results.append(node)
-        seen.add(node)
-        if len(results) == 1:
-            connected.replace()
-    assert len(seen) == 2
+
+def test_a_run_waits_for_a_node_that_joins_and_gives_up_when_the_last_one_is_gone(
+    connected: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hogs = [ray.remote(num_cpus=1)(Hog).remote() for _ in connected.two]  # they leave no CPU
+    assert all(ray.get([hog.here.remote() for hog in hogs]))
+    results = RayEngine().run(where, iter(range(1_000_000)))
+    late: list[int] = []
+    join = threading.Timer(1, lambda: late.append(connected.add()))
+    join.start()
+    try:
+        assert next(results)[0] == 0
+        join.join()
+        monkeypatch.setattr("penstock.engines.ray._PATIENCE", 5.0)
+        connected.end(late.pop(), kill=True)
+        with pytest.raises(
+            StoreError, match=r"Ray has had no worker for \d+ s: .* 0 free; add nodes, or end what uses them"
+        ):
+            list(results)
+    finally:
+        join.join()
+        for node in late:
+            connected.end(node)
+        for hog in hogs:
+            ray.kill(hog)
     wait_until(lambda: not connected.workers())
+
+
+def test_engines_share_a_connection_that_ends_with_the_last_and_leave_the_user_his(
+    two_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", place)
+        for engine in ("ray", f"ray://{place}"):
+            with pytest.raises(
+                StoreError, match=rf"engine '{engine}' cannot connect to Ray: nothing answers at {place}"
+            ):
+                open_engine(engine).run(abs, [1])
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes.address)
+    first, second = RayEngine(num_proc=1), RayEngine(num_proc=1)
+    unread: Any = first.run(abs, [1])
+    results = second.run(abs, [-2])
+    unread.close()
+    del first
+    assert list(results) == [2]
+    assert ray.is_initialized()
+    del second
+    assert not ray.is_initialized()
+    third = RayEngine()
+    third.run(abs, [1])
+    ray.shutdown()
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    del third
+    assert ray.is_initialized()  # the user's
 
 
 class Fatal:
@@ -196,6 +247,7 @@ def test_an_error_of_a_task_names_its_node(connected: Nodes) -> None:
     with pytest.raises(TemplateError, match=r"task 0 is bad \(on node .*\)") as caught:
         list(RayEngine(num_proc=1).run(fail, range(3)))
     assert caught.value.record == 0 and "in fail" in caught.value.__notes__[0]
+    assert re.fullmatch(r"on node .*, at work on task 0", caught.value.__notes__[-1])
     with pytest.raises(StoreError, match=r"a result cannot be sent from its worker: .*lock"):
         list(RayEngine(num_proc=1).run(_lock, [1]))
     with pytest.raises(StoreError, match=r"the work cannot be sent to a worker: TypeError: .*lock"):
@@ -203,8 +255,6 @@ def test_an_error_of_a_task_names_its_node(connected: Nodes) -> None:
 
 
 def _lock(task: int) -> Any:
-    import threading
-
     return threading.Lock()
 
 

@@ -136,12 +136,13 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """An actor, and its call under way: a check before its first task, None while it is idle."""
+    """An actor, and its call under way: `open` and `check` before its first task, None while it is idle."""
 
     actor: Any
     call: Any
-    node: str = ""  # empty until it has passed its check
-    owner: str = ""  # what the work calls its process
+    node: str = ""  # empty until it has opened the work
+    owner: str = ""  # what the work calls its process; known before the check, which may leave a lease in the cache
+    is_ready: bool = False
     job: _Job | None = None
 
 
@@ -151,7 +152,8 @@ class Results(Iterator[Any]):
     def __init__(
         self, engine: RayEngine, work: Callable[[Any], Any], tasks: Iterable[Any], on_note: OnNote[Any] | None
     ) -> None:
-        self._engine, self._work, self._tasks, self._on_note = engine, work, iter(tasks), on_note
+        self._work, self._tasks, self._on_note = work, iter(tasks), on_note
+        self._engine: RayEngine | None = engine  # its connection must stay
         self._most = engine.num_proc
         self._useful = length_hint(tasks, 1 << 30)  # more workers than tasks would start for nothing
         self._has_more, self._is_closed = True, False
@@ -201,6 +203,7 @@ class Results(Iterator[Any]):
     def _end(self) -> None:
         self._is_closed = True
         self._stop()
+        self._engine = None  # the connection may end now: what reads the results may keep this object
 
     def _add_workers(self) -> None:
         """Start workers: one for each CPU of the cluster, also of nodes that have joined since the last look."""
@@ -217,8 +220,8 @@ class Results(Iterator[Any]):
         else:
             for _ in range(len(self._workers), min(self._most or max(1, cpus), self._useful)):
                 actor = self._remote.remote()
-                self._workers.append(_Worker(actor, actor.check.remote(self._parcel, self._versions, self._nonce)))
-        if any(each.node for each in self._workers):
+                self._workers.append(_Worker(actor, actor.open.remote(self._parcel, self._versions)))
+        if any(each.is_ready for each in self._workers):
             return
         waited = now - self._alone_since
         found = f"the cluster has {cpus} CPUs, {ray.available_resources().get('CPU', 0):g} free"
@@ -267,17 +270,25 @@ class Results(Iterator[Any]):
             except RayError as error:
                 self._lose(each, shortened(" ".join(str(error).split()), 600))
                 continue
-            if not each.node:
-                self._admit(each, *answer)
-            else:
+            if each.is_ready:
                 self._hear(each, answer)
+            else:
+                self._admit(each, answer)
 
-    def _admit(self, each: _Worker, node: str, owner: str, problem: str) -> None:
-        """Take a worker that has passed its check; raise StoreError if it has not."""
+    def _admit(self, each: _Worker, answer: Any) -> None:
+        """Have a worker that has opened the work check its files, and take one that has checked them; raise StoreError for a problem."""
+        is_checked = bool(each.node)
+        if is_checked:
+            problem = answer
+        else:
+            each.node, each.owner, problem = answer
         if problem:
-            raise StoreError(f"node {node}: {problem}")
-        each.node, each.owner = node, owner
-        self._failed_starts.clear()
+            raise StoreError(f"node {each.node}: {problem}")
+        if is_checked or self._nonce is None:
+            each.is_ready = True
+            self._failed_starts.clear()
+        else:
+            each.call = each.actor.check.remote(self._nonce)
 
     def _hear(self, each: _Worker, items: list[tuple[str, Any]]) -> None:
         job = each.job
@@ -304,7 +315,7 @@ class Results(Iterator[Any]):
         self._next_look = 0.0
         with contextlib.suppress(Exception):  # out of reach is not dead
             ray.kill(dead.actor)
-        if dead.node:
+        if dead.is_ready:
             self._alone_since = time.monotonic()
         else:
             self._failed_starts.append(cause)

@@ -28,7 +28,7 @@ class Worker:
                     found[name] = "none"
         return found
 
-    def check(self, work: bytes, expected: dict[str, str], nonce: str | None) -> tuple[str, str, str]:
+    def open(self, work: bytes, expected: dict[str, str]) -> tuple[str, str, str]:
         """Open the work if this process is like the one that sent it.  Return the node, what the work calls this process, and a problem."""
         import os
         import platform
@@ -45,12 +45,21 @@ class Worker:
         if differing:
             advice = "a store must not depend on where it is made: install the same versions on all nodes"
             return node, "", f"its workers have {', '.join(differing)}; {advice}"
+        self._work: Any = None
+        problem = self._problem(lambda: setattr(self, "_work", ray.cloudpickle.loads(work)))
+        return node, getattr(self._work, "process_name", str)(), problem
+
+    def check(self, sign: str) -> str:
+        """Have the work check whether this process sees the same files; return a problem."""
+        return self._problem(lambda: self._work.check(sign))
+
+    def _problem(self, do: Any) -> str:
         try:
-            self._work = ray.cloudpickle.loads(work)
-            return node, "" if nonce is None else self._work.check(nonce), ""
+            do()
         except Exception as error:
             advice = "all nodes must see the same data, tokenizer, code and cache"
-            return node, "", f"{type(error).__name__}: {error}; {advice}"
+            return f"{type(error).__name__}: {error}; {advice}"
+        return ""
 
     def step(self, *task: Any) -> list[tuple[str, Any]]:
         """Begin a task, if one is given; return its notes since the last call, or its end, as soon as there is something."""
