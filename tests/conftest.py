@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -50,8 +49,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("PENSTOCK_SOAK"):
         return
     for item in items:
-        if re.split(r"[\[@]", item.nodeid)[0] in RACING:  # xdist adds @ and the name of a group
+        if item.nodeid.partition("[")[0] in RACING:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(optionalhook=True)  # there is no such hook without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run all tests of the Ray cluster in one process, with one cluster.  pytest 9.2 ignores the groups of xdist 3.8."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "cluster" if nodeid.startswith("tests/cluster/") else nodeid
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)

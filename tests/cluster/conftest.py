@@ -16,13 +16,11 @@ import pytest
 import ray
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.timeout(900))  # on a busy machine it takes Ray a while to start processes
-            item.add_marker(pytest.mark.xdist_group("ray"))  # one cluster, in one process of xdist
 
 
 class Nodes:
