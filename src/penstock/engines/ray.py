@@ -57,7 +57,8 @@ class _Connection:
         handler = signal.getsignal(signal.SIGTERM) if is_main else None
         options: dict[str, Any] = {"include_dashboard": False} if address == "ray" else {"address": address}
         try:
-            _knock(os.environ.get("RAY_ADDRESS", "") if address == "ray" else address)
+            if address == "ray":  # not a Ray Client server: it gives up soon by itself
+                _knock(os.environ.get("RAY_ADDRESS", ""))
             ray.init(**options, logging_level=logging.WARNING)
         except (RayError, ConnectionError, RuntimeError, ImportError, OSError, ValueError) as error:
             raise StoreError(f"engine {address!r} cannot connect to Ray: {error}") from error
@@ -81,8 +82,8 @@ def _job() -> str:
 
 def _knock(address: str) -> None:
     """Raise OSError if nothing listens at host:port: Ray itself would try for minutes."""
-    found = urlsplit(f"//{address.removeprefix('ray://')}")
-    if found.hostname and found.port:
+    found = urlsplit(f"//{address}")
+    if "://" not in address and found.hostname and found.port:
         try:
             socket.create_connection((found.hostname, found.port), timeout=_CONNECT_SECONDS).close()
         except OSError as error:
