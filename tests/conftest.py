@@ -53,6 +53,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+@pytest.hookimpl(optionalhook=True)  # there is no such hook without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run all tests of the Ray cluster in one process, with one cluster.  pytest 9.2 ignores the groups of xdist 3.8."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "cluster" if nodeid.startswith("tests/cluster/") else nodeid
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     return fail_unlisted_skip((yield))

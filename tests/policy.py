@@ -44,6 +44,13 @@ RACING = {
     "tests/loader/test_workers.py::test_workers_go_with_their_owner_and_not_by_the_word_of_others": "signals workers",
     "tests/integrations/test_trainers.py::test_killed_and_resumed_it_trains_the_same_batches": "kills a trainer",
     "tests/integrations/test_trainers.py::test_the_trainer_on_two_ranks_is_killed_and_goes_on_with_one": "kills ranks",
+    "tests/cluster/test_engine.py::test_the_command_prepares_on_a_cluster": "Ray starts a server for it",
+    "tests/cluster/test_engine.py::test_a_node_is_killed": "kills a node of a cluster",
+    "tests/cluster/test_engine.py::test_a_run_waits_for_a_node_that_joins_and_gives_up_when_the_last_one_is_gone": "kills a node",
+    "tests/cluster/test_engine.py::test_a_driver_that_is_killed_or_interrupted_leaves_no_actors_and_the_next_run_completes": "kills it",
+    "tests/cluster/test_engine.py::test_a_task_that_always_kills_its_worker_is_an_error_that_names_it": "kills workers",
+    "tests/cluster/test_prompts.py::test_every_prompt_is_trained_once_though_a_worker_and_the_owner_are_killed": "kills actors",
+    "tests/cluster/test_train.py::test_the_example_trains_the_rows_of_an_untouched_run": "kills a worker of Ray Train",
     "tests/cli/test_commands.py::test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on": "sends Ctrl-C to a command",
 }
 

@@ -253,8 +253,12 @@ class RemoteWork(Protocol):
         """Leave a sign for workers as long as the context is open; return its name."""
         ...
 
-    def check(self, sign: str, /) -> str:
-        """In a worker: raise an error if it does not see the sign, the data or the template; return the name of this process."""
+    def process_name(self) -> str:
+        """In a worker: the name of this process, for `forget`."""
+        ...
+
+    def check(self, sign: str, /) -> None:
+        """In a worker: raise an error if it does not see the sign, the data or the template."""
         ...
 
     def forget(self, processes: Sequence[str], /, *, at_work: bool) -> None:

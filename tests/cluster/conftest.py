@@ -21,7 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.timeout(900))  # on a busy machine it takes Ray a while to start processes
-            item.add_marker(pytest.mark.xdist_group("ray"))  # one cluster, in one process of xdist
 
 
 class Nodes:
@@ -29,13 +28,14 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         (folder / "ray").mkdir()
-        (folder / "work").mkdir()  # the processes of Ray run in another folder than the tests
+        self._work = folder / "work"  # the processes of Ray run in another folder than the tests
+        self._work.mkdir()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.client_port = free.getsockname()[1]
         self.environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
         self._host = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "host.py"], cwd=folder / "work", env=self.environment,
+            [sys.executable, Path(__file__).parent / "host.py"], cwd=self._work, env=self.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.address = ""
@@ -43,7 +43,7 @@ class Nodes:
         self.two = [self.add(), self.add()]  # those that are alive, among the nodes that all tests may use
 
     def add(self, **options: Any) -> int:
-        return self._ask(add={"num_cpus": 2, **options})
+        return self._ask(add={"num_cpus": 1, **options})
 
     def end(self, node: int, *, kill: bool = False) -> None:
         """End a node; `kill`: as a power cut does."""
@@ -54,6 +54,16 @@ class Nodes:
         """Start nodes until there are two again."""
         while len(self.two) < 2:
             self.two.append(self.add())
+
+    def workers(self) -> list[str]:
+        """Actors of the engine on this cluster, as `ps` shows them."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                text = path.read_bytes().decode(errors="replace")
+                if text.startswith("ray::Worker") and (path.parent / "cwd").readlink() == self._work:
+                    found.append(f"{path.parent.name} {text}")
+        return found
 
     def _ask(self, **message: Any) -> int:
         assert self._host.stdin is not None and self._host.stdout is not None
@@ -100,13 +110,3 @@ def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < until, f"not so after {seconds} s"
         time.sleep(0.05)
-
-
-def worker_processes() -> list[str]:
-    """Actors of the engine, as `ps` shows them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if (text := path.read_bytes().decode(errors="replace")).startswith("ray::Worker"):
-                found.append(f"{path.parent.name} {text}")
-    return found

@@ -7,19 +7,27 @@ import json
 import sys
 from typing import Any
 
+import psutil
 from ray.cluster_utils import Cluster
 
-TRIES = 3  # to start a node: Ray gives up after 30 s, which a busy machine may need
+TRIES = 4  # to start a node: Ray gives up after 30 s, which a busy machine may need
 
 
 def add(cluster: Cluster, options: dict[str, Any]) -> Any:
+    """Start a node.  Where Ray fails, what it has started ends, so that it cannot join later, and the start is tried again."""
     for left in reversed(range(TRIES)):
+        before, head, others = set(psutil.Process().children()), cluster.head_node, set(cluster.worker_nodes)
         try:
             return cluster.add_node(node_ip_address="127.0.0.2", **options)
         except Exception as error:
-            if not left or "timed out" not in str(error):
+            cluster.head_node, cluster.worker_nodes = head, others
+            begun = set(psutil.Process().children()) - before
+            for process in begun:
+                process.kill()
+            psutil.wait_procs(begun)
+            if not left:
                 raise
-            print(f"Ray did not start a node in time, once more: {error}", file=sys.stderr, flush=True)
+            print(f"Ray did not start a node, once more: {error}", file=sys.stderr, flush=True)
     raise AssertionError
 
 
@@ -33,6 +41,8 @@ def main() -> None:
                 nodes.append(add(cluster, asked["add"]))
             else:
                 cluster.remove_node(nodes[asked["end"]], allow_graceful=not asked["kill"])
+            if not asked.get("kill"):  # until also nodes that were killed before are known to be dead
+                cluster.wait_for_nodes(120)
             print(json.dumps({"number": len(nodes) - 1, "address": cluster.address}), flush=True)
     finally:
         cluster.shutdown()

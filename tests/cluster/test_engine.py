@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from penstock.errors import PenstockError, StoreError, TemplateError
 from penstock.testing import check_engine
 from penstock.types import Samples
 
-from .conftest import Nodes, wait_until, worker_processes
+from .conftest import Nodes, wait_until
 
 
 def shards(root: Path) -> dict[str, bytes]:
@@ -73,7 +76,7 @@ def where(task: Any) -> tuple[Any, str]:
 
 def test_the_engine_keeps_the_contract(connected: Nodes) -> None:
     check_engine(RayEngine(num_proc=1))
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not connected.workers())
     assert ray.is_initialized()  # it ends only what it has begun
 
 
@@ -94,7 +97,7 @@ def test_a_store_has_the_same_bytes_as_a_local_one(connected: Nodes, data: list[
         assert shown[-1].is_done and shown[-1].rows == len(there)
 
 
-def test_a_node_is_killed_and_another_one_joins(connected: Nodes, data: list[Path], tokenizer_path: Path) -> None:
+def test_a_node_is_killed(connected: Nodes, data: list[Path], tokenizer_path: Path) -> None:
     folder = data[0].parent
     (folder / "pids").mkdir()
     source = ps.concat([ps.open(path, cache_dir=folder / "index") for path in data])
@@ -113,19 +116,64 @@ def test_a_node_is_killed_and_another_one_joins(connected: Nodes, data: list[Pat
     assert there.fingerprint == local.fingerprint and shards(folder / "ray") == shards(folder / "local")
     assert leftovers(folder / "ray") == []
 
-    results, seen = [], set()
 
-    def tasks() -> Iterator[int]:
-        while len(seen) < 2:
-            yield len(results)
+class Hog:
+    def here(self) -> bool:
+        return True
 
-    for _, node in RayEngine().run(where, tasks()):
-        results.append(node)
-        seen.add(node)
-        if len(results) == 1:
-            connected.replace()
-    assert len(seen) == 2
-    wait_until(lambda: not worker_processes())
+
+def test_a_run_waits_for_a_node_that_joins_and_gives_up_when_the_last_one_is_gone(
+    connected: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hogs = [ray.remote(num_cpus=1)(Hog).remote() for _ in connected.two]  # they leave no CPU
+    assert all(ray.get([hog.here.remote() for hog in hogs]))
+    results = RayEngine().run(where, iter(range(1_000_000)))
+    late: list[int] = []
+    join = threading.Timer(1, lambda: late.append(connected.add()))
+    join.start()
+    try:
+        assert next(results)[0] == 0
+        join.join()
+        monkeypatch.setattr("penstock.engines.ray._PATIENCE", 5.0)
+        connected.end(late.pop(), kill=True)
+        with pytest.raises(
+            StoreError, match=r"Ray has had no worker for \d+ s: .* 0 free; add nodes, or end what uses them"
+        ):
+            list(results)
+    finally:
+        join.join()
+        for node in late:
+            connected.end(node)
+        for hog in hogs:
+            ray.kill(hog)
+    wait_until(lambda: not connected.workers())
+
+
+def test_engines_share_a_connection_that_ends_with_the_last_and_leave_the_user_his(
+    two_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", place)
+        with pytest.raises(StoreError, match=f"engine 'ray' cannot connect to Ray: nothing answers at {place}"):
+            open_engine("ray").run(abs, [1])
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes.address)
+    first, second = RayEngine(num_proc=1), RayEngine(num_proc=1)
+    unread: Any = first.run(abs, [1])
+    results = second.run(abs, [-2])
+    unread.close()
+    del first
+    assert list(results) == [2]
+    assert ray.is_initialized()
+    del second
+    assert not ray.is_initialized()
+    third = RayEngine()
+    third.run(abs, [1])
+    ray.shutdown()
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    del third
+    assert ray.is_initialized()  # the user's
 
 
 class Fatal:
@@ -150,7 +198,7 @@ def test_a_task_that_always_kills_its_worker_is_an_error_that_names_it(connected
     with pytest.raises(StoreError, match=words):
         list(RayEngine(num_proc=2).run(Fatal(tmp_path), range(6)))
     assert len(list(tmp_path.glob("3 *"))) == 3
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not connected.workers())
 
 
 def test_a_worker_with_other_versions_is_refused_by_name(connected: Nodes, tmp_path: Path) -> None:
@@ -196,6 +244,7 @@ def test_an_error_of_a_task_names_its_node(connected: Nodes) -> None:
     with pytest.raises(TemplateError, match=r"task 0 is bad \(on node .*\)") as caught:
         list(RayEngine(num_proc=1).run(fail, range(3)))
     assert caught.value.record == 0 and "in fail" in caught.value.__notes__[0]
+    assert re.fullmatch(r"on node .*, at work on task 0", caught.value.__notes__[-1])
     with pytest.raises(StoreError, match=r"a result cannot be sent from its worker: .*lock"):
         list(RayEngine(num_proc=1).run(_lock, [1]))
     with pytest.raises(StoreError, match=r"the work cannot be sent to a worker: TypeError: .*lock"):
@@ -203,8 +252,6 @@ def test_an_error_of_a_task_names_its_node(connected: Nodes) -> None:
 
 
 def _lock(task: int) -> Any:
-    import threading
-
     return threading.Lock()
 
 
@@ -266,14 +313,14 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_no_actors_and_the_next_ru
     command = [sys.executable, "-c", JOB, str(folder), str(tokenizer_path)]
     driver = subprocess.Popen([*command, "0.5"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list((folder / "pids").iterdir()))
-    assert worker_processes()
+    assert two_nodes.workers()
     driver.send_signal(how)
     _, errors = driver.communicate(timeout=120)
     assert driver.returncode != 0
     if how == signal.SIGINT:
         assert "shards are finished and kept: run the same again to continue" in errors
         assert [path for path in leftovers(folder / "ray") if "/leases/" not in path] == []
-    wait_until(lambda: not worker_processes())
+    wait_until(lambda: not two_nodes.workers())
     done = subprocess.run([*command, "0"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     inner = ps.prepare(data[0], tokenizer=tokenizer_path, template="text", cache_dir=folder / "one").template

@@ -48,7 +48,7 @@ def start_workers(owner: Any, *names: str) -> list[Any]:
     on = [NodeAffinitySchedulingStrategy(node, soft=False) for node in alive]
     return [
         ray.remote(num_cpus=0, scheduling_strategy=place)(Rollouts).remote(owner, name)
-        for name, place in zip(names, on, strict=True)
+        for name, place in zip(names, on, strict=False)
     ]
 
 

@@ -13,30 +13,23 @@ EXTRAS = ("transformers", "pillow", "soundfile", "av")
 class Worker:
     """An actor.  Its methods import what they need."""
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def receive(self, part: bytes) -> None:
-        """Take a part of the pickled work."""
-        self._parts.append(part)
-
     @staticmethod
-    def versions(packages: tuple[str, ...], extras: tuple[str, ...]) -> dict[str, str]:
-        """Return the versions of Python and these packages; of extras only where they are installed."""
+    def versions() -> dict[str, str]:
+        """Return the versions of Python and the packages; of extras only where they are installed."""
         import platform
         from importlib import metadata
 
         found = {"python": platform.python_version()}
-        for name in (*packages, *extras):
+        for name in (*PACKAGES, *EXTRAS):
             try:
                 found[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
-                if name in packages:
+                if name in PACKAGES:
                     found[name] = "none"
         return found
 
-    def check(self, expected: dict[str, str], extras: tuple[str, ...], nonce: str | None) -> tuple[str, str, str]:
-        """Compare this process with the one that started it; return the node, what the work calls this process, and a problem."""
+    def open(self, work: bytes, expected: dict[str, str]) -> tuple[str, str, str]:
+        """Open the work if this process is like the one that sent it.  Return the node, what the work calls this process, and a problem."""
         import os
         import platform
 
@@ -44,7 +37,7 @@ class Worker:
 
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is one worker per core
         node = f"{platform.node()} ({ray.util.get_node_ip_address()})"
-        found = self.versions(tuple({*expected} - {*extras, "python"}), extras)
+        found = self.versions()
         both = found.keys() & expected.keys()
         differing = [
             f"{name} {found[name]} (here {expected[name]})" for name in sorted(both) if found[name] != expected[name]
@@ -52,13 +45,21 @@ class Worker:
         if differing:
             advice = "a store must not depend on where it is made: install the same versions on all nodes"
             return node, "", f"its workers have {', '.join(differing)}; {advice}"
+        self._work: Any = None
+        problem = self._problem(lambda: setattr(self, "_work", ray.cloudpickle.loads(work)))
+        return node, getattr(self._work, "process_name", str)(), problem
+
+    def check(self, sign: str) -> str:
+        """Have the work check whether this process sees the same files; return a problem."""
+        return self._problem(lambda: self._work.check(sign))
+
+    def _problem(self, do: Any) -> str:
         try:
-            self._work = ray.cloudpickle.loads(b"".join(self._parts))
-            self._parts = []
-            return node, "" if nonce is None else self._work.check(nonce), ""
+            do()
         except Exception as error:
             advice = "all nodes must see the same data, tokenizer, code and cache"
-            return node, "", f"{type(error).__name__}: {error}; {advice}"
+            return f"{type(error).__name__}: {error}; {advice}"
+        return ""
 
     def step(self, *task: Any) -> list[tuple[str, Any]]:
         """Begin a task, if one is given; return its notes since the last call, or its end, as soon as there is something."""

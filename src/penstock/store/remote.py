@@ -25,7 +25,10 @@ class OnOtherMachines:
         with claim if isinstance(claim, Claim) else contextlib.nullcontext():
             yield sign
 
-    def check(self, sign: str) -> str:
+    def process_name(self) -> str:
+        return str(Owner.me())
+
+    def check(self, sign: str) -> None:
         """Raise an error if this process sees another cache, or cannot read the records."""
         if self.cache is not None and not sees_claim(sign, self.cache):
             raise StoreError(
@@ -33,7 +36,6 @@ class OnOtherMachines:
                 f"with cache_dir= or PENSTOCK_CACHE, and keep the cache on"
             )
         self.source.digest(0, min(1, len(self.source)))
-        return str(Owner.me())
 
     def forget(self, processes: Sequence[str], *, at_work: bool) -> None:
         """Remove the claims and leases of workers that have ended, and, if they were at work, what they have half written."""

@@ -117,13 +117,12 @@ class MakeShard(DigestShard):
     def schema(self) -> Schema:
         return Schema.of(self.template)  # late: a template may load its tokenizer for the size of its vocabulary
 
-    def check(self, sign: str) -> str:
+    def check(self, sign: str) -> None:
         """Raise an error also if the template is another one here: a remembered one is opened, as it repeats what it was sent with."""
-        process = super().check(sign)
+        super().check(sign)
         here = template_identity(getattr(self.template, "opened", lambda: self.template)())
         if found := differences(self.identity, here):
             raise StoreError(f"its template differs: {'; '.join(found)}; give all nodes the same tokenizer and code")
-        return process
 
     def keys(self, digests: Iterable[str]) -> list[str]:
         """The keys of shards whose records have these digests."""
