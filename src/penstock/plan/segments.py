@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.plan.block import Block, Blocks, PlanSource, Rows
 from penstock.plan.counters import Counters
-from penstock.plan.queues import Queue, SourceCursor, rest_of
+from penstock.plan.queues import Queue, SourceCursor, check_numbers, rest_of
 from penstock.plan.settings import PlanSettings
 from penstock.types import Bools, Ints, Lengths, Targets
 
@@ -64,8 +64,9 @@ class Start:
     def from_json(value: Any) -> "Start":
         number, at, first, rows, cursors = value
         found = {str(name): SourceCursor.from_json(cursor) for name, cursor in cursors.items()}
-        epoch, block, row = at
-        return Start(number, (epoch, block, row), (first[0], first[1]), rows, found)
+        (epoch, block, row), (first_epoch, first_block) = at, first
+        check_numbers(number, epoch, block, row, first_epoch, first_block, rows)
+        return Start(number, (epoch, block, row), (first_epoch, first_block), rows, found)
 
 
 class _Segment:
