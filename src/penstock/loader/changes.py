@@ -29,7 +29,6 @@ from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
 from penstock.store import Store
 from penstock.store.inventory import list_stores
 from penstock.store.kept import MissingStore, kept_store, not_grown
-from penstock.types import Bools, Ints
 from penstock.words import differences
 
 _log = logging.getLogger("penstock")
@@ -53,17 +52,14 @@ def make_plan(
     start: Start | None = None,
 ) -> Plan:
     """Return the plan of these stores."""
-
-    def lengths(source: int, samples: Ints) -> Ints:
-        found: Ints = stores[source].lengths_of(samples)
-        return found
-
-    def targets(source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:
-        found: Bools = stores[source].has_target(samples, starts, stops)
-        return found
-
-    sources = list(map(plan_source, names, stores))
-    return Plan(sources, lengths, settings, targets=targets, mixtures=mixtures, start=start)
+    return Plan(
+        list(map(plan_source, names, stores)),
+        lambda source, samples: stores[source].lengths_of(samples),
+        settings,
+        targets=lambda source, *piece: stores[source].has_target(*piece),
+        mixtures=mixtures,
+        start=start,
+    )
 
 
 class Changing(Run):

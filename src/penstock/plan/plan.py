@@ -89,16 +89,9 @@ class Plan:
         self._lengths, self._targets = lengths, targets
         self.mixtures, self.start = tuple(mixtures), start
         self.blocks: Blocks | Segments = (
-            Blocks(self.sources, lengths, settings, targets)
-            if not mixtures
-            else Segments(
-                self.mixtures,
-                {source.name: n for n, source in enumerate(self.sources)},
-                lengths,
-                settings,
-                targets,
-                start,
-            )
+            Segments(self.mixtures, lengths, settings, targets, start)
+            if mixtures
+            else Blocks(self.sources, lengths, settings, targets)
         )
         self.pack = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
         self._num_rows: dict[tuple[int, int], int] = {}

@@ -192,16 +192,14 @@ class Segments:
     def __init__(
         self,
         mixtures: Sequence[Mixture],
-        numbers: Mapping[str, int],
         lengths: Lengths,
         settings: PlanSettings,
         targets: Targets | None = None,
         start: Start | None = None,
     ) -> None:
-        """`numbers`: of every source in the run.  `start`: of the segment of a saved state; segments before it are made when asked for."""
+        """`start`: of the segment of a saved state; segments before it are made when asked for."""
         self._mixtures = list(mixtures)
-        self._numbers, self._of_run = numbers, (lengths, settings, targets)
-        self._num_sources = len(numbers)
+        self._numbers, self._of_run = check_mixtures(mixtures), (lengths, settings, targets)
         self._cuts = settings.method.cuts or settings.overflow == "split"
         self._segments: dict[int, _Segment] = {}
         self._known = {0: Start()}
@@ -338,7 +336,7 @@ class Segments:
 
     def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:
         """Return the samples of each source that `epochs` epochs take, delivered or dropped; a repeated one counts again."""
-        total = np.zeros(self._num_sources, np.int64)
+        total = np.zeros(len(self._numbers), np.int64)
         for each in range(epoch, epoch + epochs):
             number = 0
             while (found := self._counted(each, number)) is not None:
