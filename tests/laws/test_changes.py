@@ -35,7 +35,7 @@ WHOLE = ["best_fit", "first_fit", "next_fit", "window_5", "none", "group_4"]
 
 @st.composite
 def histories(draw, *, weighted=None, packings=(*WHOLE, "concat"), grows=True):
-    world = draw(worlds(most=300, tails=("pad", "wrap"), weighted=True, packings=packings, masked=False))
+    world = draw(worlds(most=300, tails=("pad", "wrap", "repeat"), weighted=True, packings=packings, masked=False))
     count = len(world.lengths)
     is_weighted = draw(st.booleans()) if weighted is None else weighted
     changes, grown = [], [draw(st.sampled_from([0.3, 0.7, 1.0])) if grows else 1.0 for _ in range(count)]
@@ -114,7 +114,7 @@ def live(history: History, *, batch=None, through_state=False) -> Life:
     for number, change in enumerate(history.changes):
         for _ in range(change.steps):
             step = plan.step(position, batch or change.rows, epochs=None)
-            rows += in_world(step.rows, plan)
+            rows += in_world(step.rows.slice(0, step.num_real - step.num_repeated), plan)
             position, counters = step.after, counters + step.counters
         if number + 1 == len(history.changes):
             break
@@ -193,7 +193,7 @@ def test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step(his
     assert plan.fingerprint == life.plan.fingerprint
     while len(rows) < len(life.rows):
         step = plan.step(position, batch, epochs=None)
-        rows += in_world(step.rows, plan)
+        rows += in_world(step.rows.slice(0, step.num_real - step.num_repeated), plan)
         position = step.after
     assert rows[: len(life.rows)] == life.rows
 

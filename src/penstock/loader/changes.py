@@ -22,19 +22,22 @@ from penstock.loader.records import RecordCollator, read_mixture
 from penstock.loader.sequences import TOKENS, batch_kind, check_sequences
 from penstock.loader.state import Cursor, Run, check_position, checked, read_state
 from penstock.plan.block import PlanSource
-from penstock.plan.plan import Plan, Position
-from penstock.plan.queues import sizes_of_rows
+from penstock.plan.plan import ALL_SOURCES, Plan, Position
+from penstock.plan.queues import check_numbers, sizes_of_rows
 from penstock.plan.segments import Mixture, Segments, Start, check_mixtures
 from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
 from penstock.store import Store
 from penstock.store.inventory import list_stores
 from penstock.store.kept import MissingStore, kept_store, not_grown
-from penstock.types import Bools, Ints
 from penstock.words import differences
 
 _log = logging.getLogger("penstock")
 
 _OTHER = "give new data a name of its own"
+_REPEATED = (
+    "cannot change the mixture after the first pass of a run with shuffle=False: each pass repeats the same epochs, and the journal "
+    "would not say which of them came before; give the Loader more epochs, or start a new run"
+)
 
 
 def plan_source(name: str, store: Any) -> PlanSource:
@@ -49,17 +52,14 @@ def make_plan(
     start: Start | None = None,
 ) -> Plan:
     """Return the plan of these stores."""
-
-    def lengths(source: int, samples: Ints) -> Ints:
-        found: Ints = stores[source].lengths_of(samples)
-        return found
-
-    def targets(source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:
-        found: Bools = stores[source].has_target(samples, starts, stops)
-        return found
-
-    sources = list(map(plan_source, names, stores))
-    return Plan(sources, lengths, settings, targets=targets, mixtures=mixtures, start=start)
+    return Plan(
+        list(map(plan_source, names, stores)),
+        lambda source, samples: stores[source].lengths_of(samples),
+        settings,
+        targets=lambda source, *piece: stores[source].has_target(*piece),
+        mixtures=mixtures,
+        start=start,
+    )
 
 
 class Changing(Run):
@@ -87,7 +87,8 @@ class Changing(Run):
         for point, weights in tables:
             rows = point // settings.max_length if schedule == "tokens" else point * self._rows_per_step
             mixture = Mixture(
-                sources=tuple(map(plan_source, names, self.stores)), weights=weights_as_text(weights), rows=rows, point=point,
+                sources=tuple(map(plan_source, names, self.stores)), weights=weights_as_text(weights), rows=rows,
+                point=None if schedule == "tokens" else point,
                 mix_by=settings.mix_by, stop=settings.stop, at=None if point else (0, 0, 0),
             )  # fmt: skip
             mixtures.append(mixture)
@@ -97,19 +98,11 @@ class Changing(Run):
     def journal(self) -> list[dict[str, Any]]:
         """The mixtures of this run in order: how many rows come before each, and its sources with their weights."""
         made = []
-        for mixture in self.plan.mixtures or (_only_mixture(self.plan),):
+        for mixture in _mixtures(self.plan):
             weights = mixture.weights or [None] * len(mixture.sources)
             sources = {source.name: weight for source, weight in zip(mixture.sources, weights, strict=True)}
             made.append({"rows": mixture.rows, "sources": sources})
         return made
-
-    @property
-    def _mixture(self) -> Mixture:
-        """The last mixture of the plan."""
-        if self.plan.mixtures:
-            return self.plan.mixtures[-1]
-        settings = self.plan.settings
-        return Mixture(sources=self.plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop)
 
     def last_change(self) -> tuple[int, int, list[str]]:
         """Return the step and the rows before the last mixture, and in words what it changes; packs the lengths up to there."""
@@ -134,49 +127,51 @@ class Changing(Run):
         found = read_mixture(stores)
         if found.collator.has_tokens != self._collator.has_tokens:
             raise PlanError("one run cannot hold records and tokens; change to stores of the same kind")
-        cursor = self.start_of_next_loop()
+        cursor = self._start_of_change()
         step = cursor.step if at is None else whole_number("at", at, least=0)
         if step < cursor.step:
             raise PlanError(f"cannot change the mixture at step {step}: the run is at step {cursor.step}")
-        here = cursor.position
-        place = (here.epoch, here.block, here.row) if step == cursor.step else None
-        rows = here.rows + (step - cursor.step) * self._rows_per_step
-        known = dict(zip((source.name for source in self.plan.sources), self.stores, strict=True))
+        here, ahead, end = cursor.position, step - cursor.step, self.pass_end(cursor)
+        try:
+            there = self.plan.seek(ahead, self._rows_per_step, epochs=end, start=here)
+        except PlanError as error:
+            raise PlanError(f"cannot change the mixture at step {step}: this pass ends before it") from error
+        weights, past = weights_as_text(found.weights), reversed(_mixtures(self.plan))
+        mix_by, stop = next(((m.mix_by, m.stop) for m in past if weights and m.weights), (None, None))
         new = dict(zip(found.names, found.stores, strict=True))
+        mixture = Mixture(sources=(), weights=weights, mix_by=mix_by, stop=stop)
         with self._all_or_nothing():
-            self._change(self.plan, known, new, weights_as_text(found.weights), here, place, rows)
+            self._change(self.plan, self._own, new, mixture, here, there)
             self._refuse_uneven()
 
+    def _start_of_change(self) -> Cursor:
+        """Return where the next loop begins if the mixture changes before it."""
+        cursor = self.start_of_next_loop()
+        if self.plan.settings.shuffle or self.plan.mixtures or not cursor.pass_step:
+            return cursor
+        if self._cursor.pass_step or not self.epochs:
+            raise PlanError(_REPEATED)
+        return cursor.begin_pass(self.epochs)
+
     def _change(
-        self,
-        before: Plan,
-        known: Mapping[str, Any],
-        new: Mapping[str, Any],
-        weights: Any,
-        here: Position,
-        place: Any,
-        rows: int,
-    ) -> None:
-        """Replace the plan `before`, of the stores `known`, by one that changes to the stores `new`."""
+        self, before: Plan, known: Mapping[str, Any], new: Mapping[str, Any], mixture: Mixture, here: Position, there: Position
+    ) -> None:  # fmt: skip
+        """Replace the plan `before`, of the stores `known`, at `here` by one that changes at `there` to the stores `new`."""
         for name, store in new.items():
             if store.manifest is None:
                 raise PlanError(f"the store of {name!r} is still being made; wait for all of it: store.wait()")
             _check_source(name, store, known)
-        past = before.mixtures or (_only_mixture(before),)
-        weighted = next((m for m in reversed(past) if m.weights is not None), None) if weights else None
-        mixture = Mixture(
-            sources=tuple(map(plan_source, new, new.values())), weights=weights, at=place, rows=rows,
-            mix_by=None if weighted is None else weighted.mix_by, stop=None if weighted is None else weighted.stop,
-        )  # fmt: skip
-        start = before.blocks.start_at(here.epoch, here.block) if isinstance(before.blocks, Segments) else None
-        begun = 1 + (0 if start is None else start.number)
+        past, start, begun = _mixtures(before), None, 1
+        if isinstance(before.blocks, Segments):
+            start = before.blocks.start_at(here.epoch, here.block)
+            begun += before.blocks.start_at(there.epoch, there.block).number
         if len(past) > begun:
-            _log.warning(
-                "%d planned changes of the mixture are dropped: the new mixture replaces them", len(past) - begun
-            )
+            _log.warning("%d planned changes of the mixture are dropped: the new one replaces them", len(past) - begun)
+        mixture = replace(
+            mixture, sources=tuple(map(plan_source, new, new.values())), at=(there.epoch, there.block, there.row), rows=there.rows
+        )  # fmt: skip
         plan = self._use([*past[:begun], mixture], {**known, **new}, before.settings, start)
-        if place is not None:
-            self._move_to_change(before, plan, here)
+        self._move_to_change(before, plan, here)
         self._changes += 1
 
     def _use(
@@ -184,6 +179,12 @@ class Changing(Run):
         content: dict[str, Any] | None = None,
     ) -> Plan:  # fmt: skip
         """Use a plan with these mixtures; refuse stores whose samples one batch cannot hold, and a state of another plan."""
+        if self._dataset:
+            raise PlanError(
+                f"the mixture changes, and what {self._dataset}() returned would go on with the old one; load the state first, or "
+                f"iterate over the Loader itself. To change: save a state, load it into a new Loader of the new mixture with "
+                f"changes=True, and call {self._dataset}() of that one"
+            )
         names = list(check_mixtures(mixtures))
         chosen = [stores[name] for name in names]
         there = {name: stores[name] for name in names if not isinstance(stores[name], MissingStore)}
@@ -201,23 +202,27 @@ class Changing(Run):
         return plan
 
     def _move_to_change(self, before: Plan, plan: Plan, here: Position) -> None:
-        """Count a block that the change cuts without its rest, and go to the first block of the new mixture."""
+        """Count the current block without the samples that the change leaves, and go to the new mixture if it begins here."""
         assert isinstance(plan.blocks, Segments)
-        if here.row:
-            whole, cut = (each.blocks.pack(here.epoch, here.block) for each in (before, plan))
+        epoch, block, row = place = (here.epoch, here.block, here.row)
+        if row and (not self._begun.row or (self._begun.epoch, self._begun.block) != (epoch, block)):
+            whole, cut = before.pack(epoch, block), plan.pack(epoch, block)
             assert whole is not None and cut is not None
             self.counters = self.counters + cut[1] - whole[1]
-            if cut[0].num_rows != here.row:
-                return  # samples are cut: the change comes at the end of the block
-        epoch, block = plan.blocks.start_of_last().first
-        if self._cursor.position == here:
+        if plan.mixtures[-1].at != place or self._cursor.position != here:
+            return
+        start = plan.blocks.start_of_last()
+        if start.at == place:  # else samples are cut: the change comes at the end of the block
+            epoch, block = start.first
+            if block and plan.blocks.shares(epoch, block) is None:  # nothing is left of this epoch
+                epoch, block = epoch + 1, 0
             self._cursor = replace(self._cursor, position=Position(epoch=epoch, block=block, rows=here.rows))
 
     # States
 
     def _read(self, content: dict[str, Any], *, changes: bool) -> Cursor:
         """Return the cursor of a checked state; take over its journal, or with `changes` the mixture that it ended with."""
-        own = [mixture.identity() for mixture in self.plan.mixtures or (_only_mixture(self.plan),)]
+        own = [mixture.identity() for mixture in _mixtures(self.plan)]
         journal = content.get("journal")
         if journal is None:
             if not changes or self.plan.mixtures or content["plan"] == self.plan.fingerprint:
@@ -238,22 +243,26 @@ class Changing(Run):
 
     def _adopt(self, content: dict[str, Any], theirs: list[Any], start: Start) -> Cursor:
         """Use the mixtures of a journal."""
-        stores = self._stores_of(theirs, _is_same_name)
+        stores = self._stores_of(theirs, is_exact=False)
         mixtures = [_mixture_of(value, stores) for value in theirs]
         return read_state(content, self._use(mixtures, stores, self.plan.settings, start, content))
 
-    def _stores_of(self, theirs: list[Any], is_own: Callable[[Any, str], bool]) -> dict[str, Any]:
-        """Return the stores of all mixtures of a journal: this loader's own, and those that are in the cache."""
-        own = dict(zip((source.name for source in self.plan.sources), self.stores, strict=True))
-        stores: dict[str, Any] = {}
+    def _stores_of(self, theirs: list[Any], *, is_exact: bool) -> dict[str, Any]:
+        """Return the stores of all mixtures of a journal: this loader's own, or of their keys, and those that are in the cache."""
+        own, stores = self._own, {}
         for *_, sources in theirs:
             for name, key, size, _ in sources:
                 mine = own.get(name)
-                if mine is not None and is_own(mine, key):
+                if mine is not None and not (is_exact and mine.fingerprint != key):
                     stores[name] = mine
                 else:
                     stores[name] = kept_store(name, key, self._cache) or MissingStore(name, key, size, self._cache)
         return stores
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """This loader's stores by name."""
+        return dict(zip((source.name for source in self.plan.sources), self.stores, strict=True))
 
     @property
     def _cache(self) -> Cache:
@@ -261,18 +270,18 @@ class Changing(Run):
 
     def _change_from(self, content: dict[str, Any], theirs: list[Any], start: Start | None) -> Cursor:
         """Go on from a state of another mixture, and change to this loader's own at once."""
-        wanted, own = (
-            self.plan.settings.weights,
-            dict(zip((s.name for s in self.plan.sources), self.stores, strict=True)),
-        )
-        stores = self._stores_of(theirs, _is_same_key)
+        own = self._own
+        stores = self._stores_of(theirs, is_exact=True)
         mixtures = [_mixture_of(value, stores) for value in theirs]
         settings, names = mixtures[-1].settings(self.plan.settings), list(check_mixtures(mixtures))
         before = make_plan(names, [stores[name] for name in names], settings, mixtures if start else (), start)
         cursor = read_state(content, before)
         check_position(before, cursor.position)
-        here, self._cursor = cursor.position, cursor
-        self._change(before, stores, own, wanted, here, (here.epoch, here.block, here.row), here.rows)
+        if start is None and cursor.pass_step and not settings.shuffle:
+            raise PlanError(_REPEATED)
+        here = self._begun = cursor.position
+        self._cursor = cursor
+        self._change(before, stores, own, _mixtures(self.plan)[-1], here, here)
         return self._cursor
 
     def _old_mixture(self, content: dict[str, Any]) -> list[Any]:
@@ -280,7 +289,7 @@ class Changing(Run):
         summary = content["settings"]
         named = summary.get("sources") or {}
         weights = summary.get("weights") or [None] * len(named)
-        if not isinstance(weights, list) or len(weights) != len(named):
+        if ALL_SOURCES in named or not isinstance(weights, list) or len(weights) != len(named):
             raise PlanMismatch(
                 "the state has too many sources to name them; load it into a Loader of the old mixture, and call change_mixture"
             )
@@ -311,8 +320,8 @@ def _parsed(journal: Any) -> tuple[list[Any], Start]:
     try:
         start = Start.from_json(journal["start"])
         for at, rows, point, _, _, sources in journal["mixtures"]:
-            numbers = [rows, *(at or ()), *([] if point is None else [point]), *(size for _, _, size, _ in sources)]
-            if not sources or not all(type(n) is int and n >= 0 for n in numbers) or len(at or (0, 0, 0)) != 3:
+            check_numbers(rows, point or 0, *(at or ()), *(size for _, _, size, _ in sources))
+            if not sources or len(at or (0, 0, 0)) != 3:
                 raise ValueError("a mixture that no run has")
         if not 0 <= start.number < len(journal["mixtures"]):
             raise ValueError("a start of no mixture")
@@ -321,19 +330,11 @@ def _parsed(journal: Any) -> tuple[list[Any], Start]:
         raise PlanMismatch(f"the state is damaged: journal: {error}; use an older checkpoint") from error
 
 
-def _is_same_name(mine: Any, key: str) -> bool:
-    return True
-
-
-def _is_same_key(mine: Any, key: str) -> bool:
-    found: str = mine.fingerprint
-    return found == key
-
-
-def _only_mixture(plan: Plan) -> Mixture:
-    """The mixture of a plan that does not change."""
+def _mixtures(plan: Plan) -> tuple[Mixture, ...]:
+    """The mixtures of a plan; one, if it does not change."""
     settings = plan.settings
-    return Mixture(sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop)
+    only = Mixture(sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop)
+    return plan.mixtures or (only,)
 
 
 def _undated(identity: list[Any]) -> list[Any]:
@@ -352,12 +353,10 @@ def _named(identity: list[Any]) -> dict[str, Any]:
 
 def _changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Say what differs between two mixtures."""
+    both = [name for name in after if name in before and before[name] != after[name]]
     words = [f"{name} added: {after[name]}" for name in after if name not in before]
     words += [f"{name} removed: it keeps its place" for name in before if name not in after]
-    words += [
-        f"{name}: {before[name]} → {after[name]}" for name in after if name in before and before[name] != after[name]
-    ]
-    return words
+    return words + [f"{name}: {before[name]} → {after[name]}" for name in both]
 
 
 def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:

@@ -349,10 +349,12 @@ class Loader(Changing):
         require_torch("as_dataset", "iterate over the Loader itself")
         from penstock.loader.workers import Steps
 
+        self._dataset = "as_dataset"
         return Steps(self)
 
     def as_map_dataset(self) -> tuple[MapDataset, RowSampler]:
         """Return the rows by number, and a sampler of this rank's rows with a state, for trainers that index a dataset."""
+        self._dataset = "as_map_dataset"
         return MapDataset(self), RowSampler(self)
 
     def _open_media(self, names: Sequence[str], stores: Sequence[Any]) -> None:

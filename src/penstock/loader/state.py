@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock.errors import PenstockError, PlanError, PlanMismatch
+from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
 from penstock.plan.plan import Plan, Position, Step
 from penstock.plan.segments import Segments
@@ -67,6 +67,10 @@ def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
 def read_state(state: Any, plan: Plan) -> Cursor:
     """Return the cursor of a state of `plan`; refuse anything else and name the field.  `check_position` checks what needs lengths."""
     content = checked(state, plan)
+    if content.get(_JOURNAL) is not None and not plan.mixtures:
+        raise PlanMismatch(
+            "the mixture of the state's run changed; load the state into the Loader, load_state_dict(state), before making a dataset of it"
+        )
     plan.check_summary(content["plan"], content["settings"])
     cursor = Cursor.of(*(content[name] for name in _NUMBERS))
     if cursor.pass_step > cursor.step:
@@ -158,6 +162,10 @@ class Run:
         self._is_at_end = False  # of the epoch that set_epoch chose after that: nothing is left of it
         self._iterations = 0  # begun; an older one must not continue beside a newer
         self._changes = 0  # of the mixture
+        self._begun = (
+            self._cursor.position
+        )  # where the last iteration began or begins: blocks from there on are counted
+        self._dataset = ""  # the method that returned this loader's rows as a dataset, which a change would not reach
 
     @property
     def _rows_per_step(self) -> int:
@@ -285,7 +293,7 @@ class Run:
         before = dict(self.__dict__)
         try:
             yield
-        except PenstockError:
+        except BaseException:
             self.__dict__.update(before)
             raise
 
@@ -325,7 +333,7 @@ class Run:
     def _go_to(self, cursor: Cursor, anchors: list[Cursor], *, is_loaded: bool = False) -> None:
         """Begin the next iteration at `cursor`; end one that is running."""
         self._cursor, self._anchors, self._is_loaded, self._is_at_end = cursor, anchors, is_loaded, False
-        self._iterations += 1
+        self._iterations, self._begun = self._iterations + 1, cursor.position
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""

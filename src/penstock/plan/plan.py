@@ -30,7 +30,7 @@ __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
 ORDER_VERSION = 2
 
 _MOST_EMPTY_EPOCHS = 16  # an endless plan stops with an error after so many epochs without a step
-_ALL = "(all together)"  # the one entry of a summary whose sources are too many to list
+ALL_SOURCES = "(all together)"  # the one entry of a summary whose sources are too many to list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +89,11 @@ class Plan:
         self._lengths, self._targets = lengths, targets
         self.mixtures, self.start = tuple(mixtures), start
         self.blocks: Blocks | Segments = (
-            Blocks(self.sources, lengths, settings, targets)
-            if not mixtures
-            else Segments(
-                self.mixtures,
-                {source.name: n for n, source in enumerate(self.sources)},
-                lengths,
-                settings,
-                targets,
-                start,
-            )
+            Segments(self.mixtures, lengths, settings, targets, start)
+            if mixtures
+            else Blocks(self.sources, lengths, settings, targets)
         )
-        self._block = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
+        self.pack = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
         self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
@@ -133,7 +126,7 @@ class Plan:
         sources = self.identity["sources"]
         content = {entry[0]: fingerprint(entry)[:8] for entry in sources}
         if len(json.dumps(content)) > 400:
-            content = {_ALL: fingerprint(sources)[:16]}
+            content = {ALL_SOURCES: fingerprint(sources)[:16]}
         summary = {**self.identity, "sources": content}
         if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
             summary["weights"] = fingerprint(list(self.settings.weights))[:16]
@@ -224,7 +217,7 @@ class Plan:
         parts: list[Rows] = []
         epoch, number, row = position.epoch, position.block, position.row
         missing, counters = num_rows, NOTHING
-        while missing and (block := self._block(epoch, number)) is not None:
+        while missing and (block := self.pack(epoch, number)) is not None:
             rows = block[0]
             if row == 0:
                 counters += block[1]

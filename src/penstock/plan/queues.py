@@ -77,20 +77,6 @@ class _Lead:
         return np.concatenate(made)
 
 
-class _Later:
-    """An order from one of its epochs on."""
-
-    def __init__(self, order: SourceOrder, epoch: int) -> None:
-        self.name, self.num_samples, self._order, self._epoch = order.name, order.num_samples, order, epoch
-
-    def window_borders(self, epoch: int) -> Ints:
-        return self._order.window_borders(epoch + self._epoch)
-
-    def samples(self, start: int, stop: int) -> Ints:
-        first = self._epoch * self.num_samples
-        return self._order.samples(start + first, stop + first)
-
-
 class Queue:
     """The endless sequence of one source's sample ids: pieces, then its order from epoch `epoch` on."""
 
@@ -105,8 +91,9 @@ class Queue:
         self.num_first = self.lead.num_samples
 
     @cached_property
-    def later(self) -> _Later:
-        return _Later(self._order(0, self.num_samples), self._epoch)
+    def later(self) -> SourceOrder:
+        sizes = sizes_of_rows(self._borders, 0, self.num_samples)
+        return SourceOrder(self.name, sizes, self._settings, first_epoch=self._epoch)
 
     def _order(self, first: int, last: int) -> SourceOrder:
         """Return the order of rows first..last: that of the source when it ended at `last`, or of rows that were added to it."""
@@ -151,7 +138,7 @@ class QueueClock:
     def __init__(self, queue: Queue, contribution: Callable[[Ints], Ints]) -> None:
         self.name, self.num_samples, self.num_first = queue.name, queue.num_samples, queue.num_first
         self._lead: Any = Clock(queue.lead, contribution)  # type: ignore[arg-type]
-        self._later: Any = Clock(queue.later, contribution)  # type: ignore[arg-type]
+        self._later = Clock(queue.later, contribution)
 
     def place(self, amount: Fraction) -> int:
         """As Clock.place."""
@@ -203,8 +190,12 @@ class SourceCursor:
         num_samples, place, pieces = value
         made = []
         for first, last, start, stop, *kept in pieces:
+            check_numbers(first, last, start, stop)
+            if not (first < last <= num_samples and start < stop and len(kept) < 2):
+                raise ValueError(f"a source of {num_samples} samples has no piece {[first, last, start, stop]}")
             made.append(Piece(first, last, start, stop, _mask(kept[0], stop - start) if kept else None))
-        return SourceCursor(int(num_samples), int(place), tuple(made))
+        check_numbers(num_samples, place)
+        return SourceCursor(num_samples, place, tuple(made))
 
 
 def _text(kept: Bools) -> str:
@@ -212,7 +203,17 @@ def _text(kept: Bools) -> str:
 
 
 def _mask(text: str, size: int) -> Bools:
-    return np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8), count=size).astype(np.bool_)
+    num_bytes = -(-size // 8)
+    found = zlib.decompressobj().decompress(base64.b85decode(text), num_bytes + 1)
+    if len(found) != num_bytes:
+        raise ValueError(f"a mask of {len(found)} bytes for {size} samples")
+    return np.unpackbits(np.frombuffer(found, np.uint8), count=size).astype(np.bool_)
+
+
+def check_numbers(*values: Any) -> None:
+    """Raise ValueError unless all are whole numbers from 0 on that 64 bits hold."""
+    if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+        raise ValueError(f"{list(values)} are not all whole numbers")
 
 
 def rest_of(order: SourceOrder | Queue, start: int, stop: int, kept: Bools | None) -> SourceCursor:

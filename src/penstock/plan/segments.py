@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.plan.block import Block, Blocks, PlanSource, Rows
 from penstock.plan.counters import Counters
-from penstock.plan.queues import Queue, SourceCursor, rest_of
+from penstock.plan.queues import Queue, SourceCursor, check_numbers, rest_of
 from penstock.plan.settings import PlanSettings
 from penstock.types import Bools, Ints, Lengths, Targets
 
@@ -64,8 +64,9 @@ class Start:
     def from_json(value: Any) -> "Start":
         number, at, first, rows, cursors = value
         found = {str(name): SourceCursor.from_json(cursor) for name, cursor in cursors.items()}
-        epoch, block, row = at
-        return Start(number, (epoch, block, row), (first[0], first[1]), rows, found)
+        (epoch, block, row), (first_epoch, first_block) = at, first
+        check_numbers(number, epoch, block, row, first_epoch, first_block, rows)
+        return Start(number, (epoch, block, row), (first_epoch, first_block), rows, found)
 
 
 class _Segment:
@@ -191,16 +192,14 @@ class Segments:
     def __init__(
         self,
         mixtures: Sequence[Mixture],
-        numbers: Mapping[str, int],
         lengths: Lengths,
         settings: PlanSettings,
         targets: Targets | None = None,
         start: Start | None = None,
     ) -> None:
-        """`numbers`: of every source in the run.  `start`: of the segment of a saved state; segments before it are made when asked for."""
+        """`start`: of the segment of a saved state; segments before it are made when asked for."""
         self._mixtures = list(mixtures)
-        self._numbers, self._of_run = numbers, (lengths, settings, targets)
-        self._num_sources = len(numbers)
+        self._numbers, self._of_run = check_mixtures(mixtures), (lengths, settings, targets)
         self._cuts = settings.method.cuts or settings.overflow == "split"
         self._segments: dict[int, _Segment] = {}
         self._known = {0: Start()}
@@ -339,7 +338,7 @@ class Segments:
 
     def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:
         """Return the samples of each source that `epochs` epochs take, delivered or dropped; a repeated one counts again."""
-        total = np.zeros(self._num_sources, np.int64)
+        total = np.zeros(len(self._numbers), np.int64)
         for each in range(epoch, epoch + epochs):
             number = 0
             while (found := self._counted(each, number)) is not None:

@@ -17,8 +17,9 @@ from penstock.types import Ints
 class SourceOrder:
     """The endless sequence of one source's sample ids, epoch after epoch."""
 
-    def __init__(self, name: str, shard_sizes: Ints, settings: PlanSettings) -> None:
-        self.name = name
+    def __init__(self, name: str, shard_sizes: Ints, settings: PlanSettings, *, first_epoch: int = 0) -> None:
+        """first_epoch: the one with which places begin."""
+        self.name, self._first_epoch = name, first_epoch
         self.shard_sizes = np.ascontiguousarray(shard_sizes, np.int64)
         self.num_samples = int(self.shard_sizes.sum())
         self._shard_starts = np.concatenate(([0], np.cumsum(self.shard_sizes)))
@@ -79,8 +80,10 @@ class SourceOrder:
         """Return (shard order, place at which each of these shards ends)."""
         order = np.arange(self.shard_sizes.size, dtype=np.int64)
         if self._shuffle:
-            order = Permutation(order.size, derive(self._seed, "shuffle", self.name, epoch, "shards")).index(order)
+            seed = derive(self._seed, "shuffle", self.name, self._first_epoch + epoch, "shards")
+            order = Permutation(order.size, seed).index(order)
         return order, np.cumsum(self.shard_sizes[order])
 
     def _make_window_permutation(self, epoch: int, window: int, size: int) -> Permutation:
-        return Permutation(size, derive(self._seed, "shuffle", self.name, epoch, "window", window))
+        seed = derive(self._seed, "shuffle", self.name, self._first_epoch + epoch, "window", window)
+        return Permutation(size, seed)
