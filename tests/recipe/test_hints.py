@@ -42,7 +42,8 @@ OTHERS = sorted(
     {
         (name, ours)
         for tool, theirs, ours, mark in rows_of_others()
-        if tool != "datasets"  # functions of Python, not keys of a file
+        # not the functions of datasets; and keys of the other pages are for `penstock import`
+        if tool.startswith("coming-from ") and tool != "coming-from datasets"
         for name, value in their_options(theirs)
         if not mark and "_" in name and name not in keys() and name not in ALIASES and not is_taken(name, value)
     }
