@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 
@@ -66,7 +68,7 @@ def test_every_promise_of_the_readme_names_its_test() -> None:
 def test_every_changelog_section_has_all_headings() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert sections[0].startswith("Unreleased")
+    assert sections[0].startswith(("Unreleased", penstock.__version__))
     expected = ["Added", "Changed", "Fixed", "Removed", "Data order", "On-disk format"]
     assert re.findall(r"^### (.*)$", sections[0], flags=re.MULTILINE) == expected
     for section in sections[1:]:
