@@ -77,7 +77,7 @@ class Nodes:
         self._host.communicate(timeout=120)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not longer: other tests count the processes of this one
 def nodes() -> Iterator[Nodes]:
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as name:  # short: sockets have long names
         found = Nodes(Path(name))

@@ -31,7 +31,7 @@ from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tails
 from penstock.loader.state import Cursor
-from penstock.loader.status import StatusFile, why_no_steps
+from penstock.loader.status import open_status, why_no_steps
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
@@ -94,8 +94,7 @@ class Loader(Changing):
         )  # fmt: skip
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
         self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
-        self._users_collate = collate
-        names, self.stores, given, self._collator = read_mixture(stores)
+        self._users_collate, (names, self.stores, given, self._collator) = collate, read_mixture(stores)
         tables = [] if given is None else tabled(given, ramps=asked.anneal)
         if not self.has_tokens:  # a record is a sample of length 1
             max_length, options = 1, {"packing": "none", **options}
@@ -106,21 +105,18 @@ class Loader(Changing):
         if self.kind != TOKENS:
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
-        self._asked = asked
+        self._asked, self._is_auto = asked, settings.window == "auto"
         self._open_media(names, self.stores)
         self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
-        self._is_auto = settings.window == "auto"
-        settings = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
-        self.plan = self._tabled_plan(names, settings, tables, asked.schedule)
-        guard_trainers()
-        self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
-        self.counters = Counters()  # of the blocks begun so far: what was packed, dropped, cut
+        fitting = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
+        self.plan = self._tabled_plan(names, fitting, tables, asked.schedule)
+        self.metrics, self.counters = Metrics(names, settings.max_length, Traffic(self.stores)), Counters()
         self._refuse_uneven()
-        root = (self.stores[0].cache or Cache()).root if run_id is not None else None
-        self._status = None if root is None else StatusFile(root, str(run_id), self._info.rank, self.plan.fingerprint)
+        self._status = open_status(self.stores[0].cache, run_id, self._info.rank, self.plan.fingerprint)
 
     def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
         """Remember which rank this is, and how it compares its plan with other ranks."""
+        guard_trainers()
         self._info, self.world = info, info.world
         compares = len(info.members) > 1 and (run_id is not None or info.origin != "arguments")
         self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if compares else 0, 0

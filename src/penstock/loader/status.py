@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.cache import Cache
 from penstock.errors import PlanError
 from penstock.loader.state import Run
 from penstock.plan.counters import NOTHING, Counters
@@ -87,6 +88,11 @@ def run_ids(root: Path) -> list[str]:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # `read_status` says what is wrong with it
     return sorted(found, key=lambda name: -found[name])
+
+
+def open_status(cache: Cache | None, run_id: str | None, rank: int, plan: str) -> StatusFile | None:
+    """Return the file of this rank in the cache, if the run has a name."""
+    return None if run_id is None else StatusFile((cache or Cache()).root, run_id, rank, plan)
 
 
 def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
