@@ -1,5 +1,6 @@
 """What tests are made of: a small tokenizer, a cache of one's own, and files written on the spot."""
 
+import gc
 import json
 import os
 import signal
@@ -73,6 +74,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     return fail_unlisted_skip((yield))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected() -> Iterator[None]:
+    """Free what a module's tests have left, so that a file or socket that nobody closed fails this module, not a later one."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,8 @@ def bound_socket(path: Path) -> None:
     here = Path.cwd()
     os.chdir(path.parent)  # the path of a socket must be short
     try:
-        socket.socket(socket.AF_UNIX).bind(path.name)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
     finally:
         os.chdir(here)
 
@@ -126,7 +127,6 @@ def link(path: Path) -> None:
 PLANTS = {"a fifo": fifo, "a folder": folder, "a socket": bound_socket, "a link": link}
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("kind", PLANTS)
 def test_what_is_planted_at_the_name_of_a_file_is_named_and_not_touched(cache: Cache, kind: str) -> None:
     put(cache, "a/other")
