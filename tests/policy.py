@@ -58,6 +58,7 @@ RACING = {
 ALLOWED_SKIPS = {
     "strace is not installed": "a Debian package; it makes single system calls fail or kills a process at one of them",
     "no browser": "chromium is a Debian package; it opens the report page as a user would",
+    "azurite is not installed": "Azure's emulator is a package of npm; a cache in Azure is read and written there",
     "no right to mount": "a sandbox may forbid mounts; a small disk is mounted to run out of space",
     "no small disk can be mounted": "a sandbox may forbid mounts; a small disk is mounted to run out of space",
     "only root can become another user": "tests of other users' files need a second user",

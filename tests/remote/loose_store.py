@@ -1,4 +1,4 @@
-"""An S3 server that takes conditional writes and ignores them, as some do: the last writer wins, silently."""
+"""A server of S3 and Google's XML API that takes conditional writes and ignores them, as some do: the last writer wins, silently."""
 
 import hashlib
 import re
@@ -39,7 +39,9 @@ class LooseStore:
         if handler.command == "PUT":
             self.objects[name] = body  # whatever If-None-Match says
             return _send(handler, 200, b"", ETag=_etag(body))
-        if "delete" in query or handler.command == "DELETE":
+        if handler.command == "DELETE":
+            return _send(handler, 404 if self.objects.pop(name, None) is None else 204, b"")
+        if "delete" in query:
             keys = re.findall(r"<Key>(.*?)</Key>", body.decode())
             for key in keys:
                 self.objects.pop(f"{name.rstrip('/')}/{key}", None)
@@ -52,6 +54,8 @@ class LooseStore:
         headers, status = {"ETag": _etag(data), "Last-Modified": formatdate(1_700_000_000, usegmt=True)}, 200
         if found := re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or ""):
             first, last = int(found[1]), min(int(found[2]), len(data) - 1)
+            if first > last:
+                return _send(handler, 416, b"<Error><Code>InvalidRange</Code></Error>")
             headers["Content-Range"], status = f"bytes {first}-{last}/{len(data)}", 206
             data = data[first : last + 1]
         return _send(handler, status, data, **headers)
