@@ -39,41 +39,21 @@ class _Worker:
     note: Any = None  # the last one about its task
 
 
-class Results(Iterator[Any]):
-    """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
+class TaskResults(Iterator[Any]):
+    """Results of tasks, as workers finish them.  Subclasses set `_stop`, which ends the workers, when all is set up."""
 
-    def __init__(
-        self,
-        work: Callable[[Any], Any],
-        tasks: Iterator[Any],
-        on_note: OnNote[Any] | None,
-        start_method: str,
-        num_proc: int,
-    ) -> None:
+    def __init__(self, work: Callable[[Any], Any], tasks: Iterator[Any], on_note: OnNote[Any] | None) -> None:
         self._work, self._tasks, self._on_note = work, tasks, on_note
         self._has_more, self._is_closed = True, False
         self._done: deque[Any] = deque()
         self._lock = threading.Lock()  # held by a thread that waits for a result
-        self._workers: list[_Worker] = []
-        self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())
-        atexit.register(self._stop)  # before multiprocessing waits for its children
-        try:
-            sent = work if start_method == "fork" else _pickled(work)
-            for _ in range(num_proc):
-                self._workers.append(_start_worker(sent, start_method))
-        except BaseException:
-            self._end()
-            raise
 
     def __next__(self) -> Any:
         with self._lock:
             try:
                 while self._is_closed or not self._done:
-                    has_none = self._give_tasks()
-                    is_over = not self._has_more and all(each.task is None for each in self._workers)
-                    if self._is_closed or is_over:
+                    if self._is_closed or not self._advance():
                         raise StopIteration
-                    self._receive(PAUSE if has_none else _POLL_SECONDS)
                 return self._done.popleft()
             except BaseException:
                 self._end()
@@ -87,6 +67,47 @@ class Results(Iterator[Any]):
                 self._end()
             finally:
                 self._lock.release()
+
+    def _advance(self) -> bool:
+        """Give tasks, and wait for messages of workers; return False if all tasks are done."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def _describe(self, task: Any, note: Any) -> str:
+        return str(getattr(self._work, "describe", lambda task, note: f"task {task!r}")(task, note))
+
+
+class Results(TaskResults):
+    """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
+
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        tasks: Iterator[Any],
+        on_note: OnNote[Any] | None,
+        start_method: str,
+        num_proc: int,
+    ) -> None:
+        super().__init__(work, tasks, on_note)
+        self._workers: list[_Worker] = []
+        self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())
+        atexit.register(self._stop)  # before multiprocessing waits for its children
+        try:
+            sent = work if start_method == "fork" else _pickled(work)
+            for _ in range(num_proc):
+                self._workers.append(_start_worker(sent, start_method))
+        except BaseException:
+            self._end()
+            raise
+
+    def _advance(self) -> bool:
+        has_none = self._give_tasks()
+        if not self._has_more and all(each.task is None for each in self._workers):
+            return False
+        self._receive(PAUSE if has_none else _POLL_SECONDS)
+        return True
 
     def _end(self) -> None:
         self._is_closed = True
@@ -130,8 +151,7 @@ class Results(Iterator[Any]):
 
     def _death(self, dead: _Worker) -> StoreError:
         dead.process.join(_GRACE_SECONDS)  # its pipe closes before it has ended
-        describe = getattr(self._work, "describe", lambda task, note: f"task {task!r}")
-        task = "nothing yet" if dead.task is None else describe(dead.task[0], dead.note)
+        task = "nothing yet" if dead.task is None else self._describe(dead.task[0], dead.note)
         return StoreError(
             f"a worker process {_cause_of_death(dead.process.exitcode)} while it worked on {task}; what is finished is "
             f"kept: run again, with a smaller num_proc if memory ran out, or with num_proc=1 to see it happen in this process"

@@ -30,6 +30,7 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from penstock.engines import ray_worker
+from penstock.engines.pool import TaskResults
 from penstock.engines.ray_worker import Worker
 from penstock.errors import PenstockError, StoreError
 from penstock.types import PAUSE, OnNote, RemoteWork, Task
@@ -147,20 +148,17 @@ class _Worker:
     job: _Job | None = None
 
 
-class Results(Iterator[Any]):
+class Results(TaskResults):
     """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
 
     def __init__(
         self, engine: RayEngine, work: Callable[[Any], Any], tasks: Iterable[Any], on_note: OnNote[Any] | None
     ) -> None:
-        self._work, self._tasks, self._on_note = work, iter(tasks), on_note
+        super().__init__(work, iter(tasks), on_note)
         self._engine: RayEngine | None = engine  # its connection must stay
         self._most = engine.num_proc
         self._useful = length_hint(tasks, 1 << 30)  # more workers than tasks would start for nothing
-        self._has_more, self._is_closed = True, False
-        self._done: deque[Any] = deque()
         self._again: deque[_Job] = deque()  # jobs whose worker has died
-        self._lock = threading.Lock()  # held by a thread that waits for a result
         self._workers: list[_Worker] = []
         self._next_look, self._next_log = 0.0, time.monotonic() + _LOG_SECONDS
         self._alone_since = time.monotonic()  # matters while there is no worker
@@ -176,30 +174,13 @@ class Results(Iterator[Any]):
         self._stop = weakref.finalize(self, _stop, self._workers, work, open_files, os.getpid())
         self._nonce = open_files.enter_context(work.announced()) if isinstance(work, RemoteWork) else None
 
-    def __next__(self) -> Any:
-        with self._lock:
-            try:
-                while self._is_closed or not self._done:
-                    if not self._is_closed:
-                        self._add_workers()
-                    has_none = self._give_tasks()
-                    is_over = not self._has_more and not self._again and all(each.job is None for each in self._workers)
-                    if self._is_closed or is_over:
-                        raise StopIteration
-                    self._receive(PAUSE if has_none else _POLL_SECONDS)
-                return self._done.popleft()
-            except BaseException:
-                self._end()
-                raise
-
-    def close(self) -> None:
-        """End the workers, from any thread."""
-        self._is_closed = True
-        if self._lock.acquire(blocking=False):  # else the thread that waits for a result ends them
-            try:
-                self._end()
-            finally:
-                self._lock.release()
+    def _advance(self) -> bool:
+        self._add_workers()
+        has_none = self._give_tasks()
+        if not self._has_more and not self._again and all(each.job is None for each in self._workers):
+            return False
+        self._receive(PAUSE if has_none else _POLL_SECONDS)
+        return True
 
     def _end(self) -> None:
         self._is_closed = True
@@ -305,7 +286,7 @@ class Results(Iterator[Any]):
             else:
                 if isinstance(value, PenstockError):
                     value.args = (f"{value} (on node {each.node})",)
-                value.add_note(f"on node {each.node}, at work on {self._describe(job)}")
+                value.add_note(f"on node {each.node}, at work on {self._describe(job.task, job.note)}")
                 raise value
         if each.job is not None:
             each.call = each.actor.step.remote()
@@ -326,7 +307,7 @@ class Results(Iterator[Any]):
         if (job := dead.job) is None:
             return
         job.deaths.append(f"on node {dead.node}: {cause}")
-        task = self._describe(job)
+        task = self._describe(job.task, job.note)
         if len(job.deaths) == _MOST_TRIES:
             raise StoreError(
                 f"{_MOST_TRIES} workers died, one after another, while they worked on {task}; what is finished is kept: run again, with a "
@@ -335,9 +316,6 @@ class Results(Iterator[Any]):
         _log.warning("a worker died while it worked on %s; another one tries again; %s", task, job.deaths[-1])
         job.note = None
         self._again.append(job)
-
-    def _describe(self, job: _Job) -> str:
-        return str(getattr(self._work, "describe", lambda task, note: f"task {task!r}")(job.task, job.note))
 
 
 def _stop(workers: list[_Worker], work: Any, open_files: contextlib.ExitStack, owner: int) -> None:
