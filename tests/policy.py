@@ -54,6 +54,16 @@ RACING = {
     "tests/cli/test_commands.py::test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on": "sends Ctrl-C to a command",
 }
 
+# Tests that run in one process, because they share what takes long to make: a cluster, or the results of a job.
+TOGETHER = (
+    "tests/cluster/",
+    "tests/integrations/test_grpo.py",
+    "tests/integrations/test_refusals.py",
+    "tests/integrations/test_starts.py",
+    "tests/prompts/test_skyrl.py",
+    "tests/templates/test_trial.py",
+)
+
 # Reasons for which CI may skip a test.  A skip with any other reason fails the run where CI is set.
 ALLOWED_SKIPS = {
     "strace is not installed": "a Debian package; it makes single system calls fail or kills a process at one of them",

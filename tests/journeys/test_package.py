@@ -45,26 +45,28 @@ def test_wheel_and_sdist_hold_every_file_of_the_package(built: Path) -> None:
     assert {f"src/{name}" for name in package_files()} < names and {"README.md", "LICENSE"} < names
 
 
-@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
-def test_installed_in_an_empty_environment_it_goes_from_records_to_batches(
-    built: Path, kind: str, tokenizer_path: Path, tmp_path: Path
+def test_installed_in_an_empty_environment_they_go_from_records_to_batches(
+    built: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
-    (package,) = built.glob(kind)
     venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package, cwd=tmp_path)
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "a.jsonl").write_text('{"text": "the quick fox"}\n' * 50)
-    command = tmp_path / "env" / "bin" / "penstock"
-    assert run(command, "--version", cwd=tmp_path) == f"penstock {penstock.__version__}\n"
-    cache = ("--cache-dir", tmp_path / "cache")
-    run(command, "init", "data", "--tokenizer", tokenizer_path, *cache, cwd=tmp_path)
-    run(command, "prepare", "recipe.yaml", *cache, cwd=tmp_path)
-    run(command, "report", "recipe.yaml", *cache, cwd=tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"text": "the quick fox"}\n' * 50)
+    for package in (*built.glob("*.whl"), *built.glob("*.tar.gz")):
+        install_and_use(package, tokenizer_path, tmp_path)
+
+
+def install_and_use(package: Path, tokenizer_path: Path, home: Path) -> None:
+    python, command = home / "env" / "bin" / "python", home / "env" / "bin" / "penstock"
+    run(python, "-m", "pip", "uninstall", "-q", "-y", "penstock", cwd=home)
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package, cwd=home)
+    assert run(command, "--version", cwd=home) == f"penstock {penstock.__version__}\n"
+    cache = home / f"cache of {package.name}"
+    run(command, "init", "data", "--tokenizer", tokenizer_path, "--cache-dir", cache, "--force", cwd=home)
+    run(command, "prepare", "recipe.yaml", "--cache-dir", cache, cwd=home)
+    run(command, "report", "recipe.yaml", "--cache-dir", cache, cwd=home)
     script = (
         "import penstock as ps\n"
-        f"loader = ps.load('recipe.yaml', output='numpy', rank=0, world_size=1, cache_dir={str(tmp_path / 'cache')!r})\n"
+        f"loader = ps.load('recipe.yaml', output='numpy', rank=0, world_size=1, cache_dir={str(cache)!r})\n"
         "print(sum((batch['labels'] >= 0).sum() for batch in loader) > 0)"
     )
-    assert run(python, "-c", script, cwd=tmp_path) == "True\n"
+    assert run(python, "-c", script, cwd=home) == "True\n"
