@@ -117,7 +117,7 @@ def test_each_mistake_with_an_acknowledgement_is_an_error_that_changes_nothing()
         prompts.drop(taken, why=None)
     assert prompts.state_dict() == before
     prompts.back(taken[0])
-    with pytest.raises(LeaseError, match="done: prompt 0 was given back, and nobody has taken it since"):
+    with pytest.raises(LeaseError, match="done: prompt 0 was given back and not taken since"):
         prompts.done(np.int64(0))
 
 
