@@ -1,6 +1,6 @@
 """What do images cost?  Preparing records with images beside running the model's processor over them, and decoding them in the loader.
 
-    python benchmarks/media.py [RECORDS]        20,000 records unless told; about half an hour and 3 GB of disk.  Writes results/media.md.
+    python benchmarks/media.py [RECORDS]        20,000 records by default; about half an hour and 3 GB of disk.  Writes results/media.md.
 
 Images are JPEGs of 512 to 2,048 pixels a side, made here; a record has one, under its own name, and some text.  The processor is
 Qwen2.5-VL's (PIL back end), built from its class with the settings of the model.  Its loop opens an image, runs the whole processor and

@@ -1,6 +1,6 @@
 """What does a store in a bucket cost?  The first batch of a cold machine, tokens per second, and bytes fetched per epoch by mirror size.
 
-    python benchmarks/remote.py [SHARDS]        60 shards unless told; some minutes.  Writes results/remote.md.
+    python benchmarks/remote.py [SHARDS]        60 shards by default; some minutes.  Writes results/remote.md.
 
 The store is moto on this machine, in a process of its own, behind a proxy that adds 20 ms to every request.  A cold machine is a new
 process with an empty mirror, which resumes at 90 % of an epoch.  `datasets` streams the same samples from Parquet files on the same

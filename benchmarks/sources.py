@@ -4,7 +4,7 @@
     python benchmarks/sources.py measure '{"side": …}'    one measurement in this process (the script starts itself so)
 
 Every measurement is a process of its own: nothing is warm but the page cache, and its anonymous memory (RssAnon: what
-cannot be dropped and read again, so no memory-mapped file) is nobody else's.  The contestants take turns.
+cannot be dropped and read again, so no memory-mapped file) is not shared.  The contestants take turns.
 """
 
 import csv

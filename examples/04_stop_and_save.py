@@ -1,4 +1,4 @@
-"""A run that is told to stop saves first.  It sends itself SIGTERM, as a cluster would, and goes on later with other ranks."""
+"""A run that gets a stop signal saves first.  It sends itself SIGTERM, as a cluster would, and goes on later with other ranks."""
 
 import json
 import os

@@ -81,7 +81,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def _collected() -> Iterator[None]:
-    """Free what a module's tests have left, so that a file or socket that nobody closed fails this module, not a later one."""
+    """Free what a module's tests have left, so that an unclosed file or socket fails this module, not a later one."""
     yield
     gc.collect()
 

@@ -53,7 +53,7 @@ def test_a_zombie_is_dead() -> None:
     assert child.stdout is not None
     owner = Owner.parse(child.stdout.readline().strip())
     assert owner is not None
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and nobody has asked how
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not waited for yet
     assert owner.is_dead
     child.communicate()
 

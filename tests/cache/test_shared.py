@@ -203,7 +203,7 @@ def test_nothing_is_written_under_a_name_that_can_be_guessed(cache: Cache) -> No
 
 @as_root
 def test_an_attacker_who_plants_links_all_the_time_gets_nothing(public_path: Path) -> None:
-    """In a folder like /tmp another user may add names; no file of ours ends up behind one, and nobody waits."""
+    """In a folder like /tmp another user may add names; no file of ours ends up behind one, and no process waits."""
     root = public_path / "cache"
     root.mkdir()
     root.chmod(0o1777)

@@ -206,7 +206,7 @@ def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
 
 
 def test_an_interrupt_before_any_work_ends_with_130(tmp_path: Path, tokenizer_path: Path) -> None:
-    """A pipe in the place of a file: the command waits for somebody to write to it, and somebody loses patience."""
+    """A pipe in the place of a file: the command waits for a writer, and is interrupted."""
     template = tmp_path / "template"
     os.mkfifo(template)
     words = ["prepare", "x", "--tokenizer", str(tokenizer_path), "--chat-template", str(template)]

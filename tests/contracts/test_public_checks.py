@@ -51,7 +51,7 @@ def test_penstocks_own_loader_resumes(store: Any, options: dict[str, Any]) -> No
 
 
 class Wrapped:
-    """A loader of somebody's own, around ours."""
+    """A user's own loader, around ours."""
 
     def __init__(self, loader: ps.Loader) -> None:
         self.loader = loader

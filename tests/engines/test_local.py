@@ -118,7 +118,7 @@ def test_a_slow_task_does_not_hold_up_the_others() -> None:
 
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_a_task_may_come_of_a_result(num_proc: int) -> None:
-    """Tasks are asked for when somebody is free, and again a little later after None."""
+    """Tasks are asked for when a worker is free, and again a little later after None."""
     waiting, seen, results = [1], [], 0
 
     def tasks() -> Iterator[int | None]:

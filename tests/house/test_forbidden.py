@@ -1,4 +1,4 @@
-"""What must never stand in the package: code that runs data, and chance that nobody named.
+"""What must never stand in the package: code that runs data, and random numbers without a named seed.
 
 A syntax scan, not a grep: names are followed through `import … as` and `from … import`, so renaming hides nothing.
 """

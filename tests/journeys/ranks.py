@@ -33,7 +33,7 @@ def train(folder: Path, run: int, rank: int, world_size: int) -> None:
         for batch in loader:
             log.write(line(batch, rank, world_size))
             log.flush()
-            dist.all_reduce(torch.ones(1))  # where gradients would meet: nobody goes on alone
+            dist.all_reduce(torch.ones(1))  # where gradients would meet: no rank goes on alone
             if rank == 0 and (batch.step + 1) % SAVE_EVERY == 0:
                 save(loader, saved)
 
@@ -73,7 +73,7 @@ def wait(ranks: list[int]) -> list[int]:
 
 
 def processes(sessions: list[int]) -> list[int]:
-    """Live processes of these sessions; a zombie has ended, only nobody has asked how."""
+    """Live processes of these sessions; a zombie has ended, but its parent has not waited for it."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

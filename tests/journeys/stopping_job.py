@@ -1,4 +1,4 @@
-"""A job that saves when it is told to stop.  python -m tests.journeys.stopping_job FOLDER: runs until SIGTERM, then saves and ends."""
+"""A job that saves when it gets SIGTERM.  python -m tests.journeys.stopping_job FOLDER: runs until SIGTERM, then saves and ends."""
 
 import signal
 import sys

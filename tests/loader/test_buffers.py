@@ -1,4 +1,4 @@
-"""Memory is used again when nobody holds it, and not a moment sooner."""
+"""Memory is used again when no array holds it, and not before."""
 
 import gc
 

@@ -155,7 +155,7 @@ def test_batches_that_are_held_do_not_change(store: Store) -> None:
     batches = list(Loader(store, batch_size=2, max_length=48))
     for batch in batches:
         check(batch, [store])
-        batch["weight"][:] = 0  # writable, and nobody else's
+        batch["weight"][:] = 0  # writable, and not shared
     assert store[1].columns["weight"].any()
 
 

@@ -98,7 +98,7 @@ def test_a_loader_that_one_rank_makes_for_itself_is_not_waited_for(make, monkeyp
     monkeypatch.setattr("penstock.loader.loader._NUMBERS", count(7))
     first = Loader(ps.open(RECORDS), **options)
     Loader(ps.open(RECORDS), batch_size=2, rank=0, world_size=1)
-    Loader(ps.open(RECORDS), batch_size=2, rank=0, world_size=2)  # without a name nobody is met
+    Loader(ps.open(RECORDS), batch_size=2, rank=0, world_size=2)  # without a name no rank is met
     assert (first._number, Loader(ps.open(RECORDS), **options)._number) == (7, 8)
 
 
@@ -168,9 +168,9 @@ def test_the_name_that_torchrun_gives_is_enough(make, monkeypatch):
     monkeypatch.setenv("PENSTOCK_PATIENCE", "0.1")
     ranks = {"rank": None, "world_size": None}
     [loader] = make(ranks, run_id=None)
-    assert next(iter(loader)).step == 0  # no launcher, no name: nobody to meet
+    assert next(iter(loader)).step == 0  # no launcher, no name: no rank to meet
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert next(iter(loader)).step == 1  # what torchrun says when nobody named the run
+    assert next(iter(loader)).step == 1  # what torchrun says when the run has no name
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7f3a")
     with pytest.raises(PlanMismatch, match=r"rank 2 has waited 0 s for ranks \[3\]"):  # those of this node only
         next(iter(loader))

@@ -41,7 +41,7 @@ def make(source, **options) -> ps.Loader:
 
 
 def sealed(state: dict) -> dict:
-    """With a check that fits, as somebody who knows how it is made would write it."""
+    """With a check that fits, as a user who knows how it is made would write it."""
     content = {key: value for key, value in state.items() if key != "check"}
     digests = [fingerprint([name, content[name]])[:4] for name in sorted(content)]
     return {**content, "check": "".join([*digests, fingerprint(content)[:16]])}

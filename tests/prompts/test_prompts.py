@@ -89,7 +89,7 @@ def test_a_worker_that_is_too_late_does_not_count_and_the_error_names_who_has_th
     now[0] = 30
     assert prompts.renew(slow[2]) == [2]
     now[0] = 61
-    assert prompts.accept(slow[0]) == [0]  # late, but nobody else has it
+    assert prompts.accept(slow[0]) == [0]  # late, but not leased again
     (given,) = prompts.take(1, to="quick")
     assert (given.ordinal, given.attempt) == (1, 1)
     assert prompts.accept(slow) == [0, 2]
@@ -117,7 +117,7 @@ def test_each_mistake_with_an_acknowledgement_is_an_error_that_changes_nothing()
         prompts.drop(taken, why=None)
     assert prompts.state_dict() == before
     prompts.back(taken[0])
-    with pytest.raises(LeaseError, match="done: prompt 0 was given back, and nobody has taken it since"):
+    with pytest.raises(LeaseError, match="done: prompt 0 was given back and not taken since"):
         prompts.done(np.int64(0))
 
 

@@ -94,7 +94,7 @@ def test_defaults_of_trl_are_written_out(folder: Path) -> None:
         "epochs": 3,
     }
     assert found.items() >= {**expected, "seed": 42, "tokenizer": "tok", "tail": "pad"}.items()
-    assert found["data"] == {"chat": {"path": str(folder / "chat.jsonl")}}
+    assert found["data"] == {"chat": {"path": "chat.jsonl"}}
     assert "# max_length: 1024 (default of trl)" in text
 
 
@@ -122,7 +122,7 @@ def test_mixtures_of_trl_keep_shares_and_splits(folder: Path) -> None:
         {"path": "org/name", "name": "small", "split": "train[:10%]", "fraction": 0.7, "columns": ["a"]},
     ]
     found, text = imported(folder, {"model_name_or_path": "tok", "max_length": 64, "datasets": mixture})
-    assert found["data"]["chat"] == {"path": str(folder / "chat.jsonl"), "weight": 0.3}
+    assert found["data"]["chat"] == {"path": "chat.jsonl", "weight": 0.3}
     assert found["data"]["name"] == {"path": "org/name", "config": "small", "split": "train[:10%]", "weight": 0.7}
     assert "datasets[1].columns: ['a']" in text
 
@@ -133,7 +133,7 @@ def test_a_command_line_and_a_script_are_read_and_not_run(folder: Path) -> None:
     assert (found["max_length"], found["packing"], found["data"]["chat"]["path"]) == (
         512,
         "best_fit",
-        str(folder / "chat.jsonl"),
+        "chat.jsonl",
     )
     script = "import nothing_of_this\nraise SystemExit\nargs = trl.SFTConfig(max_length=256, num_train_epochs=n * 2, seed=7)\n"
     found, text = imported(folder, script, "train.py")
@@ -153,10 +153,10 @@ def test_axolotl_s_settings(folder: Path) -> None:
               "test_datasets": [{"path": "chat.jsonl"}]}  # fmt: skip
     found, text = imported(folder, config)
     assert found["data"]["chat"] == {
-        "path": str(folder / "chat.jsonl"), "template": "messages", "messages_key": "messages", "train_on": ["assistant"],
+        "path": "chat.jsonl", "template": "messages", "messages_key": "messages", "train_on": ["assistant"],
         "role_key": "role", "content_key": "content", "role_map": {"user": ["human"]}, "shape": "jsonl",
     }  # fmt: skip
-    assert found["eval"] == {"held_out": {"path": str(folder / "chat.jsonl")}}
+    assert found["eval"] == {"held_out": {"path": "chat.jsonl"}}
     assert (found["packing"], found["overflow"], found["epochs"], found["batch_size"]) == ("best_fit", "error", 3, 1)
     for said in (
         "stop after 2.5 of 3",
@@ -178,7 +178,7 @@ def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
     found, text = imported(
         folder, {**FACTORY, "interleave_probs": "0.3,0.7", "mix_strategy": "interleave_over", "max_samples": 10}
     )
-    assert found["data"]["al"] == {"path": f"{folder}/data/alpaca.json@[:10]", "weight": 0.3, "template": "alpaca"}
+    assert found["data"]["al"] == {"path": "data/alpaca.json@[:10]", "weight": 0.3, "template": "alpaca"}
     assert found["data"]["sh"]["role_map"] == {"user": ["human"], "assistant": ["gpt"]}
     assert (found["max_length"], found["overflow"], found["train_on"], found["stop"]) == (
         2048,
@@ -246,7 +246,7 @@ def test_every_field_of_trl_s_classes_is_known(folder: Path) -> None:
     values = {"datasets": [], "max_length": 64, "packing_strategy": "bfd", "dataset_name": "chat.jsonl"}
     (folder / "all.yaml").write_text(yaml.safe_dump({name: values.get(name, 1) for name in sorted(names)}))
     found = import_config(folder / "all.yaml", tool="trl")
-    text = found.text()
+    text = found.text(folder / "r.yaml")
     assert found.unknown == []
     assert {name for name in about_data if f"#   {name}: 1  (the trainer's or the model's)" in text} == set()
     assert {
@@ -283,7 +283,7 @@ def test_no_key_is_lost_and_the_recipe_loads_whatever_the_configuration(
     config = {**more, **base}
     (folder / "any.yaml").write_text(yaml.safe_dump(config))
     found = import_config(folder / "any.yaml", tool=tool)
-    text = found.text()
+    text = found.text(folder / "r.yaml")
     (folder / "r.yaml").write_text(text)
     loader = ps.load(
         folder / "r.yaml", output="numpy", progress="none", tail="pad"
@@ -340,15 +340,59 @@ def test_files_by_split_and_shares_of_axolotl_choose_rows(folder: Path) -> None:
     files = {"train": "chat.jsonl", "dev": "pairs.jsonl"}
     part = {"path": "json", "data_files": files, "split": "dev[:50%]"}
     found, _ = imported(folder, {"model_name_or_path": "tok", "datasets": [part]})
-    assert found["data"] == {"pairs": {"path": str(folder / "pairs.jsonl"), "split": "train[:50%]"}}
+    assert found["data"] == {"pairs": {"path": "pairs.jsonl", "split": "train[:50%]"}}
     (folder / "a.yaml").write_text(yaml.safe_dump({"model_name_or_path": "tok", "datasets": [{**part, "split": "x"}]}))
     with pytest.raises(RecipeError, match="has no split 'x', expected one of dev, train"):
         import_config(folder / "a.yaml")
     found, text = imported(folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], "weight": 0.25}]})
-    assert found["data"]["chat"]["split"] == "train[:25%]" and "axolotl takes a random choice" in text
+    assert found["data"]["chat"]["path"] == "chat.jsonl@[:25%]" and "axolotl takes a random choice" in text
     (folder / "a.yaml").write_text(yaml.safe_dump({**AXOLOTL, "rl": "grpo"}))
     with pytest.raises(RecipeError, match="rl is 'grpo', expected one of dpo, ipo, orpo, simpo, kto"):
         import_config(folder / "a.yaml")
+
+
+def test_a_share_for_evaluation_is_the_last_rows(folder: Path) -> None:
+    found, text = imported(folder, {**AXOLOTL, "val_set_size": 0.1, "eval_sample_packing": False})
+    assert found["data"]["chat"]["path"] == "chat.jsonl@[:90%]" and "axolotl takes a random choice" in text
+    assert found["eval"]["chat_held_out"].items() >= {"path": "chat.jsonl@[90%:]", "packing": "none"}.items()
+    assert [len(ps.open(f"chat.jsonl@{rows}")) for rows in ("[:90%]", "[90%:]")] == [18, 2]
+    assert next(iter(ps.load(folder / "r.yaml", part="eval", output="numpy")))["input_ids"].size
+    found, _ = imported(folder, {**FACTORY, "dataset": "sh", "val_size": 5, "max_samples": 10})
+    assert found["data"]["sh"]["path"] == "data/share.json@[:10]@[:-5]"
+    assert found["eval"]["sh_held_out"]["path"] == "data/share.json@[:10]@[-5:]"
+    for size, why in ((0.125, "no equivalent for this value"), (0, "nothing is held out")):
+        found, text = imported(folder, {**AXOLOTL, "val_set_size": size})
+        assert "eval" not in found and f"val_set_size: {size}  ({why}" in text
+
+
+def test_members_of_a_data_set_are_named_whatever_they_hold(folder: Path) -> None:
+    odd = {"note": "first\nlast: 1", "field_messages": None, "field": "a", "text_column": "b"}
+    _, text = imported(folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], **odd}], "sample_packing": "false"})
+    assert "datasets[0].note: first last: 1  (no equivalent)" in text and "packing: none" in text
+    assert "datasets[0].field_messages: none  (not set)" in text
+    assert "datasets[0].text_column: b  (datasets[0].field is read)" in text
+
+
+def test_a_command_line_may_name_a_file_of_settings(folder: Path) -> None:
+    (folder / "sft.yaml").write_text("max_length: 5\nseed: 7\n")
+    command = "accelerate launch --num_processes 8 -m trl.scripts.sft --config sft.yaml --model_name_or_path tok"
+    found, text = imported(folder, f"{command} --dataset_name chat.jsonl --max_length 6\n", "train.sh")
+    assert (found["max_length"], found["seed"]) == (6, 7) and "config: sft.yaml  (its settings are here, too)" in text
+    found, _ = imported(folder, "python sft.py sft.yaml model_name_or_path=tok dataset_name=chat.jsonl\n", "train.sh")
+    assert (found["max_length"], found["tokenizer"]) == (5, "tok")
+    (folder / "train.sh").write_text(f"{command.replace('sft.yaml', 'gone.yaml')}\n")
+    with pytest.raises(RecipeError, match=r"names the settings gone[.]yaml, which are not here"):
+        import_config(folder / "train.sh")
+
+
+def test_a_recipe_that_does_not_load_is_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "theirs.yaml").write_text(yaml.safe_dump({**AXOLOTL, "sequence_len": "long"}))
+    before = sorted(folder.iterdir())
+    assert run(["import", "theirs.yaml", "-o", "new.yaml"]) == 3
+    assert "new.yaml:" in capsys.readouterr().err and sorted(folder.iterdir()) == before
+    (folder / "new.yaml").write_text("mine")
+    assert run(["import", "theirs.yaml", "-o", "new.yaml", "--force"]) == 3
+    assert (folder / "new.yaml").read_text() == "mine"
 
 
 def test_a_set_of_llama_factory_may_be_trained_and_evaluated(folder: Path) -> None:

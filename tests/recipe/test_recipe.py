@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.cli.main import run
 from penstock.errors import PenstockError, RecipeError, SourceError, TemplateError
 from penstock.loader.layout import BatchForm
 from penstock.plan.settings import PlanSettings
@@ -516,3 +517,15 @@ def test_records_from_python_are_data_too(tokenizer_path: Path, tmp_path: Path) 
     assert len(ps.load(recipe, rank=0, world_size=1).stores[0]) == 60
     state = json.dumps(ps.load(recipe, rank=0, world_size=1).state_dict())
     assert json.loads(state)["step"] == 0
+
+
+def test_the_folder_of_a_recipe_may_be_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "talk").mkdir()
+    (tmp_path / "talk" / "a.jsonl").write_text('{"text": "one two"}\n' * 9)
+    monkeypatch.chdir(tmp_path / "talk")
+    assert run(["init", "."]) == 0
+    text = Path("recipe.yaml").read_text()
+    assert "\ndata: .\n" in text and "#   talk: jsonl, 9 rows" in text
+    Path("recipe.yaml").write_text(text.replace("tokenizer: ", "# "))
+    assert [each.name for each in Recipe.read("recipe.yaml").data] == ["talk"]

@@ -1,4 +1,4 @@
-"""A proxy in front of a store that does as it is told, or as chance says: errors, cut bodies, stalls, wrong lengths, lost replies,
+"""A proxy in front of a store that fails on request, or at random: errors, cut bodies, stalls, wrong lengths, lost replies,
 old listings."""
 
 import http.client

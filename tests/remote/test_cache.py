@@ -1,4 +1,4 @@
-"""Is a store in a bucket the same store, byte for byte, whoever makes and reads it, and is nothing half there?"""
+"""Is a store in a bucket the same store, byte for byte, on every machine that makes and reads it, and is nothing half there?"""
 
 import json
 import os

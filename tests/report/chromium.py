@@ -1,6 +1,6 @@
 """A real browser for tests: headless Chromium, spoken to over its own pipe; nothing else is needed.
 
-Everything that it requests is told, errors and console lines are kept, and names of hosts lead to a trap on this machine.
+Its requests, errors and console lines are kept, and names of hosts lead to a trap on this machine.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Does a real browser show the page, run nothing but its script, and ask nobody for anything?  With data that mean harm."""
+"""Does a real browser show the page, run nothing but its script, and request nothing?  With data that mean harm."""
 
 import base64
 import json

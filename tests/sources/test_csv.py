@@ -193,6 +193,15 @@ def test_files_with_other_columns_are_refused_and_another_order_is_not(tmp_path:
         open_source(tmp_path, cache=cache)
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_a_header_of_one_column_with_another_delimiter_is_refused(tmp_path: Path, cache: Cache, mark: str) -> None:
+    path = write(tmp_path, f"question{mark}answer\none{mark}two\n")
+    with pytest.raises(SourceError, match=r"the header is one column, .*; set the option delimiter to"):
+        open_source(path, cache=cache)
+    assert open_source(path, cache=cache, delimiter=mark)[0] == {"question": "one", "answer": "two"}
+    assert open_source(path, cache=cache, delimiter=",")[0] == {f"question{mark}answer": f"one{mark}two"}
+
+
 def test_an_empty_table_has_no_rows(tmp_path: Path, cache: Cache) -> None:
     for content in ("", "\n\r\n", "a,b", "a,b\n\n"):
         assert list(open_source(write(tmp_path, content), cache=cache)) == []

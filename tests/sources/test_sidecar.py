@@ -77,7 +77,7 @@ def age(path: Path, seconds: float = 60) -> None:
     """Written a while ago, so that its time can be trusted."""
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - int(seconds * 1e9)))
-    time.sleep(0.03)  # this itself was a change, and its time nobody can set
+    time.sleep(0.03)  # this itself was a change, and its time cannot be set
 
 
 def read(path: Path, cache: Cache) -> list[Any]:
@@ -123,7 +123,7 @@ def test_a_file_whose_time_another_write_could_get_too_is_not_trusted_by_its_tim
         patch.setattr(index, "settled", lambda known: False)  # as on a file system that counts in seconds
         read(path, cache)
         assert work.of(lambda: read(path, cache)) == (0, size)
-        assert not cache.path("claims").exists()  # nobody waits for what only this process can use
+        assert not cache.path("claims").exists()  # no process waits for what only this process can use
     read(path, cache)
     assert work.of(lambda: read(path, cache)) == (0, 0)
 

@@ -199,7 +199,7 @@ class Server:
 
 
 class Yard:
-    """Some data, a tokenizer, and as many caches as a test wants."""
+    """Some data, a tokenizer, and as many caches as a test needs."""
 
     def __init__(self, server: Server, folder: Path, tokenizer: Path, *, num_files: int, pause: float = 0.0) -> None:
         self.server, self.folder, self.tokenizer, self.pause = server, folder, tokenizer, pause

@@ -112,7 +112,7 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     gate.touch()
     assert store.lengths_of(np.array([1199, 3])).tolist() == [len(store[1199]), len(store[3])]
     assert store.wait().counts.rows == 1200
-    store.want([0])  # of a whole store nobody has to be told
+    store.want([0])  # a whole store needs no request
 
 
 def test_copies_in_other_processes_make_what_they_need(tmp_path: Path, tokenizer_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_store_that_is_closed_while_every_process_works_was_closed_and_did_not
     cache = Cache(tmp_path / "cache")
     store = small(ListSource(RECORDS), Gate(open_tokenizer(tokenizer_path), tmp_path / "gate"), cache, background=True)
     while len(list(tmp_path.glob("waiting-*"))) < 2:
-        time.sleep(0.01)  # until both wait at the gate, and nobody is there to ask for a task
+        time.sleep(0.01)  # until both wait at the gate, and no worker asks for a task
     store.close()
     with pytest.raises(StoreError, match="closed before all of its shards were made"):
         store.wait()

@@ -285,7 +285,7 @@ def test_two_equal_shards_are_made_once(cache: Cache, template: Logged, tmp_path
 
 
 def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    """As on a full disk.  An empty claim would say nobody's name, and be waited for by the next run."""
+    """As on a full disk.  An empty claim would name no process, and the next run would wait for it."""
     script = (
         "import resource, signal, sys\n"
         "from penstock.cache import Cache, claims\n"

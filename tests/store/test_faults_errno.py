@@ -1,4 +1,4 @@
-"""When the disk says no, is it told in one line, is nothing half there, and does the next run complete?"""
+"""When the disk fails, is there one line that says so, is nothing half there, and does the next run complete?"""
 
 import os
 import signal

@@ -77,7 +77,7 @@ def test_killed_again_and_again(server: Server, memory_path: Path, tokenizer_pat
         seconds *= 1.1  # a loaded machine may need more than a moment to do anything at all
     finish(cache, reference.published(), 6, "many kills", num_proc=2)
     # What killed processes leave is swept by the next that writes there.  A second name of a finished shard may stay, where the
-    # kill fell between its two names, since nobody needs to write there again; it goes when the cache is tidied.
+    # kill fell between its two names, since no process needs to write there again; it goes when the cache is tidied.
     finished = set(cache.shards().values())
     assert {(cache.root / left).stat().st_ino for left in cache.leftovers()} <= finished
     Cache(cache.root).tidy()

@@ -36,7 +36,7 @@ def test_eight_builders_of_one_store(server: Server, memory_path: Path, tokenize
 
 
 def test_the_work_of_a_killed_builder_is_taken_over(server: Server, memory_path: Path, tokenizer_path: Path) -> None:
-    """Whatever the dead one had claimed, the living ones make it and wait for nobody."""
+    """Whatever the dead one had claimed, the living ones make it and do not wait."""
     yard = Yard(server, memory_path, tokenizer_path, num_files=12, pause=0.05)
     reference = yard.cache()
     assert reference.prepare().status == 0

@@ -22,7 +22,7 @@ DAY = 86400
 
 
 def made_elsewhere(spans: list[tuple[int, int]], cache: Cache) -> list[str]:
-    """Stores that another process made, of these rows, and that nobody uses."""
+    """Stores that another process made, of these rows, and that are not in use."""
     script = (
         "import sys\nfrom tests.store.shelves import make, records\nfrom penstock.cache import Cache\n"
         f"for start, stop in {spans}: print(make(records(stop - start, start), Cache(sys.argv[1])).fingerprint)"
@@ -119,7 +119,7 @@ def test_a_store_that_another_process_has_open_stays(cache: Cache, three: list[s
 
 
 def test_shards_of_a_store_under_way_stay(cache: Cache, three: list[str]) -> None:
-    """Nobody's manifest names them yet; whoever makes them says so."""
+    """No manifest names them yet; their maker says so."""
     cache.path(manifest_name(three[0])).unlink()
     cache.path(lengths_name(three[0])).unlink()
     orphan = cache.root / "leases" / "000000000000-1-1"
@@ -235,7 +235,7 @@ def test_a_damaged_manifest_is_listed_and_can_be_removed(cache: Cache, three: li
     assert info.problem and "damaged" in info.problem and info.counts is None
     assert remove(three[0][:8], cache)[0] == three[0] and there(cache) == set(three[1:])
     assert all(verify(store, cache).is_whole for store in three[1:])
-    assert list_stores(cache).num_unfinished == 1  # its own shard belongs to nobody now
+    assert list_stores(cache).num_unfinished == 1  # its own shard belongs to no store now
 
 
 def test_a_list_says_what_is_there_and_what_is_missing(cache: Cache, three: list[str]) -> None:
@@ -281,7 +281,7 @@ def test_what_was_seen_is_a_note_and_no_more(cache: Cache) -> None:
 
 
 def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(cache: Cache) -> None:
-    """Each reader opens one of three stores, reads all of it, lets go; somebody prunes everything all the time."""
+    """Each reader opens one of three stores, reads all of it, lets go; another process prunes everything all the time."""
     script = (
         "import gc, random, sys\nfrom tests.store.shelves import make, records\nfrom penstock.cache import Cache\n"
         "cache, chance = Cache(sys.argv[1]), random.Random(sys.argv[2])\n"

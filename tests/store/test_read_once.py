@@ -89,7 +89,7 @@ def test_a_result_that_cannot_be_read_is_no_result(tmp_path: Path, tokenizer_pat
 
 
 def test_results_are_removed_after_a_day(tmp_path: Path) -> None:
-    """Whoever has written them: they would become as many as all shards that were ever made."""
+    """Of any writer: they would become as many as all shards that were ever made."""
     cache = Cache(tmp_path)
     names = ["results/old", "results/rows/00/old.json", "results/new", "results/rows/00/new.json"]
     for name in names:

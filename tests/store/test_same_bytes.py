@@ -1,4 +1,4 @@
-"""Does the store say the same, byte for byte, whoever made it and however often they were stopped?"""
+"""Does the store say the same, byte for byte, for any number of builders and stops?"""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chat templates that harm whoever compiles or renders them, and a program that opens them all as a user would.
+"""Chat templates that harm the program that compiles or renders them, and a program that opens them all as a user would.
 
 `python -m tests.templates.hostile` prints one line of JSON per template: its name, the type of the error, and the message.
 """

@@ -146,7 +146,7 @@ def test_the_oracle_says_much() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_whole_answers_and_nobody_else_are_trained(name: str) -> None:
-    """Every answer that stands once in the text is trained from its first letter to its last, and then an end; nobody else is."""
+    """Every answer that stands once in the text is trained from its first letter to its last, and then an end; no other message is."""
     num_answers = 0
     for shape, (messages, _) in SHAPES.items():
         if (found := trained(name, shape)) is None:

@@ -178,6 +178,8 @@ def test_roles_to_train_are_checked() -> None:
         with pytest.raises(TemplateError, match=why):
             chat(CHATML, train_on=given)
     assert chat(CHATML, train_on=("user",)).train_on == ["user"]
+    with pytest.raises(TemplateError, match="role_map has 'bot' as 'user' and as 'tool'; keep one of them"):
+        Reader(role_map={"user": ["bot"], "tool": ["bot"]})
     reader = Reader(role_map={"narrator": "narrator"})
     assert ChatTemplate(tokenizer(), reader=reader, chat_template=CHATML, train_on=["narrator"]).train_on == [
         "narrator"

@@ -1,4 +1,4 @@
-"""Real conversations and a real tokenizer: ids as transformers has them, every answer trained, nobody else.  Skipped without them."""
+"""Real conversations and a real tokenizer: ids as transformers has them, every answer trained, and nothing else.  Skipped without them."""
 
 import json
 import os

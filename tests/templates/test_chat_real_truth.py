@@ -140,7 +140,7 @@ DATA = ("chats", "tools", "glaive", "reasoning", "weights")
 
 
 def written_for(name: str, messages: Messages) -> Messages:
-    """The same conversation as this template wants it: ids of nine letters, or null beside calls and arguments as text."""
+    """The same conversation as this template expects it: ids of nine letters, or null beside calls and arguments as text."""
     out = []
     for message in messages:
         made = {key: value for key, value in message.items() if key not in ("loss_weight", "train")}

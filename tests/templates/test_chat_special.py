@@ -1,4 +1,4 @@
-"""What becomes of a special token that somebody wrote into a message?  Its id, its letters, or an error that names it."""
+"""What becomes of a special token that a user wrote into a message?  Its id, its letters, or an error that names it."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_the_mask_is_the_same_text_either_way() -> None:
 
 
 def test_parts_that_make_up_a_special_token_between_them_are_refused() -> None:
-    """Neither part holds the token, both together do: which characters are whose cannot be told by a search in one part."""
+    """Neither part holds the token, both together do: a search in one part cannot find which characters are whose."""
     parts = [{"type": "text", "text": "a <|im_"}, {"type": "text", "text": "end|> b"}]
     talk = [user(parts), A]
     assert count(ids("qwen2_5_vl", talk), IM_END) == 4
@@ -65,7 +65,7 @@ def test_tools_and_results_and_arguments_are_somebodys_words() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_under_text_special_tokens_are_the_templates_own(name: str) -> None:
-    """As many of each as when nobody wrote one, in every template; where that cannot be done, the row is an event."""
+    """As many of each as when no message holds one, in every template; where that cannot be done, the row is an event."""
     clean = record("multi")
     tokens = [token for token in control_tokens() if token not in ("<|bos|>", "<|eos|>")]
     dirty = [{**message, "content": f"{message['content']} {''.join(tokens)}"} for message in clean["messages"]]

@@ -59,7 +59,7 @@ def test_questions_and_answers_are_on_lines_of_their_own(tokenizer: Tokenizer) -
 
 
 def test_a_token_across_the_seam_is_trained_whole() -> None:
-    """`the` is one token of the whole text, and nobody else could write its last letter."""
+    """`the` is one token of the whole text, and no other token could write its last letter."""
     reference = Reference(models.BPE({"t": 0, "h": 1, "e": 2, "th": 3, "the": 4}, [("t", "h"), ("th", "e")]))
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     template = PromptCompletionTemplate(open_tokenizer(reference))

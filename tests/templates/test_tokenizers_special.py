@@ -31,12 +31,12 @@ def test_special_tokens_can_be_text(name: str, texts: list[str]) -> None:
     assert ids.tolist() == encoded.ids.tolist() and offsets.tolist() == encoded.offsets.tolist()
 
 
-# ---- plain ranges: somebody else's words inside a rendered text ----
+# ---- plain ranges: a user's words inside a rendered text ----
 
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]]]:
-    """A rendered text and the byte ranges in it that somebody else wrote."""
+    """A rendered text and the byte ranges in it that a user wrote."""
     text, ranges = "", []
     for piece in draw(st.lists(st.tuples(TEXT, st.booleans()), max_size=6)):
         start = len(text.encode())

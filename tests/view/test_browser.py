@@ -1,4 +1,4 @@
-"""Does a real browser show every view, follow keys and links, survive data that means harm, and ask nobody but its own server?"""
+"""Does a real browser show every view, follow keys and links, survive data that means harm, and request nothing but from its own server?"""
 
 import contextlib
 import json

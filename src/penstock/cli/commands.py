@@ -183,7 +183,7 @@ def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tu
 @option("--epoch", type=FROM_0, default=0, help="Which epoch, counted from 0.")
 @option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
 def plan(request: Request, epoch: int, compare: Path | None) -> None:
-    """Show the steps, rows, tokens and shares of an epoch, and a digest of its order."""
+    """Show steps, rows, tokens, shares and the order of an epoch."""
     loader = request.loader(request.recipe())
     from penstock.report import numbers, text
     from penstock.report.trace import compare_state
@@ -229,7 +229,7 @@ def trace(request: Request, step: int, rank: int | None, state: Path | None, jou
 @option("--changes", is_flag=True, help="Change the mixture of the run to that of the recipe, from this state on.")
 @option("-o", "--output", type=_PATH, help="Where the new state goes; else beside the old one, as NAME-changed.json.")
 def resume(request: Request, state: Path, changes: bool, output: Path | None) -> None:
-    """Show where a saved state continues; with --changes, change its mixture.
+    """Show where a saved state continues, or change its mixture.
 
     A state of another mixture is refused.  With --changes the run goes on with the sources and weights of the recipe: each source
     continues where it was, and the new state, with the journal of all changes, is written.
@@ -270,7 +270,7 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
 @option("--seconds", type=FloatRange(min=0.1), default=5.0, help="How long the loader is measured.")
 @option("--rows", type=COUNT, default=20_000, help="Rows of each data set to prepare, without the cache.")
 def bench(request: Request, model: float | None, seconds: float, rows: int) -> None:
-    """Measure the speed of preparation and of the loader, in tokens per second."""
+    """Measure preparation and loader, in tokens per second."""
     recipe = request.recipe(per_epoch=False, epochs=None)
     loader = request.loader(recipe)
     from penstock.recipe.run import open_recipe

@@ -28,7 +28,7 @@ def init(request: Request, output: Path, rows: int, force: bool) -> None:
     _check_output(output, force)
     found = Draft(request.data, rows=rows, given=request.keys, **request.given)
     text = found.text(output)
-    _write(output, text)
+    _write(output, text, force)
     if request.json:
         screen.as_json({"recipe": str(output), "text": text, **plain(found.facts())})
         return
@@ -47,11 +47,14 @@ def _check_output(output: Path, force: bool) -> None:
         raise RecipeError(f"{output}: its folder does not exist; create it first")
 
 
-def _write(output: Path, text: str) -> None:
+def _write(output: Path, text: str, force: bool) -> None:
+    """Write all of a recipe, or nothing."""
     from penstock.errors import RecipeError
+    from penstock.places.files import open_place
 
+    place, name = open_place(output.resolve())
     try:
-        output.write_text(text, encoding="utf-8")
+        place.create(name, lambda out: out.write(text.encode()), replace=force)
     except OSError as error:
         raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
 
@@ -64,7 +67,7 @@ def _write(output: Path, text: str) -> None:
 @option("--force", is_flag=True, help="Replace the recipe if it exists.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON value, for scripts.")
 def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Path, force: bool, as_json: bool) -> None:
-    """Write a recipe for a configuration of trl, axolotl or LLaMA-Factory.
+    """Write a recipe from a config of trl, axolotl or LLaMA-Factory.
 
     FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig; nothing of it is run.  Every
     key of FILE is in the recipe: translated, or as a comment that says why not.
@@ -74,9 +77,9 @@ def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Pat
 
     _check_output(output, force)
     found = import_config(file, tool=tool, dataset_info=dataset_info)
-    text = found.text()
-    _write(output, text)
-    Recipe.read(output)  # what it cannot take is said now
+    text = found.text(output)
+    Recipe.read(output, text=text)  # a recipe that does not load is not written
+    _write(output, text, force)
     if as_json:
         screen.as_json({"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown})
         return

@@ -104,7 +104,7 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
         """Acknowledge what rollouts up to this one have trained, and save the state beside slime's checkpoint."""
         if rollout_id >= self._next_round:
             raise PlanError(
-                f"save: rollout {rollout_id} was not settled, so nobody knows what it trained; start slime with "
+                f"save: rollout {rollout_id} was not settled, so it is not known what it trained; start slime with "
                 f"--rollout-sample-filter-path {__name__}.mark_trained --rollout-all-samples-process-path {__name__}.settle"
             )
         for number in [number for number in self._rounds if number <= rollout_id]:

@@ -167,7 +167,7 @@ class Leases:
         lease = self.leased.get(ordinal)
         if lease is None:
             if ordinal in self.returned:
-                return "was given back, and nobody has taken it since; its rollouts must not be trained"
+                return "was given back and not taken since; its rollouts must not be trained"
             if 0 <= ordinal < self.next:
                 return "is already done or dropped; its rollouts must not be trained again"
             return f"was never taken: prompts 0 to {self.next - 1} were" if self.next else "was never taken: none was"

@@ -126,7 +126,7 @@ class Prompts:
             leases = self._leases.take(count, now=now, due=due, worker=to)
             try:
                 return self._prompts(leases)
-            except BaseException:  # a record that cannot be read: nobody has these prompts
+            except BaseException:  # a record that cannot be read: these prompts go back
                 self._leases.back([(lease.ordinal, lease.number) for lease in leases])
                 raise
 

@@ -70,7 +70,7 @@ class Owner:
             return self._take(options) if call == "take" else _encode(self._call(call, options))
         except PenstockError as error:
             return orjson.dumps({"error": type(error).__name__, "message": str(error)})
-        except Exception as error:  # a file that is gone, for one: the worker is told, and the owner lives on
+        except Exception as error:  # a file that is gone, for one: the worker gets the error, and the owner goes on
             return orjson.dumps(
                 {"error": "PenstockError", "message": f"the owner failed: {type(error).__name__}: {error}"}
             )

@@ -55,10 +55,10 @@ def local_copy(name: str) -> Path:
         raise RecipeError(str(error)) from error
 
 
-def read_document(path: str) -> tuple[dict[str, Any], dict[Keys, int]]:
-    """The mapping in a file, and the line of every value in it."""
+def read_document(path: str, text: str | None = None) -> tuple[dict[str, Any], dict[Keys, int]]:
+    """The mapping in a file, and the line of every value in it.  text: what the file will hold, if it is not written yet."""
     try:
-        raw = local_copy(path).read_bytes()
+        raw = local_copy(path).read_bytes() if text is None else text.encode()
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror or error}; give the path of a recipe") from error
     value, lines = read_yaml(raw, path, RecipeError)
@@ -326,6 +326,8 @@ def data_set_name(path: Any) -> str:
         plain = plain[:-1]
     if not plain:
         return "data"
+    if plain[-1] in (".", ".."):
+        return Path(first).resolve().name or "data"
     if is_remote(first):  # a name costs no request
         return bare_name(plain[-1].partition("@")[0]) or "data"
     return plain[-1] if is_folder(first) else bare_name(plain[-1]) or plain[-1]

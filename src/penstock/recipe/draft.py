@@ -15,7 +15,7 @@ from penstock.api import open_for_prepare, with_media
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.recipe.document import data_set_name
-from penstock.recipe.keys import keys
+from penstock.recipe.keys import keys, option_doc
 from penstock.recipe.recipe import Recipe, dump, relative
 from penstock.recipe.splits import Splits, eval_files, find_splits, short_places, split_of
 from penstock.report.numbers import length_numbers
@@ -294,7 +294,7 @@ class Draft:
         data = {"data": _path(self.path, output)}
         if options := settings.pop("options", None):
             data["options"] = options
-        template = [self._tokenizer_line(output), _lines({"template": self.template, **self.options})]
+        template = [self._tokenizer_line(output), _lines({"template": self.template, **self.options}, self.template)]
         if self.template in ("messages", "sharegpt", "alpaca") and "train_on" not in self.options:
             template.append(f"# {_lines({'train_on': 'assistant'})}")
         sets: dict[str, Any] = {}
@@ -343,12 +343,12 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _lines(settings: dict[str, Any]) -> str:
-    """Keys and values as YAML, each with a comment."""
+def _lines(settings: dict[str, Any], template: str = "") -> str:
+    """Keys and values as YAML, each with a comment.  template: whose options they are."""
     made = []
     for name, value in settings.items():
         is_short = name in keys() and (name == "options" or not isinstance(value, dict | list))
-        comment = _COMMENTS.get(name, keys()[name].doc) if is_short else ""
+        comment = _COMMENTS.get(name, option_doc(name, template)) if is_short else ""
         made.append(dump({name: value}, width=10_000).rstrip("\n") + (f"  # {comment}" if comment else ""))
     return "\n".join(made)
 

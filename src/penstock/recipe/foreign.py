@@ -7,6 +7,7 @@ there is none.  Defaults of the other tool that differ from ours are written out
 import ast
 import json
 import math
+import os
 import re
 import shlex
 import tomllib
@@ -19,7 +20,7 @@ from typing import Any
 from penstock.errors import RecipeError
 from penstock.recipe.aliases import ALIASES, HINTS, as_yaml
 from penstock.recipe.document import data_set_name, read_document
-from penstock.recipe.recipe import dump
+from penstock.recipe.recipe import dump, relative
 
 _TRAINER = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["trainer"]
 _OF_TOOL = {"trl": ("transformers", "trl"), "llama-factory": ("transformers", "llama-factory"), "axolotl": ("axolotl",)}
@@ -27,6 +28,7 @@ _CALLS = ("SFTConfig", "ScriptArguments", "ModelConfig", "TrainingArguments")
 _WIDTH = 44  # where comments begin
 _BEYOND = "# Not about data, or without an equivalent:"
 _OF_A_DATA_SET = re.compile("key$|^(data|eval|path|options|shape|split|config|revision|weight)$")  # of ours
+_CONFIG = "config"  # the key of a command line that names a YAML file
 _NEXT_COMMAND = {"--", "|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1"}
 Settings = dict[str, tuple[Any, str]]  # our key → value, and what it was
 
@@ -103,20 +105,60 @@ class Imported:
 
     def settings_of(self, part: dict[str, Any], keys: dict[str, str], was: str) -> Settings:
         """Take members of a mapping under our names."""
-        given = {key: part.pop(key) for key in keys if key in part}
-        return {keys[key]: (value, f"{was}.{key}") for key, value in given.items() if value is not None}
+        found: Settings = {}
+        for key in [key for key in keys if key in part]:
+            if part[key] is None or keys[key] in found:
+                why = "not set" if part[key] is None else f"{found[keys[key]][1]} is read"
+                self.leave_part({key: part[key]}, was, why)
+            else:
+                found[keys[key]] = (part[key], f"{was}.{key}")
+            del part[key]
+        return found
 
     def leave_part(self, part: dict[str, Any], was: str, why: str) -> None:
         """List the members of a mapping."""
-        self.left += [f"{was}.{key}: {value}  ({why})" for key, value in part.items()]
+        self.left += [f"{_short(f'{was}.{key}: {as_yaml(value)}')}  ({why})" for key, value in part.items()]
 
-    def add(self, path: Any, settings: Settings, was: str, *, name: str | None = None, of_eval: bool = False) -> None:
-        """Add a data set."""
+    def add(
+        self, path: Any, settings: Settings, was: str, *, name: str | None = None, of_eval: bool = False, cut: str = ""
+    ) -> None:
+        """Add a data set.  cut: the slice of its rows, such as "[:1000]"."""
         sets = self.evals if of_eval else self.sets
         called = base = name or ("held_out" if of_eval else data_set_name(path))
         while called in sets:
             called = f"{base}_{sum(each.startswith(base) for each in sets) + 1}"
-        sets[called] = {"path": (self.place(path), was), **settings}
+        sets[called] = {"path": (_sliced(self.place(path), cut), was), **settings}
+
+    def hold_out(self, key: str) -> None:
+        """Write the share, or the number, of the rows that are for evaluation."""
+        size = self.take(key)
+        share = isinstance(size, float) and 0 < size < 1 and round(100 * size, 9)
+        rest = None
+        if share and share == int(share):
+            rest = f"{100 - int(share)}%"
+        elif type(size) is int and size > 0 and len(self.sets) == 1:
+            rest = f"-{size}"
+        if not size or rest is None or self.evals:
+            why = "no equivalent for this value: write eval: with separate files, or with rows: path@[-1000:]"
+            self.leave(key, why if size else "nothing is held out")
+            return
+        for name, settings in list(self.sets.items()):
+            path, was = settings["path"]
+            eval_path = (
+                _sliced(path, f"[{rest}:]"),
+                self.was(key, size, f"the last rows; {self.tool} takes a random choice"),
+            )
+            self.evals[f"{name}_held_out"] = {**settings, "path": eval_path}
+            self.evals[f"{name}_held_out"].pop("weight", None)
+            settings["path"] = (_sliced(path, f"[:{rest}]"), was)
+
+    def pack_evals(self, key: str) -> None:
+        """Write whether eval sets are packed, if it is said."""
+        value = self.take(key)
+        for settings in self.evals.values() if value is not None else ():
+            settings["packing"] = ("best_fit" if value else "none", self.was(key, value))
+        if not self.evals:
+            self.leave(key, "there are no eval sets")
 
     def place(self, path: Any) -> Any:
         """Return a path that the recipe can be read with from anywhere: of a file here, or beside the configuration, absolute."""
@@ -124,7 +166,7 @@ class Imported:
             return [self.place(each) for each in path]
         for folder in (Path(), self.file.parent):
             if (found := folder / str(path)).exists():
-                return str(found.absolute())
+                return os.path.abspath(found)  # noqa: PTH100 - without ..
         return path
 
     def epochs(self, key: str, default: float, max_steps: str = "max_steps") -> None:
@@ -141,9 +183,13 @@ class Imported:
         note = "" if whole == float(epochs) else f"epochs are whole here: stop after {epochs} of {whole}"
         self.put("epochs", whole, key, epochs, note)
 
-    def text(self) -> str:
-        """Return the recipe."""
+    def text(self, output: Path) -> str:
+        """Return the recipe for the file `output`; paths below its folder are relative."""
         self._take_the_rest()
+        folder = str(output.absolute().parent)
+        for settings in (self.top, *self.sets.values(), *self.evals.values()):
+            for key in settings.keys() & {"path", "tokenizer", "chat_template"}:
+                settings[key] = (relative(settings[key][0], folder), settings[key][1])
         self.num_translated = sum(not self._is_left(key) for key in self.given)
         source = f"# Imported from {self.file.name} ({self.tool}) by `penstock import`; `penstock check` looks at the result.\n"
         parts = [source, "data:\n", *(_block(name, settings) for name, settings in self.sets.items())]
@@ -180,6 +226,11 @@ class Imported:
             else:
                 self.unknown.append(key)
                 self.leave(key, "NOT KNOWN here: find out whether it changes the data")
+
+
+def _sliced(path: Any, cut: str) -> Any:
+    """Return a path, or each of several, with a slice of its rows."""
+    return [_sliced(each, cut) for each in path] if isinstance(path, list) else f"{path}@{cut}" if cut else path
 
 
 def _short(value: Any) -> str:
@@ -233,9 +284,31 @@ def _of_arguments(text: str, path: Path) -> dict[str, Any]:
             key = name.replace("-", "_")
             _add(found, key, _value(value) if has_value else True, path)
             key = None if has_value else key
-        elif key is not None:
+        elif re.match("-[A-Za-z]", word):
+            _add(found, key := word, True, path)
+        elif key is not None and not (
+            word.endswith(".py") and found[key] is not True
+        ):  # the script itself is not a value
             found[key] = _value(word) if found[key] is True else [*as_list(found[key]), _value(word)]
-    return found
+        else:
+            key = None
+            if word.endswith((".yaml", ".yml")):
+                _add(found, _CONFIG, word, path)
+            elif pair := re.fullmatch("([a-z][a-z0-9_.]*)=(.*)", word, re.DOTALL):
+                _add(found, pair[1], _value(pair[2]), path)
+    return _with_config(found, path)
+
+
+def _with_config(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Add the settings of the YAML file that a command line names; the command line itself counts first."""
+    if not isinstance(name := found.get(_CONFIG), str):
+        return found
+    file = next((place for place in (Path(name), path.parent / name) if place.is_file()), None)
+    if file is None:
+        raise RecipeError(
+            f"{path}: names the settings {name}, which are not here; put them beside it, or import them alone"
+        )
+    return {**read_document(str(file))[0], **found}
 
 
 def _of_python(text: str, path: Path) -> dict[str, Any]:
@@ -310,9 +383,11 @@ def import_config(path: Path, *, tool: str | None = None, dataset_info: Path | N
     from penstock.recipe.foreign_tools import axolotl, trl
 
     given = read_foreign(path)
+    given = {key: {"true": True, "false": False}.get(str(value).lower(), value) for key, value in given.items()}
     computed = {key: str(value) for key, value in given.items() if type(value) is Computed}
     plain = {key: value for key, value in given.items() if key not in computed}
     made = Imported(tool or which_tool(given), path, plain, computed=computed)
+    made.leave(_CONFIG, "its settings are here, too")
     if made.tool == "llama-factory":
         llama_factory(made, dataset_info=dataset_info)
     else:

@@ -8,11 +8,10 @@ from penstock.errors import RecipeError
 from penstock.recipe.foreign import Imported, Settings, as_list
 from penstock.recipe.foreign_tools import of_training_arguments, streamed
 
-_FILES = "write eval: with separate files"
 _NONE = {
     "stage": "the trainer's; it decides the template of each data set",
     "template": "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
-    **dict.fromkeys(("val_size", "eval_on_each_dataset"), _FILES),
+    "eval_on_each_dataset": "each eval set is loaded by its name",
     **dict.fromkeys(("ignore_pad_token_for_loss", "data_shared_file_system", "preprocessing_batch_size"), "not needed"),
     **dict.fromkeys(("default_system", "tool_format"), "no equivalent"),
 }
@@ -39,7 +38,13 @@ _COLUMNS = {
     "preference": {"messages": "input_key", "prompt": "input_key", **_ANSWERS, **_ALL},
     "kto": {"messages": "input_key", "prompt": "input_key", "response": "output_key", **_ANSWERS, **_ALL},
 }
-_ROLES = {"user_tag": "user", "assistant_tag": "assistant", "system_tag": "system", "observation_tag": "tool"}
+_ROLES = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "system_tag": "system",
+    "observation_tag": "tool",
+    "function_tag": "function_call",
+}
 
 
 def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
@@ -72,6 +77,7 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     kwargs = {key: made.take(key) for key in ("enable_thinking", "preserve_thinking") if made.take(key) is not None}
     for key, value in kwargs.items():
         made.put("template_kwargs", kwargs, key, value, "variables of the chat template, if it has them")
+    made.hold_out("val_size")
     made.leave_all(_NONE)
 
 
@@ -159,8 +165,8 @@ def _factory_set(
     most = entry.pop("num_samples", None) or cut
     made.leave_part(entry, was, "no equivalent")
     note = f"; the first {most}, there a random choice" if most else ""
-    where = f"{path}@[:{most}]" if most else path
-    made.add(where, settings, f"{was}.{place}{note}", name=None if of_eval else name, of_eval=of_eval)
+    rows = f"[:{most}]" if most else ""
+    made.add(path, settings, f"{was}.{place}{note}", name=None if of_eval else name, of_eval=of_eval, cut=rows)
 
 
 def _factory_tags(made: Imported, tags: dict[str, Any], settings: Settings, was: str, *, has_names: bool) -> None:

@@ -14,8 +14,6 @@ _NOT_PACKED = "best_fit trains the same samples in fewer rows"
 _BARE = ("json", "csv", "parquet", "text", "arrow", "webdataset", "imagefolder")  # load_dataset("json", data_files=…)
 _TRL_PACKING = {"bfd": ("best_fit", "truncate"), "bfd_split": ("best_fit", "split"), "wrapped": ("concat", "split")}
 _NONE_OF_TRL = {
-    "test_split_size": "split in Python: source.train_test_split(test_size=0.1); or write eval: with separate files",
-    "eval_packing": "an eval set may have its own packing:, padding_free: and overflow:",
     "pad_token": "write pad_id: with its number; padding is never trained",
     "dataset_kwargs": "data is always prepared; records with input_ids are taken as they are",
 }
@@ -26,10 +24,11 @@ _AXOLOTL_TYPES = {
 _AXOLOTL_PAIRS = {**dict.fromkeys(("dpo", "ipo", "orpo", "simpo"), "preference"), "kto": "kto"}
 _AXOLOTL_KEYS = {
     "name": "config", "split": "split", "revision": "revision", "field_messages": "messages_key", "field_tools": "tool_key",
-    "field_system": "system_key", "field": "key", "text_column": "key", "roles_to_train": "train_on", "weight": "weight",
+    "field_system": "system_key", "field": "key", "text_column": "key", "roles_to_train": "train_on",
     "roles": "role_map", "field_chosen": "chosen_key", "field_rejected": "rejected_key",
+    "chat_template_jinja": "chat_template",
 }  # fmt: skip
-_PACKING = """eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially multipack_real_batches
+_PACKING = """sample_packing_group_size sample_packing_bin_size sample_packing_sequentially multipack_real_batches
   pretrain_multipack_attn batch_flattening curriculum_sampling"""
 _TOKENS = "the tokenizer's: save it with these tokens, and name its folder"
 _NONE_OF_AXOLOTL = {
@@ -113,6 +112,8 @@ def trl(made: Imported) -> None:
     else:
         made.leave("pad_to_multiple_of", "auto decides by the model; write pad_to: if it needs one")
     made.same("eos", "eos_token")
+    made.hold_out("test_split_size")
+    made.pack_evals("eval_packing")
     made.leave_all(_NONE_OF_TRL)
 
 
@@ -255,6 +256,8 @@ def axolotl(made: Imported) -> None:
     else:
         why = "a template of axolotl; the tokenizer's own is used: compare, or write chat_template: with a file"
         made.leave("chat_template", why)
+    made.hold_out("val_set_size")
+    made.pack_evals("eval_sample_packing")
     made.leave_all(_NONE_OF_AXOLOTL)
 
 
@@ -299,11 +302,14 @@ def _axolotl_set(made: Imported, each: Any, was: str, rl: str | None = None, *, 
         why = "no equivalent: `penstock check` says which template fits; or write template:"
         made.left.append(f"{was}.type: {kind}  ({why})")
     settings |= made.settings_of(part, keys, was)
-    if (share := settings.pop("weight", None)) is not None:
-        split = settings.get("split", ("train", ""))[0]
-        note = "the first rows; axolotl takes a random choice"
-        settings["split"] = (f"{split}[:{float(share[0]):.0%}]", f"{was}.weight: {share[0]}; {note}")
     path = _place(made, part, settings, was)
+    note, cut, share = f"{was}.path", "", part.pop("weight", None)
+    percent = round(100 * share, 9) if isinstance(share, int | float) and 0 < share < 1 else 0
+    if percent and percent == int(percent):
+        note += f"; {was}.weight: {share}: the first rows; axolotl takes a random choice"
+        cut = f"[:{int(percent)}%]"
+    elif share is not None:
+        made.leave_part({"weight": share}, was, "all rows are read" + ("" if share == 1 else ": no equivalent"))
     mappings = dict(part.pop("message_property_mappings", None) or {})
     names = {} if rl else {"role": "role_key", "content": "content_key"}
     settings |= made.settings_of(mappings, names, f"{was}.message_property_mappings")
@@ -317,4 +323,4 @@ def _axolotl_set(made: Imported, each: Any, was: str, rl: str | None = None, *, 
             {key: part.pop(key)} if key in part else {}, was, "turns end with their end token, which is trained"
         )
     made.leave_part(part, was, "no equivalent")
-    made.add(path, settings, f"{was}.path", of_eval=of_eval)
+    made.add(path, settings, note, of_eval=of_eval, cut=cut)

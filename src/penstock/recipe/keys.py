@@ -93,7 +93,8 @@ def keys() -> dict[str, Key]:
 def template_options() -> dict[str, dict[str, Key]]:
     """Return the options of templates: name → template → key."""
     known = {option for name in NAMES for chat in (False, True) for option in known_options(name, chat=chat)}
-    made = {"chat": {"prompt_completion": Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)}}
+    chat = Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)
+    made = {"chat": dict.fromkeys(("prompt_completion", "query_response"), chat)}
     makers: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
     for shape in RECORD_SHAPES.values():
         if shape.template is not None:
@@ -103,6 +104,15 @@ def template_options() -> dict[str, dict[str, Key]]:
             if key.name in known:
                 made.setdefault(key.name, {})[template] = key
     return made
+
+
+def option_doc(name: str, template: str) -> str:
+    """Return the documentation of an option of this template; of any other key, that of the key."""
+    found, own = template_options().get(name, {}), RECORD_SHAPES.get(template)
+    for other, key in found.items():
+        if other == template or (own and other in RECORD_SHAPES and RECORD_SHAPES[other].template is own.template):
+            return key.doc
+    return keys()[name].doc
 
 
 @cache

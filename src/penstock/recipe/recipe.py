@@ -47,13 +47,13 @@ class Recipe:
     notices: tuple[str, ...] = field(default=(), compare=False)  # about aliases
 
     @staticmethod
-    def read(path: "str | os.PathLike[str] | Recipe") -> "Recipe":
-        """Read a recipe from a file; a Recipe is returned as it is."""
+    def read(path: "str | os.PathLike[str] | Recipe", *, text: str | None = None) -> "Recipe":
+        """Read a recipe from a file; a Recipe is returned as it is.  text: what the file will hold, if it is not written yet."""
         if isinstance(path, Recipe):
             return path
         file = os.fspath(path)
         file = file if is_remote(file) else str(Path(file).expanduser())
-        recipe = _built(*read_document(file), file)
+        recipe = _built(*read_document(file, text), file)
         recipe.check()
         return recipe
 
@@ -310,7 +310,9 @@ def relative(value: Any, base: str | None) -> Any:
     if isinstance(value, tuple | list):
         return [relative(each, base) for each in value]
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return path.removeprefix(f"{base}{os.sep}") if base is not None and isinstance(path, str) else path
+    if base is None or not isinstance(path, str):
+        return path
+    return "." if path == base else path.removeprefix(f"{base}{os.sep}")
 
 
 def dump(value: Any, *, width: int = 120) -> str:

@@ -246,6 +246,10 @@ class CsvSource(TextFiles):
         found = _cells(file.read(start, stop), delimiter, self.quotes)
         if isinstance(found, BadRow):
             raise SourceError(f"{place}: no header: {found.message}; fix the line, or pass names=")
+        mark = next((each for each in ";\t|" if each in found[0]), None)
+        if self.delimiter is None and len(found) == 1 and mark is not None:
+            why = f"set the option delimiter to {mark!r} if that separates cells, else to {delimiter!r}"
+            raise SourceError(f"{place}: the header is one column, {found[0][:80]!r}; {why}")
         self._check_names(found, place)
         self._columns = self._columns or (path, found)
         first, columns = self._columns

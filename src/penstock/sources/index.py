@@ -96,7 +96,7 @@ def mapped(file: File, cache: Cache) -> Any:
         return file.map()
     if not known.has_strong_etag:  # a copy could be of an older version
         raise SourceError(
-            f"{known.path}: the server gives no strong ETag, so a copy cannot be told from a newer file; download it"
+            f"{known.path}: the server gives no strong ETag, so a copy cannot be distinguished from a newer file; download it"
         )
     key = fingerprint([known.path, known.size, known.mtime_ns, known.etag])
     name = f"spools/{key[:2]}/{key}.unpacked"

@@ -249,7 +249,7 @@ def _data_files(place: str, asked: str | None) -> list[str]:
             )
     if len(known) < len(paths):
         left = sorted(set(paths) - set(known))
-        _log.info("%s: %d files are not data and are left out: %s", place, len(left), _few(left))
+        _log.info("%s: not data, left out: %s", place, _few(left))
     return known
 
 

@@ -175,7 +175,7 @@ class MakeShard(DigestShard):
     def _find(self, task: ShardTask, key: str) -> tuple[ShardEntry | None, str]:
         """Return the shard if it is published and complete, else its problem.
 
-        A shard is taken by its size if the process that made it runs on this machine and has told its digest; else it is read.
+        A shard is taken by its size if the process that made it runs on this machine and has sent its digest; else it is read.
         """
         name = shard_name(key)
         if task.claim is not None:  # on a network, a question by name may get an old answer until the folder is listed

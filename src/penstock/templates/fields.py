@@ -110,15 +110,16 @@ def role_names(given: Mapping[str, str | Sequence[str]] | None) -> dict[str, str
     """Name in the data → role.  `given` adds to the built-in names: {alias: role} or {role: [aliases]}."""
     names = {role: role for role in _KNOWN}
     names |= {alias: role for role, aliases in _ALIASES.items() for alias in aliases}
+    added: dict[str, str] = {}
     for key, value in (given or {}).items():
-        if isinstance(value, str):
-            names[key] = CALL if value in _ALIASES[CALL] else value
-        elif isinstance(value, Sequence) and all(isinstance(alias, str) for alias in value):
-            names |= dict.fromkeys(value, CALL if key in _ALIASES[CALL] else key)
-        else:
+        if not isinstance(value, Sequence) or not all(isinstance(alias, str) for alias in value):
             expected = f"a role, or a list of names for the role {key!r}"
             raise TemplateError(f"role_map[{key!r}] is {value!r}, expected {expected}")
-    return names
+        for alias, role in [(key, value)] if isinstance(value, str) else [(each, key) for each in value]:
+            role = CALL if role in _ALIASES[CALL] else role
+            if added.setdefault(alias, role) != role:
+                raise TemplateError(f"role_map has {alias!r} as {added[alias]!r} and as {role!r}; keep one of them")
+    return names | added
 
 
 def find_role(name: Any, names: Mapping[str, str], what: str) -> str:

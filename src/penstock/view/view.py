@@ -84,7 +84,7 @@ class View:
         }  # fmt: skip
 
     def _use_templates(self, job: Job[bool]) -> bool:
-        """Render one record of each store, so that nobody waits for the first one."""
+        """Render one record of each store, so that the first one is not slow."""
         for store in self.stores.values():
             if store.lengths.any():
                 with self._templates:
