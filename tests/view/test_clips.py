@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
-soundfile = pytest.importorskip("soundfile")
-
+import soundfile
 from starlette.testclient import TestClient
 
 from penstock.recipe import Recipe
