@@ -163,6 +163,9 @@ def test_ranks_of_an_earlier_and_larger_run_are_left_out(recipe_path: Path) -> N
     found = asking(view)("live", run_id="restarted")
     assert [(each["rank"], each["begun_as"]) for each in found["ranks"]] == [(0, "now"), (1, "now")]
     assert found["now"] >= found["ranks"][0]["written"]
+    (file,) = root.glob("runs/restarted/live/*-0.json")
+    file.write_text(file.read_text().replace('"rank": 0', '"rank": "x"'))
+    assert "not the state of a run" in asking(view)("live", status=400, run_id="restarted")["error"]
 
 
 def test_a_tool_filter_that_cannot_read_all_rows_is_not_complete(tmp_path: Path, tokenizer_path: Path) -> None:

@@ -74,6 +74,8 @@ def read_status(root: Path, run_id: str) -> list[dict[str, Any]]:
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             is_own = state["run_id"] == run_id and state["version"] == _VERSION
+            if is_own:
+                _ = int(state["rank"]), int(state["world_size"]), float(state["written"]), str(state["plan"])
         except FileNotFoundError:  # removed in this moment
             continue
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -307,9 +307,12 @@ class View:
         if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
             raise PlanError(f"row {row:,} has no video or audio clip {place}")
 
+        reader: Any = getattr(store.template, "media", None)
+        assert reader is not None, "a sample with media was made with a reader of them"
+
         def read(part: slice) -> bytes:
             with self._templates, self._lock:
-                found: bytes = store.template.media.bytes_of(items[place], lambda: store.source[made.row], part)
+                found: bytes = reader.bytes_of(items[place], lambda: store.source[made.row], part)
             return found
 
         start = read(slice(16))
