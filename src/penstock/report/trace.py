@@ -241,7 +241,7 @@ def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, 
 
 
 def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
-    """Return the first step that has rows of an epoch, how many rows of earlier epochs it also has, and how many steps follow on from it.
+    """Return the first step that has rows of an epoch, how many rows of earlier epochs it has, too, and how many steps have rows of it.
 
     With tail="wrap" a step may have rows of two epochs; with "drop" the rows after the last full step are in none.
     """
@@ -322,9 +322,7 @@ def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...
     if not length:
         return "dropped when it was prepared: it has no tokens to train on"
     if len(landings) == _MOST_LANDINGS:
-        return (
-            f"at least {len(landings):,} times in the epoch, whole or in pieces; the first {len(landings):,} are listed"
-        )
+        return f"at least {len(landings):,} times in the epoch, whole or in pieces; these are listed"
     if len(landings) > 1:
         rest = f": {kept:,} of {length:,} tokens, nothing in the rest is trained" if kept < length else ""
         return f"split into {len(landings)} pieces{rest}" if kept <= length else f"{len(landings)} times in the epoch"

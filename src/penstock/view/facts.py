@@ -68,9 +68,7 @@ class Facts:
         self.media = np.zeros(self.lengths.size, np.uint8)  # one bit for each of KINDS
         self.reasons = np.zeros(self.lengths.size, np.uint8)  # 0: a sample, else 1 + its place in `reason_names`
         self.reason_names: list[str] = []
-        self.untrained = np.zeros(
-            self.lengths.size, np.bool_
-        )  # samples that the plan cuts into pieces without a target
+        self.untrained = np.zeros(self.lengths.size, np.bool_)  # the plan cuts them into pieces without a target
         self.job: Job[tuple[SourceNumbers, ...]] = Job(self._read, self.lengths.size)
 
     @property
@@ -120,6 +118,7 @@ class Facts:
             for row in empty.tolist():
                 with self._lock:  # a request waits for one row, not for all
                     again.append(_why_dropped(store, offset + row))
+                yield_lock()
             named = again if Counter(again) == counted else named
         self.reasons[first + empty] = [self._code(reason) for reason in named]
         return left - empty.size

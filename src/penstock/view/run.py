@@ -48,9 +48,7 @@ class Epoch:
         if carried:  # rows of the epoch before in the first step
             self._count(loader.look_up(self.first).rows.slice(0, carried))
         found = epoch(loader, self.number, visit=lambda rows: self._add(rows, job))
-        if (
-            rest := num_steps * self._per_step - self._num_rows
-        ) > 0:  # rows of the next epoch in the last step, repeated or empty ones
+        if (rest := num_steps * self._per_step - self._num_rows) > 0:  # of the next epoch, repeated or empty ones
             self._count(loader.look_up(self.first + num_steps - 1).rows.slice(self._per_step - rest, self._per_step))
         self.tokens, self.spans = (np.zeros((-(-self._num_rows // self._per_step), n)) for n in (self.num_colours, 1))
         for first, *parts in self._sums:
