@@ -71,6 +71,14 @@ def test_parts_of_a_clip_join_to_its_file(
     assert beyond.status_code == 416 and beyond.headers["content-range"] == f"bytes */{len(data)}"
 
 
+def test_a_clip_of_data_that_is_not_prepared_is_sent_too(folder: Path) -> None:
+    path = folder / "unprepared.yaml"
+    path.write_text(json.dumps({**json.loads((folder / "recipe.yaml").read_text()), "cache_dir": "other"}))
+    view = open_view(path, world_size=1)
+    assert not view.stores
+    assert client_of(view).get(f"/{TOKEN}/media/1/0").content == (folder / NAMES[1]).read_bytes()
+
+
 def test_a_clip_needs_the_token_and_must_exist(client: TestClient) -> None:
     assert client.get("/wrong/media/0/0").status_code == 403
     assert client.get(f"/{TOKEN}/media/0/0", headers={"origin": "http://evil.example"}).status_code == 403

@@ -306,7 +306,6 @@ class View:
             made = store[own if self.stores else 0]
         if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
             raise PlanError(f"row {row:,} has no video or audio clip {place}")
-
         reader: Any = getattr(store.template, "media", None)
         assert reader is not None, "a sample with media was made with a reader of them"
 

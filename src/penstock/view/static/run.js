@@ -189,7 +189,7 @@ export class Run {
     const { counters } = this.found.numbers, rows = Object.entries(counters.tokens_dropped).filter(([, count]) => count);
     const prepared = new Map(), known = this.overview.reasons ?? {};
     for (const { reason, count } of (this.overview.numbers ?? []).flatMap(({ dropped }) => dropped)) prepared.set(reason, (prepared.get(reason) ?? 0) + count);
-    const named = (reason) => (reason in known ? h("a", { href: `#/samples?reason=${encodeURIComponent(reason)}` }, data(reason)) : data(reason));
+    const named = (reason) => (Object.hasOwn(known, reason) ? h("a", { href: `#/samples?reason=${encodeURIComponent(reason)}` }, data(reason)) : data(reason));
     const unused = this.found.numbers.shares.filter((share) => share.unused), left = unused.length ? h("p.note", {}, "Left over in this epoch, because another data set ends it: ",
       unused.map((share, place) => [place ? ", " : "", data(share.name, 40), ` ${plural(share.unused, "sample")} (${percent(share.unused_share)})`]), ".") : null;
     if (!rows.length && !prepared.size) return left ?? h("p.note", {}, "Nothing is lost: every sample is in a row.");
