@@ -284,6 +284,48 @@ def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(page: P
     page.clean(heard)
 
 
+def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(page: Page, heard: list[bytes]) -> None:
+    page.visit("#/run")
+    steps = page.see("Number(document.querySelector('.tiles dd').firstChild.textContent)")
+    page.value(f"location.hash = '#/run?step={steps + 1}'")
+    page.see(f"document.querySelector('.step h2').textContent === 'Step {steps + 1}'")
+    page.see("document.querySelector('.toolbar [type=number]').value === '1'")
+    page.see("document.querySelectorAll('.step-mark').length > 0")
+    page.value(f"location.hash = '#/run?step={2 * steps - 1}'")
+    page.see("document.querySelector('[aria-label=\"Next step\"]').disabled")
+    page.value("location.hash = '#/constructor'")
+    page.text("630 rows")
+    page.clean(heard)
+
+
+def test_positions_of_one_sample_are_not_written_below_another(page: Page, heard: list[bytes]) -> None:
+    page.visit("#/samples?row=20&at=20")
+    page.see("document.querySelectorAll('.positions a').length > 0")
+    page.value(
+        "(() => { const ask = window.fetch; const gate = new Promise((open) => { window.release = open; });"
+        " window.fetch = async (...given) => { const found = await ask(...given);"
+        " if (String(given[0]).includes('positions')) { window.held = true; await gate; } return found; }; })()"
+    )
+    page.value("location.hash = '#/samples?row=21&at=21'")
+    page.see("window.held")
+    page.value(f"location.hash = '#/samples?row={len(hostile.TEXTS) + 1}&at=14'")
+    page.text("This record gave no sample")
+    page.value("window.release(), new Promise((done) => setTimeout(done, 100))")
+    assert page.value("document.querySelector('.places').textContent") == ""
+    page.clean(heard)
+
+
+def test_a_slider_that_does_not_move_keeps_its_weight(page: Page, heard: list[bytes]) -> None:
+    page.visit("#/what-if?weights=0.0123,1")
+    page.text("these settings")
+    page.value(
+        "(() => { const slide = document.querySelectorAll('[name=weight]')[1]; slide.value = 30;"
+        " slide.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    page.see("decodeURIComponent(location.hash) === '#/what-if?weights=0.0123,0.6'")
+    page.clean(heard)
+
+
 def test_sliders_compute_anew(page: Page, heard: list[bytes]) -> None:
     page.visit("#/what-if")
     page.text("these settings")

@@ -106,6 +106,12 @@ def test_every_answer_has_the_headers_that_protect_it(client: TestClient, path: 
         assert "access-control-allow-origin" not in answer.headers and "set-cookie" not in answer.headers
 
 
+@pytest.mark.parametrize("path", ["//", "/api/", "/api/overview/", "/app.js/", "/media/0/0/"])
+def test_an_address_that_does_not_exist_leads_nowhere_else(client: TestClient, path: str) -> None:
+    answer = client.get(f"/{TOKEN}{path}", follow_redirects=False)
+    assert answer.status_code == 404 and "location" not in answer.headers
+
+
 def test_no_file_of_the_page_names_another_place(client: TestClient) -> None:
     names = [file.name for file in resources.files("penstock.view").joinpath("static").iterdir()]
     assert {"index.html", "app.js", "app.css"} <= set(names)

@@ -65,11 +65,17 @@ class StatusFile:
 
 def read_status(root: Path, run_id: str) -> list[dict[str, Any]]:
     """Return what each rank of a run has last written, by rank; nothing if there is no such run."""
-    found = []
-    for path in sorted((run_folder(root, run_id) / _FOLDER).glob("*.json")):
+    found, folder = [], run_folder(root, run_id) / _FOLDER
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except OSError as error:  # such as a name that is too long for a file system
+        raise PlanError(f"run_id {run_id[:40]!r}: its folder cannot be read: {error.strerror}") from error
+    for path in paths:
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             is_own = state["run_id"] == run_id and state["version"] == _VERSION
+            if is_own:
+                _ = int(state["rank"]), int(state["world_size"]), float(state["written"]), str(state["plan"])
         except FileNotFoundError:  # removed in this moment
             continue
         except (OSError, ValueError, KeyError, TypeError) as error:

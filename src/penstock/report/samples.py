@@ -14,7 +14,7 @@ from penstock.plan.block import Rows
 from penstock.plan.permutation import derive, keyed_words
 from penstock.report.numbers import stores
 from penstock.report.thumbnails import Picture, Thumbnails
-from penstock.report.trace import Landing, Positions, RecordTrace, RowTrace, outcome, trace_sample
+from penstock.report.trace import Landing, Positions, RecordTrace, RowTrace, epoch_steps, outcome, trace_sample
 from penstock.store import Store
 from penstock.words import spread
 
@@ -102,7 +102,8 @@ class EpochSample:
         self.num_spans, self.most_spans = 0, 0  # in all rows, and in one
         self.rows: list[DrawnRow] = []
         self._loader, self._stores, self._choices = loader, stores(loader), choices
-        self._chosen_rows = spread(loader.plan.num_rows(0), num_rows)[::-1]
+        in_steps = epoch_steps(loader, 0)[2] * loader.batch_size * loader.world.size  # fewer than all with tail="drop"
+        self._chosen_rows = spread(min(loader.plan.num_rows(0), in_steps), num_rows)[::-1]
         self._positions, self._num_rows = Positions(loader, [(each.source, each.sample) for each in choices]), 0
 
     def add(self, rows: Rows) -> None:

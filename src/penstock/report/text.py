@@ -22,8 +22,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BAR, _LONG_BAR = "█", "░"
 _ANSWERS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _MOST_SOURCES = 8  # in the table of an epoch's tenths
-_MOST_TOKENS = 4_000  # shown of one row or record
-_MOST_TEXT = 4_000  # characters
+_MOST_TOKENS = _MOST_TEXT = 4_000  # tokens of one row or record, and characters, that are shown
+_MOST_LANDINGS = 16
 _TRAINED = "black on green"
 # part of a turn → style, style where it is trained, brackets where there are no colours
 _TURN_STYLES = {"header": ("cyan", "black on cyan", "‹›"), "end": ("magenta", "bold black on green", "«»")}
@@ -291,19 +291,18 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
 def record(found: "RecordTrace") -> list[Piece]:
     """Show a record as data, as tokens by turn, and where it is trained."""
     parts = f" in sequences of {' and '.join(map(str, found.sequences))}" if len(found.sequences) > 1 else ""
-    legend = [Part(f"sample: {plural(len(found.tokens), 'token')}{parts}, {found.trained:,} ", _TITLE)]
-    legend.append(Part("trained", _TRAINED, "⟦trained⟧"))
+    head = f"sample: {plural(len(found.tokens), 'token')}{parts}, {found.trained:,} "
+    legend = [Part(head, _TITLE), Part("trained", _TRAINED, "⟦trained⟧")]
     for name, part in (("header", "header"), ("end of turn", "end")) if found.turns else ():
         style, _, brackets = _TURN_STYLES[part]
         legend += [Part(", "), Part(name, style, f"{brackets[0]}{name}{brackets[1]}")]
-    more = len(found.raw) - _MOST_TEXT
-    raw = found.raw if more <= 0 else f"{found.raw[:_MOST_TEXT]} … {more:,} more characters"
+    more = f" … {len(found.raw) - _MOST_TEXT:,} more characters" if len(found.raw) > _MOST_TEXT else ""
     turns = [[x.message, x.role, f"{x.start}–{x.stop - 1}", x.header, x.body, x.end, x.trained] for x in found.turns]
     columns = ["#message", "role", "tokens", "#header", "#body", "#end", "#trained"]
     return [
         Piece(parts=(Part(f"{found.source}, record {found.sample}", _TITLE), Part(f"  {found.where}", _DIM))),
         title("record, as it is in the data"),
-        Piece(parts=(Part(raw),)),
+        Piece(parts=(Part(f"{found.raw[:_MOST_TEXT]}{more}"),)),
         Piece(parts=tuple(legend)),
         *tokens(found.tokens),
         *([title("media"), *map(line, found.media)] if found.media else []),
@@ -315,8 +314,9 @@ def record(found: "RecordTrace") -> list[Piece]:
                 f"epoch {at.epoch}, step {at.step:,}, rank {at.rank}, row {at.row}: tokens {at.start}–{at.stop - 1} of the sample "
                 f"at {at.place}–{at.place + at.stop - at.start - 1} of the row"
             )
-            for at in found.landings
+            for at in found.landings[:_MOST_LANDINGS]
         ),
+        *([line(f"and {rest:,} more")] if (rest := len(found.landings) - _MOST_LANDINGS) > 0 else []),
     ]
 
 

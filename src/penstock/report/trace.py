@@ -24,9 +24,9 @@ from penstock.report.media import media_lines
 from penstock.report.numbers import epoch_rows, stores
 from penstock.report.record import PADDING, Token, Turn, record_text, rendered_text, sample_tokens, turns_of
 from penstock.store import Sample, Store
-from penstock.types import SEQUENCE_LENGTHS, Ints
+from penstock.types import SEQUENCE_LENGTHS, Bools, Ints
 
-_MOST_LANDINGS = 16  # of one sample
+_MOST_LANDINGS = 1_000  # of one sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +240,25 @@ def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, 
     )  # fmt: skip
 
 
+def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
+    """Return the first step that has rows of an epoch, how many rows of earlier epochs it has, too, and how many steps have rows of it.
+
+    With tail="wrap" a step may have rows of two epochs; with "drop" the rows after the last full step are in none.
+    """
+    per_step, end, first = loader.batch_size * loader.world.size, _end(loader, epoch), 0
+    for part in loader.plan.parts(per_step, end, Position()):
+        if part.epoch == epoch:
+            break
+        first += part.steps
+    steps, rest = divmod(part.carried + part.num_rows, per_step)
+    return first, part.carried, steps + (rest > 0 and loader.plan.settings.tail != "drop")
+
+
+def _end(loader: Loader, epoch: int) -> int | None:
+    """Return the epoch before which a run ends that reaches this one; None for an endless run."""
+    return None if loader.epochs is None else max(loader.epochs, epoch + 1)
+
+
 class Positions:
     """Finds the positions of some samples in an epoch; `add` takes the epoch's rows in order."""
 
@@ -248,7 +267,10 @@ class Positions:
         self._found: dict[tuple[int, int], list[Landing]] = {each: [] for each in samples}
         self._samples = np.unique([sample for _, sample in self._found])
         self._per_step = loader.batch_size * loader.world.size
-        self._steps_before = loader.plan.num_steps(self._per_step, epochs=epoch) if epoch else 0
+        # without earlier epochs and a dropped tail, the rows of the epoch need not be counted
+        is_counted = epoch or loader.plan.settings.tail == "drop"
+        self._first, self._carried, steps = epoch_steps(loader, epoch) if is_counted else (0, 0, None)
+        self._last_row = None if steps is None else steps * self._per_step - self._carried
 
     @property
     def is_full(self) -> bool:
@@ -258,36 +280,40 @@ class Positions:
         return tuple(self._found[source, sample])
 
     def add(self, rows: Rows) -> None:
-        for span in np.flatnonzero(np.isin(rows.spans["sample"], self._samples)).tolist():
-            found = self._found.get((int(rows.spans["source"][span]), int(rows.spans["sample"][span])))
+        kept = rows.num_rows if self._last_row is None else min(max(self._last_row - self._num_rows, 0), rows.num_rows)
+        spans, align = rows.spans[: rows.starts[kept]], self._loader.plan.settings.align
+        for span in np.flatnonzero(np.isin(spans["sample"], self._samples)).tolist():
+            found = self._found.get((int(spans["source"][span]), int(spans["sample"][span])))
             if found is not None and len(found) < _MOST_LANDINGS:
                 number = int(np.searchsorted(rows.starts, span, side="right")) - 1
-                row = self.row(rows, number)
-                own = row.segments[span - int(rows.starts[number])]
+                step, rank, row = self._place(rows, number)
+                before = spans[rows.starts[number] : span]
                 found.append(
                     Landing(
-                        epoch=self._epoch, step=row.step, rank=row.rank, row=row.row,
-                        place=own.place, start=own.start, stop=own.stop,
+                        epoch=self._epoch, step=step, rank=rank, row=row,
+                        place=int((-((before["start"] - before["stop"]) // align) * align).sum()),
+                        start=int(spans["start"][span]), stop=int(spans["stop"][span]),
                     )
                 )  # fmt: skip
         self._num_rows += rows.num_rows
 
     def row(self, rows: Rows, number: int) -> RowTrace:
         """Return row `number` of `rows`, which are about to be added."""
-        step, place = divmod(self._num_rows + number, self._per_step)
-        rank_and_row = _rank_of(place, self._dealt(step))
-        return trace_row(self._loader, self._stores, rows[number], self._steps_before + step, *rank_and_row)
+        return trace_row(self._loader, self._stores, rows[number], *self._place(rows, number))
 
-    def _dealt(self, step: int) -> Ints:
-        """Return which rows of a step of this epoch each rank gets; of a last step that is dropped, as without balance."""
-        plan, size, epochs = self._loader.plan, self._loader.world.size, self._epoch + 1
-        rows = Rows.empty(self._per_step)
+    def _place(self, rows: Rows, number: int) -> tuple[int, int, int]:
+        """Return step, rank and row in its batch of row `number` of `rows`, which are about to be added."""
+        plan, size = self._loader.plan, self._loader.world.size
+        step, place = divmod(self._carried + self._num_rows + number, self._per_step)
+        first, whole = number - place, Rows.empty(self._per_step)
         if size > 1 and self._loader.batch_size > 1:  # else the costs of rows decide nothing
-            here = plan.seek(step, self._per_step, epochs=epochs, start=Position(epoch=self._epoch))
-            last = self._loader.epochs if plan.settings.tail == "wrap" else epochs
-            found = plan.step(here, self._per_step, epochs=None if last is None else max(last, epochs))
-            rows = rows if found is None else found.rows
-        return dealt_rows(rows, size, plan.settings)
+            if 0 <= first <= rows.num_rows - self._per_step:
+                whole = rows.slice(first, first + self._per_step)
+            else:  # it also has rows before or after these
+                end = _end(self._loader, self._epoch)
+                found = plan.step(plan.seek(self._first + step, self._per_step, epochs=end), self._per_step, epochs=end)
+                whole = whole if found is None else found.rows
+        return self._first + step, *_rank_of(place, dealt_rows(whole, size, plan.settings))
 
 
 def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...], epoch: int) -> str:
@@ -295,6 +321,8 @@ def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...
     length, kept = len(sample), sum(landing.stop - landing.start for landing in landings)
     if not length:
         return "dropped when it was prepared: it has no tokens to train on"
+    if len(landings) == _MOST_LANDINGS:
+        return f"at least {len(landings):,} times in the epoch, whole or in pieces; these are listed"
     if len(landings) > 1:
         rest = f": {kept:,} of {length:,} tokens, nothing in the rest is trained" if kept < length else ""
         return f"split into {len(landings)} pieces{rest}" if kept <= length else f"{len(landings)} times in the epoch"
@@ -302,22 +330,25 @@ def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...
         return "in one row, not split" if kept >= length else f"cut: {kept:,} of {length:,} tokens are kept"
     if length > settings.capacity and settings.overflow == "drop":
         return _overlong(sample, settings)
-    if settings.weights is None or _lacks_targets(sample, settings):
+    has_tail = settings.tail == "drop"
+    if lacks_targets(sample.loss_mask, settings) or (settings.weights is None and not has_tail):
         return f"dropped as nothing_to_train: cut at max_length {settings.max_length:,}, no piece of it holds a target"
-    return f"not in epoch {epoch}: the mixture takes only part of this data set"
+    reasons = ["the mixture takes only part of this data set"] * (settings.weights is not None)
+    reasons += ["rows after the last full step are dropped (tail: drop)"] * has_tail
+    return f"not in epoch {epoch}: {', or '.join(reasons)}"
 
 
 def _overlong(sample: Sample, settings: PlanSettings) -> str:
     return f"dropped as too long: {len(sample):,} tokens, max_length is {settings.max_length:,}"
 
 
-def _lacks_targets(sample: Sample, settings: PlanSettings) -> bool:
-    """Return whether a sample is cut into pieces without any target."""
-    length, capacity = len(sample), settings.capacity
-    if length <= capacity or settings.packing == "concat":
+def lacks_targets(mask: Bools, settings: PlanSettings) -> bool:
+    """Return whether a sample with this loss mask is cut into pieces without any target."""
+    length, capacity = len(mask), settings.capacity
+    if length <= capacity or settings.method.cuts or settings.overflow not in ("truncate", "split"):
         return False
     starts = range(0, length, capacity) if settings.overflow == "split" else (0,)
-    return not any(sample.loss_mask[start + 1 : start + capacity].any() for start in starts)
+    return not any(mask[start + 1 : start + capacity].any() for start in starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

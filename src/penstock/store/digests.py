@@ -80,7 +80,7 @@ class RowRanges:
         """The digests of the ranges, as they were when the files had the stamp of now."""
         if self.cache is None or self._stamp is None:
             return None
-        return recall_digests(self._name, len(self.pairs), self.cache)
+        return recall_digests(self._name, len(self.pairs), self.cache) if self.pairs else []
 
     def remember(self, digests: list[str]) -> list[str]:
         """Keep and return digests, if the source still has its stamp.  Without them the next run is slower."""

@@ -342,8 +342,8 @@ class MediaReader:
     def _name(self, found: MediaReference) -> str:
         return f"{found.kind} in the record" if found.path is None else self.path_of(found.path)
 
-    def bytes_of(self, item: MediaItem, record: Callable[[], Record]) -> bytes:
-        """The bytes of one media item; `record` is called only where they are in the record itself.
+    def bytes_of(self, item: MediaItem, record: Callable[[], Record], part: slice = slice(None)) -> bytes:
+        """The bytes of one media item, or a part of them; `record` is called only where they are in the record itself.
 
         Raises SourceChanged if there are more or fewer than when the sample was prepared.
         """
@@ -353,13 +353,14 @@ class MediaReader:
             if data is None or len(data) != item.num_bytes:
                 size = "no bytes" if data is None else f"{len(data):,} bytes"
                 raise SourceChanged(_changed(f"{item.kind} {item.number} of the record", size, item))
-            return data
+            return data[part]
         path = self.path_of(item.place)
         version = identify(path)
         end = item.start + item.num_bytes
         if version.size < end or (item.start == 0 and version.size != end):
             raise SourceChanged(_changed(path, f"{version.size:,} bytes", item))
-        return open_file(version).read(item.start, end)
+        start, stop, _ = part.indices(item.num_bytes)
+        return open_file(version).read(item.start + start, item.start + stop)
 
 
 def _changed(name: str, found: str, item: MediaItem) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 
 from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
-from penstock.reasons import OVERLONG
+from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.report.numbers import SourceNumbers, sources, stores
+from penstock.report.trace import lacks_targets
 from penstock.store import Store
 from penstock.types import MEDIA, BadRow, Bools, Ints, Samples
 
@@ -67,6 +68,7 @@ class Facts:
         self.media = np.zeros(self.lengths.size, np.uint8)  # one bit for each of KINDS
         self.reasons = np.zeros(self.lengths.size, np.uint8)  # 0: a sample, else 1 + its place in `reason_names`
         self.reason_names: list[str] = []
+        self.untrained = np.zeros(self.lengths.size, np.bool_)  # the plan cuts them into pieces without a target
         self.job: Job[tuple[SourceNumbers, ...]] = Job(self._read, self.lengths.size)
 
     @property
@@ -93,6 +95,9 @@ class Facts:
         mask = tokens.loss_mask(0, int(offsets[-1]))
         flat = Samples(input_ids=tokens.input_ids, loss_mask=mask, offsets=offsets)
         self.targets[first : first + size] = flat.num_targets()
+        for row in np.flatnonzero(np.diff(offsets) > self._loader.plan.settings.capacity).tolist():
+            own = mask[offsets[row] : offsets[row + 1]]
+            self.untrained[first + row] = lacks_targets(own, self._loader.plan.settings)
         if MEDIA in store.columns:
             for row in np.flatnonzero(np.diff(offsets)).tolist():
                 value = tokens.column_of(MEDIA, row).tobytes()
@@ -109,8 +114,11 @@ class Facts:
         named = [UNKNOWN] * empty.size
         if empty.size <= left:
             offset = int(store.shard_starts[shard])
-            with self._lock:
-                again = [_why_dropped(store, offset + row) for row in empty.tolist()]
+            again = []
+            for row in empty.tolist():
+                with self._lock:  # a request waits for one row, not for all
+                    again.append(_why_dropped(store, offset + row))
+                yield_lock()
             named = again if Counter(again) == counted else named
         self.reasons[first + empty] = [self._code(reason) for reason in named]
         return left - empty.size
@@ -122,15 +130,15 @@ class Facts:
 
     def reason_counts(self) -> dict[str, int]:
         """Count rows by the reason for which they are in no step; those of the plan come last."""
-        counts = np.bincount(self.reasons, minlength=1 + len(self.reason_names))[1:].tolist()
-        found = dict(zip(self.reason_names, counts, strict=True))
-        if (overlong := int(np.count_nonzero(self._overlong()))) > 0:
-            found[OVERLONG] = overlong
-        return found
+        names = dict.fromkeys([*self.reason_names, NOTHING_TO_TRAIN, OVERLONG])
+        counts = {name: int(np.count_nonzero(self._with_reason(name))) for name in names}
+        return {name: count for name, count in counts.items() if count}
 
     def reason_of(self, row: int) -> str:
         if self.reasons[row]:
             return self.reason_names[int(self.reasons[row]) - 1]
+        if self.untrained[row]:
+            return NOTHING_TO_TRAIN
         return OVERLONG if self._overlong(slice(row, row + 1))[0] else ""
 
     def _overlong(self, rows: slice = slice(None)) -> Bools:
@@ -150,8 +158,8 @@ class Facts:
                 passed &= values <= number(high, f"{name}_to")
         for key, is_low in (("share_from", True), ("share_to", False)):
             if given := asked.get(key):
-                border = self.lengths * (number(given, key) / 100)
-                passed &= (self.targets >= border) if is_low else (self.targets <= border)
+                border, parts = self.lengths * number(given, key), self.targets * 100.0  # a quotient would be rounded
+                passed &= (parts >= border) if is_low else (parts <= border)
                 passed &= self.lengths > 0
         if reason := asked.get("reason"):
             passed &= self._with_reason(reason)
@@ -162,15 +170,17 @@ class Facts:
         return passed
 
     def _with_reason(self, reason: str) -> Bools:
-        if reason == "none":
-            return np.asarray((self.reasons == 0) & ~self._overlong())
-        if reason == "any":
-            return np.asarray((self.reasons > 0) | self._overlong())
+        is_dropped = (self.reasons > 0) | self.untrained | self._overlong()
+        if reason in ("none", "any"):
+            return np.asarray(is_dropped == (reason == "any"))
         if reason == OVERLONG:
             return self._overlong()
-        if reason not in self.reason_names:
-            return np.zeros(self.lengths.size, np.bool_)
-        return np.asarray(self.reasons == 1 + self.reason_names.index(reason))
+        names = [*self.reason_names]
+        if self.is_complete and reason not in (*names, NOTHING_TO_TRAIN):
+            known = ", ".join(["any", "none", *self.reason_counts()])
+            raise PlanError(f"no row is dropped as {reason[:40]!r}, expected one of {known}")
+        own = 1 + names.index(reason) if reason in names else len(names) + 1
+        return np.asarray((self.reasons == own) | (self.untrained & (reason == NOTHING_TO_TRAIN)))
 
 
 def number(text: str, name: str, *, least: float = 0) -> float:
@@ -182,6 +192,14 @@ def number(text: str, name: str, *, least: float = 0) -> float:
     if not least <= value < 1e18:
         raise PlanError(f"{name} is {text[:40]!r}, expected a number from {least:g} on")
     return value
+
+
+def whole(text: str, name: str, *, least: int = 0) -> int:
+    """Return a whole number of a URL; refuse anything else."""
+    value = number(text, name, least=least)
+    if value % 1:
+        raise PlanError(f"{name} is {text[:40]!r}, expected a whole number")
+    return int(value)
 
 
 def _why_dropped(store: Store, row: int) -> str:

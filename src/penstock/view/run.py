@@ -16,10 +16,10 @@ from penstock.plan.plan import Plan
 from penstock.plan.ranks import deal
 from penstock.plan.settings import weights_as_text
 from penstock.report.numbers import EpochNumbers, epoch, plain, stores
-from penstock.report.trace import Positions, outcome, step
+from penstock.report.trace import Positions, epoch_steps, outcome, step
 from penstock.store import Store
 from penstock.types import Ints
-from penstock.view.facts import Facts, Job, number
+from penstock.view.facts import Facts, Job, number, whole
 
 COLOURS = 7  # sources with a colour of their own; the others are counted together
 _MOST_SPANS = 32_000_000  # kept of one epoch, 32 bytes each
@@ -43,13 +43,18 @@ class Epoch:
         self.job: Job[EpochNumbers] = Job(self._read, 0)
 
     def _read(self, job: Job[EpochNumbers]) -> EpochNumbers:
-        job.total = self._loader.plan.num_rows(self.number)
-        found = epoch(self._loader, self.number, visit=lambda rows: self._add(rows, job))
-        num_steps = -(-self._num_rows // self._per_step)
-        self.tokens, self.spans = (np.zeros((num_steps, n)) for n in (self.num_colours, 1))
+        loader, job.total = self._loader, self._loader.plan.num_rows(self.number)
+        self.first, carried, num_steps = epoch_steps(loader, self.number)
+        if carried:  # rows of the epoch before in the first step
+            self._count(loader.look_up(self.first).rows.slice(0, carried))
+        found = epoch(loader, self.number, visit=lambda rows: self._add(rows, job))
+        if (rest := num_steps * self._per_step - self._num_rows) > 0:  # of the next epoch, repeated or empty ones
+            self._count(loader.look_up(self.first + num_steps - 1).rows.slice(self._per_step - rest, self._per_step))
+        self.tokens, self.spans = (np.zeros((-(-self._num_rows // self._per_step), n)) for n in (self.num_colours, 1))
         for first, *parts in self._sums:
-            for whole, part in zip((self.tokens, self.spans), parts, strict=True):
-                whole[first : first + len(part)] += part
+            for sums, part in zip((self.tokens, self.spans), parts, strict=True):
+                sums[first : first + len(part)] += part
+        self.tokens, self.spans = self.tokens[:num_steps], self.spans[:num_steps]  # without rows that tail="drop" drops
         self.ranks = self._by_rank(num_steps)
         self._sums.clear()
         self._of_rows.clear()
@@ -57,12 +62,11 @@ class Epoch:
 
     def _by_rank(self, num_steps: int) -> Ints:
         """Return the tokens of each rank in each step: (num_steps, world_size)."""
-        tokens, costs = np.zeros((2, num_steps * self._per_step), np.int64)
-        if self._of_rows:
-            tokens[: self._num_rows], costs[: self._num_rows] = map(np.concatenate, zip(*self._of_rows, strict=True))
-        costs, tokens = (each.reshape(num_steps, self._per_step) for each in (costs, tokens))
+        sums = [np.concatenate(each)[: num_steps * self._per_step] for each in zip(*self._of_rows, strict=True)]
+        shape = (num_steps, self._per_step)
+        tokens, costs = (each.reshape(shape) for each in sums) if sums else np.zeros((2, *shape), np.int64)
         dealt = deal(costs, self._world, self._loader.plan.settings)
-        of_rank = np.take_along_axis(tokens, dealt.reshape(num_steps, -1), axis=1).reshape(dealt.shape).sum(axis=2)
+        of_rank = np.take_along_axis(tokens, dealt.reshape(shape), axis=1).reshape(dealt.shape).sum(axis=2)
         return np.asarray(of_rank, np.int64)
 
     def _add(self, rows: Rows, job: Job[EpochNumbers]) -> None:
@@ -72,6 +76,11 @@ class Epoch:
             self._kept.append(rows)
         else:
             self._kept.clear()
+        self._count(rows)
+        job.done += rows.num_rows
+
+    def _count(self, rows: Rows) -> None:
+        """Add the next rows to the sums of their steps."""
         row = self._num_rows + np.repeat(np.arange(rows.num_rows), np.diff(rows.starts))  # of each span
         first = self._num_rows // self._per_step
         steps = -(-(self._num_rows + rows.num_rows) // self._per_step) - first
@@ -87,7 +96,6 @@ class Epoch:
         sums = (np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts]) for each in (size, cost))
         self._of_rows.append((next(sums), next(sums)))
         self._num_rows += rows.num_rows
-        job.done = self._num_rows
 
     def strip(self, first: int, last: int, most: int) -> dict[str, Any]:
         """Return sums over at most `most` groups of neighbouring steps; steps are counted in the epoch."""
@@ -123,7 +131,7 @@ class Epoch:
             found.add(rows)
         landings = found.of(source, row)
         what = outcome(self._loader.plan.settings, store[row], landings, self.number)
-        return {"landings": plain(landings), "outcome": what, "more": found.is_full}
+        return {"landings": plain(landings), "outcome": what}
 
 
 class Run:
@@ -136,7 +144,7 @@ class Run:
 
     def epoch(self, asked: Mapping[str, str]) -> Epoch:
         """Return an epoch, whose rows may still be packed in the background.  The last two are kept."""
-        chosen, most = int(number(asked.get("epoch", "0"), "epoch")), self._loader.epochs
+        chosen, most = whole(asked.get("epoch", "0"), "epoch"), self._loader.epochs
         if most is not None and chosen >= max(most, 1):
             raise PlanError(f"epoch {chosen} does not exist: the run has {most}, counted from 0")
         with self._own:
@@ -153,11 +161,9 @@ class Run:
         numbers = found.job.wait(0.2)
         if numbers is None:
             return {"progress": found.job.state}
-        first, last = (
-            int(number(asked.get(name) or default, name)) for name, default in (("from", "0"), ("to", "1e15"))
-        )
-        bins = int(number(asked.get("bins") or "300", "bins", least=1))
-        before = self._loader.plan.num_steps(numbers.rows_per_step, epochs=found.number) if found.number else 0
+        first, last = (whole(asked.get(name) or default, name) for name, default in (("from", "0"), ("to", "1e15")))
+        bins = whole(asked.get("bins") or "300", "bins", least=1)
+        before = found.first
         shown = {name: value for name, value in plain(numbers).items() if name != "mixing"}
         shown["counters"]["samples_by_source"] = {}
         return {
@@ -170,7 +176,7 @@ class Run:
     def step(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows of a step on each rank."""
         with self._lock:
-            return dict(plain(step(self._loader, int(number(asked.get("step", "0"), "step")))))
+            return dict(plain(step(self._loader, whole(asked.get("step", "0"), "step"))))
 
     def positions(self, asked: Mapping[str, str], source: int, row: int, store: Store) -> dict[str, Any]:
         """Return where a sample is trained in an epoch."""
@@ -187,7 +193,7 @@ class Run:
         """Return what the first epoch becomes under other settings; problems are part of the answer."""
         changes: dict[str, Any] = {"tail": "pad"}
         if "max_length" in asked:
-            changes["max_length"] = int(number(asked["max_length"], "max_length", least=1))
+            changes["max_length"] = whole(asked["max_length"], "max_length", least=1)
         changes |= {name: asked[name] for name in ("packing", "overflow") if name in asked}
         if "weights" in asked and self._loader.plan.mixtures:
             return {"problem": "the recipe has a table of weights, which is not compared with other weights here"}
@@ -206,13 +212,14 @@ class Run:
         counts = plan.blocks.count_dropped(0, with_rows=True)
         rows = counts.rows
         per_step = self._loader.batch_size * self._loader.world.size
+        has_rest = self._loader.plan.settings.tail != "drop" and rows % per_step > 0  # a last step that is not full
         lost = self._lost_targets(plan) if self._facts.is_complete else None
         return {
             "max_length": plan.settings.max_length,
             "packing": plan.settings.packing,
             "overflow": plan.settings.overflow,
             "rows": rows,
-            "steps": -(-rows // per_step),
+            "steps": rows // per_step + has_rest,
             "fill": counts.fill,
             "tokens": counts.tokens_out,
             "samples": counts.samples_out,

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import socket
 import traceback
@@ -18,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.view.view import View
+from penstock.view.view import Clip, View
 
 try:
     import uvicorn
@@ -34,7 +35,7 @@ _log = logging.getLogger("penstock")
 
 LOOPBACK = "127.0.0.1"
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
@@ -46,6 +47,9 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_CLIP_BYTES = 4 << 20  # of one answer: a player asks for the next part
+_MOST_CLIP = 64 << 20  # bytes of an answer that is not a part
+_RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})")
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
@@ -63,6 +67,8 @@ def application(view: View, token: str, host: str = LOOPBACK) -> Any:
 
     def ask(request: Request) -> Response:
         try:
+            if "number" in request.path_params:
+                return _part(view.clip(request.path_params), request.headers.get("range", ""))
             made = view.answer(request.path_params["name"], dict(request.query_params))
             return _json(made) if made is not None else _json({"error": "no such page"}, 404)
         except PenstockError as error:
@@ -73,16 +79,32 @@ def application(view: View, token: str, host: str = LOOPBACK) -> Any:
 
     paths = [
         Route("/{token}/api/{name}", ask, methods=["GET"]),
+        Route("/{token}/media/{row}/{number}", ask, methods=["GET"]),
         Route("/{token}/{file}", static, methods=["GET"]),
         Route("/{token}/", static, methods=["GET"]),
         Route("/{token}", lambda request: RedirectResponse(f"/{token}/"), methods=["GET"]),
     ]
-    return _Guard(Starlette(routes=paths), token, host)
+    inner = Starlette(routes=paths)
+    inner.router.redirect_slashes = False
+    return _Guard(inner, token, host)
 
 
 def _json(value: Any, status: int = 200) -> Response:
     # ASCII, so that a lone surrogate of the data is sent as its escape
     return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+
+
+def _part(clip: Clip, wanted: str) -> Response:
+    """Return the bytes of a clip that a Range header asks for, or the first of them; all of them without such a header."""
+    found, size = _RANGE.fullmatch(wanted), clip.num_bytes
+    if found is None and size > _MOST_CLIP:
+        raise PenstockError(f"the clip has {size:,} bytes; ask for a range of them, as players do")
+    start, stop = (0, size) if found is None else (int(found[1]), int(found[2] or size) + 1)
+    stop = min(stop, size, start + _CLIP_BYTES) if found else size
+    if found and start >= stop:
+        return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
+    headers = {"accept-ranges": "bytes", **({"content-range": f"bytes {start}-{stop - 1}/{size}"} if found else {})}
+    return Response(clip.read(slice(start, stop)), 206 if found else 200, headers, clip.media_type)
 
 
 class _Guard:
@@ -127,7 +149,7 @@ def _is_here(header: str, host: str) -> bool:
     Another name may be anybody's, and lead here only now.  An address cannot; a port may be another one behind a tunnel.
     """
     name = header.rpartition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
-    if name in ("localhost", host):
+    if name in ("localhost", host.lower()):  # browsers write names in small letters
         return True
     try:
         address = ipaddress.ip_address(name)
@@ -165,6 +187,7 @@ def serve(view: View, listener: socket.socket, token: str, host: str) -> None:
     """Answer requests until Ctrl-C."""
     config = uvicorn.Config(
         application(view, token, host), log_level="error", access_log=False, lifespan="off", server_header=False, ws="none",
+        proxy_headers=False,
         timeout_graceful_shutdown=2,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped

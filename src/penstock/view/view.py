@@ -4,8 +4,10 @@ Nothing here writes, and nothing is prepared: of data that is not prepared, reco
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -17,6 +19,7 @@ from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
 from penstock.loader.status import read_status, run_ids
 from penstock.plan.settings import PlanSettings
+from penstock.report.media import items_of
 from penstock.report.numbers import plain, stores
 from penstock.report.record import rendered_text, sample_tokens
 from penstock.report.samples import special_ids
@@ -24,7 +27,7 @@ from penstock.report.thumbnails import Thumbnails
 from penstock.report.trace import trace_sample, unprepared
 from penstock.store import Sample, Store
 from penstock.types import Ints, Record, Source
-from penstock.view.facts import Facts, Job, number
+from penstock.view.facts import Facts, Job, whole
 from penstock.view.run import Run
 from penstock.view.search import Search, TextIndex, chosen, fold, record_rows, record_strings
 
@@ -34,6 +37,11 @@ _MOST_TEXT = 200_000  # characters of one answer
 _PREVIEW = 240  # characters
 _MOST_SEARCHES = 8  # kept
 _SIDE = 480  # pixels of an image
+# How files of sound and film begin that browsers play, and their types; other files are never sent.
+_PLAYED = (
+    (4, b"ftyp", "mp4"), (0, b"\x1aE\xdf\xa3", "webm"), (8, b"WAVE", "wav"), (0, b"fLaC", "flac"), (0, b"OggS", "ogg"),
+    (0, b"ID3", "mpeg"), (0, b"\xff\xfb", "mpeg"), (0, b"\xff\xf3", "mpeg"), (0, b"\xff\xf2", "mpeg"),
+)  # fmt: skip
 _FILTERS = ("length_from", "length_to", "targets_from", "targets_to", "share_from", "share_to", "reason", "media")
 
 
@@ -45,6 +53,15 @@ class DataSet(Protocol):
     @property
     def rows(self) -> Source: ...
     def prepare_row(self, row: int) -> tuple[int, Store]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A video or an audio clip of a sample, as it is in its file; `read` returns a part of its bytes."""
+
+    media_type: str
+    num_bytes: int
+    read: Callable[[slice], bytes]
 
 
 class View:
@@ -146,7 +163,7 @@ class View:
         if kind := asked.get("tools"):
             index = self._index("record")
             tools, scanned = index.tools if kind == "yes" else ~index.tools, index.num_rows
-            is_complete, states["index"] = is_complete and index.state["over"], index.state
+            is_complete, states["index"] = is_complete and index.job.result is not None, index.state
         search = self._search(asked)
         if search is not None:
             search.advance()
@@ -154,8 +171,8 @@ class View:
             states |= {"index": self._index(asked.get("in", "record")).state, "scanned": search.num_rows}
         found = chosen(passed, search, tools, scanned)
         total = int(self.starts[-1]) if found is None else int(found.size)
-        first = int(number(asked.get("first", "0"), "first"))
-        last = min(first + int(number(asked.get("count", "50"), "count")), total, first + _MOST_ROWS)
+        first = whole(asked.get("first", "0"), "first")
+        last = min(first + whole(asked.get("count", "50"), "count"), total, first + _MOST_ROWS)
         rows = range(first, last) if found is None else found[first:last].tolist()
         with self._lock:
             shown = [self._row(row) for row in rows]
@@ -239,10 +256,7 @@ class View:
 
     def sample(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return one record, raw, rendered and as tokens from `from` on; its positions are asked for separately."""
-        row, first = (int(number(asked.get(name, "0"), name)) for name in ("row", "from"))
-        if row >= self.starts[-1]:
-            raise PlanError(f"row {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0")
-        source, own = self._place(row)
+        (row, source, own), first = self._asked_row(asked), whole(asked.get("from", "0"), "from")
         name, shown = self.names[source], (slice(first, first + _MOST_TOKENS),)
         with self._templates, self._lock:
             if not self.stores:
@@ -252,7 +266,7 @@ class View:
                 store = self.stores[name]
                 made = store[own]
                 found = trace_sample(store, made, name, (), "", shown)
-            pictures = Thumbnails(_SIDE).of(store, made)
+            pictures = plain(Thumbnails(_SIDE).of(store, made))
             text = found.rendered if found.rendered is not None else rendered(store, made, {})
             special = special_ids(store)
         tokens = found.tokens if self.stores else found.tokens[shown[0]]
@@ -274,14 +288,45 @@ class View:
             "tokens": [[each.id, each.text, each.trained, each.message, each.role, each.part] for each in tokens],
             "special": sorted({each.id for each in tokens} & special),
             "sequences": list(found.sequences),
-            "pictures": plain(pictures),
+            "pictures": [{**each, "kind": item.kind} for each, item in zip(pictures, items_of(made), strict=True)],
         }
+
+    def _asked_row(self, asked: Mapping[str, str]) -> tuple[int, int, int]:
+        """Return the row of a request: its number, its source and its row there."""
+        row = whole(asked.get("row", "0"), "row")
+        if row >= self.starts[-1]:
+            raise PlanError(f"row {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0")
+        return row, *self._place(row)
+
+    def clip(self, asked: Mapping[str, str]) -> Clip:
+        """Return a video or an audio clip of a sample, to be played."""
+        (row, source, own), place = self._asked_row(asked), whole(asked["number"], "number")
+        with self._templates, self._lock:
+            store = self.stores[self.names[source]] if self.stores else self._opened[source].prepare_row(own)[1]
+            made = store[own if self.stores else 0]
+        if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
+            raise PlanError(f"row {row:,} has no video or audio clip {place}")
+        reader: Any = getattr(store.template, "media", None)
+        assert reader is not None, "a sample with media was made with a reader of them"
+
+        def read(part: slice) -> bytes:
+            with self._templates, self._lock:
+                found: bytes = reader.bytes_of(items[place], lambda: store.source[made.row], part)
+            return found
+
+        start = read(slice(16))
+        for at, magic, ending in _PLAYED:
+            if start[at:].startswith(magic):
+                return Clip(f"{kind}/{ending}", items[place].num_bytes, read)
+        raise PlanError(
+            f"{kind} {place} is not a file that browsers play: it begins with the bytes {start[:8].hex(' ')}"
+        )
 
     def positions(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return every step of an epoch in which a record is trained."""
         if self._run is None:
             raise PlanError(f"the data is not prepared, so its order is not known; run {self._about['command']}")
-        source, own = self._place(min(int(number(asked.get("row", "0"), "row")), int(self.starts[-1]) - 1))
+        _, source, own = self._asked_row(asked)
         return self._run.positions(asked, source, own, self.stores[self.names[source]])
 
     # A running job
@@ -291,9 +336,12 @@ class View:
         name = asked.get("run_id") or self._about["run_id"]
         if self._cache is None:
             return {"runs": [], "run_id": name, "ranks": []}
-        ranks = read_status(self._cache, str(name)) if name else []
+        found = read_status(self._cache, str(name)) if name else []
+        # after a restart with fewer ranks, the files of the others are still there
+        newest = {each["plan"]: each["world_size"] for each in sorted(found, key=lambda each: each["written"])}
+        ranks = [each for each in found if each["rank"] < newest[each["plan"]]]
         plan = None if self._loader is None else self._loader.plan.fingerprint
-        return {"runs": run_ids(self._cache), "run_id": name, "ranks": ranks, "plan": plan}
+        return {"runs": run_ids(self._cache), "run_id": name, "ranks": ranks, "plan": plan, "now": time.time()}
 
 
 def rendered(store: Store, sample: Sample, record: Record) -> str:

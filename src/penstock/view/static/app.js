@@ -13,7 +13,7 @@ const main = document.getElementById("main");
 
 function here() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { name: path in VIEWS ? path : "samples", parameters: Object.fromEntries(new URLSearchParams(query)) };
+  return { name: Object.hasOwn(VIEWS, path) ? path : "samples", parameters: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function address(name, parameters = {}) {

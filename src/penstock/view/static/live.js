@@ -1,6 +1,6 @@
 // Live: where a running job is, how fast it goes and how long it waits for data.
 
-import { ask, comma, data, h, latest, pause, percent, plain, problem, put, s, short } from "./dom.js";
+import { ask, comma, data, h, latest, pause, percent, plain, plural, problem, put, s, short } from "./dom.js";
 
 const KEPT = 120; // points of the plot
 
@@ -41,18 +41,19 @@ export class Live {
       return;
     }
     const own = found.ranks.filter((rank) => rank.plan === found.plan), ranks = own.length ? own : found.ranks;
-    this.drawRanks(ranks, own.length > 0);
+    this.drawRanks(ranks, own.length > 0, found.now);
   }
 
-  drawRanks(ranks, isOwn) {
-    const first = ranks[0], now = Date.now() / 1000, written = Math.max(...ranks.map((rank) => rank.written)), age = Math.max(now - written, 0);
+  drawRanks(ranks, isOwn, now) { // now: by the clock of the viewer's machine
+    const first = ranks[0], written = Math.max(...ranks.map((rank) => rank.written)), age = Math.max(now - written, 0);
     const tokens = ranks.reduce((sum, rank) => sum + rank.metrics.tokens, 0);
     if (this.points.at(-1)?.written !== written) this.points = [...this.points, { written, tokens, step: first.step }].slice(-KEPT);
     const oldest = this.points.at(-Math.min(this.points.length, 10)), gone = written - oldest.written;
     const average = tokens / Math.max(written - first.begun, 1e-3), speed = gone > 0 ? (tokens - oldest.tokens) / gone : average;
     const wait = Math.max(...ranks.map((rank) => rank.metrics.wait_seconds / Math.max(rank.written - rank.begun, 1e-3)));
-    const state = first.finished ? "finished" : age > 30 ? `silent for ${comma(age)} s` : "running";
-    const tiles = [["State", state, `last heard ${age < 2 ? "now" : `${comma(age)} s ago`}`], ["Step", comma(first.step), `epoch ${first.epoch}${first.epochs === null ? "" : ` of ${first.epochs}`}`],
+    const slow = ranks.filter((rank) => !rank.finished && now - rank.written > 30).sort((one, other) => one.written - other.written)[0];
+    const state = ranks.every((rank) => rank.finished) ? "finished" : slow ? `rank ${slow.rank} silent for ${comma(now - slow.written)} s` : "running";
+    const tiles = [["State", state, `${ranks.length} of ${plural(first.world_size, "rank")}, last heard ${age < 2 ? "now" : `${comma(age)} s ago`}`], ["Step", comma(first.step), `epoch ${first.epoch}${first.epochs === null ? "" : ` of ${first.epochs}`}`],
       ["Tokens per second", short(speed), `all ranks; ${short(average)} since it began`], ["Waiting for data", percent(wait), "of the time, the slowest rank"],
       ["Tokens", short(tokens), `${percent(first.metrics.fill)} of the rows filled`]];
     put(this.body, isOwn ? "" : h("p.problem", {}, "This run has another plan than the recipe that is shown here: its steps are not those under Run."),

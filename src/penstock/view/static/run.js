@@ -50,6 +50,7 @@ export class Run {
       if (found.strip) {
         this.found = found;
         this.drawPlots();
+        this.follow();
         return;
       }
       if (found.progress.error) throw new Error(found.progress.error);
@@ -91,7 +92,8 @@ export class Run {
         onchange: (event) => this.change({ epoch: event.target.value, from: null, to: null, step: null }) })),
       h("label", {}, "Go to step", field),
       isZoomed ? h("button", { type: "button", onclick: () => this.change({ from: null, to: null }) }, "Show all steps") : null,
-      h("span.soft", {}, `steps ${comma(before + (strip.starts[0] ?? 0))}–${comma(before + this.end() - 1)}`,
+      strip.steps > 0 && h("span.soft", {}, `steps ${comma(before + strip.starts[0])}–${comma(before + this.end() - 1)}`,
+        numbers.tail === "wrap" ? "; the first and last may have rows of a neighbouring epoch" : "",
         strip.each > 1 ? `, ${comma(strip.each)} in each bar; drag over a plot to zoom` : ""));
   }
 
@@ -185,15 +187,19 @@ export class Run {
 
   losses() {
     const { counters } = this.found.numbers, rows = Object.entries(counters.tokens_dropped).filter(([, count]) => count);
-    const prepared = Object.entries(this.overview.reasons ?? {}).filter(([reason]) => !(reason in counters.samples_dropped));
-    if (!rows.length && !prepared.length) return h("p.note", {}, "Nothing is lost: every sample is in a row.");
+    const prepared = new Map(), known = this.overview.reasons ?? {};
+    for (const { reason, count } of (this.overview.numbers ?? []).flatMap(({ dropped }) => dropped)) prepared.set(reason, (prepared.get(reason) ?? 0) + count);
+    const named = (reason) => (Object.hasOwn(known, reason) ? h("a", { href: `#/samples?reason=${encodeURIComponent(reason)}` }, data(reason)) : data(reason));
+    const unused = this.found.numbers.shares.filter((share) => share.unused), left = unused.length ? h("p.note", {}, "Left over in this epoch, because another data set ends it: ",
+      unused.map((share, place) => [place ? ", " : "", data(share.name, 40), ` ${plural(share.unused, "sample")} (${percent(share.unused_share)})`]), ".") : null;
+    if (!rows.length && !prepared.size) return left ?? h("p.note", {}, "Nothing is lost: every sample is in a row.");
     return h("figure", {}, h("figcaption", {}, "Lost, by reason"), h("div.scroll", {}, h("table", {},
       h("thead", {}, h("tr", {}, ["reason", "rows", "tokens", "of all tokens"].map((name, place) => h(place ? "th.n" : "th", { scope: "col" }, name)))),
       h("tbody", {}, rows.map(([reason, count]) => h("tr", {},
-        h("td", {}, h("a", { href: `#/samples?reason=${encodeURIComponent(reason)}` }, data(reason))),
+        h("td", {}, named(reason)),
         h("td.n", {}, comma(reason === "truncated" ? counters.samples_truncated : counters.samples_dropped[reason] ?? 0)), h("td.n", {}, comma(count)), h("td.n", {}, percent(count, counters.tokens_in)))),
-      prepared.map(([reason, count]) => h("tr", {}, h("td", {}, h("a", { href: `#/samples?reason=${encodeURIComponent(reason)}` }, data(reason)), " when prepared"),
-        h("td.n", {}, comma(count)), h("td.n", {}, "–"), h("td.n", {}, "–")))))));
+      [...prepared].map(([reason, count]) => h("tr", {}, h("td", {}, named(reason), " when prepared"),
+        h("td.n", {}, comma(count)), h("td.n", {}, "–"), h("td.n", {}, "–")))))), left);
   }
 
   // Steps to skip
@@ -223,7 +229,14 @@ export class Run {
     put(this.rows, h("p.note", { role: "status" }, `reading step ${number}`));
     this.step = await ask("step", { step: number }, signal);
     this.drawStep(this.step);
+    this.follow();
     if (innerWidth < 800) this.rows.scrollIntoView();
+  }
+
+  follow() { // show the epoch of the step, which may have been pasted
+    if (this.parameters.step === undefined || this.step?.step !== Number(this.parameters.step) || !this.found) return;
+    const place = this.step.step - this.found.first_step;
+    if (place < 0 || place >= this.found.strip.steps) this.change({ epoch: this.step.epoch, from: null, to: null }, true);
   }
 
   drawStep(step) {
@@ -232,7 +245,7 @@ export class Run {
     const padded = step.rows.length - step.num_real;
     put(this.rows, h("div.step-head", {}, h("h2", {}, `Step ${comma(step.step)}`),
       h("button", { type: "button", "aria-label": "Previous step", disabled: !step.step, onclick: () => this.change({ step: step.step - 1 }, true) }, "←"),
-      h("button", { type: "button", "aria-label": "Next step", onclick: () => this.change({ step: step.step + 1 }, true) }, "→"),
+      h("button", { type: "button", "aria-label": "Next step", disabled: step.step + 1 === this.found?.numbers.steps_of_run, onclick: () => this.change({ step: step.step + 1 }, true) }, "→"),
       h("button", { type: "button", "aria-pressed": String(isSkipped), onclick: () => this.toggleSkip(step.step) }, isSkipped ? "Skipped: keep it" : "Mark to skip"),
       h("button.close", { type: "button", "aria-label": "Close", onclick: () => this.change({ step: null }) }, "×")),
     h("p.note", {}, `epoch ${step.epoch}, ${plural(step.rows.length, "row")}`, padded ? `, ${comma(padded)} of them empty` : "", step.num_repeated ? `, ${comma(step.num_repeated)} repeated` : "",

@@ -34,6 +34,7 @@ export class Sample {
   }
 
   async read(signal, row) {
+    this.find.stop(); // it would write below the sample that comes now
     const waiting = setTimeout(() => put(this.element, this.bar(), h("p.note", { role: "status" }, `Reading row ${row} …`)), 300);
     const found = await ask("sample", { row }, signal).finally(() => clearTimeout(waiting));
     this.found = found;
@@ -65,9 +66,18 @@ export class Sample {
 
   media(found) {
     if (!found.pictures.length) return null;
-    return h("ul.media", {}, found.pictures.map((picture) => h("li", {},
+    return h("ul.media", {}, found.pictures.map((picture, place) => h("li", {},
       picture.url && h("img", { src: picture.url, width: picture.width, height: picture.height, alt: "" }),
+      picture.kind !== "image" && this.player(picture.kind, `media/${found.row}/${place}`),
       h("span", {}, data(picture.line), picture.problem && h("em", {}, " ", data(picture.problem))))));
+  }
+
+  player(kind, src) {
+    const player = h(kind, { controls: true, preload: "metadata", "aria-label": kind, src, onerror: async () => {
+      const answer = await fetch(src, { headers: { range: "bytes=0-0" } }).catch(() => null), value = await answer?.json().catch(() => null);
+      player.replaceWith(problem(new Error(value?.error ?? "This browser cannot play it.")));
+    } });
+    return player;
   }
 
   tabs() {
@@ -91,7 +101,7 @@ export class Sample {
     const said = h("output.token-said", { "aria-live": "polite" }, "Point at a token.");
     const tokens = h("div.tokens.text", { tabindex: 0, role: "region", "aria-label": "Tokens" });
     const ids = h("input", { type: "checkbox", onchange: () => tokens.classList.toggle("with-ids", ids.checked) });
-    const state = { message: null, place: found.first };
+    const state = { message: null, place: found.first, borders: found.sequences.length > 1 ? found.sequences.map((_, at, all) => all.slice(0, at).reduce((sum, size) => sum + size, 0)) : [] };
     appendTokens(tokens, found, state);
     tokens.addEventListener("pointerover", (event) => {
       const token = event.target.closest("[data-id]");
@@ -138,11 +148,10 @@ export class Sample {
   drawPositions(row, found) {
     const { epoch, epochs, landings } = found;
     const lines = landings.map((at) => h("li", {}, h("a", { href: `#/run?step=${at.step}&epoch=${at.epoch}` }, `step ${comma(at.step)}`),
-      `, rank ${at.rank}, row ${at.row}: tokens ${comma(at.start)}–${comma(at.stop - 1)} at ${comma(at.place)} of the row`));
+      this.overview.skip.includes(at.step) ? " (skipped by the recipe)" : "", `, rank ${at.rank}, row ${at.row}: tokens ${comma(at.start)}–${comma(at.stop - 1)} at ${comma(at.place)} of the row`));
     const others = epochs === null || epochs > 1;
     put(this.places, h("h3", {}, epochs === 1 ? "Where it is trained" : `Where it is trained in epoch ${epoch}`),
       h("p", {}, data(found.outcome)), h("ul.positions", {}, lines),
-      found.more ? h("p.note", {}, "There may be more: the first 16 are listed.") : null,
       others ? h("p", {}, h("button", { type: "button", disabled: epoch === 0, onclick: () => this.find(row, epoch - 1) }, "Epoch before"), " ",
         h("button", { type: "button", disabled: epochs !== null && epoch + 1 >= epochs, onclick: () => this.find(row, epoch + 1) }, "Epoch after"),
         h("span.soft", {}, ` ${epochs === null ? "an endless run" : `${epochs} epochs in the run`}`)) : null);
@@ -157,6 +166,8 @@ export class Sample {
 function appendTokens(parent, found, state) {
   const special = new Set(found.special), parts = [];
   for (const [id, text, isTrained, message, role, part] of found.tokens) {
+    const sequence = state.borders.indexOf(state.place);
+    if (sequence >= 0) parts.push(h("span.turn", {}, `sequence ${sequence}`));
     if (role && message !== state.message) {
       state.message = message;
       parts.push(h("span.turn", {}, `${message} ${role}`));

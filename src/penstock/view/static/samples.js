@@ -79,12 +79,14 @@ export class Samples {
   jump(event) {
     if (event.key !== "Enter") return;
     event.preventDefault();
-    const row = Number(event.target.value.replaceAll(/[,_\s]/g, ""));
-    if (!Number.isInteger(row) || row < 0 || row >= this.overview.num_rows) {
-      this.report(new Error(`There is no row ${event.target.value}: rows are counted from 0 to ${comma(this.overview.num_rows - 1)}.`));
+    const { sources } = this.overview, chosen = sources.findIndex(({ name }) => name === this.parameters.source);
+    const before = sources.slice(0, Math.max(chosen, 0)).reduce((sum, { rows }) => sum + rows, 0); // rows of a chosen data set are counted there
+    const own = Number(event.target.value.replaceAll(/[,_\s]/g, "")), most = chosen < 0 ? this.overview.num_rows : sources[chosen].rows;
+    if (!Number.isInteger(own) || own < 0 || own >= most) {
+      this.report(new Error(`There is no row ${event.target.value}: ${most ? `rows are counted from 0 to ${comma(most - 1)}` : "there are none"}.`));
       return;
     }
-    this.go("samples", { tab: this.parameters.tab, row, at: row });
+    this.go("samples", { tab: this.parameters.tab, source: this.parameters.source, row: before + own, at: own });
   }
 
   // What is shown
@@ -126,7 +128,7 @@ export class Samples {
       before = found.total;
       this.say(found);
       if (this.list.at < 0 && this.parameters.row === undefined && found.complete && found.rows.length && innerWidth > 800) {
-        this.open(found.rows[0].row, 0, true);
+        this.go("samples", { ...this.asked(), tab: this.parameters.tab, row: found.rows[0].row, at: first }, { replace: true });
       }
       if (found.complete || found.index?.error || found.facts?.error) return;
       await pause(wait, signal);

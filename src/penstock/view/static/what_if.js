@@ -32,22 +32,24 @@ export class WhatIf {
     const field = h("input", { name: "max_length", type: "number", min: 1, max: 2 ** 30, value: length });
     slide.addEventListener("input", () => { field.value = Math.round(2 ** (Number(slide.value) / 4)); });
     this.length = { slide, field };
-    const total = (weights ?? []).reduce((sum, text) => sum + fraction(text), 0);
-    this.form_ = h("form.what-if-form", { onsubmit: (event) => event.preventDefault(), oninput: () => this.typed(),
+    this.ownWeights = (weights ?? []).map(fraction);
+    this.weights = [...this.ownWeights]; // a slider is coarse, so one that does not move keeps its weight
+    this.total = this.ownWeights.reduce((sum, each) => sum + each, 0);
+    this.form_ = h("form.what-if-form", { onsubmit: (event) => event.preventDefault(), oninput: (event) => this.typed(event),
       onreset: () => setTimeout(() => this.go("what-if", {})) },
     h("label", {}, "max_length", field, slide), select("packing", "packing", PACKINGS, packing), select("overflow", "overflow", OVERFLOWS, overflow),
-    weights ? h("fieldset.weights", {}, h("legend", {}, "weights"), weights.map((text, source) => h("label", {}, swatch(colour(source)), data(this.overview.sources[source].name, 40),
-      h("input", { type: "range", name: "weight", min: 1, max: 100, value: Math.max(Math.round((100 * fraction(text)) / total), 1) }), h("output")))) : null,
+    weights ? h("fieldset.weights", {}, h("legend", {}, "weights"), weights.map((_, source) => h("label", {}, swatch(colour(source)), data(this.overview.sources[source].name, 40),
+      h("input", { type: "range", name: "weight", min: 1, max: 100, "data-source": source, "aria-label": "weight" }), h("output")))) : null,
     h("button", { type: "reset" }, "As in the recipe"));
     return this.form_;
   }
 
-  typed() {
+  typed({ target }) {
+    if (target.name === "weight") this.weights[target.dataset.source] = (Number(target.value) * this.total) / 100;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       const given = new FormData(this.form_);
-      const weights = given.getAll("weight").join(",");
-      const isOwn = weights === this.ownWeights;
+      const weights = this.weights.join(","), isOwn = weights === this.ownWeights.join(",");
       const changed = Object.fromEntries(["max_length", "packing", "overflow"].filter((name) => given.get(name) !== String(this.own[name])).map((name) => [name, given.get(name)]));
       this.go("what-if", { ...changed, weights: isOwn ? null : weights || null }, { replace: true });
     }, 120);
@@ -62,11 +64,11 @@ export class WhatIf {
     }
     this.length.slide.value = Math.round(Math.log2(Number(this.length.field.value) || 1) * 4);
     const sliders = [...this.form_.querySelectorAll("input[name=weight]")];
-    this.ownWeights ??= sliders.map((each) => each.defaultValue).join(",");
-    const weights = (parameters.weights ?? this.ownWeights).split(",").map(Number), total = weights.reduce((sum, each) => sum + each, 0);
+    this.weights = parameters.weights?.split(",").map(Number) ?? [...this.ownWeights];
+    const total = this.weights.reduce((sum, each) => sum + each, 0);
     sliders.forEach((each, source) => {
-      if (each !== document.activeElement) each.value = weights[source];
-      each.nextElementSibling.textContent = percent(Number(each.value), total);
+      if (each !== document.activeElement) each.value = Math.round((100 * this.weights[source]) / this.total);
+      each.nextElementSibling.textContent = percent(this.weights[source], total);
     });
     this.load();
   }
@@ -101,9 +103,10 @@ export class WhatIf {
           this.overview.sources.length > 1 ? this.overview.sources.map(({ name }, source) => this.compared(["Samples of ", data(name, 40)],
             base?.samples_by_source[source], found.samples_by_source[source], comma, 0, base, found)) : null))),
       h("p.note", {}, "Computed from the lengths of all prepared samples, in steps of ", `${comma(this.overview.batch_size)} × ${comma(this.overview.world_size)} rows`,
+        this.own.tail === "drop" ? "; tokens and samples of a last step that is not full are counted, though tail: drop drops them" : "",
         seconds === null ? "." : `, in ${seconds.toFixed(2)} s.`),
       lines.length || this.parameters.weights ? h("div.copy-line", {}, h("span", {}, "As lines of the recipe:"), h("code", {}, lines.join("\n") || "–"), lines.length ? copyButton(() => lines.join("\n")) : null,
-        this.parameters.weights ? h("p.note", {}, `weight of each data set, in its order: ${this.parameters.weights.split(",").join(", ")}`) : null) : "");
+        this.parameters.weights ? h("p.note", {}, `weight of each data set, in its order: ${this.parameters.weights.split(",").map((each) => Number(Number(each).toPrecision(6))).join(", ")}`) : null) : "");
   }
 
   compared(label, before, now, words, better, base, found) {
