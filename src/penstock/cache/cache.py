@@ -39,6 +39,7 @@ _TEMPORARY = "penstock-"
 _TRIES, _TRY_SECONDS = 20, 0.05
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORECASE)
+_LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
 _YES, _NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 _ELSEWHERE = "choose another folder with cache_dir= or PENSTOCK_CACHE"
@@ -100,6 +101,11 @@ class Cache:
     ) -> None:
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
         self.where = str(self.root)
+        if _LIKE_URL.search(self.where):
+            raise StoreError(
+                f"{root or self.where}: a folder with the name of a URL; write a URL as text, with two slashes and in small letters, such "
+                f"as s3://bucket/folder (a pathlib.Path drops a slash)"
+            )
         given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
         self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
         self.verify = _environment_flag("PENSTOCK_VERIFY") if verify is None else verify
