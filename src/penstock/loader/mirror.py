@@ -10,6 +10,7 @@ blocks are predicted from lengths alone, and corrected whenever a block begins.
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -321,12 +322,16 @@ class Mirror:
             for thread in self._threads:
                 thread.start()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Mirror":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+        deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
         for where, cache in self._caches.items():
             cache.shared.plans.remove(self._plans[where])
 
