@@ -42,6 +42,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORE
 _LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
 _YES, _NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
+OTHER_CONTENT = "exists with other content than Penstock just made; it is damaged or was edited: remove it, or pass refresh=True"
 _ELSEWHERE = "choose another folder with cache_dir= or PENSTOCK_CACHE"
 _ADVICE = {
     errno.ENOSPC: f"free some space there (`penstock cache prune`), or {_ELSEWHERE}",
@@ -211,10 +212,7 @@ class Cache:
             try:
                 return self.place.create(name, write_and_hold, replace=replace)
             except FileExistsError as error:
-                raise StoreError(
-                    f"{path}: exists with other content than Penstock just made for this name; "
-                    f"the file is damaged or was edited: remove it, or pass refresh=True"
-                ) from error
+                raise StoreError(f"{path}: {OTHER_CONTENT}") from error
 
     def hold(self, *names: str, holder: object = None) -> None:
         """Keep files from removal until `holder` is gone, or this process; also marks them as used now."""

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from penstock.cache.cache import Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
+from penstock.cache.cache import OTHER_CONTENT, Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
 from penstock.cache.fetched import Bucket
 from penstock.cache.locks import Owner, remove_dead
 from penstock.errors import StoreError
@@ -56,9 +56,6 @@ class Shared:
         self.coming: dict[str, int] = {}  # bytes of shards that are being fetched
         self.plans: list[NextUse] = []  # of Loaders that read: in how many blocks a shard is needed
         self.most_over = 0  # bytes by which the mirror was larger than its budget
-
-    def next_use(self, name: str) -> float:
-        return min(plan(name) for plan in self.plans)
 
 
 _SHARED: dict[Path, Shared] = {}
@@ -162,16 +159,19 @@ class RemoteCache(Cache):
         return super().read(name)
 
     def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
-        if _kind(name) == "mirrored":
-            for _ in range(_TRIES):
-                self.fetch_all([Fetch(name)])
-                try:
-                    return read(name)
-                except FileNotFoundError:  # removed since, by another process that needs the room
-                    pass
-                except StoreError as error:
-                    _log.warning("%s; this copy is removed, and the object is fetched again", error)
-                    self.place.remove(name)
+        is_again = False
+        for _ in range(_TRIES if _kind(name) == "mirrored" else 0):
+            self.fetch_all([Fetch(name)])
+            try:
+                return read(name)
+            except FileNotFoundError:  # removed since, by another process that needs the room
+                pass
+            except StoreError as error:
+                if is_again:
+                    raise
+                _log.warning("%s; this copy is removed, and the object is fetched again", error)
+                self.place.remove(name)
+                is_again = True
         return super().reading(name, read)
 
     def publish(
@@ -192,10 +192,7 @@ class RemoteCache(Cache):
             try:
                 self.bucket.create(name, copy, replace=replace)
             except FileExistsError as error:
-                raise StoreError(
-                    f"{self.bucket.full(name)}: exists with other content than Penstock just made for this name; "
-                    f"the object is damaged or was edited: remove it, or pass refresh=True"
-                ) from error
+                raise StoreError(f"{self.bucket.full(name)}: {OTHER_CONTENT}") from error
             if kind == "mirrored":
                 self.make_room(name, size)
                 try:
@@ -291,11 +288,11 @@ class RemoteCache(Cache):
     def has_copy(self, file: Fetch) -> bool:
         """Whether the mirror has a file.  A copy of another size than is known is removed."""
         found = super().size(file.name, hold=False)
-        if found is not None and file.size not in (None, found):
-            _log.warning("%s: %d bytes, expected %d; fetched again", self.path(file.name), found, file.size)
-            self.place.remove(file.name)
-            return False
-        return found is not None
+        if found is None or file.size in (None, found):
+            return found is not None
+        _log.warning("%s: %d bytes, expected %d; fetched again", self.path(file.name), found, file.size)
+        self.place.remove(file.name)
+        return False
 
     def in_mirror(self) -> dict[str, int]:
         """The shards in the mirror, and their bytes; the least recently used first."""
@@ -347,11 +344,10 @@ class RemoteCache(Cache):
 
     def _victims(self, present: dict[str, int], name: str, excess: int, before: float) -> list[str]:
         age = {each: float(len(present) - place) for place, each in enumerate(present)}
-        next_use = self.shared.next_use if self.shared.plans else age.__getitem__  # without a plan, the oldest first
-        return (
-            choose_victims(present, next_use, kept=self.held() | {name}, excess=excess, before=before)
-            if excess > 0
-            else []
+        plans = self.shared.plans or [age.__getitem__]  # without a plan, the oldest first
+        kept = self.held() | {name} if excess > 0 else present
+        return choose_victims(
+            present, lambda each: min(plan(each) for plan in plans), kept=kept, excess=excess, before=before
         )
 
     def discard(self, name: str) -> Discarded:

@@ -23,8 +23,8 @@ from penstock.cache import Fetch
 from penstock.cache.cache import explained
 from penstock.errors import PenstockError, PlanError
 from penstock.places.requests import guard_against_fork
-from penstock.plan.block import Blocks
 from penstock.plan.plan import Plan, Position
+from penstock.plan.segments import Segments
 from penstock.plan.settings import PlanSettings
 from penstock.store.shards import shard_name
 from penstock.types import Ints
@@ -182,7 +182,7 @@ class Future:
     def __init__(self, plan: Plan, stores: Sequence[Any], start: Position) -> None:
         self._blocks = plan.predicted().blocks  # its caches are not those of the reader, and it reads no shard
         self._is_exact = plan.settings.weights is None and not plan.mixtures
-        self._exact, self._ahead = plan.blocks, [0]  # by source: places that the prediction is behind
+        self._exact, self._ahead = plan.blocks, list[int]()  # by source: places that the prediction is behind
         self._limit = _HORIZON if plan.settings.weights is None else _WEIGHTED_HORIZON
         self._next: Position | None = start
         self.files: dict[Use, tuple[Any, Fetch]] = {}
@@ -211,9 +211,10 @@ class Future:
             self._append(at, pairs)
 
     def _pairs(self, at: Position) -> list[tuple[int, int]] | None:
-        if not any(self._ahead) or (shares := self._blocks.shares(at.epoch, at.block)) is None:
-            return self._blocks.shards(at.epoch, at.block)
-        places = zip(self._blocks.orders, *shares, self._ahead, strict=True)
+        blocks, shares = self._blocks, None
+        if isinstance(blocks, Segments) or (shares := blocks.shares(at.epoch, at.block)) is None:
+            return blocks.shards(at.epoch, at.block)
+        places = zip(blocks.orders, *shares, self._ahead or [0] * len(shares.starts), strict=True)
         return [
             (n, int(shard))
             for n, (order, a, b, more) in enumerate(places)
@@ -255,8 +256,8 @@ class Future:
         if found is None or found[0] is None:
             return
         pairs, shares = found
-        guess = self._blocks.shares(*here) if isinstance(self._exact, Blocks) else None
-        ahead = [0] if guess is None else np.subtract(shares.stops, guess.stops).tolist()
+        guess = None if isinstance(self._exact, Segments) else self._blocks.shares(*here)
+        ahead = [] if guess is None else np.subtract(shares.stops, guess.stops).tolist()
         if block is None or ahead != self._ahead or {self._of.get(pair) for pair in pairs} - {None} != set(block[1]):
             del self.blocks[self.latest :]  # those after it are predicted again
             self._uses = {use: [n for n in numbers if n < self.latest] for use, numbers in self._uses.items()}
