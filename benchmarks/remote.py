@@ -5,10 +5,11 @@
 The store is moto on this machine, in a process of its own, behind a proxy that adds 20 ms to every request.  A cold machine is a new
 process with an empty mirror, which resumes at 90 % of an epoch; the time to its first batch is counted from the start of the process.
 All read the same samples from that server, shuffled, and resume by their own states: `datasets` from Parquet files by HTTP, with a shuffle
-buffer of 1,000; litdata and mosaicml-streaming from chunks of the size of our shards, with their caches limited as our mirror is, no
-workers.  litdata's client is told to allow plain HTTP (`client_options`).  mosaicml-streaming has an environment of its own
-(`make .venv-bench-mosaic/.ready`).  Who is not installed, or fails, is named with the reason.  Bytes are those that the proxy sends.
-Least recently used is simulated on the order in which the plan reads shards; ours is measured.
+buffer of 1,000; litdata and mosaicml-streaming from chunks of the size of our shards, with their caches limited as our mirror is, and
+no workers; mosaicml-streaming shuffles blocks of two chunks, as our window.  litdata's client is set to allow plain HTTP
+(`client_options`).  mosaicml-streaming has an environment of its own (`make .venv-bench-mosaic/.ready`).  Who is not installed, or fails,
+is named with the reason.  Bytes are those that the proxy sends.  Least recently used is simulated on the order in which the plan reads
+shards; ours is measured.
 """
 
 import http.client
@@ -43,7 +44,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 8, "max_length": 4096, "output": "numpy
 URL = "s3://bkt/cache"
 MOSAIC = ROOT.parent / ".venv-bench-mosaic" / "bin" / "python"
 SHARE = 0.25  # of the store that a mirror, or a peer's cache, may hold
-PATIENCE = 300  # seconds for one run
+PATIENCE = 120  # seconds for one run
 _SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
@@ -225,13 +226,9 @@ def open_mosaic(folder: Path, most: int) -> Any:
     from streaming import StreamingDataLoader, StreamingDataset
 
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-    data = StreamingDataset(
-        remote="s3://bkt/mosaic",
-        local=f"{os.environ['PENSTOCK_MIRROR']}/mosaic",
-        shuffle=True,
-        batch_size=8,
-        cache_limit=most,
-    )
+    options = {"batch_size": 8, "num_canonical_nodes": 1, "shuffle_block_size": 2 * ROWS, "cache_limit": most}
+    local = f"{os.environ['PENSTOCK_MIRROR']}/mosaic"
+    data = StreamingDataset(remote="s3://bkt/mosaic", local=local, shuffle=True, **options)
     return StreamingDataLoader(data, batch_size=8, collate_fn=columns)
 
 

@@ -42,7 +42,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORE
 _LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
 _YES, _NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
-OTHER_CONTENT = "exists with other content than Penstock just made; it is damaged or was edited: remove it, or pass refresh=True"
+OTHER_CONTENT = (
+    "exists with other content than Penstock just made; it is damaged or was edited: remove it, or pass refresh=True"
+)
 _ELSEWHERE = "choose another folder with cache_dir= or PENSTOCK_CACHE"
 _ADVICE = {
     errno.ENOSPC: f"free some space there (`penstock cache prune`), or {_ELSEWHERE}",

@@ -337,10 +337,12 @@ class Mirror:
             cache.shared.plans.remove(self._plans[where])
 
     def _run(self) -> None:
-        while (use := self._wait_for_task()) is not None:
-            cache, file = self._future.files[use]
+        use: Use | None = ("", "")
+        while use is not None:
             try:
-                cache.fetch(file, has_room=True)
+                if (use := self._wait_for_task()) is not None:
+                    cache, file = self._future.files[use]
+                    cache.fetch(file, has_room=True)
             except PenstockError as error:  # the reader fetches what it needs, and raises what it meets
                 with self._changed:
                     if self._failed_at != self._future.now:
@@ -348,7 +350,7 @@ class Mirror:
                     self._failed_at = self._future.now
             finally:
                 with self._changed:
-                    self._busy.discard(use)
+                    self._busy -= {use}
 
     def _wait_for_task(self) -> Use | None:
         with self._changed:
