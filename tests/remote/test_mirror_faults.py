@@ -279,6 +279,30 @@ def test_images_come_with_a_store_in_a_bucket_as_with_a_local_one(
         assert all(np.array_equal(mine[name], other[name]) for name in other)
 
 
+_FORKS = """
+import os, sys
+import penstock as ps
+from penstock.cache import Cache
+from penstock.store.kept import kept_store
+store = kept_store("data", sys.argv[1], Cache(sys.argv[2]))
+loader = ps.Loader(store, batch_size=4, max_length=64, output="numpy", window=2, block=64, prefetch=0)
+assert len([*loader]) == len(loader)  # now the mirror has every shard
+if not os.fork():
+    try:
+        next(iter(loader))
+    except Exception as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_process_is_refused_before_it_reads_whatever_the_mirror_has(there: Build) -> None:
+    words = [sys.executable, "-c", _FORKS, there().fingerprint, URL]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert "s3://bkt/cache: this process was forked from one that has read from a remote place" in done.stdout, done
+
+
 def test_no_thread_of_a_mirror_outlives_its_loop(there: Build) -> None:
     for number, _ in enumerate(ps.Loader(there(), **OPTIONS)):
         if number == 5:
