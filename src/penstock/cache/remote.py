@@ -70,8 +70,7 @@ class RemoteCache(Cache):
     def __init__(
         self, root: str | os.PathLike[str] | None = None, *, mirror_bytes: int | None = None, **options: Any
     ) -> None:
-        given = os.fspath(root or os.environ["PENSTOCK_CACHE"])
-        url = given.rstrip("/")
+        url = (given := os.fspath(root or os.environ["PENSTOCK_CACHE"])).rstrip("/")
         if url.partition("://")[0] not in BUCKETS:
             raise StoreError(f"{given}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
         super().__init__(_mirror_root(url), **options)
@@ -150,8 +149,6 @@ class RemoteCache(Cache):
             files = [(file.path[len(self.where) + 1 :], file) for file in self.bucket.scan(below)]
         return sorted([*own, *(Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}")])
 
-    # Read and write
-
     def read(self, name: str) -> bytes:
         if _kind(name) == "there" or (self._is_direct and _kind(name) == "mirrored"):
             with explained("read", self.bucket.full(name)):
@@ -198,7 +195,7 @@ class RemoteCache(Cache):
                 try:
                     super().publish(name, copy, replace=True, hold=False)
                 finally:
-                    self.shared.coming.pop(name, None)
+                    self._has_come(name)
         return size
 
     def fetch_all(self, files: Collection[Fetch]) -> None:
@@ -224,7 +221,7 @@ class RemoteCache(Cache):
                 if not is_here():
                     self._download(file, claim.beat, has_room=has_room)
         finally:
-            self.shared.coming.pop(file.name, None)
+            self._has_come(file.name)
 
     def _download(self, file: Fetch, beat: Callable[[], None], *, has_room: bool) -> None:
         name, url = file.name, self.bucket.full(file.name)
@@ -305,9 +302,13 @@ class RemoteCache(Cache):
             files = {self._name(file): file for file in self.place.scan(SHARDS)}
         begun = {name for name in files if "/." in name}
         living = begun - remove_dead(self.place, begun)
-        shards = sorted(files.keys() - begun, key=lambda name: files[name].mtime)
+        shards = sorted(files.keys() - begun, key=lambda name: (files[name].mtime_ns, name))
         theirs = [files[name].size for name in living if f"/.{Owner.me()}-" not in name]
         return {name: files[name].size for name in shards}, sum(theirs)
+
+    def _has_come(self, name: str) -> None:
+        with ROOM:  # not while `make_room` adds up what is here and what is coming
+            self.shared.coming.pop(name, None)
 
     def make_room(self, name: str, size: int, *, before: float | None = None) -> bool:
         """Remove what is needed last until `size` more bytes fit, and count them from now on; return whether they may come.
@@ -321,7 +322,7 @@ class RemoteCache(Cache):
         with ROOM:
             given = [cache.mirror_bytes for cache in shared.caches if cache.mirror_bytes is not None]
             (present, theirs), budget = self._in_mirror(), max(given) if given else self.budget
-            coming = sum(num for each, num in [*shared.coming.items()] if each not in present and each != name)
+            coming = sum(num for each, num in shared.coming.items() if each not in present and each != name)
             excess = sum(present.values()) + theirs + coming + size - budget
             victims = self._victims(present, name, excess, before or 0.0)
             if before is None and sum(map(present.__getitem__, victims)) < excess:
