@@ -3,15 +3,20 @@
     python benchmarks/remote.py [SHARDS]        60 shards by default; some minutes.  Writes results/remote.md.
 
 The store is moto on this machine, in a process of its own, behind a proxy that adds 20 ms to every request.  A cold machine is a new
-process with an empty mirror, which resumes at 90 % of an epoch.  `datasets` streams the same samples from Parquet files on the same
-server, by HTTP, with a shuffle buffer of 1,000, and resumes by its own state.  Bytes are those that the proxy sends.  Least recently
-used is simulated on the order in which the plan reads shards; ours is measured.
+process with an empty mirror, which resumes at 90 % of an epoch; the time to its first batch is counted from the start of the process.
+All read the same samples from that server, shuffled, and resume by their own states: `datasets` from Parquet files by HTTP, with a shuffle
+buffer of 1,000; litdata and mosaicml-streaming from chunks of the size of our shards, with their caches limited as our mirror is, and
+no workers; mosaicml-streaming shuffles blocks of two chunks, as our window.  litdata's client is set to allow plain HTTP
+(`client_options`).  mosaicml-streaming has an environment of its own (`make .venv-bench-mosaic/.ready`).  Who is not installed, or fails,
+is named with the reason.  Bytes are those that the proxy sends.  Least recently used is simulated on the order in which the plan reads
+shards; ours is measured.
 """
 
 import http.client
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +24,7 @@ import threading
 import time
 import urllib.request
 from collections import OrderedDict
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -26,7 +32,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from stand import Page, Verdict, table
+from contestants import _without_torchvision
+from stand import ROOT, Page, Verdict, table
 
 SHARDS = int(next((word for word in sys.argv[1:] if word.isdigit()), 60))
 ROWS = 500  # samples of a shard, about 500 tokens each
@@ -36,6 +43,9 @@ REPEAT = 3
 EPOCHS = 4
 OPTIONS: dict[str, Any] = {"batch_size": 8, "max_length": 4096, "output": "numpy"}
 URL = "s3://bkt/cache"
+MOSAIC = ROOT.parent / ".venv-bench-mosaic" / "bin" / "python"
+SHARE = 0.25  # of the store that a mirror, or a peer's cache, may hold
+PATIENCE = 120  # seconds for one run
 _SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
@@ -134,15 +144,14 @@ def build_store(folder: Path, where: Any) -> Any:
 
     source = ps.open(str(folder / "data.jsonl"), cache_dir=where)
     template = choose_template(source, "pretokenized", None, {"vocab_size": VOCABULARY}, facts=None)
-    return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=ROWS)
+    return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=ROWS, shard_bytes=1 << 30)
 
 
 def timed(batches: Any) -> dict[str, float]:
-    """Seconds to the first batch, and tokens per second of the next ones; a batch is a list or an array of ids."""
-    begun = time.perf_counter()
+    """Seconds from the start of the process to the first batch, and tokens per second of the next ones; a batch is its number of tokens."""
     turns = iter(batches)
     next(turns)
-    first, tokens, start = time.perf_counter() - begun, 0, time.perf_counter()
+    first, tokens, start = time.time() - float(os.environ["BEGUN"]), 0, time.perf_counter()
     for batch in turns:
         tokens += batch
     return {"first": first, "tokens_per_second": tokens / (time.perf_counter() - start)}
@@ -151,28 +160,98 @@ def timed(batches: Any) -> dict[str, float]:
 def run_penstock(folder: Path, share: float) -> dict[str, float]:
     import penstock as ps
 
-    begun = time.perf_counter()
     store = build_store(folder, URL)
     mirror = int(share * sum(entry.num_bytes for entry in store.manifest.shards))
     loader = ps.Loader(store, window=2, block=ROWS, mirror_bytes=mirror, **OPTIONS)
     if (state := folder / "penstock.json").exists():
         loader.load_state_dict(json.loads(state.read_text()))
-    opened = time.perf_counter() - begun
-    found = timed(int((batch.rows.spans["stop"] - batch.rows.spans["start"]).sum()) for batch in loader)
-    return {**found, "first": found["first"] + opened}
+    return timed(int((batch.rows.spans["stop"] - batch.rows.spans["start"]).sum()) for batch in loader)
 
 
 def run_datasets(folder: Path, _: float) -> dict[str, float]:
     from datasets import load_dataset
 
-    begun = time.perf_counter()
     urls = [f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet" for shard in range(SHARDS)]
     data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(seed=0, buffer_size=1000)
     if (state := folder / "datasets.json").exists():
         data.load_state_dict(json.loads(state.read_text()))
-    opened = time.perf_counter() - begun
-    found = timed(len(row["input_ids"]) for row in data)
-    return {**found, "first": found["first"] + opened}
+    return timed(len(row["input_ids"]) for row in data)
+
+
+def samples_of(shard: int) -> Any:
+    for ids in samples(shard):
+        yield {"input_ids": np.array(ids, np.uint16)}
+
+
+def write_litdata(folder: Path) -> None:
+    from litdata import optimize
+
+    optimize(
+        samples_of,
+        list(range(SHARDS)),
+        output_dir=str(folder / "litdata"),
+        chunk_size=ROWS,
+        num_workers=1,
+        verbose=False,
+    )
+
+
+def open_litdata(folder: Path, most: int) -> Any:
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+    cache = folder / "litdata-cache"  # a state can be loaded only with the same folder
+    shutil.rmtree(cache, ignore_errors=True)
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": "us-east-1"}
+    data = StreamingDataset(
+        "s3://bkt/litdata", cache_dir=str(cache), shuffle=True, storage_options=options, max_cache_size=most
+    )
+    return StreamingDataLoader(data, batch_size=8, collate_fn=list)
+
+
+def write_mosaic(folder: Path) -> None:
+    _without_torchvision()
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder / "mosaic"), columns={"input_ids": "ndarray:uint16"}, size_limit=1000 * ROWS) as out:
+        for shard in range(SHARDS):
+            for sample in samples_of(shard):
+                out.write(sample)
+
+
+def open_mosaic(folder: Path, most: int) -> Any:
+    _without_torchvision()
+    from streaming import StreamingDataLoader, StreamingDataset
+
+    os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
+    options = {"batch_size": 8, "num_canonical_nodes": 1, "shuffle_block_size": 2 * ROWS, "cache_limit": most}
+    local = f"{os.environ['PENSTOCK_MIRROR']}/mosaic"
+    data = StreamingDataset(remote="s3://bkt/mosaic", local=local, shuffle=True, **options)
+    return StreamingDataLoader(data, batch_size=8, collate_fn=columns)
+
+
+def columns(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """It counts what it handed over by the length of a batch's first column."""
+    return {"input_ids": [record["input_ids"] for record in records]}
+
+
+def run_peer(name: str, folder: Path, share: float, *, save: bool = False) -> dict[str, float]:
+    """An epoch of litdata or mosaicml-streaming, from its state if there is one; `save`: up to 90 %, and write the state."""
+    size = sum(path.stat().st_size for path in (folder / name).iterdir())
+    loader = {"litdata": open_litdata, "mosaic": open_mosaic}[name](folder, int(share * size))
+    state = folder / f"{name}.state.json"
+    if save:
+        for _ in islice(loader, int(0.9 * SHARDS * ROWS / 8)):
+            pass
+        state.write_text(json.dumps(loader.state_dict()))
+        return {}
+    if state.exists():
+        loader.load_state_dict(json.loads(state.read_text()))
+    return timed(
+        sum(map(len, batch["input_ids"] if isinstance(batch, dict) else (x["input_ids"] for x in batch)))
+        for batch in loader
+    )
 
 
 def save_states(folder: Path, store: Any) -> None:
@@ -194,13 +273,49 @@ def save_states(folder: Path, store: Any) -> None:
 
 def in_new_process(what: str, folder: Path, share: float, port: int) -> dict[str, float]:
     """Run a contestant in a process of its own, with an empty mirror and cache; add what the proxy sent meanwhile."""
-    with tempfile.TemporaryDirectory() as empty:
-        words = [sys.executable, __file__, str(SHARDS), "child", what, str(folder), str(share)]
-        environment = {**os.environ, "PENSTOCK_MIRROR": empty, "HF_HOME": empty, "HF_DATASETS_CACHE": empty}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
+        words = [
+            str(MOSAIC if "mosaic" in what else sys.executable),
+            __file__,
+            str(SHARDS),
+            "child",
+            what,
+            str(folder),
+            str(share),
+        ]
+        environment = {
+            **os.environ,
+            "PENSTOCK_MIRROR": empty,
+            "HF_HOME": empty,
+            "HF_DATASETS_CACHE": empty,
+            "BEGUN": str(time.time()),
+        }
         before = sent(port)
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
         after = sent(port)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     return {**json.loads(done.stdout.splitlines()[-1]), **{name: after[name] - before[name] for name in after}}
+
+
+def run_peers(folder: Path, port: int, whole: dict[str, Any], cold: dict[str, list[Any]]) -> list[str]:
+    """Measure litdata and mosaicml-streaming; return why each that cannot be measured cannot."""
+    problems = []
+    for name in ("litdata", "mosaic"):
+        try:
+            if name == "mosaic" and not MOSAIC.exists():
+                raise RuntimeError(f"{MOSAIC.parent.parent.name} is missing")
+            in_new_process(f"write-{name}", folder, 0, port)
+            for path in (folder / name).iterdir():
+                ask(port, f"/bkt/{name}/{path.name}", "PUT", path.read_bytes())
+            whole[name] = in_new_process(name, folder, SHARE, port)
+            in_new_process(f"save-{name}", folder, SHARE, port)
+            cold[name] = [in_new_process(name, folder, SHARE, port) for _ in range(REPEAT)]
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            what = "resuming" if name in whole else "an epoch"
+            why = f"no end after {PATIENCE} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)[:300]
+            problems.append(f"{name}: {what}: {why}")
+    return problems
 
 
 def measured_epochs(folder: Path, share: float) -> float:
@@ -242,7 +357,10 @@ def simulated_lru(folder: Path, share: float) -> float:
 def main() -> None:
     page = Page(
         "remote", "A store in a bucket", packages=["obstore", "moto", "datasets"],
-        notes=[f"{SHARDS} shards of {ROWS} samples, about {SHARDS * ROWS * 500:,} tokens; {LATENCY * 1000:.0f} ms added to each request"],
+        notes=[
+            f"{SHARDS} shards of {ROWS} samples, about {SHARDS * ROWS * 500:,} tokens; {LATENCY * 1000:.0f} ms added to each request",
+            "Ours makes packed batches of 8 rows of 4,096 tokens; the others hand over samples as they are, not packed and not collated",
+        ],
     )  # fmt: skip
     server = subprocess.Popen(
         [sys.executable, __file__, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -255,19 +373,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as above:
         folder = Path(above)
         write(folder, port)
-        steady = [in_new_process("penstock", folder, 0.25, port), in_new_process("datasets", folder, 0, port)]
+        steady = {
+            "penstock": in_new_process("penstock", folder, SHARE, port),
+            "datasets": in_new_process("datasets", folder, 0, port),
+        }
         save_states(folder, build_store(folder, folder / "local"))
         cold: dict[str, list[dict[str, float]]] = {"penstock": [], "datasets": []}
         for _ in range(REPEAT):
             for name, found in cold.items():
-                found.append(in_new_process(name, folder, 0.25, port))
+                found.append(in_new_process(name, folder, SHARE, port))
+        problems = run_peers(folder, port, steady, cold)
         shares = {share: (measured_epochs(folder, share), simulated_lru(folder, share)) for share in (0.1, 0.25, 0.5)}
     server.communicate("")
-    ours, theirs = (median(each["first"] for each in cold[name]) for name in ("penstock", "datasets"))
-    speeds = [each["tokens_per_second"] for each in steady]
+    firsts = {name: median(each["first"] for each in found) for name, found in cold.items()}
+    speeds = {name: each["tokens_per_second"] for name, each in steady.items()}
+    ours, others = firsts["penstock"], ", ".join(f"{name} {firsts[name]:.2f}" for name in firsts if name != "penstock")
+    speed, rest = (
+        speeds["penstock"],
+        ", ".join(f"{name} {speeds[name]:,.0f}" for name in speeds if name != "penstock"),
+    )
     verdicts = [
-        Verdict("cold machine at 90 %: seconds to the first batch", f"{ours:.2f} (datasets {theirs:.2f})", "< 3", ours < 3),
-        Verdict("an epoch, mirror 25 %: tokens per second", f"{speeds[0]:,.0f} (datasets {speeds[1]:,.0f})", "more", speeds[0] > speeds[1]),
+        Verdict("cold machine at 90 %: seconds to the first batch", f"{ours:.2f} ({others})", "< 3", ours < 3),
+        Verdict(f"an epoch, mirror {SHARE:.0%}: tokens per second", f"{speed:,.0f} ({rest})", "> datasets", speed > speeds["datasets"]),
     ]  # fmt: skip
     for share, (found, lru) in shares.items():
         most = 1.1 - share
@@ -279,13 +406,15 @@ def main() -> None:
         return [name, value, f"{requests:.0f}", f"{num_bytes / 1e6:.1f}"]
 
     resumed = [row(name, f"{median(each['first'] for each in found):.2f}", found) for name, found in cold.items()]
-    whole = [row(name, f"{each['tokens_per_second']:,.0f}", [each]) for name, each in zip(cold, steady, strict=True)]
+    whole = [row(name, f"{each['tokens_per_second']:,.0f}", [each]) for name, each in steady.items()]
     parts = {
         "Resumed at 90 %, to the end of the epoch": table(
             ["who", "seconds to the first batch", "requests", "MB"], resumed
         ),
         "A whole epoch": table(["who", "tokens per second", "requests", "MB"], whole),
     }
+    if problems:
+        parts["Not measured"] = [f"- {each}" for each in problems]
     page.write(verdicts, parts)
 
 
@@ -294,6 +423,13 @@ if __name__ == "__main__":
         serve()
     elif "child" in sys.argv:
         what, where, share = sys.argv[-3:]
-        print(json.dumps({"penstock": run_penstock, "datasets": run_datasets}[what](Path(where), float(share))))
+        do, _, peer = what.rpartition("-")
+        runs: dict[str, Any] = {"penstock": run_penstock, "datasets": run_datasets}
+        if do == "write":
+            {"litdata": write_litdata, "mosaic": write_mosaic}[peer](Path(where))
+            print("{}")
+        else:
+            run = runs.get(what) or partial(run_peer, peer, save=do == "save")
+            print(json.dumps(run(Path(where), float(share))))
     else:
         main()

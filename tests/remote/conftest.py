@@ -1,20 +1,33 @@
 """A store on this machine (moto), a fault proxy in front of it, and the environment that points there and nowhere else."""
 
 import contextlib
+import json
 import logging
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import penstock as ps
+from penstock.api import choose_template
+from penstock.cache import Cache
+from penstock.engines import LocalEngine
 from penstock.places import requests
 from penstock.places.object_store import place_of
+from penstock.store import Store, build
 from tests.remote.fault_proxy import FaultProxy
 
 _SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
+URL = "s3://bkt/cache"
+SHARED = ("shards", "stores", "digests", "facts", "offsets")
+
 Put = Callable[[str, bytes], str]
+Become = Callable[[str], Path]
+Build = Callable[..., Store]
 
 
 def ask(port: int, path: str, method: str, data: bytes | None = None) -> bytes:
@@ -81,3 +94,58 @@ def put(proxy: FaultProxy) -> Put:
         return f"s3://bkt/{key}"
 
     return write
+
+
+def write_data(path: Path, rows: int) -> Path:
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+    lines = (json.dumps({"text": " ".join(words[: 1 + n % 9] * (1 + n % 5)), "n": n}) for n in range(rows))
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Become:
+    """Become a machine of this name: with a mirror of its own."""
+
+    def become(name: str) -> Path:
+        monkeypatch.setenv("PENSTOCK_MIRROR", str(tmp_path / f"mirror-{name}"))
+        return tmp_path / f"mirror-{name}"
+
+    become("a")
+    return become
+
+
+@pytest.fixture
+def built(tmp_path: Path, tokenizer_path: Path) -> Build:
+    """Build a store of 1,000 rows in a cache; 50 rows a shard."""
+    data = write_data(tmp_path / "data.jsonl", 1000)
+
+    def make(where: Any, **options: Any) -> Store:
+        source = ps.open(str(data), cache_dir=where)
+        template = choose_template(source, "text", tokenizer_path, {}, facts=None)
+        return build(source, template, engine=LocalEngine(1), cache=Cache(where), **{"shard_rows": 50, **options})
+
+    return make
+
+
+@pytest.fixture
+def there(built: Build, put: Put, tmp_path: Path, machine: Become) -> Build:
+    """The same store in a bucket that another machine has filled: a local cache, copied object by object."""
+    built(tmp_path / "local")
+    upload(tmp_path / "local", put)
+    return lambda **options: built(URL, **options)
+
+
+def upload(local: Path, put: Put) -> None:
+    for path in sorted(local.rglob("*")):
+        if path.is_file() and path.relative_to(local).parts[0] in SHARED:
+            put(f"cache/{path.relative_to(local)}", path.read_bytes())
+
+
+def objects(folder: str) -> dict[str, bytes]:
+    bucket = Cache(URL).bucket  # type: ignore[attr-defined]
+    return {file.path[len(URL) + 1 :]: bucket.place.read(file.path) for file in bucket.scan(folder)}
+
+
+def files(root: Path, folder: str) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in (root / folder).rglob("*") if path.is_file()}

@@ -12,10 +12,9 @@ from penstock.cli.main import run
 from penstock.errors import RecipeError, TemplateError
 from penstock.recipe import Recipe
 from penstock.templates import open_tokenizer
-from tests.remote.conftest import Put
+from tests.remote.conftest import Put, write_data
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.loose_store import LooseStore
-from tests.remote.test_cache import write_data
 
 
 @pytest.fixture

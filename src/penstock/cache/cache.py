@@ -39,8 +39,12 @@ _TEMPORARY = "penstock-"
 _TRIES, _TRY_SECONDS = 20, 0.05
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORECASE)
+_LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
 _YES, _NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
+OTHER_CONTENT = (
+    "exists with other content than Penstock just made; it is damaged or was edited: remove it, or pass refresh=True"
+)
 _ELSEWHERE = "choose another folder with cache_dir= or PENSTOCK_CACHE"
 _ADVICE = {
     errno.ENOSPC: f"free some space there (`penstock cache prune`), or {_ELSEWHERE}",
@@ -100,6 +104,11 @@ class Cache:
     ) -> None:
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
         self.where = str(self.root)
+        if _LIKE_URL.search(self.where):
+            raise StoreError(
+                f"{root or self.where}: a folder with the name of a URL; write a URL as text, with two slashes and in small letters, such "
+                f"as s3://bucket/folder (a pathlib.Path drops a slash)"
+            )
         given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
         self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
         self.verify = _environment_flag("PENSTOCK_VERIFY") if verify is None else verify
@@ -205,10 +214,7 @@ class Cache:
             try:
                 return self.place.create(name, write_and_hold, replace=replace)
             except FileExistsError as error:
-                raise StoreError(
-                    f"{path}: exists with other content than Penstock just made for this name; "
-                    f"the file is damaged or was edited: remove it, or pass refresh=True"
-                ) from error
+                raise StoreError(f"{path}: {OTHER_CONTENT}") from error
 
     def hold(self, *names: str, holder: object = None) -> None:
         """Keep files from removal until `holder` is gone, or this process; also marks them as used now."""

@@ -1,6 +1,6 @@
-"""Small files of remote places as local files: tokenizers and recipes.  Each version is fetched once, into the local cache."""
+"""Objects by relative names, and small files of remote places (tokenizers, recipes) as local files, fetched once for each version."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -9,8 +9,40 @@ from typing import IO
 from penstock.cache.cache import Cache
 from penstock.errors import SourceError
 from penstock.fingerprint import fingerprint
-from penstock.places.files import identify, read_file
+from penstock.places.files import identify, open_place, read_file
+from penstock.places.object_store import ObjectPlace
 from penstock.places.place import FileId
+
+
+class Bucket:
+    """Objects below a URL, by relative names."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        place = open_place(url)[0]
+        assert isinstance(place, ObjectPlace)
+        self.place = place
+
+    def full(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    def stat(self, name: str) -> FileId:
+        return self.place.stat(self.full(name))
+
+    def entries(self, folder: str) -> list[tuple[str, bool]]:
+        return self.place.entries(self.full(folder))
+
+    def scan(self, folder: str) -> Iterator[FileId]:
+        return self.place.scan(self.full(folder))
+
+    def remove(self, name: str) -> None:
+        self.place.remove(self.full(name))
+
+    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+        return self.place.create(self.full(name), write, replace=replace)
+
+    def read(self, name: str) -> bytes:
+        return self.place.read_now(self.full(name))
 
 
 def fetch_folder(url: str, names: Sequence[str], cache: Cache | None = None) -> Path:

@@ -14,19 +14,19 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from penstock.cache.cache import Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
+from penstock.cache.cache import OTHER_CONTENT, Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
+from penstock.cache.fetched import Bucket
+from penstock.cache.locks import Owner, remove_dead
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, fingerprint
-from penstock.places.files import open_place
-from penstock.places.object_store import ObjectPlace
 from penstock.places.place import FileId
-from penstock.places.requests import Changed, Missing
+from penstock.places.requests import Changed, Missing, RemoteError
 from penstock.words import size as in_words
 
 _Data = TypeVar("_Data")
@@ -47,35 +47,18 @@ ROOM = threading.RLock()  # held while this process decides what to remove from 
 _log = logging.getLogger("penstock")
 
 
-class Bucket:
-    """Objects below a URL, by relative names."""
+class Shared:
+    """What all caches of one mirror in this process share: a mixture has a cache for each store, and two Loaders may read at once."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        place = open_place(url)[0]
-        assert isinstance(place, ObjectPlace)
-        self.place = place
+    def __init__(self) -> None:
+        self.caches: weakref.WeakSet[RemoteCache] = weakref.WeakSet()
+        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()  # stores that keep shards open
+        self.coming: dict[str, int] = {}  # bytes of shards that are being fetched
+        self.plans: list[NextUse] = []  # of Loaders that read: in how many blocks a shard is needed
+        self.most_over = 0  # bytes by which the mirror was larger than its budget
 
-    def full(self, name: str) -> str:
-        return f"{self.url}/{name}" if name else self.url
 
-    def stat(self, name: str) -> FileId:
-        return self.place.stat(self.full(name))
-
-    def entries(self, folder: str) -> list[tuple[str, bool]]:
-        return self.place.entries(self.full(folder))
-
-    def scan(self, folder: str) -> Iterator[FileId]:
-        return self.place.scan(self.full(folder))
-
-    def remove(self, name: str) -> None:
-        self.place.remove(self.full(name))
-
-    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
-        return self.place.create(self.full(name), write, replace=replace)
-
-    def read(self, name: str) -> bytes:
-        return self.place.read_now(self.full(name))
+_SHARED: dict[Path, Shared] = {}
 
 
 class RemoteCache(Cache):
@@ -85,31 +68,24 @@ class RemoteCache(Cache):
     room = ROOM
 
     def __init__(
-        self,
-        root: str | os.PathLike[str] | None = None,
-        *,
-        max_bytes: int | None = None,
-        allow_shared: bool | None = None,
-        verify: bool | None = None,
-        mirror_bytes: int | None = None,
+        self, root: str | os.PathLike[str] | None = None, *, mirror_bytes: int | None = None, **options: Any
     ) -> None:
-        url = os.fspath(root or os.environ["PENSTOCK_CACHE"]).rstrip("/")
+        url = (given := os.fspath(root or os.environ["PENSTOCK_CACHE"])).rstrip("/")
         if url.partition("://")[0] not in BUCKETS:
-            raise StoreError(f"{url}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
-        super().__init__(_mirror_root(url), max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
+            raise StoreError(f"{given}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
+        super().__init__(_mirror_root(url), **options)
         self.where, self.bucket = url, Bucket(url)
         if self.max_bytes is not None:
             raise StoreError(
                 f"{self.where}: PENSTOCK_CACHE_MAX is for a local cache, and objects of a bucket are not pruned; unset it, and limit the "
                 f"local mirror with PENSTOCK_MIRROR_BYTES or mirror_bytes="
             )
-        given = os.environ.get("PENSTOCK_MIRROR_BYTES", "").strip()
-        self.mirror_bytes = parse_size(given) if mirror_bytes is None and given else mirror_bytes
-        self.next_use: NextUse | None = None  # set while a Loader reads: which shard it needs when
+        most = os.environ.get("PENSTOCK_MIRROR_BYTES", "").strip()
+        self.mirror_bytes = parse_size(most) if mirror_bytes is None and most else mirror_bytes
         self.stalls, self.stall_seconds = 0, 0.0  # fetches that a reader waited for
-        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()  # stores that keep shards open
         self._is_direct = False  # read from the bucket, whatever the mirror has
-        self._coming: dict[str, int] = {}  # bytes of shards that are being fetched
+        self.shared = _SHARED.setdefault(self.root, Shared())
+        self.shared.caches.add(self)
 
     @cached_property
     def local(self) -> Cache:
@@ -173,8 +149,6 @@ class RemoteCache(Cache):
             files = [(file.path[len(self.where) + 1 :], file) for file in self.bucket.scan(below)]
         return sorted([*own, *(Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}")])
 
-    # Read and write
-
     def read(self, name: str) -> bytes:
         if _kind(name) == "there" or (self._is_direct and _kind(name) == "mirrored"):
             with explained("read", self.bucket.full(name)):
@@ -182,11 +156,19 @@ class RemoteCache(Cache):
         return super().read(name)
 
     def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
-        if _kind(name) == "mirrored":
-            for _ in range(_TRIES):
-                self.fetch_all([Fetch(name)])
-                with contextlib.suppress(FileNotFoundError):  # removed since, by another process that needs the room
-                    return read(name)
+        is_again = False
+        for _ in range(_TRIES if _kind(name) == "mirrored" else 0):
+            self.fetch_all([Fetch(name)])
+            try:
+                return read(name)
+            except FileNotFoundError:  # removed since, by another process that needs the room
+                pass
+            except StoreError as error:
+                if is_again:
+                    raise
+                _log.warning("%s; this copy is removed, and the object is fetched again", error)
+                self.place.remove(name)
+                is_again = True
         return super().reading(name, read)
 
     def publish(
@@ -207,19 +189,17 @@ class RemoteCache(Cache):
             try:
                 self.bucket.create(name, copy, replace=replace)
             except FileExistsError as error:
-                raise StoreError(
-                    f"{self.bucket.full(name)}: exists with other content than Penstock just made for this name; "
-                    f"the object is damaged or was edited: remove it, or pass refresh=True"
-                ) from error
+                raise StoreError(f"{self.bucket.full(name)}: {OTHER_CONTENT}") from error
             if kind == "mirrored":
                 self.make_room(name, size)
-                super().publish(name, copy, replace=True, hold=False)
-                with ROOM:
-                    self._coming.pop(name, None)
+                try:
+                    super().publish(name, copy, replace=True, hold=False)
+                finally:
+                    self._has_come(name)
         return size
 
     def fetch_all(self, files: Collection[Fetch]) -> None:
-        missing = [file for file in files if not self.has_copy(file.name)]
+        missing = [file for file in files if not self.has_copy(file)]
         if not missing:
             return
         begun = time.perf_counter()
@@ -235,16 +215,15 @@ class RemoteCache(Cache):
         """Bring a file into the mirror, unless it is there.  One process of this machine fetches it; others wait."""
         from penstock.cache.claims import wait_for_claim
 
-        is_here = partial(self.has_copy, file.name)
+        is_here, key = partial(self.has_copy, file), f"fetch-{fingerprint(file.name)}"
         try:
-            with wait_for_claim(f"fetch-{fingerprint(file.name)}", self.local, is_here, what=f"a copy of {file.name}"):
+            with wait_for_claim(key, self.local, is_here, what=f"a copy of {file.name}") as claim:
                 if not is_here():
-                    self._download(file, has_room=has_room)
+                    self._download(file, claim.beat, has_room=has_room)
         finally:
-            with ROOM:
-                self._coming.pop(file.name, None)
+            self._has_come(file.name)
 
-    def _download(self, file: Fetch, *, has_room: bool) -> None:
+    def _download(self, file: Fetch, beat: Callable[[], None], *, has_room: bool) -> None:
         name, url = file.name, self.bucket.full(file.name)
         with explained("read", url):
             for _ in range(_TRIES):
@@ -257,16 +236,27 @@ class RemoteCache(Cache):
 
                 def write(out: IO[bytes], version: FileId = version) -> None:
                     content = Digest()
+                    out.truncate(version.size)  # other processes count it from now on
                     for piece in self.bucket.place.pieces(version, 0, version.size):
                         content.extend(piece)
                         out.write(piece)
+                        beat()
                     if file.digest not in (None, content.hexdigest()):
                         found = f"digest {content.hexdigest()}, expected {file.digest}"
                         raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
 
-                with contextlib.suppress(Changed):  # replaced by a `refresh`: take the new one
+                try:
                     self.place.create(name, write, replace=True)
                     return
+                except Changed:  # replaced by a `refresh`: take the new one
+                    pass
+                except RemoteError:
+                    raise
+                except OSError as error:
+                    raise StoreError(
+                        f"cannot write {self.path(name)}, a copy of {url}: {error.strerror}; free some space there, lower mirror_bytes, or "
+                        f"choose another folder with PENSTOCK_MIRROR"
+                    ) from error
         raise StoreError(f"{url}: is replaced again and again; run again later")
 
     def published(self) -> "RemoteCache":
@@ -292,47 +282,74 @@ class RemoteCache(Cache):
         mine = sum(self.in_mirror().values())
         return (shutil.disk_usage(folder).free + mine) // _SHARE_OF_DISK
 
-    def has_copy(self, name: str) -> bool:
-        """Whether the mirror has a file."""
-        return super().size(name, hold=False) is not None
+    def has_copy(self, file: Fetch) -> bool:
+        """Whether the mirror has a file.  A copy of another size than is known is removed."""
+        found = super().size(file.name, hold=False)
+        if found is None or file.size in (None, found):
+            return found is not None
+        _log.warning("%s: %d bytes, expected %d; fetched again", self.path(file.name), found, file.size)
+        self.place.remove(file.name)
+        return False
 
     def in_mirror(self) -> dict[str, int]:
         """The shards in the mirror, and their bytes; the least recently used first."""
-        found = sorted(super().entries(SHARDS), key=lambda entry: entry.used)
-        return {entry.name: entry.num_bytes for entry in found}
+        return self._in_mirror()[0]
 
-    def make_room(self, name: str, size: int, *, before: float = -1.0) -> bool:
-        """Remove what is needed last until `size` more bytes fit, and count them from now on; return whether they fit.
+    def _in_mirror(self) -> tuple[dict[str, int], int]:
+        """Also the bytes that other processes fetch now.  Removes what killed processes left."""
+        files: dict[str, FileId] = {}
+        with explained("list", self.root / SHARDS), contextlib.suppress(FileNotFoundError):
+            files = {self._name(file): file for file in self.place.scan(SHARDS)}
+        begun = {name for name in files if "/." in name}
+        living = begun - remove_dead(self.place, begun)
+        shards = sorted(files.keys() - begun, key=lambda name: (files[name].mtime_ns, name))
+        theirs = [files[name].size for name in living if f"/.{Owner.me()}-" not in name]
+        return {name: files[name].size for name in shards}, sum(theirs)
 
-        before: when the new shard is needed; nothing that is needed earlier is removed for it.  The default is now.
+    def _has_come(self, name: str) -> None:
+        with ROOM:  # not while `make_room` adds up what is here and what is coming
+            self.shared.coming.pop(name, None)
+
+    def make_room(self, name: str, size: int, *, before: float | None = None) -> bool:
+        """Remove what is needed last until `size` more bytes fit, and count them from now on; return whether they may come.
+
+        before: in how many blocks the new shard is needed; nothing that is needed earlier is removed for it.  None: a reader waits for
+        it.  What the present blocks need stays, and if that does not fit, the mirror exceeds its budget, with a warning.
         """
         if not name.startswith(f"{SHARDS}/"):
             return True
+        shared = self.shared
         with ROOM:
-            present, budget = self.in_mirror(), self.budget
-            coming = sum(num for each, num in self._coming.items() if each not in present and each != name)
-            excess = sum(present.values()) + coming + size - budget
-            if excess <= 0:
-                self._coming[name] = size
-                return True
-            found = self._victims(present, name, excess, before)
-            if found is None and before >= 0:
-                return False
-            if found is None:  # a reader waits: shards that are open, but not in use, can be opened again
-                for store in self.readers:
+            given = [cache.mirror_bytes for cache in shared.caches if cache.mirror_bytes is not None]
+            (present, theirs), budget = self._in_mirror(), max(given) if given else self.budget
+            coming = sum(num for each, num in shared.coming.items() if each not in present and each != name)
+            excess = sum(present.values()) + theirs + coming + size - budget
+            victims = self._victims(present, name, excess, before or 0.0)
+            if before is None and sum(map(present.__getitem__, victims)) < excess:
+                for store in [*shared.readers]:  # shards that are open, but not in use, can be opened again
                     store.close_shards(keep=lambda key: False)
-                found = self._victims(present, name, excess, before)
-            for victim in found or ():
+                victims = self._victims(present, name, excess, 0.0)
+            excess -= sum(map(present.__getitem__, victims))
+            if excess > 0 and before is not None:
+                return False
+            for victim in victims:
                 self.place.remove(victim)
-            self._coming[name] = size
-            return found is not None
+            if excess > 2 * shared.most_over:
+                shared.most_over = excess
+                _log.warning(
+                    "%s: %s more than its budget of %s are needed at once; set mirror_bytes=%d or more, or a smaller window=",
+                    *(self.root, in_words(excess), in_words(budget), budget + excess),
+                )
+            shared.coming[name] = size
+            return True
 
-    def _victims(self, present: dict[str, int], name: str, excess: int, before: float) -> list[str] | None:
-        age = {
-            each: float(len(present) - place) for place, each in enumerate(present)
-        }  # without a plan, the oldest first
-        next_use = self.next_use or age.__getitem__
-        return choose_victims(present, next_use, kept=self.held() | {name}, excess=excess, before=before)
+    def _victims(self, present: dict[str, int], name: str, excess: int, before: float) -> list[str]:
+        age = {each: float(len(present) - place) for place, each in enumerate(present)}
+        plans = self.shared.plans or [age.__getitem__]  # without a plan, the oldest first
+        kept = self.held() | {name} if excess > 0 else present
+        return choose_victims(
+            present, lambda each: min(plan(each) for plan in plans), kept=kept, excess=excess, before=before
+        )
 
     def discard(self, name: str) -> Discarded:
         if _kind(name) == "local":
@@ -351,9 +368,9 @@ class RemoteCache(Cache):
 
 
 def choose_victims(
-    present: Mapping[str, int], next_use: NextUse, *, kept: Collection[str], excess: int, before: float = -1.0
-) -> list[str] | None:
-    """Return the files to remove, those that are needed last first, until `excess` bytes are free; None if they cannot be.
+    present: Mapping[str, int], next_use: NextUse, *, kept: Collection[str], excess: int, before: float = 0.0
+) -> list[str]:
+    """Return the files to remove, those that are needed last first, until `excess` bytes are free, or no more can be.
 
     Nothing in `kept` is removed, and nothing that is needed at `before` or earlier.
     """
@@ -364,7 +381,7 @@ def choose_victims(
             break
         chosen.append(name)
         excess -= present[name]
-    return chosen if excess <= 0 else None
+    return chosen
 
 
 def _kind(name: str) -> str:

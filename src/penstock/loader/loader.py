@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count, islice
 from typing import Any
 
@@ -269,24 +270,24 @@ class Loader(Changing):
         """
         start, end = cursor.position, self.loop_end(cursor)
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
-        mirror = open_mirror(self.plan, self.stores, start, end)
-        hinted = with_hints(steps, self.plan, self.stores, start, mirror)
-        numbered = enumerate(hinted, start=cursor.step)
-        kept = ((number, step) for number, step in numbered if number not in self._skip)
-        collate = self.make_collator()
-        converted = self.convert if self.media is None else dict
-        for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
-            mine = rank_shares([step.rows for _, step in chunk], self.world, self.plan.settings)
-            turns = zip(mine, chunk, strict=True)
-            for made in in_turn(collate, [share.rows for share in mine]):
-                batches = [
-                    (Batch(converted(arrays), share, self.stores, number, trained), step)
-                    for (arrays, trained), (share, (number, step)) in zip(made, turns, strict=False)
-                ]
-                made.clear()  # keep no reference: memory that the consumer releases can be used again
-                yield batches
-            if mirror is not None:
-                mirror.release()
+        with open_mirror(self.plan, self.stores, start, end) or nullcontext() as mirror:
+            hinted = with_hints(steps, self.plan, self.stores, start, mirror)
+            numbered = enumerate(hinted, start=cursor.step)
+            kept = ((number, step) for number, step in numbered if number not in self._skip)
+            collate = self.make_collator()
+            converted = self.convert if self.media is None else dict
+            for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
+                mine = rank_shares([step.rows for _, step in chunk], self.world, self.plan.settings)
+                turns = zip(mine, chunk, strict=True)
+                for made in in_turn(collate, [share.rows for share in mine]):
+                    batches = [
+                        (Batch(converted(arrays), share, self.stores, number, trained), step)
+                        for (arrays, trained), (share, (number, step)) in zip(made, turns, strict=False)
+                    ]
+                    made.clear()  # keep no reference: memory that the consumer releases can be used again
+                    yield batches
+                if mirror is not None:
+                    mirror.release()
 
     def made_by_worker(self, cursor: Cursor, *, passed: int, every: int) -> Generator[tuple[Batch, Step], None, None]:
         """Yield the batches that one of `every` workers makes, one after another."""

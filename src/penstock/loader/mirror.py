@@ -2,23 +2,32 @@
 
 The plan knows every future block, and so every future read.  Threads fetch the shards of the coming blocks, as far as the mirror's byte
 budget reaches.  A shard is removed only for one that is needed earlier, and never while it is open, so the mirror does not thrash as long
-as it holds what one block needs.  Whether it does is decided from the sizes of shards, before the first batch.
+as it holds what two blocks need.  Whether it does is decided from the sizes of shards, before the first batch.
+
+With weights, or after a change of mixture, what a later block holds may depend on loss masks, which are in the shards.  Then later
+blocks are predicted from lengths alone, and corrected whenever a block begins.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf
+from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from penstock.cache import Fetch
+from penstock.cache.cache import explained
 from penstock.errors import PenstockError, PlanError
+from penstock.places.requests import guard_against_fork
 from penstock.plan.plan import Plan, Position
+from penstock.plan.segments import Segments
 from penstock.plan.settings import PlanSettings
 from penstock.store.shards import shard_name
+from penstock.types import Ints
 from penstock.words import size as in_words
 
 _THREADS = 4
@@ -27,8 +36,7 @@ _JOIN_SECONDS = 5.0  # one that waits for the network longer ends by itself
 _HORIZON, _WEIGHTED_HORIZON = 1 << 16, 256  # blocks looked ahead; with weights, each costs the lengths of its samples
 _TOKENS_PER_SAMPLE = 512  # of a block, when mixing by tokens
 _PART_OF_BLOCK = 8
-_LAST_BLOCK = 1.5  # a rest of less than half a block joins the last one
-_MARGIN = 2.0  # with weights, samples that are dropped do not count, so a block may take more of them
+_TWO_BLOCKS = 2.5  # a rest of less than half a block joins the last one
 _WINDOWS = [1 << power for power in range(10, -1, -1)]  # what window="auto" may become
 
 _log = logging.getLogger("penstock")
@@ -124,26 +132,45 @@ def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int)
 
 
 def _bytes_at_once(number: int, stores: Sequence[Any], settings: PlanSettings, rows_at_once: int) -> int:
-    """Return the bytes of the shards that a block, and the steps around it, need of a store: the largest shards, in as many windows as
-    a run of so many samples may touch."""
+    """Return the bytes of the shards that two blocks, and the steps around them, need of a store: the largest shards, in as many windows
+    as may be touched.
+
+    All but the first and the last window that a run of samples touches lie wholly in it.  So if k windows of the shards that give least
+    give more than the run takes, it touches fewer than k + 2.  A run may begin in one epoch and end in the next, whose windows may hold
+    the same shards: k is taken in two halves.
+    """
     store = stores[number]
     sizes = np.sort([entry.num_bytes for entry in store.manifest.shards])[::-1]
     if not sizes.size:
         return 0
     borders = settings.window_borders(sizes.size) if settings.shuffle else np.arange(sizes.size + 1)
-    window = int(np.diff(borders).max())
-    rows_per_window = max(1.0, float(np.diff(borders).min()) * len(store) / sizes.size)
+    window, has_rest = int(borders[1]), borders.size > 2 and np.diff(borders).min() < np.diff(borders).max()
+    gains, most, taken = _gains(number, stores, settings)
     samples_per_token = max(1, store.counts.samples) / max(1, store.counts.tokens)
-    weights = settings.exact_weights()
-    if weights is None:
-        share, block = len(store) / max(1, sum(map(len, stores))), settings.block * _LAST_BLOCK
-    else:
-        share, block = float(weights[number] / sum(weights)), settings.block * _LAST_BLOCK * _MARGIN
-        block *= _TOKENS_PER_SAMPLE * samples_per_token if settings.mix_by == "tokens" else 1
     per_row = max(1.0, settings.max_length * samples_per_token) if settings.packing != "none" else 1.0
-    samples = share * (block + rows_at_once * per_row)
-    touched = min(len(borders) - 1, ceil(samples / rows_per_window) + 1)
-    return int(sizes[: touched * window].sum())
+    taken *= _TWO_BLOCKS * settings.block + rows_at_once * per_row
+    least = np.concatenate(([0], np.cumsum(np.sort(gains))))  # what so many shards give at least
+    halves = np.arange(borders.size)
+    lows, highs = (np.minimum(each * window, sizes.size) for each in (halves // 2, (halves + 1) // 2))
+    inside = int(np.searchsorted(least[lows] + least[highs], taken + 2 * most, side="right")) - 1
+    return int(sizes[: (inside + 2 + has_rest) * int(np.diff(borders).max())].sum())
+
+
+def _gains(number: int, stores: Sequence[Any], settings: PlanSettings) -> tuple[Ints, int, float]:
+    """Return what each shard adds at least to the share of its source, the most that a sample adds, and the source's share of a block.
+
+    Without weights every sample adds 1.  With weights those that are dropped add nothing, and of those that are cut it is not known.
+    """
+    store = stores[number]
+    if (weights := settings.exact_weights()) is None:
+        return store.shard_sizes, 1, len(store) / max(1, sum(map(len, stores)))
+    by_tokens, is_stream = settings.mix_by == "tokens", settings.method.cuts
+    lengths = np.asarray(store.lengths)
+    is_sure = (lengths > 0) if is_stream else (lengths > 0) & (lengths <= settings.capacity)
+    gains = np.concatenate(([0], np.cumsum(np.where(is_sure, lengths, 0) if by_tokens else is_sure, dtype=np.int64)))
+    most = int(lengths.max(initial=1)) if by_tokens else 1
+    share = float(weights[number] / sum(weights)) * (_TOKENS_PER_SAMPLE if by_tokens else 1)
+    return np.diff(gains[store.shard_starts]), most, share
 
 
 # Time
@@ -153,8 +180,9 @@ class Future:
     """The blocks from a position on, each with the shards that it needs, found as far as they are asked for."""
 
     def __init__(self, plan: Plan, stores: Sequence[Any], start: Position) -> None:
-        own = plan.changed()  # its caches are not those of the reader
-        self._shards = own.blocks.shards
+        self._blocks = plan.predicted().blocks  # its caches are not those of the reader, and it reads no shard
+        self._is_exact = plan.settings.weights is None and not plan.mixtures
+        self._exact, self._ahead = plan.blocks, list[int]()  # by source: places that the prediction is behind
         self._limit = _HORIZON if plan.settings.weights is None else _WEIGHTED_HORIZON
         self._next: Position | None = start
         self.files: dict[Use, tuple[Any, Fetch]] = {}
@@ -177,10 +205,23 @@ class Future:
         return self.blocks[number]
 
     def _extend(self, at: Position) -> None:
-        pairs = self._shards(at.epoch, at.block)
-        if pairs is None:  # the epoch has ended; one without a block ends the future
+        if (pairs := self._pairs(at)) is None:  # the epoch has ended; one without a block ends the future
             self._next = Position(epoch=at.epoch + 1) if at.block else None
-            return
+        else:
+            self._append(at, pairs)
+
+    def _pairs(self, at: Position) -> list[tuple[int, int]] | None:
+        blocks, shares = self._blocks, None
+        if isinstance(blocks, Segments) or (shares := blocks.shares(at.epoch, at.block)) is None:
+            return blocks.shards(at.epoch, at.block)
+        places = zip(blocks.orders, *shares, self._ahead or [0] * len(shares.starts), strict=True)
+        return [
+            (n, int(shard))
+            for n, (order, a, b, more) in enumerate(places)
+            for shard in order.shards(a + more, b + more)
+        ]
+
+    def _append(self, at: Position, pairs: Sequence[tuple[int, int]]) -> None:
         uses = tuple(dict.fromkeys(self._of[pair] for pair in pairs if pair in self._of))
         for use in uses:
             self._uses.setdefault(use, []).append(len(self.blocks))
@@ -188,7 +229,7 @@ class Future:
         self._next = Position(epoch=at.epoch, block=at.block + 1)
 
     def next_use(self, use: Use) -> float:
-        """Return the number of the block that next needs a shard; infinity where none within the horizon does."""
+        """Return in how many blocks from now on a shard is needed; infinity where none within the horizon needs it."""
         if use not in self.files:
             return inf
         while True:
@@ -196,18 +237,32 @@ class Future:
             while found and found[0] < self.now:
                 found.pop(0)
             if found:
-                return found[0]
+                return max(0, found[0] - self.latest)
             if self.block(len(self.blocks)) is None:
                 return inf
 
-    def move_to(self, position: Position) -> None:
-        """Say that the block of a position is read, too.  A run goes forward."""
-        number = self.latest
-        while (block := self.block(number)) is not None:
-            if (block[0].epoch, block[0].block) == (position.epoch, position.block):
-                self.latest = number
-                return
+    def look_up(self, position: Position) -> Any:
+        """Return what the block of a position really needs, for `move_to`; None where the prediction is exact.  May read shards."""
+        if self._is_exact:
+            return None
+        return self._exact.shards(position.epoch, position.block), self._exact.shares(position.epoch, position.block)
+
+    def move_to(self, position: Position, found: Any = None) -> None:
+        """Say that the block of a position is read, too.  A run goes forward.  found: what `look_up` returned."""
+        number, here = self.latest, (position.epoch, position.block)
+        while (block := self.block(number)) is not None and (block[0].epoch, block[0].block) != here:
             number += 1
+        self.latest = len(self.blocks) if block is None else number
+        if found is None or found[0] is None:
+            return
+        pairs, shares = found
+        guess = None if isinstance(self._exact, Segments) else self._blocks.shares(*here)
+        ahead = [] if guess is None else np.subtract(shares.stops, guess.stops).tolist()
+        if block is None or ahead != self._ahead or {self._of.get(pair) for pair in pairs} - {None} != set(block[1]):
+            del self.blocks[self.latest :]  # those after it are predicted again
+            self._uses = {use: [n for n in numbers if n < self.latest] for use, numbers in self._uses.items()}
+            self._ahead = ahead
+            self._append(position, pairs)
 
     def needed(self) -> set[Use]:
         """Return what the blocks that are being read need."""
@@ -216,7 +271,11 @@ class Future:
 
 def open_mirror(plan: Plan, stores: Sequence[Any], start: Position, end: int | None) -> "Mirror | None":
     """Return what fetches ahead for a loop from `start` to epoch `end`; None where no store is in a bucket."""
-    return Mirror(plan, stores, start, end) if any(map(is_mirrored, stores)) else None
+    for store in filter(is_mirrored, stores):
+        with explained("read", store.cache.where):
+            guard_against_fork(store.cache.where)  # now, and not when the first shard is missing: a lock may be held
+        return Mirror(plan, stores, start, end)
+    return None
 
 
 class Mirror:
@@ -231,18 +290,20 @@ class Mirror:
         self._busy: set[Use] = set()
         self._place = (0, 0)  # block and shard in it that is looked at next
         self._threads: list[threading.Thread] = []
-        self._is_over = False
+        self._is_over, self._failed_at = False, -1
+        self._plans = {where: partial(self._next_use, where) for where in self._caches}
         for where, cache in self._caches.items():
-            cache.next_use = lambda name, where=where: self._next_use((where, name))
+            cache.shared.plans.append(self._plans[where])
 
-    def _next_use(self, use: Use) -> float:
+    def _next_use(self, where: str, name: str) -> float:
         with self._changed:
-            return self._future.next_use(use)
+            return self._future.next_use((where, name))
 
     def begin_block(self, position: Position) -> None:
         """Say that the reader has come to a block, and needs those before it until `release`."""
+        found = self._future.look_up(position)
         with self._changed:
-            self._future.move_to(position)
+            self._future.move_to(position, found)
 
     def release(self) -> None:
         """Close what only the blocks before the last one needed, and fetch for the blocks after it.  Fetches begin with the first call:
@@ -262,26 +323,34 @@ class Mirror:
             for thread in self._threads:
                 thread.start()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Mirror":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+        deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
-        for cache in self._caches.values():
-            cache.next_use = None
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for where, cache in self._caches.items():
+            cache.shared.plans.remove(self._plans[where])
 
     def _run(self) -> None:
-        try:
-            while (use := self._wait_for_task()) is not None:
-                cache, file = self._future.files[use]
-                try:
+        use: Use | None = ("", "")
+        while use is not None:
+            try:
+                if (use := self._wait_for_task()) is not None:
+                    cache, file = self._future.files[use]
                     cache.fetch(file, has_room=True)
-                finally:
-                    with self._changed:
-                        self._busy.discard(use)
-        except PenstockError as error:  # the reader fetches what it needs, and raises what it meets
-            _log.info("shards are no longer fetched ahead: %s", error)
+            except PenstockError as error:  # the reader fetches what it needs, and raises what it meets
+                with self._changed:
+                    if self._failed_at != self._future.now:
+                        _log.warning("shards are not fetched ahead until the next block: %s", error)
+                    self._failed_at = self._future.now
+            finally:
+                with self._changed:
+                    self._busy -= {use}
 
     def _wait_for_task(self) -> Use | None:
         with self._changed:
@@ -298,17 +367,21 @@ class Mirror:
         shard that is fetched early takes the place of one that a later epoch would find here.
         """
         number, first = self._place
+        if self._failed_at == self._future.now:
+            return None
         while (block := self._future.block(number)) is not None:
             position, uses = block
             if self._end is not None and position.epoch >= self._end:
                 return None
             for place in range(first, len(uses)):
                 cache, file = self._future.files[uses[place]]
-                if uses[place] not in self._busy and not cache.has_copy(file.name):
+                if uses[place] not in self._busy and not cache.has_copy(file):
                     may_remove = (
                         number <= self._future.now + 1 or self._num_ahead(number) <= cache.budget // _PART_OF_MIRROR
                     )
-                    has_room = cache.make_room(file.name, file.size or 0, before=float(number) if may_remove else inf)
+                    has_room = cache.make_room(
+                        file.name, file.size or 0, before=float(number - self._future.latest) if may_remove else inf
+                    )
                     self._place = (number, place + has_room)
                     if not has_room:
                         return None

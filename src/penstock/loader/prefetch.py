@@ -115,20 +115,16 @@ def with_hints(
     mirror: learns which block is read.
     """
     known = None
-    try:
-        while True:
-            if (start.epoch, start.block) != known:
-                known = (start.epoch, start.block)
-                _hint(plan, stores, start)
-                if mirror is not None:
-                    mirror.begin_block(start)
-            if (step := next(steps, None)) is None:
-                return
-            start = step.after
-            yield step
-    finally:
-        if mirror is not None:
-            mirror.close()
+    while True:
+        if (start.epoch, start.block) != known:
+            known = (start.epoch, start.block)
+            _hint(plan, stores, start)
+            if mirror is not None:
+                mirror.begin_block(start)
+        if (step := next(steps, None)) is None:
+            return
+        start = step.after
+        yield step
 
 
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:

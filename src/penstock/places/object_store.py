@@ -42,7 +42,7 @@ _WEB = ("http", "https")
 
 _ADVICE = {
     "s3": "check the bucket, AWS_REGION, AWS_ENDPOINT_URL and the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
-    "AWS_SESSION_TOKEN); a public bucket needs AWS_SKIP_SIGNATURE=true",
+    "AWS_SESSION_TOKEN), and the clock of this machine; a public bucket needs AWS_SKIP_SIGNATURE=true",
     "gs": "check the bucket and the credentials (GOOGLE_APPLICATION_CREDENTIALS); a public bucket needs GOOGLE_SKIP_SIGNATURE=true",
     "az": "check the container, AZURE_STORAGE_ACCOUNT_NAME and the credentials (AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN); "
     "a public container needs AZURE_SKIP_SIGNATURE=true",
@@ -312,7 +312,13 @@ class ObjectPlace:
         def put(obstore: Any, client: Any) -> None:
             file.seek(0)
             mode = "create" if new and not in_parts else "overwrite"
-            obstore.put(client, key, file, mode=mode, use_multipart=in_parts, chunk_size=_PART)
+            try:
+                obstore.put(client, key, file, mode=mode, use_multipart=in_parts, chunk_size=_PART)
+            except Exception as error:
+                if not in_parts or "performing DELETE" not in str(error):
+                    raise
+                # After a part failed, the client could not end the upload, and says only that; a user may not be allowed to.
+                raise ShortAnswer("a part of the upload did not arrive") from error
 
         self._ask(name, put, creates=new)
         if size <= AHEAD:  # one request, which a store takes as a whole

@@ -19,6 +19,7 @@ _Answer = TypeVar("_Answer")
 _MAX_WAIT = 10.0  # seconds
 _MAY_PASS = {408, 409, 425, 429}  # and 5xx
 _STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 _KIND = re.compile(r"kind: (\w+)")
 _METADATA = re.compile(r"/latest/(api/token|meta-data)|metadata\.google|/metadata/identity")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\")<>]+")
@@ -118,6 +119,7 @@ def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = 
         return error
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    code = f" {found[1]}" if (found := _CODE.search(text)) else ""
     kind = type(error).__name__
     if isinstance(error, ShortAnswer):
         return passing(errno.EIO, text, url)
@@ -125,7 +127,9 @@ def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = 
         bucket = "the bucket does not exist" if "NoSuchBucket" in text else "nothing found (404)"
         return Missing(errno.ENOENT, f"{bucket}; check the name; {advice}", url)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
-        return Refused(errno.EACCES, f"access denied ({status or kind}); {advice}", url)
+        return Refused(errno.EACCES, f"access denied ({status or kind}{code}); {advice}", url)
+    if "incorrectly configured region" in text:  # S3 answers 301 without saying where to go
+        return RemoteError(errno.EINVAL, f"the bucket is in another region; set AWS_REGION; {advice}", url)
     if status in (304, 412) or kind in ("PreconditionError", "NotModifiedError"):
         return (
             Exists(errno.EEXIST, "already there", url)
@@ -139,7 +143,7 @@ def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = 
     if status >= 500 or status in _MAY_PASS:
         return passing(errno.EAGAIN, f"the server answers {status}", url)
     if status:
-        return RemoteError(errno.EIO, f"the server answers {status}: {shorten(text)}; {advice}", url)
+        return RemoteError(errno.EIO, f"the server answers {status}{code or f': {shorten(text)}'}; {advice}", url)
     impossible = ("NotSupportedError", "RangeNotSupportedError", "NotImplementedError")
     if isinstance(error, ValueError | TypeError) or kind in impossible or "Header missing" in text:
         return RemoteError(errno.EINVAL, f"not possible here: {shorten(text)}; download the file", url)

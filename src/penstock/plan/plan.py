@@ -102,6 +102,10 @@ class Plan:
         changed = replace(self.settings, **settings)
         return Plan(self.sources, self._lengths, changed, targets=self._targets, mixtures=self.mixtures)
 
+    def predicted(self) -> "Plan":
+        """Return this plan as if every piece held a target: it looks up lengths only, and is exact without weights and changes."""
+        return Plan(self.sources, self._lengths, self.settings, mixtures=self.mixtures, start=self.start)
+
     # Identity
 
     @cached_property

@@ -203,7 +203,7 @@ class Store:
                 num_bytes = entry.num_bytes
                 self.cache.fetch_all([entry.file])
             if self.cache.is_remote:
-                self.cache.readers.add(self)  # type: ignore[attr-defined]
+                self.cache.shared.readers.add(self)  # type: ignore[attr-defined]
             num_rows = int(self.shard_sizes[shard])
             tokens = open_shard(self._keys[shard], self.cache, self.schema, num_rows=num_rows, num_bytes=num_bytes)
             self._shards[shard] = tokens
