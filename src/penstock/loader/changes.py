@@ -70,7 +70,6 @@ class Changing(Run):
     kind: str
     _collator: "type[Collator] | type[RecordCollator]"
     metrics: Any
-    counters: Any
     _open_media: Callable[[Sequence[str], Sequence[Any]], None]
 
     def _tabled_plan(
@@ -114,6 +113,7 @@ class Changing(Run):
 
     def load_journal(self, state: dict[str, Any]) -> None:
         """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
+        self._leave()
         self._read(checked(state, self.plan), changes=False)
         self._go_to(Cursor(), [Cursor()])
 
@@ -197,6 +197,8 @@ class Changing(Run):
         if content is not None:
             read_state(content, plan)
         self._open_media(names, chosen)
+        numbers = {n: names.index(each.name) for n, each in enumerate(self.plan.sources) if each.name in names}
+        self.counters = self.counters.renumbered(numbers)
         self.plan, self.stores, self._columns = plan, chosen, columns
         self.metrics.name_sources(names)
         return plan
@@ -205,7 +207,7 @@ class Changing(Run):
         """Count the current block without the samples that the change leaves, and go to the new mixture if it begins here."""
         assert isinstance(plan.blocks, Segments)
         epoch, block, row = place = (here.epoch, here.block, here.row)
-        if row and (not self._begun.row or (self._begun.epoch, self._begun.block) != (epoch, block)):
+        if row and self._begun != here:
             whole, cut = before.pack(epoch, block), plan.pack(epoch, block)
             assert whole is not None and cut is not None
             self.counters = self.counters + cut[1] - whole[1]

@@ -89,7 +89,7 @@ def _turns(costs: Ints, world_size: int) -> Ints:
     turn, place = np.divmod(places, world_size)
     cheapest = num_rows - (num_rows // world_size - turn) * over + place - (world_size - over)
     is_cheap = (turn > 0) & (place >= world_size - over)
-    return np.where(is_cheap, cheapest, places - (turn - 1).clip(0) * over)
+    return np.asarray(np.where(is_cheap, cheapest, places - (turn - 1).clip(0) * over))
 
 
 def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
