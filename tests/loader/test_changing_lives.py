@@ -352,6 +352,10 @@ def test_a_loader_that_goes_elsewhere_does_not_count_the_rows_that_wait(stores):
         next(iter(loader))
         loader.set_epoch(epoch)
     assert loader.counters.samples_out == loader.counters.rows == 8
+    short = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9})
+    list(short)
+    short.seek(0)  # its tail was counted as dropped, and waits no longer
+    assert (short.counters.samples_in, short.counters.samples_out) == (40, 36)
 
 
 def test_counters_keep_their_sources_when_a_state_brings_others(stores):

@@ -336,10 +336,9 @@ class Run:
 
     def _leave(self) -> None:
         """Count the rows that wait in the current block no longer: the next iteration begins elsewhere."""
-        here = self._cursor.position
-        if here.row and here != self._begun:
-            self.counters = self.counters - self.plan.rest_of_block(here, with_dropped=False)
-        self._begun, self._is_counted = here, True
+        if self._cursor.position.row and not self._is_counted:
+            self.counters = self.counters - self.plan.rest_of_block(self._cursor.position, with_dropped=False)
+        self._is_counted = True
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""
