@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from penstock.cache import Cache
 from penstock.errors import PlanError, PlanMismatch
-from penstock.fingerprint import fingerprint
 from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
 from penstock.loader.layout import BatchForm
@@ -298,10 +295,10 @@ class Changing(Run):
         cache = self._cache
         keys = [store.fingerprint for store in self.stores] + [info.store for info in list_stores(cache).stores]
         found = []
-        for (name, content_digest), weight in zip(named.items(), weights, strict=True):
+        for (name, digest), weight in zip(named.items(), weights, strict=True):
             for key in dict.fromkeys(keys):
                 mine = next((s for s in self.stores if s.fingerprint == key), None) or kept_store(name, key, cache)
-                if mine is not None and _digest(name, mine) == content_digest:
+                if mine is not None and plan_source(name, mine).digest == digest:
                     found.append([name, key, len(mine), weight])
                     break
             else:
@@ -310,11 +307,6 @@ class Changing(Run):
                     f"with it; prepare it again in this cache, or resume with the mixture of the saved run"
                 )
         return [[[0, 0, 0], 0, None, summary.get("mix_by"), summary.get("stop"), found]]
-
-
-def _digest(name: str, store: Any) -> str:
-    """The digest of a source in the summary of a plan."""
-    return fingerprint([name, store.fingerprint, fingerprint([int(n) for n in store.shard_sizes])[:16]])[:8]
 
 
 def _parsed(journal: Any) -> tuple[list[Any], Start]:
@@ -363,10 +355,10 @@ def _changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
     at, rows, point, mix_by, stop, sources = identity
-    made = []
-    for name, key, size, _ in sources:
-        borders = np.concatenate(([0], np.cumsum(stores[name].shard_sizes))).astype(np.int64)
-        made.append(PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(borders, 0, size)))
+    made = [
+        PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(stores[name].shard_sizes, 0, size))
+        for name, key, size, _ in sources
+    ]
     weights = [weight for *_, weight in sources]
     return Mixture(
         sources=tuple(made), weights=None if None in weights else tuple(weights), mix_by=mix_by, stop=stop,

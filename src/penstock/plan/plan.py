@@ -110,7 +110,7 @@ class Plan:
         if self.mixtures:
             shared = replace(self.settings, weights=None, mix_by=None, stop=None).of_order()
             return {"order_version": ORDER_VERSION, **shared, "mixtures": [each.identity() for each in self.mixtures]}
-        sources = [[s.name, s.key, fingerprint([int(n) for n in s.shard_sizes])[:16]] for s in self.sources]
+        sources = [source.identity() for source in self.sources]
         return {"order_version": ORDER_VERSION, **self.settings.of_order(), "sources": sources}
 
     @cached_property
@@ -119,17 +119,16 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
-        if self.mixtures:  # the state holds them beside its summary
-            return {
-                k: v for k, v in self.identity.items() if k != "mixtures" and (k not in DEFAULTS or v != DEFAULTS[k])
-            }
-        sources = self.identity["sources"]
-        content = {entry[0]: fingerprint(entry)[:8] for entry in sources}
-        if len(json.dumps(content)) > 400:
-            content = {ALL_SOURCES: fingerprint(sources)[:16]}
-        summary = {**self.identity, "sources": content}
-        if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
-            summary["weights"] = fingerprint(list(self.settings.weights))[:16]
+        summary = {
+            name: value for name, value in self.identity.items() if name != "mixtures"
+        }  # a state has these beside it
+        if not self.mixtures:
+            content = {source.name: source.digest for source in self.sources}
+            if len(json.dumps(content)) > 400:
+                content = {ALL_SOURCES: fingerprint(summary["sources"])[:16]}
+            summary["sources"] = content
+            if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
+                summary["weights"] = fingerprint(list(self.settings.weights))[:16]
         return {key: value for key, value in summary.items() if key not in DEFAULTS or value != DEFAULTS[key]}
 
     def check_summary(self, fingerprint: str, summary: dict[str, Any]) -> None:
