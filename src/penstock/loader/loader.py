@@ -198,7 +198,8 @@ class Loader(Changing):
             finally:
                 ahead.close()
         if not self._cursor.has_begun:
-            self.counters, error = why_no_steps(self, can_cut=all(column.per != "list" for column in self._columns))
+            dropped, error = why_no_steps(self, can_cut=all(column.per != "list" for column in self._columns))
+            self.counters = self.counters + dropped
             raise error
         self._count_rest()
         self._write_status(finished=True)
