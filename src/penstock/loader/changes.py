@@ -110,9 +110,10 @@ class Changing(Run):
 
     def load_journal(self, state: dict[str, Any]) -> None:
         """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
-        self._leave()
-        self._read(checked(state, self.plan), changes=False)
-        self._go_to(Cursor(), [Cursor()])
+        with self._all_or_nothing():
+            self._leave()
+            self._read(checked(state, self.plan), changes=False)
+            self._go_to(Cursor(), [Cursor()])
 
     def change_mixture(self, stores: Any, *, at: int | None = None) -> None:
         """Change the mixture from the next step on, or from step `at` on.  Call it on all ranks, with the same arguments.

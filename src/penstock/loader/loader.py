@@ -374,15 +374,13 @@ class Loader(Changing):
 
         Where window="auto" was chosen by the size of a mirror, the run keeps the window that it began with, whatever mirror is here.
         """
-        before, window = self.plan, saved_window(state, self.stores) if self._is_auto else None
-        try:
-            if window not in (None, before.settings.window):
-                self.plan = before.changed(window=window)
+        window = saved_window(state, self.stores) if self._is_auto else None
+        with self._all_or_nothing():
+            self._leave()
+            if window not in (None, self.plan.settings.window):
+                self.plan = self.plan.changed(window=window)
                 check_window(self.plan.settings, self.stores, self._rows_per_step)
             super().load_state_dict(state, changes=changes)
-        except PlanError:
-            self.plan = before
-            raise
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)

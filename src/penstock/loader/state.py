@@ -281,7 +281,6 @@ class Run:
         changes: if the state's run has another mixture, change it to this loader's from here on.
         """
         with self._all_or_nothing():
-            self._leave()
             cursor = self._read(checked(state, self.plan), changes=changes)
             if not self._is_incomplete:
                 check_position(self.plan, cursor.position)
@@ -391,9 +390,8 @@ class Run:
     def _refuse_uneven(self) -> None:
         """With tail="error", raise now what would be raised at the epoch's end."""
         anchor = self._anchors[-1]
-        if (
-            epochs := self.pass_end(anchor)
-        ) is None:  # the first of many, unless that would wait for a store that is being made
+        epochs = self.pass_end(anchor)
+        if epochs is None:  # the first epoch of many, unless that would wait for a store that is being made
             epochs = anchor.position.epoch + (not self._is_incomplete)
         if self.plan.settings.tail == "error":
             self.plan.num_steps(self._rows_per_step, epochs=epochs, start=anchor.position)

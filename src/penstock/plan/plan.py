@@ -119,9 +119,8 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
-        summary = {
-            name: value for name, value in self.identity.items() if name != "mixtures"
-        }  # a state has these beside it
+        summary = dict(self.identity)
+        summary.pop("mixtures", None)  # a state holds them beside its summary
         if not self.mixtures:
             content = {source.name: source.digest for source in self.sources}
             if len(json.dumps(content)) > 400:
@@ -314,12 +313,10 @@ class Plan:
         if not rest or num_rows is None:
             return counters
         if self.settings.tail != "drop":
-            is_padded, is_repeated, missing = (
-                self.settings.tail == "pad",
-                self.settings.tail == "repeat",
-                num_rows - rest,
+            tail, missing = self.settings.tail, num_rows - rest
+            return counters + Counters(
+                rows_padded=missing * (tail == "pad"), rows_repeated=missing * (tail == "repeat")
             )
-            return counters + Counters(rows_padded=missing * is_padded, rows_repeated=missing * is_repeated)
         while rest > 0:
             number, rest = number - 1, rest - sizes[number - 1]
         return counters + self._dropped(Position(epoch=epoch, block=number, row=-rest), Position(epoch=epoch + 1), TAIL)
