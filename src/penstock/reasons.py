@@ -15,6 +15,7 @@ NOTHING_TO_TRAIN = "nothing_to_train"
 OVERLONG = "overlong"
 TRUNCATED = "truncated"
 TAIL = "tail"
+SKIPPED = "skipped"
 BAD_MEDIA = "bad_media"
 EMPTY = "empty"  # samples that the store has already counted under a reason of their own
 
@@ -39,6 +40,7 @@ REASONS: dict[str, Reason] = {
     OVERLONG: Reason("longer than max_length", "raise max_length, or choose overflow: split or truncate"),
     TRUNCATED: Reason("cut at max_length", "raise max_length, or choose overflow: split"),
     TAIL: Reason("in the last step of the epoch, which is not full", "choose tail: pad"),
+    SKIPPED: Reason("in a step that skip leaves out", "remove the step from skip"),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
 from tests.policy import RANDOM_EXAMPLES
@@ -240,6 +241,16 @@ def delivered(world: World) -> list[np.ndarray]:
         np.array([int(world.wanted(source, sample).sum()) for sample in range(len(lengths))], np.int64)
         for source, lengths in enumerate(world.lengths)
     ]
+
+
+def check_counters(found: Counters) -> None:
+    """No counter is negative, and what comes in goes out or is dropped."""
+    for name in Counters.__slots__:
+        value = getattr(found, name)
+        assert min(value.values(), default=1) > 0 if isinstance(value, Counter) else value >= 0, f"{name}: {found}"
+    assert found.tokens_in == found.tokens_out + found.tokens_dropped.total()
+    assert found.samples_in == found.samples_out + found.samples_dropped.total()
+    assert found.samples_out == found.samples_by_source.total()
 
 
 def row_counter(rows: list) -> Counter:

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError, PlanMismatch
-from tests.laws.worlds import SOAK
+from tests.laws.worlds import SOAK, check_counters
 from tests.loader.test_state import sealed
 
 from .arrays import Loader
@@ -47,6 +47,11 @@ def rows_of(loader, batch) -> list:
     return [row for row in rows if row]
 
 
+def begun(rows: list) -> list[str]:
+    """The source of each sample that begins in these rows; here every piece holds a target, so the first one starts at 0."""
+    return [name for row in rows for name, _, start, _ in row if start == 0]
+
+
 class Life:
     """One random history, its deliveries, and which sources each step may have."""
 
@@ -65,7 +70,7 @@ class Life:
             self.options |= {"shuffle": chance.random() < 0.7, "window": chance.choice(["auto", 1])}
         self.mixture = self.mix()
         self.loader, self.planned, self.steps = self.make(), [(0, set(self.mixture))], []
-        self.first = dict(self.sizes)
+        self.first, self.given = dict(self.sizes), Counter()
 
     def mix(self):
         names = self.draw.sample(NAMES, self.draw.randint(1, 3))
@@ -80,8 +85,31 @@ class Life:
         return Loader(self.mixture, **self.options)
 
     def run(self, steps: int = 0) -> None:
-        for batch in itertools.islice(self.loader, steps or self.draw.randint(1, 6)):
+        left = steps or self.draw.randint(1, 6)
+        for batch in itertools.islice(self.loader, left):
             self.steps.append((batch.step, rows_of(self.loader, batch)))
+            self.count(self.steps[-1][1])
+            left -= 1
+        if left and self.options["tail"] != "repeat":  # the loop is over
+            assert self.counted() == self.given, "dropped samples count as delivered"
+
+    def counted(self) -> Counter:
+        """What the loader's counters say, by name."""
+        names = [source.name for source in self.loader.plan.sources]
+        return Counter({names[source]: n for source, n in self.loader.counters.samples_by_source.items()})
+
+    def count(self, rows: list) -> None:
+        """Compare the counters with what this loader has given and what waits in its current block."""
+        check_counters(self.loader.counters)
+        self.given.update(begun(rows))
+        here, plan = self.loader._cursor.position, self.loader.plan
+        names, waiting = [source.name for source in plan.sources], Counter()
+        if here.row:
+            rows = plan.pack(here.epoch, here.block)[0]
+            spans = rows.slice(here.row, rows.num_rows).spans.tolist()
+            waiting.update(begun([[(names[s], *rest) for s, *rest in spans]]))
+        if self.options["tail"] != "repeat":  # repeated rows are not told from others here
+            assert self.counted() == self.given + waiting, f"{self.counted()} != {self.given} + {waiting}"
 
     def change(self) -> None:
         step, new, sizes = self.loader.state_dict()["step"], self.mix(), dict(self.sizes)
@@ -99,7 +127,7 @@ class Life:
 
     def resume(self) -> None:
         state = json.loads(json.dumps(self.loader.state_dict()))
-        self.loader = self.make()
+        self.loader, self.given = self.make(), Counter()
         self.loader.load_state_dict(state)
         assert json.loads(json.dumps(self.loader.state_dict())) == state
 
@@ -286,3 +314,56 @@ def test_an_edited_start_of_a_segment_is_refused(stores):
         damaged = sealed({**state, "journal": {**state["journal"], "start": wrong}})
         with pytest.raises(PlanMismatch, match="the state is damaged: journal"):
             Loader({"b": stores["b", 20]}, **OPTIONS, packing="none").load_state_dict(damaged)
+
+
+def test_counters_of_a_resume_inside_a_block_are_not_negative_with_a_dropped_tail(stores):
+    options = {**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9}
+    loader = Loader({"a": stores["a", 40]}, **options)
+    list(itertools.islice(loader, 3))
+    for resumed in (Loader({"a": stores["a", 40]}, **options), loader):
+        resumed.load_state_dict(loader.state_dict())
+        list(resumed)
+    found = resumed.counters  # 27 samples before the state, and the rest after it
+    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (40, 36, {"tail": 4})
+    again = Loader({"a": stores["a", 40]}, **options)
+    again.seek(3)
+    list(again)
+    assert (again.counters.samples_in, again.counters.samples_out) == (13, 9)
+
+
+def test_a_loop_broken_off_at_its_last_step_counts_the_dropped_tail_before_the_next_pass(stores):
+    loader = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9})
+    list(itertools.islice(loader, 4))
+    assert dict(loader.counters.samples_dropped) == {}
+    list(itertools.islice(loader, 1))
+    assert dict(loader.counters.samples_dropped) == {"tail": 4} and loader.counters.samples_in == 80
+
+
+def test_skipped_steps_are_counted(stores):
+    loader = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "block": 8, "skip": [0, 1, 4, 9]})
+    list(loader)
+    found = loader.counters
+    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (40, 24, {"skipped": 16})
+
+
+def test_a_loader_that_goes_elsewhere_does_not_count_the_rows_that_wait(stores):
+    loader = Loader({"a": stores["a", 40]}, **OPTIONS, packing="none")
+    for epoch in (1, 2):
+        next(iter(loader))
+        loader.set_epoch(epoch)
+    assert loader.counters.samples_out == loader.counters.rows == 8
+    short = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9})
+    list(short)
+    short.seek(0)  # its tail was counted as dropped, and waits no longer
+    assert (short.counters.samples_in, short.counters.samples_out) == (40, 36)
+
+
+def test_counters_keep_their_sources_when_a_state_brings_others(stores):
+    loader = Loader({"a": stores["a", 40]}, **OPTIONS, packing="none")
+    next(iter(loader))
+    loader.change_mixture({"b": stores["b", 40]})
+    other = Loader({"b": stores["b", 40]}, **OPTIONS, packing="none")
+    list(itertools.islice(other, 3))
+    other.load_state_dict(loader.state_dict())
+    assert [source.name for source in other.plan.sources] == ["a", "b"]
+    assert other.counters.samples_by_source == {1: 12}

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from penstock.cache import Cache
 from penstock.errors import PlanError, PlanMismatch
-from penstock.fingerprint import fingerprint
 from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
 from penstock.loader.layout import BatchForm
@@ -70,7 +67,6 @@ class Changing(Run):
     kind: str
     _collator: "type[Collator] | type[RecordCollator]"
     metrics: Any
-    counters: Any
     _open_media: Callable[[Sequence[str], Sequence[Any]], None]
 
     def _tabled_plan(
@@ -114,8 +110,10 @@ class Changing(Run):
 
     def load_journal(self, state: dict[str, Any]) -> None:
         """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
-        self._read(checked(state, self.plan), changes=False)
-        self._go_to(Cursor(), [Cursor()])
+        with self._all_or_nothing():
+            self._leave()
+            self._read(checked(state, self.plan), changes=False)
+            self._go_to(Cursor(), [Cursor()])
 
     def change_mixture(self, stores: Any, *, at: int | None = None) -> None:
         """Change the mixture from the next step on, or from step `at` on.  Call it on all ranks, with the same arguments.
@@ -197,6 +195,8 @@ class Changing(Run):
         if content is not None:
             read_state(content, plan)
         self._open_media(names, chosen)
+        numbers = {n: names.index(each.name) for n, each in enumerate(self.plan.sources) if each.name in names}
+        self.counters = self.counters.renumbered(numbers)
         self.plan, self.stores, self._columns = plan, chosen, columns
         self.metrics.name_sources(names)
         return plan
@@ -205,7 +205,7 @@ class Changing(Run):
         """Count the current block without the samples that the change leaves, and go to the new mixture if it begins here."""
         assert isinstance(plan.blocks, Segments)
         epoch, block, row = place = (here.epoch, here.block, here.row)
-        if row and (not self._begun.row or (self._begun.epoch, self._begun.block) != (epoch, block)):
+        if row and self._begun != here:
             whole, cut = before.pack(epoch, block), plan.pack(epoch, block)
             assert whole is not None and cut is not None
             self.counters = self.counters + cut[1] - whole[1]
@@ -296,10 +296,10 @@ class Changing(Run):
         cache = self._cache
         keys = [store.fingerprint for store in self.stores] + [info.store for info in list_stores(cache).stores]
         found = []
-        for (name, content_digest), weight in zip(named.items(), weights, strict=True):
+        for (name, digest), weight in zip(named.items(), weights, strict=True):
             for key in dict.fromkeys(keys):
                 mine = next((s for s in self.stores if s.fingerprint == key), None) or kept_store(name, key, cache)
-                if mine is not None and _digest(name, mine) == content_digest:
+                if mine is not None and plan_source(name, mine).digest == digest:
                     found.append([name, key, len(mine), weight])
                     break
             else:
@@ -308,11 +308,6 @@ class Changing(Run):
                     f"with it; prepare it again in this cache, or resume with the mixture of the saved run"
                 )
         return [[[0, 0, 0], 0, None, summary.get("mix_by"), summary.get("stop"), found]]
-
-
-def _digest(name: str, store: Any) -> str:
-    """The digest of a source in the summary of a plan."""
-    return fingerprint([name, store.fingerprint, fingerprint([int(n) for n in store.shard_sizes])[:16]])[:8]
 
 
 def _parsed(journal: Any) -> tuple[list[Any], Start]:
@@ -361,10 +356,10 @@ def _changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
     at, rows, point, mix_by, stop, sources = identity
-    made = []
-    for name, key, size, _ in sources:
-        borders = np.concatenate(([0], np.cumsum(stores[name].shard_sizes))).astype(np.int64)
-        made.append(PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(borders, 0, size)))
+    made = [
+        PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(stores[name].shard_sizes, 0, size))
+        for name, key, size, _ in sources
+    ]
     weights = [weight for *_, weight in sources]
     return Mixture(
         sources=tuple(made), weights=None if None in weights else tuple(weights), mix_by=mix_by, stop=stop,

@@ -28,11 +28,11 @@ from penstock.loader.mirror import (
     saved_window,
     steps_at_once,
 )
-from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints
+from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints, without_skipped
 from penstock.loader.records import read_mixture
 from penstock.loader.sequences import PAIRS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tails
 from penstock.loader.state import Cursor
-from penstock.loader.status import open_status, why_no_steps
+from penstock.loader.status import open_status, undelivered, why_no_steps
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, find_rank
 from penstock.plan.block import Rows
@@ -199,18 +199,22 @@ class Loader(Changing):
             finally:
                 ahead.close()
         if not self._cursor.has_begun:
-            self.counters, error = why_no_steps(self, can_cut=all(column.per != "list" for column in self._columns))
+            dropped, error = why_no_steps(self, can_cut=all(column.per != "list" for column in self._columns))
+            self.counters = self.counters + dropped
             raise error
         self._count_rest()
         self._write_status(finished=True)
 
     def _deliver(self, batch: Batch, step: Step) -> None:
+        counters, self._is_counted = step.counters, False
+        if self._begun.row and self._begun == self._cursor.position:  # this iteration began inside a block
+            counters += self.plan.rest_of_block(self._begun)
         self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
         self.metrics.add(batch.share, batch.trained)
         if self._status is not None and self._status.is_due:
             self._write_status()
-        if step.counters is not NOTHING:  # a block begins, or the epoch ends
-            self._count(step.counters, step.epoch)
+        if counters is not NOTHING:  # a block begins, or the epoch ends
+            self._count(counters, step.epoch)
         if step.after.epoch > step.epoch:
             _log.info("epoch %d ends at step %d: %s", step.epoch, batch.step + 1, self.counters)
 
@@ -230,17 +234,13 @@ class Loader(Changing):
         if sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD and not self._is_incomplete:
             counts = self.plan.blocks.count_dropped(epoch)  # without the tail
             text, what = counts.dropped_words() or text, f"{counts.samples:,} samples in epoch {epoch}"
-        _log.warning("%s (of %s); overflow=, max_length= and tail= decide this, see loader.counters", text, what)
+        _log.warning("%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters", text, what)
 
     def _count_rest(self) -> None:
         """Count samples after the last step of the loop, which no batch holds."""
-        position, end = self._cursor.position, self.loop_end(self._cursor)
-        if self._skip:
-            for step in self.plan.steps(start=position, num_rows=self._rows_per_step, epochs=end):
-                position = step.after  # skipped
-        rest = self.plan.undelivered(position, self._rows_per_step, epochs=end)
+        rest, self._is_counted = undelivered(self), True
         if rest is not NOTHING:
-            self._count(rest, position.epoch)
+            self._count(rest, self._cursor.position.epoch)
 
     def _compare_ranks(self) -> None:
         """Raise if the ranks are about to do different things."""
@@ -272,8 +272,7 @@ class Loader(Changing):
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
         with open_mirror(self.plan, self.stores, start, end) or nullcontext() as mirror:
             hinted = with_hints(steps, self.plan, self.stores, start, mirror)
-            numbered = enumerate(hinted, start=cursor.step)
-            kept = ((number, step) for number, step in numbered if number not in self._skip)
+            kept = without_skipped(enumerate(hinted, start=cursor.step), self.plan, start, self._skip)
             collate = self.make_collator()
             converted = self.convert if self.media is None else dict
             for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
@@ -376,15 +375,13 @@ class Loader(Changing):
 
         Where window="auto" was chosen by the size of a mirror, the run keeps the window that it began with, whatever mirror is here.
         """
-        before, window = self.plan, saved_window(state, self.stores) if self._is_auto else None
-        try:
-            if window not in (None, before.settings.window):
-                self.plan = before.changed(window=window)
+        window = saved_window(state, self.stores) if self._is_auto else None
+        with self._all_or_nothing():
+            self._leave()
+            if window not in (None, self.plan.settings.window):
+                self.plan = self.plan.changed(window=window)
                 check_window(self.plan.settings, self.stores, self._rows_per_step)
             super().load_state_dict(state, changes=changes)
-        except PlanError:
-            self.plan = before
-            raise
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)

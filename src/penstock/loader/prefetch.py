@@ -1,17 +1,19 @@
 """Batches made ahead: a thread runs an iterator up to `depth` values in advance, in the iterator's own order.
 
-Also the hints to a store that is still being made: it makes the shards of the next blocks first.
+Also the steps that are left out, and the hints to a store that is still being made: it makes the shards of the next blocks first.
 """
 
 import os
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
 from penstock.errors import PlanError
+from penstock.plan.counters import NOTHING
 from penstock.plan.plan import Plan, Position, Step
 
 Made = TypeVar("Made")
@@ -125,6 +127,20 @@ def with_hints(
             return
         start = step.after
         yield step
+
+
+def without_skipped(
+    numbered: Iterator[tuple[int, Step]], plan: Plan, start: Position, skip: Container[int]
+) -> Iterator[tuple[int, Step]]:
+    """Leave out steps by number; what they hold is counted as dropped, with the step after them."""
+    skipped = NOTHING
+    for number, step in numbered:
+        if number in skip:
+            skipped += plan.skipped(start, step)
+        else:
+            yield number, step if skipped is NOTHING else replace(step, counters=skipped + step.counters)
+            skipped = NOTHING
+        start = step.after
 
 
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:

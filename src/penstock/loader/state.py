@@ -8,12 +8,13 @@ the cursor, which is what a state holds.
 import contextlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
+from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, Position, Step
 from penstock.plan.segments import Segments
 from penstock.plan.settings import whole_number
@@ -129,8 +130,9 @@ def checked(state: Any, plan: Plan) -> dict[str, Any]:
 
 
 def _damaged(name: str, value: Any, expected: str) -> PlanMismatch:
-    found = f"the state is damaged: {name} is {_short(value)}, expected {expected}"
-    return PlanMismatch(f"{found}; use an older checkpoint")
+    return PlanMismatch(
+        f"the state is damaged: {name} is {_short(value)}, expected {expected}; use an older checkpoint"
+    )
 
 
 def _short(value: Any) -> str:
@@ -153,6 +155,9 @@ class Run:
     stores: list[Any]
     world: World
     batch_size: int
+    counters: Counters
+    _count_rest: Callable[[], None]
+    _read: Callable[..., Cursor]
 
     def __init__(self, *, epochs: int | None, per_epoch: bool, skip: frozenset[int]) -> None:
         self.epochs, self.per_epoch, self._skip = epochs, per_epoch, skip
@@ -162,9 +167,8 @@ class Run:
         self._is_at_end = False  # of the epoch that set_epoch chose after that: nothing is left of it
         self._iterations = 0  # begun; an older one must not continue beside a newer
         self._changes = 0  # of the mixture
-        self._begun = (
-            self._cursor.position
-        )  # where the last iteration began or begins: blocks from there on are counted
+        self._begun = Position()  # where the last iteration began or begins: rows from there on are counted
+        self._is_counted = True  # nothing was delivered since, or what comes after the last step is counted
         self._dataset = ""  # the method that returned this loader's rows as a dataset, which a change would not reach
 
     @property
@@ -218,13 +222,9 @@ class Run:
         if steps is None:
             steps = self.plan.num_steps(self._rows_per_step, epochs=end, start=cursor.position)
             rows = self.plan.seek(steps, self._rows_per_step, epochs=end, start=cursor.position).rows
-        position = Position(epoch=end, rows=rows)
-        done = Cursor(position=position, step=cursor.step + steps, pass_step=cursor.pass_step)
-        return (
-            done
-            if end != self.pass_end(cursor)
-            else done.begin_pass(end if self.plan.settings.shuffle or self.plan.mixtures else 0)
-        )
+        done = Cursor(position=Position(epoch=end, rows=rows), step=cursor.step + steps, pass_step=cursor.pass_step)
+        repeats = not (self.plan.settings.shuffle or self.plan.mixtures)
+        return done.begin_pass(0 if repeats else end) if end == self.pass_end(cursor) else done
 
     def steps_of_loop(self, cursor: Cursor) -> int | None:
         """Return the steps from a cursor to the end of its loop, skipped ones too; None if it is endless."""
@@ -297,9 +297,6 @@ class Run:
             self.__dict__.update(before)
             raise
 
-    def _read(self, content: dict[str, Any], *, changes: bool) -> Cursor:
-        raise NotImplementedError
-
     def seek(self, step: int) -> None:
         """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there.
 
@@ -332,8 +329,15 @@ class Run:
 
     def _go_to(self, cursor: Cursor, anchors: list[Cursor], *, is_loaded: bool = False) -> None:
         """Begin the next iteration at `cursor`; end one that is running."""
+        self._leave()
         self._cursor, self._anchors, self._is_loaded, self._is_at_end = cursor, anchors, is_loaded, False
         self._iterations, self._begun = self._iterations + 1, cursor.position
+
+    def _leave(self) -> None:
+        """Count the rows that wait in the current block no longer: the next iteration begins elsewhere."""
+        if self._cursor.position.row and not self._is_counted:
+            self.counters = self.counters - self.plan.rest_of_block(self._cursor.position, with_dropped=False)
+        self._is_counted = True
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""
@@ -374,7 +378,10 @@ class Run:
             is_over = self._is_at_end or self.is_over(self._cursor)
             self._is_loaded = self._is_at_end = False
             return not is_over
-        before, self._cursor = self._cursor, self.start_of_next_loop()
+        before, following = self._cursor, self.start_of_next_loop()
+        if following != before and not self._is_counted:  # the last loop was broken off at its last step
+            self._count_rest()
+        self._cursor = following
         if self._cursor.pass_step != before.pass_step:
             self._anchors.append(self._cursor)
             self._refuse_uneven()

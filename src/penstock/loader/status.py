@@ -1,4 +1,4 @@
-"""The state of a running job as small files in the cache, one for each rank, for `penstock view`; and why a run has no step.
+"""The state of a running job as small files in the cache, one for each rank, for `penstock view`; what no step delivers, and why.
 
 Files are written only under a run_id, at most once a second, and replaced as a whole.  A job never fails because of it.
 """
@@ -99,6 +99,17 @@ def run_ids(root: Path) -> list[str]:
 def open_status(cache: Cache | None, run_id: str | None, rank: int, plan: str) -> StatusFile | None:
     """Return the file of this rank in the cache, if the run has a name."""
     return None if run_id is None else StatusFile((cache or Cache()).root, run_id, rank, plan)
+
+
+def undelivered(run: Run) -> Counters:
+    """Count what comes after the last step of the current loop: skipped steps, and samples that no batch holds."""
+    position, end, found = run._cursor.position, run.loop_end(run._cursor), NOTHING
+    if run._skip:
+        for step in run.plan.steps(start=position, num_rows=run._rows_per_step, epochs=end):
+            found += run.plan.skipped(position, step)
+            position = step.after
+    rest = run.plan.undelivered(position, run._rows_per_step, epochs=end)
+    return rest if found is NOTHING else found + rest
 
 
 def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:

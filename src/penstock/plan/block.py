@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import Overlong, PlanError
+from penstock.fingerprint import fingerprint
 from penstock.plan.counters import Counters
 from penstock.plan.mix import Clock, Concatenation, WeightedMix
 from penstock.plan.packing import argsort_small
@@ -277,6 +278,15 @@ class PlanSource:
     @property
     def num_samples(self) -> int:
         return int(self.shard_sizes.sum())
+
+    def identity(self) -> list[str]:
+        """Plain values that say exactly what the source is."""
+        return [self.name, self.key, fingerprint([int(n) for n in self.shard_sizes])[:16]]
+
+    @property
+    def digest(self) -> str:
+        """The source in the summary of a plan."""
+        return fingerprint(self.identity())[:8]
 
 
 class Blocks:

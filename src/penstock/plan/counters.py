@@ -1,7 +1,8 @@
 """Counts of what happened to every sample and token, so that nothing is dropped, cut, repeated or padded silently."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN
@@ -42,6 +43,11 @@ class Counters:
         parts += [f"{self.samples_truncated:,} samples cut"] if self.samples_truncated else []
         parts += [f"{self.pieces_dropped:,} pieces dropped: {NOTHING_TO_TRAIN}"] if self.pieces_dropped else []
         return ", ".join(parts)
+
+    def renumbered(self, numbers: Mapping[int, int]) -> "Counters":
+        """Return these counters with other numbers of sources; a source without one is left out."""
+        by_source = {numbers[source]: n for source, n in self.samples_by_source.items() if source in numbers}
+        return replace(self, samples_by_source=Counter(by_source))
 
     def __add__(self, other: "Counters") -> "Counters":
         return Counters(**{name: _sum(getattr(self, name), getattr(other, name)) for name in Counters.__slots__})

@@ -21,7 +21,7 @@ from penstock.plan.block import Blocks, PlanSource, Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.segments import Mixture, Segments, Start
 from penstock.plan.settings import DEFAULTS, PlanSettings
-from penstock.reasons import TAIL
+from penstock.reasons import SKIPPED, TAIL
 from penstock.types import Ints, Lengths, Targets
 
 __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
@@ -114,7 +114,7 @@ class Plan:
         if self.mixtures:
             shared = replace(self.settings, weights=None, mix_by=None, stop=None).of_order()
             return {"order_version": ORDER_VERSION, **shared, "mixtures": [each.identity() for each in self.mixtures]}
-        sources = [[s.name, s.key, fingerprint([int(n) for n in s.shard_sizes])[:16]] for s in self.sources]
+        sources = [source.identity() for source in self.sources]
         return {"order_version": ORDER_VERSION, **self.settings.of_order(), "sources": sources}
 
     @cached_property
@@ -123,17 +123,15 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
-        if self.mixtures:  # the state holds them beside its summary
-            return {
-                k: v for k, v in self.identity.items() if k != "mixtures" and (k not in DEFAULTS or v != DEFAULTS[k])
-            }
-        sources = self.identity["sources"]
-        content = {entry[0]: fingerprint(entry)[:8] for entry in sources}
-        if len(json.dumps(content)) > 400:
-            content = {ALL_SOURCES: fingerprint(sources)[:16]}
-        summary = {**self.identity, "sources": content}
-        if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
-            summary["weights"] = fingerprint(list(self.settings.weights))[:16]
+        summary = dict(self.identity)
+        summary.pop("mixtures", None)  # a state holds them beside its summary
+        if not self.mixtures:
+            content = {source.name: source.digest for source in self.sources}
+            if len(json.dumps(content)) > 400:
+                content = {ALL_SOURCES: fingerprint(summary["sources"])[:16]}
+            summary["sources"] = content
+            if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
+                summary["weights"] = fingerprint(list(self.settings.weights))[:16]
         return {key: value for key, value in summary.items() if key not in DEFAULTS or value != DEFAULTS[key]}
 
     def check_summary(self, fingerprint: str, summary: dict[str, Any]) -> None:
@@ -167,10 +165,11 @@ class Plan:
         missing, repeated, empty = num_rows, 0, 0
         while missing and (epochs is None or after.epoch < epochs) and (not parts or tail == "wrap"):
             epoch = epoch if parts else after.epoch
-            rows, after, begun = self._take(after, missing)
+            before = after
+            rows, after, begun = self._take(before, missing)
             counters = begun if counters is NOTHING else counters + begun
             if 0 < rows.num_rows < missing and tail == "drop":
-                counters += _dropped_tail(rows, self.settings.max_length)
+                counters += self._dropped(before, after, TAIL)
                 rows, after = Rows.empty(0), replace(after, rows=position.rows)
             parts += [rows] if rows.num_rows else []
             missing -= rows.num_rows
@@ -306,40 +305,77 @@ class Plan:
             return Position(epoch=part.epoch + 1, rows=rows)
         return Position(epoch=part.epoch, block=part.base + block, row=row - int(table[block]), rows=rows)
 
+    # Counts
+
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
         """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
-        counters, number, last = Counters(), 0, Rows.empty(0)
-        while (block := self.blocks.pack(epoch, number)) is not None:
-            counters, number = counters + block[1], number + 1
-            last = Rows.join([last, block[0]])
-            last = last.slice(last.num_rows - last.num_rows % (num_rows or 1), last.num_rows)
-        if not last.num_rows or num_rows is None:
+        counters, sizes = Counters(), list[int]()
+        while (block := self.pack(epoch, len(sizes))) is not None:
+            counters += block[1]
+            sizes.append(block[0].num_rows)
+        rest, number = sum(sizes) % (num_rows or 1), len(sizes)
+        if not rest or num_rows is None:
             return counters
-        if self.settings.tail == "drop":
-            return counters + _dropped_tail(last, self.settings.max_length)
-        missing = num_rows - last.num_rows
-        is_padded, is_repeated = self.settings.tail == "pad", self.settings.tail == "repeat"
-        return counters + Counters(rows_padded=missing * is_padded, rows_repeated=missing * is_repeated)
+        if self.settings.tail != "drop":
+            tail, missing = self.settings.tail, num_rows - rest
+            return counters + Counters(
+                rows_padded=missing * (tail == "pad"), rows_repeated=missing * (tail == "repeat")
+            )
+        while rest > 0:
+            number, rest = number - 1, rest - sizes[number - 1]
+        return counters + self._dropped(Position(epoch=epoch, block=number, row=-rest), Position(epoch=epoch + 1), TAIL)
+
+    def skipped(self, start: Position, step: Step) -> Counters:
+        """Count the step at `start` if it is left out: what its rows hold is dropped."""
+        unused = Counters(rows_padded=step.rows.num_rows - step.num_real, rows_repeated=step.num_repeated)
+        first = start if start.epoch == step.epoch else Position(epoch=step.epoch)  # without a dropped tail
+        return step.counters - unused + self._dropped(first, step.after, SKIPPED)
+
+    def rest_of_block(self, position: Position, *, with_dropped: bool = True) -> Counters:
+        """Count a block without its rows before a position, with or without its dropped samples, which have no row."""
+        block = self.pack(position.epoch, position.block)
+        assert block is not None
+        if not with_dropped:
+            return _delivered(block[0], position.row, block[0].num_rows, self.settings.max_length)
+        return block[1] - _delivered(block[0], 0, position.row, self.settings.max_length)
+
+    def _dropped(self, start: Position, stop: Position, reason: str) -> Counters:
+        """Return what dropping the rows between two positions changes in the counters of their blocks."""
+        given, (epoch, number, row) = NOTHING, (start.epoch, start.block, start.row)
+        while (epoch, number, row) < (stop.epoch, stop.block, stop.row):
+            if (block := self.pack(epoch, number)) is None:
+                epoch, number, row = epoch + 1, 0, 0
+                continue
+            end = stop.row if (epoch, number) == (stop.epoch, stop.block) else block[0].num_rows
+            given += _delivered(block[0], row, end, self.settings.max_length)
+            number, row = number + 1, 0
+        samples, tokens = given.samples_in, given.tokens_in
+        by_reason = Counter({reason: samples}), Counter({reason: tokens})
+        dropped = Counters(
+            samples_in=samples, tokens_in=tokens, samples_dropped=by_reason[0], tokens_dropped=by_reason[1]
+        )
+        return dropped - given
 
 
-def _dropped_tail(rows: Rows, max_length: int) -> Counters:
-    """Return what dropping these rows changes in the counters of an epoch."""
-    tokens = int((rows.spans["stop"] - rows.spans["start"]).sum())
-    # A sample may be there in several pieces, and several times when its source repeats: count its most frequent piece.
-    pieces, times = np.unique(rows.spans[["source", "sample", "start"]], return_counts=True)
-    kinds, first = np.unique(pieces[["source", "sample"]], return_index=True)
-    by_source: Counter[int] = Counter()
-    for source, count in zip(kinds["source"].tolist(), np.maximum.reduceat(times, first).tolist(), strict=True):
-        by_source[source] += count
-    samples = by_source.total()
+def _delivered(rows: Rows, start: int, stop: int, max_length: int) -> Counters:
+    """Count what rows start..stop of a block deliver.  A sample in several pieces counts in the row of its first one."""
+    spans, inside = rows.spans, slice(rows.starts[start], rows.starts[stop])
+    is_first = np.ones(spans.size, np.bool_)
+    if spans["start"].any():
+        _, sample = np.unique(spans[["source", "sample"]], return_inverse=True)
+        first = np.full(spans.size, np.iinfo(np.int64).max)
+        np.minimum.at(first, sample, spans["start"])
+        is_first = spans["start"] == first[sample]
+    sources = spans["source"][inside][is_first[inside]]
+    tokens = int((spans["stop"] - spans["start"])[inside].sum())
     return Counters(
-        samples_out=-samples,
-        samples_by_source=Counter({source: -count for source, count in by_source.items()}),
-        tokens_out=-tokens,
-        samples_dropped=Counter({TAIL: samples}),
-        tokens_dropped=Counter({TAIL: tokens}),
-        rows=-rows.num_rows,
-        tokens_capacity=-rows.num_rows * max_length,
+        samples_in=sources.size,
+        samples_out=sources.size,
+        samples_by_source=+Counter(dict(enumerate(np.bincount(sources).tolist()))),
+        tokens_in=tokens,
+        tokens_out=tokens,
+        rows=stop - start,
+        tokens_capacity=(stop - start) * max_length,
     )
 
 

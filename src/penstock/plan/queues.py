@@ -84,22 +84,20 @@ class Queue:
         self, name: str, shard_sizes: Ints, settings: PlanSettings, *, pieces: Sequence[Piece] = (), epoch: int = 0
     ) -> None:
         self.name, self._settings, self._epoch = name, settings, epoch
-        self._borders = np.concatenate(([0], np.cumsum(shard_sizes))).astype(np.int64)
-        self.num_samples = int(self._borders[-1])
+        self._sizes, self.num_samples = shard_sizes, int(shard_sizes.sum())
         self._orders: dict[tuple[int, int], SourceOrder] = {}
         self.lead = _Lead(name, pieces, self._order)
         self.num_first = self.lead.num_samples
 
     @cached_property
     def later(self) -> SourceOrder:
-        sizes = sizes_of_rows(self._borders, 0, self.num_samples)
-        return SourceOrder(self.name, sizes, self._settings, first_epoch=self._epoch)
+        return SourceOrder(self.name, self._sizes, self._settings, first_epoch=self._epoch)
 
     def _order(self, first: int, last: int) -> SourceOrder:
         """Return the order of rows first..last: that of the source when it ended at `last`, or of rows that were added to it."""
         if (first, last) not in self._orders:
             name = self.name if not first else f"{self.name}+{first}"
-            self._orders[first, last] = SourceOrder(name, sizes_of_rows(self._borders, first, last), self._settings)
+            self._orders[first, last] = SourceOrder(name, sizes_of_rows(self._sizes, first, last), self._settings)
         return self._orders[first, last]
 
     def samples(self, start: int, stop: int) -> Ints:
@@ -112,7 +110,7 @@ class Queue:
 
     def shards(self, start: int, stop: int) -> Ints:
         """Return the shards of places start..stop, in the order in which they are first needed."""
-        shards = np.searchsorted(self._borders, self.samples(start, stop), side="right") - 1
+        shards = np.searchsorted(np.cumsum(self._sizes), self.samples(start, stop), side="right")
         return shards[np.sort(np.unique(shards, return_index=True)[1])]
 
     def split(self, start: int, stop: int) -> tuple[list[Piece], list[Piece], int]:
@@ -124,8 +122,9 @@ class Queue:
         return taken, self.lead.parts(min(stop, size), size), first + max(stop - size, 0)
 
 
-def sizes_of_rows(borders: Ints, first: int, last: int) -> Ints:
-    """Return the shard sizes of rows first..last.  `borders`: of all shards.  Rows from 0 on: as of a store that ends at `last`."""
+def sizes_of_rows(shard_sizes: Ints, first: int, last: int) -> Ints:
+    """Return the shard sizes of rows first..last.  Rows from 0 on: as of a store that ends at `last`."""
+    borders = np.concatenate(([0], np.cumsum(shard_sizes)))
     sizes: Ints = np.diff(np.clip(borders, first, last)).astype(np.int64)
     if first:
         return sizes[sizes > 0]

@@ -2,9 +2,10 @@
 
 This module alone knows how rows are divided among ranks.  Rows are dealt in turns: in each, every rank gets one row.  With balance, the
 costliest rows go first, and in each turn the rank with the least work so far gets the costliest row; without, rank r gets row r of each
-turn.  After that, pairs of ranks exchange rows.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So
-rows of equal cost, or one row per rank, are dealt as without balance.  The rows of padding, which cost nothing, go last, and a step with
-padding has no exchanges: its ranks have equally many of the others, or one more.
+turn.  A rank whose first row is so costly that even the cheapest other rows bring it above the mean gets these.  After that, pairs of ranks
+exchange rows.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So rows of equal cost, or one row per
+rank, are dealt as without balance.  The rows of padding, which cost nothing, go last, and a step with padding has no exchanges: its ranks
+have equally many of the others, or one more.
 """
 
 from collections.abc import Sequence
@@ -57,34 +58,60 @@ def deal(costs: Ints, world_size: int, settings: PlanSettings) -> Ints:
     if settings.balance == "none" or world_size == 1 or turns == 1:
         in_turn = np.arange(num_rows).reshape(turns, world_size).T
         return np.broadcast_to(in_turn, (num_steps, world_size, turns))
-    by_cost = np.argsort(-costs, axis=1, kind="stable").reshape(num_steps, turns, world_size)
+    step, by_cost = np.arange(num_steps)[:, None], np.argsort(-costs, axis=1, kind="stable")
+    rows = by_cost[step, _turns(costs[step, by_cost], world_size)]
+    costs_in_turn = costs[step, rows]
     dealt, work = np.empty((num_steps, world_size, turns), np.int64), np.zeros((num_steps, world_size), np.int64)
     for turn in range(turns):
-        ranks = np.argsort(work, axis=1, kind="stable")  # the least work first
-        np.put_along_axis(dealt[:, :, turn], ranks, by_cost[:, turn], axis=1)
-        work += np.take_along_axis(costs, dealt[:, :, turn], axis=1)
-    for _ in range(_EXCHANGES if turns <= _MOST_TURNS else 0):
-        _exchange(dealt, costs)
+        ranks, places = np.argsort(work, axis=1, kind="stable"), slice(turn * world_size, (turn + 1) * world_size)
+        dealt[step, ranks, turn] = rows[:, places]
+        work[step, ranks] += costs_in_turn[:, places]
+    for number in range(_EXCHANGES if turns <= _MOST_TURNS else 0):
+        _exchange(dealt, costs, number)
     dealt.sort(axis=2)
-    return np.take_along_axis(dealt, np.argsort(dealt[:, :, :1], axis=1), axis=1)
+    return np.asarray(dealt[step, np.argsort(dealt[:, :, 0], axis=1)])
 
 
-def _exchange(dealt: Ints, costs: Ints) -> None:
-    """Let the ranks with the most and the least work, then the next two, and so on, exchange the rows that bring them closest together."""
+def _turns(costs: Ints, world_size: int) -> Ints:
+    """Return the rows of all turns, one turn after the other, as places in `costs`, which fall from row to row.
+
+    The places stay as they are, unless some of the first ranks exceed the mean even if the first gets the cheapest rows, the second the
+    cheapest after these, and so on.  Then each turn but the first ends with some of these rows.
+    """
+    num_rows = costs.shape[1]
+    places = np.arange(num_rows)
+    least = costs[:, : world_size - 1 : -1].reshape(-1, world_size, num_rows // world_size - 1).sum(axis=2)
+    is_over = costs[:, :world_size] + least > costs.sum(axis=1, keepdims=True) // world_size
+    is_over &= costs[:, -1:] > 0  # a step with padding is dealt in turns
+    over = is_over.argmin(axis=1)[:, None]  # how many ranks
+    if not over.any():
+        return places[None]
+    turn, place = np.divmod(places, world_size)
+    cheapest = num_rows - (num_rows // world_size - turn) * over + place - (world_size - over)
+    is_cheap = (turn > 0) & (place >= world_size - over)
+    return np.asarray(np.where(is_cheap, cheapest, places - (turn - 1).clip(0) * over))
+
+
+def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
+    """Let the ranks with the most and the least work, then the next two, and so on, exchange the rows that bring them closest together.
+
+    number: of the exchange.  Each pairs the ranks anew: those with the least work move on by one.
+    """
     num_steps, world_size, turns = dealt.shape
-    work, step, half = _by_rank(costs, dealt), np.arange(num_steps)[:, None], world_size // 2
+    step, half = np.arange(num_steps)[:, None], world_size // 2
+    mine = costs[step[:, :, None], dealt]
+    work = mine.sum(axis=2)
     by_work = np.argsort(work, axis=1, kind="stable")
-    most, least = by_work[:, ::-1][:, :half], by_work[:, :half]
+    most, least = by_work[:, ::-1][:, :half], np.roll(by_work[:, :half], -number, axis=1)
     is_full = (costs > 0).all(axis=1, keepdims=True)  # else the gap counts as 0, and nothing comes closer
     gap = (work[step, most] - work[step, least]) * is_full
-    given, taken = (costs[step[:, :, None], dealt[step, ranks]] for ranks in (most, least))
-    after = np.abs(gap[:, :, None, None] - 2 * (given[:, :, :, None] - taken[:, :, None]))
+    after = np.abs(gap[:, :, None, None] - 2 * (mine[step, most][:, :, :, None] - mine[step, least][:, :, None]))
     after = after.reshape(*gap.shape, turns * turns)
     first, second = np.divmod(after.argmin(axis=2), turns)
-    mine, other = dealt[step, most, first], dealt[step, least, second]
+    given, taken = dealt[step, most, first], dealt[step, least, second]
     is_closer = after.min(axis=2) < gap
-    dealt[step, most, first] = np.where(is_closer, other, mine)
-    dealt[step, least, second] = np.where(is_closer, mine, other)
+    dealt[step, most, first] = np.where(is_closer, taken, given)
+    dealt[step, least, second] = np.where(is_closer, given, taken)
 
 
 def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:
@@ -120,7 +147,7 @@ def _row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
 
 def _by_rank(values: Ints, dealt: Ints) -> Ints:
     """Add up the rows of each rank: (num_steps, world_size)."""
-    return np.asarray(np.take_along_axis(values, dealt.reshape(values.shape), axis=1).reshape(dealt.shape).sum(axis=2))
+    return np.asarray(values[np.arange(len(values))[:, None, None], dealt].sum(axis=2))
 
 
 def _spreads(values: Ints, dealt: Ints) -> list[Spread]:

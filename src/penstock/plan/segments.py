@@ -123,10 +123,7 @@ class _Segment:
 
     def count_in_run(self, counters: Counters) -> Counters:
         """Return counters by the numbers that sources have in the run."""
-        by_source = type(counters.samples_by_source)(
-            {int(self._numbers[s]): n for s, n in counters.samples_by_source.items()}
-        )
-        return replace(counters, samples_by_source=by_source)
+        return counters.renumbered(dict(enumerate(self._numbers.tolist())))
 
     def by_source(self, block: Block) -> Ints:
         """Return how many samples of each source of the run a block holds, up to this segment's last source."""
