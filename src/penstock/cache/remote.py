@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from penstock.cache.cache import OTHER_CONTENT, Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
 from penstock.cache.fetched import Bucket
@@ -225,31 +225,33 @@ class RemoteCache(Cache):
 
     def _download(self, file: Fetch, beat: Callable[[], None], *, has_room: bool) -> None:
         name, url = file.name, self.bucket.full(file.name)
+
+        def damaged(found: str) -> NoReturn:
+            raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+
         with explained("read", url):
             for _ in range(_TRIES):
-                version = self.bucket.stat(name)
-                if file.size not in (None, version.size):
-                    found = f"{version.size} bytes, expected {file.size}"
-                    raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+                size = file.size or self.bucket.stat(name).size
                 if not has_room:
-                    self.make_room(name, version.size)
+                    self.make_room(name, size)
 
-                def write(out: IO[bytes], version: FileId = version) -> None:
+                def write(out: IO[bytes], size: int = size) -> None:
                     content = Digest()
-                    out.truncate(version.size)  # other processes count it from now on
-                    for piece in self.bucket.place.pieces(version, 0, version.size):
+                    out.truncate(size)  # other processes count it from now on
+                    for piece in self.bucket.place.pieces_now(url, size):
                         content.extend(piece)
                         out.write(piece)
                         beat()
                     if file.digest not in (None, content.hexdigest()):
-                        found = f"digest {content.hexdigest()}, expected {file.digest}"
-                        raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+                        damaged(f"digest {content.hexdigest()}, expected {file.digest}")
 
                 try:
                     self.place.create(name, write, replace=True)
                     return
                 except Changed:  # replaced by a `refresh`: take the new one
-                    pass
+                    found = self.bucket.stat(name).size
+                    if file.size not in (None, found):
+                        damaged(f"{found} bytes, expected {file.size}")
                 except RemoteError:
                     raise
                 except OSError as error:

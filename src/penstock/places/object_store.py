@@ -215,49 +215,49 @@ class ObjectPlace:
 
     def read_now(self, name: str) -> bytes:
         """Return an object that others may replace at any time: one version of it, whole, by one request for each 16 MiB."""
-        key = self._key(name)
-
-        def get(obstore: Any, client: Any) -> tuple[bytes, FileId]:
-            # a range, as then the answer says how long the object is in all
-            answer = _get(obstore, client, key, {"range": (0, _MAX_REQUEST)}, whole=True)
-            data = bytes(answer.bytes())
-            self.num_bytes += len(data)
-            if len(data) != min(answer.meta["size"], max(_MAX_REQUEST, len(data))):
-                raise ShortAnswer(f"{len(data)} bytes came, expected {answer.meta['size']}")
-            return data, self._id(name, answer.meta)
-
         try:
-            data, version = self._ask(name, get)
+            return b"".join(self.pieces_now(name))
         except Changed:  # the answer to any range of an empty object
             if self.stat(name).size:
                 raise
             return b""
-        return b"".join([data, *self.pieces(version, len(data), version.size)])
 
     def pieces(self, version: FileId, start: int, stop: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes start..stop of a version, one piece for each request."""
         for begin in range(start, stop, _MAX_REQUEST):
-            yield self._range(version, begin, min(stop, begin + _MAX_REQUEST))
+            yield self._range(version.path, begin, min(stop, begin + _MAX_REQUEST), version)[0]
 
-    def _range(self, version: FileId, start: int, stop: int) -> memoryview:
-        url, key = version.path, self._key(version.path)
+    def pieces_now(self, name: str, size: int | None = None) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of the version that the first answer has, one piece for each request; raise Changed if it has another size."""
+        data, version = self._range(name, 0, _MAX_REQUEST if size is None else min(size, _MAX_REQUEST), None)
+        if size not in (None, version.size):
+            raise Changed(errno.ESTALE, f"has {version.size} bytes, expected {size}", name)
+        yield data
+        yield from self.pieces(version, len(data), version.size)
+
+    def _range(self, url: str, start: int, stop: int, version: FileId | None) -> tuple[memoryview, FileId]:
+        """Return the bytes start..stop of a version, or of the one that is there now, as far as it reaches."""
+        key = self._key(url)
         options: dict[str, Any] = {"range": (start, stop)}
-        if version.has_strong_etag:
+        if version is not None and version.has_strong_etag:
             options["if_match"] = version.etag
 
-        def get(obstore: Any, client: Any) -> memoryview:
-            answer = _get(obstore, client, key, options, whole=(start, stop) == (0, version.size))
-            if self._id(url, answer.meta) != version:  # a server may ignore the condition
-                raise Changed(errno.ESTALE, f"has {answer.meta['size']} bytes, ETag {answer.meta['e_tag']}", url)
+        def get(obstore: Any, client: Any) -> tuple[memoryview, FileId]:
+            # a range also of what may be shorter, as then the answer says how long the object is in all
+            answer = _get(obstore, client, key, options, whole=version is None or (start, stop) == (0, version.size))
+            found = self._id(url, answer.meta)
+            if version not in (None, found):  # a server may ignore the condition
+                raise Changed(errno.ESTALE, f"has {found.size} bytes, ETag {found.etag}", url)
             encoding = answer.attributes.get("Content-Encoding", "identity")
             if encoding not in _NOT_ENCODED and not key.endswith(_COMPRESSED):
                 what = f"comes with Content-Encoding {encoding}, and its name does not say that it is compressed"
                 raise RemoteError(errno.ENOTSUP, f"{what}; give it a name that does, such as {key}.gz", url)
             data = memoryview(answer.bytes())
             self.num_bytes += len(data)
-            if tuple(answer.range) != (start, stop) or len(data) != stop - start:
+            ranges = {(start, stop)} if version is not None else {(start, min(stop, found.size)), (0, found.size)}
+            if tuple(answer.range) not in ranges or len(data) != answer.range[1] - answer.range[0]:
                 raise ShortAnswer(f"{len(data)} bytes came, expected {stop - start} (bytes {start}..{stop})")
-            return data
+            return data, found
 
         return self._ask(url, get)
 
