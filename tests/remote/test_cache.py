@@ -160,7 +160,7 @@ def test_a_cold_machine_resumes_at_90_percent_and_reads_only_what_its_first_batc
     needed = {store.manifest.shards[shard].file.name for shard in store.locate(batch.rows.spans["sample"])[0]}  # type: ignore[union-attr]
     fetched = [path.removeprefix("/bkt/cache/") for method, path, *_ in proxy.log if method == "GET"]
     assert sorted(fetched) == sorted([*needed, f"stores/{store.fingerprint[:2]}/{store.fingerprint}.lengths"])
-    assert len(proxy.log) == len(fetched) + 1  # each by a GET; a HEAD tells how long the lengths are, which no manifest says
+    assert len(proxy.log) == len(fetched) + 1  # one HEAD: no manifest says how long the lengths are
     assert len(needed) < store.num_shards / 2
     traffic = resumed.metrics.as_dict()["remote"]
     assert (traffic["requests"], traffic["stalls"] > 0, traffic["stall_seconds"] > 0) == (len(proxy.log), True, True)
