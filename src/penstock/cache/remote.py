@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any, TypeVar
 
 from penstock.cache.cache import OTHER_CONTENT, Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
 from penstock.cache.fetched import Bucket
@@ -226,8 +226,8 @@ class RemoteCache(Cache):
     def _download(self, file: Fetch, beat: Callable[[], None], *, has_room: bool) -> None:
         name, url = file.name, self.bucket.full(file.name)
 
-        def damaged(found: str) -> NoReturn:
-            raise StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+        def damaged(found: str) -> StoreError:
+            return StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
 
         with explained("read", url):
             for _ in range(_TRIES):
@@ -243,15 +243,14 @@ class RemoteCache(Cache):
                         out.write(piece)
                         beat()
                     if file.digest not in (None, content.hexdigest()):
-                        damaged(f"digest {content.hexdigest()}, expected {file.digest}")
+                        raise damaged(f"digest {content.hexdigest()}, expected {file.digest}")
 
                 try:
                     self.place.create(name, write, replace=True)
                     return
                 except Changed:  # replaced by a `refresh`: take the new one
-                    found = self.bucket.stat(name).size
-                    if file.size not in (None, found):
-                        damaged(f"{found} bytes, expected {file.size}")
+                    if file.size not in (None, found := self.bucket.stat(name).size):
+                        raise damaged(f"{found} bytes, expected {file.size}") from None
                 except RemoteError:
                     raise
                 except OSError as error:
