@@ -26,6 +26,7 @@ from penstock.places.requests import (
     ShortAnswer,
     explain_obstore,
     guard_against_fork,
+    max_tries,
     number,
     pause,
     request,
@@ -36,7 +37,6 @@ _Answer = TypeVar("_Answer")
 _MAGIC = re.compile(r"[*?[]")
 _MAX_REQUEST = 1 << 24  # bytes of one request
 _PART, _MULTIPART = 1 << 23, 1 << 25  # bytes of a part of an upload; objects above the second have parts
-_CREATE_TRIES = 4
 _NOT_ENCODED, _COMPRESSED = ("", "identity", "aws-chunked"), (".gz", ".tgz", ".zst", ".bz2", ".xz")
 _WEB = ("http", "https")
 
@@ -268,7 +268,7 @@ class ObjectPlace:
         with tempfile.SpooledTemporaryFile(_MULTIPART) as file:
             write(file)
             size = file.seek(0, 2)
-            for number_of_try in range(1, _CREATE_TRIES + 1):
+            for number_of_try in range(1, max_tries() + 1):
                 try:
                     if replace or self.creates_new or not self._has(name):
                         self._put(name, file, size, new=not replace)

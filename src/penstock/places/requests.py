@@ -66,6 +66,10 @@ def number(name: str, default: float) -> float:
     return value
 
 
+def max_tries() -> int:
+    return int(number("PENSTOCK_REMOTE_TRIES", 8))
+
+
 def has_made_request() -> bool:
     """Return whether this process, or one that it was forked from, has made a request, so that a forked child must not make one."""
     return _process is not None
@@ -73,7 +77,7 @@ def has_made_request() -> bool:
 
 def request(call: Callable[[], _Answer], explain: Callable[[Exception], RemoteError]) -> _Answer:
     """Make a request; repeat it while it may pass.  Raise RemoteError, which `explain` makes of an error of the client library."""
-    tries = int(number("PENSTOCK_REMOTE_TRIES", 8))
+    tries = max_tries()
     for number_of_try in range(1, tries + 1):
         try:
             return call()
