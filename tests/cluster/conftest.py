@@ -34,7 +34,7 @@ class Nodes:
             free.bind(("127.0.0.1", 0))
             self.client_port = free.getsockname()[1]
         self.environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
-        self.environment["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "300"  # 30 are too few on a busy machine
+        self.environment["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "120"  # 30 are too few on a busy machine
         self._host = subprocess.Popen(
             [sys.executable, Path(__file__).parent / "host.py"], cwd=self._work, env=self.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
