@@ -21,7 +21,7 @@ help:
 	@echo "make demo    see it work: prepare, load, stop, resume on other ranks"
 	@echo "make test    make check, then all tests"
 	@echo "make property SEED=N   the property tests, with examples drawn from a seed"
-	@echo "make check   lint, format, types, import rules, sizes"
+	@echo "make check   lint, format, types, import rules"
 	@echo "make site    build docs/ as a site, in site/"
 	@echo "make bench   run every script in benchmarks/; make bench-quick: the most telling ones, against floors"
 	@echo "make soak    the tests again, with the long runs in full"
@@ -45,7 +45,6 @@ check: $(TEST)/.ready
 	$(TEST)/bin/ruff format --check $(TIDY)
 	$(TEST)/bin/mypy
 	$(TEST)/bin/lint-imports --no-logo
-	$(TEST)/bin/python tests/house/test_sizes.py
 
 site: $(TEST)/.ready
 	NO_MKDOCS_2_WARNING=1 $(TEST)/bin/python -m mkdocs build --strict --site-dir site

@@ -45,7 +45,15 @@ def measure(engine: str, files: str, cache: str, tokenizer_path: str) -> tuple[f
 
 def run(engine: str, files: Path, cache: Path, tokenizer_path: Path) -> tuple[float, float, float]:
     """Seconds from process start to its end, of prepare, and until its first progress."""
-    command = [sys.executable, __file__, "measure", engine, str(files), str(cache), str(tokenizer_path)]
+    command = [
+        sys.executable,
+        __file__,
+        "measure",
+        engine,
+        str(files),
+        str(cache),
+        str(tokenizer_path),
+    ]
     begun = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     shutil.rmtree(cache)
@@ -62,7 +70,9 @@ def start_cluster(folder: Path) -> "subprocess.Popen[str]":
         "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 0, 'include_dashboard': False})\n"
         "[cluster.add_node(num_cpus=1) for _ in range(2)]\nprint(cluster.address, flush=True)\nsys.stdin.read()\ncluster.shutdown()"
     )
-    host = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    host = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert host.stdout is not None
     os.environ["RAY_ADDRESS"] = host.stdout.readline().strip()
     return host
@@ -104,17 +114,30 @@ def main() -> None:
     overhead = per_shard("ray") - per_shard("local")
     verdicts = [
         Verdict(
-            "a shard on Ray, beside a local one", f"{overhead:+.1f} ms", f"≤ {MOST_MS:.0f} ms", overhead <= MOST_MS
+            "a shard on Ray, beside a local one",
+            f"{overhead:+.1f} ms",
+            f"≤ {MOST_MS:.0f} ms",
+            overhead <= MOST_MS,
         ),
-        Verdict(f"{FEW} shards on Ray, from process start", f"{middle('ray', FEW, 0):.1f} s", "for information"),
-        Verdict(f"{FEW} shards in local processes", f"{middle('local', FEW, 0):.1f} s", "for information"),
+        Verdict(
+            f"{FEW} shards on Ray, from process start",
+            f"{middle('ray', FEW, 0):.1f} s",
+            "for information",
+        ),
+        Verdict(
+            f"{FEW} shards in local processes",
+            f"{middle('local', FEW, 0):.1f} s",
+            "for information",
+        ),
     ]
     rows = [
-        [engine, str(count), *(f"{middle(engine, count, which):.2f}" for which in range(3))] for engine, count in found
+        [engine, str(count), *(f"{middle(engine, count, which):.2f}" for which in range(3))]
+        for engine, count in found
     ]
     header = ["engine", "shards", "s from process start", "s of prepare", "s to its first progress"]
     each = table(
-        ["engine", "ms of two workers per shard"], [[name, f"{per_shard(name):.1f}"] for name in ("local", "ray")]
+        ["engine", "ms of two workers per shard"],
+        [[name, f"{per_shard(name):.1f}"] for name in ("local", "ray")],
     )
     page.write(verdicts, {"Time": table(header, rows), "Each further shard": each})
 

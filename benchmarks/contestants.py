@@ -35,7 +35,11 @@ class Resumable:
 
     def batches(self) -> Iterator[list[int]]:
         for batch in self.loader:
-            yield batch["number"] if isinstance(batch, dict) else [int(record["number"]) for record in batch]
+            yield (
+                batch["number"]
+                if isinstance(batch, dict)
+                else [int(record["number"]) for record in batch]
+            )
 
     def state(self) -> Any:
         return self.loader.state_dict()
@@ -75,14 +79,22 @@ class Penstock(Resumable):
             progress="none",
         )
         self.loader = ps.Loader(
-            store, batch_size=BATCH, max_length=512, seed=SEED, rank=rank, world_size=world, output="numpy"
+            store,
+            batch_size=BATCH,
+            max_length=512,
+            seed=SEED,
+            rank=rank,
+            world_size=world,
+            output="numpy",
         )
 
     def batches(self) -> Iterator[list[int]]:
         for batch in self.loader:
             ids, borders = batch["input_ids"].reshape(-1), batch["cu_seqlens"]
             firsts = borders[:-1][batch["position_ids"].reshape(-1)[borders[:-1]] == 0]
-            firsts = firsts[np.isin(firsts, np.flatnonzero(batch["labels"].reshape(-1) != -100) - 1)]
+            firsts = firsts[
+                np.isin(firsts, np.flatnonzero(batch["labels"].reshape(-1) != -100) - 1)
+            ]
             yield (ids[firsts] + BASE * ids[firsts + 1]).tolist()
 
 
@@ -115,7 +127,10 @@ class Iterable(Columns):
 
 
 class Stateful(Columns):
-    name, note = "torchdata", "`StatefulDataLoader` over a map-style data set, `StatefulDistributedSampler`, no workers"
+    name, note = (
+        "torchdata",
+        "`StatefulDataLoader` over a map-style data set, `StatefulDistributedSampler`, no workers",
+    )
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         import datasets
@@ -123,18 +138,27 @@ class Stateful(Columns):
         from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
         data = datasets.load_from_disk(str(folder / "columns"))
-        sampler = StatefulDistributedSampler(data, num_replicas=world, rank=rank, shuffle=True, seed=SEED)
+        sampler = StatefulDistributedSampler(
+            data, num_replicas=world, rank=rank, shuffle=True, seed=SEED
+        )
         self.loader = StatefulDataLoader(data, batch_size=BATCH, sampler=sampler, collate_fn=list)
 
 
 class Grain(Columns):
-    name, note = "Grain", "`MapDataset` over Arrow, `shuffle`, `[rank::world]`, `to_iter_dataset`, the iterator's state"
+    name, note = (
+        "Grain",
+        "`MapDataset` over Arrow, `shuffle`, `[rank::world]`, `to_iter_dataset`, the iterator's state",
+    )
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         import datasets
         import grain
 
-        data = grain.MapDataset.source(datasets.load_from_disk(str(folder / "columns"))).seed(SEED).shuffle()
+        data = (
+            grain.MapDataset.source(datasets.load_from_disk(str(folder / "columns")))
+            .seed(SEED)
+            .shuffle()
+        )
         self.iterator = iter(data[rank::world].to_iter_dataset().batch(BATCH, batch_fn=list))
 
     def batches(self) -> Iterator[list[int]]:
@@ -201,7 +225,11 @@ class Mosaic(Resumable):
         from streaming import StreamingDataLoader, StreamingDataset
 
         data = StreamingDataset(
-            local=str(folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=BATCH, num_canonical_nodes=1
+            local=str(folder / "mds"),
+            shuffle=True,
+            shuffle_seed=SEED,
+            batch_size=BATCH,
+            num_canonical_nodes=1,
         )
         # It counts what it handed over by the length of a batch's first column, so batches are columns here.
         self.loader = StreamingDataLoader(data, batch_size=BATCH, collate_fn=_numbers)
@@ -228,7 +256,9 @@ def _without_torchvision() -> None:
 ALL = {kind.name: kind for kind in (Penstock, Iterable, Stateful, Grain, Litdata, Mosaic)}
 
 
-def run(name: str, folder: Path, *, stop: int | None, state: Path | None, save: Path | None) -> dict[str, Any]:
+def run(
+    name: str, folder: Path, *, stop: int | None, state: Path | None, save: Path | None
+) -> dict[str, Any]:
     """One rank's run in this process: resume, hand over until `stop` batches, save.  What was handed over, and how long it took."""
     import time
 
@@ -254,7 +284,12 @@ def run(name: str, folder: Path, *, stop: int | None, state: Path | None, save: 
             break
     if save:
         save.write_bytes(pickle.dumps(loader.state()))
-    return {"first": first, "first_cpu": first_cpu, "handed": handed, "state_bytes": save.stat().st_size if save else 0}
+    return {
+        "first": first,
+        "first_cpu": first_cpu,
+        "handed": handed,
+        "state_bytes": save.stat().st_size if save else 0,
+    }
 
 
 if __name__ == "__main__":  # contestants.py write|run NAME FOLDER [STOP STATE SAVE OUT]

@@ -66,9 +66,15 @@ class MadeUp:
         ends = np.cumsum(lengths)
         places = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
         ids = (np.repeat(numbers * 7919, lengths) + places * 104_729) % VOCAB
-        mask = (places // TURN) % 2 == 1 if self._trained == "turns" else np.ones(places.size, np.bool_)
+        mask = (
+            (places // TURN) % 2 == 1
+            if self._trained == "turns"
+            else np.ones(places.size, np.bool_)
+        )
         mask[ends - 1] = True
-        return Samples(input_ids=ids.astype(np.uint32), loss_mask=mask, offsets=np.concatenate(([0], ends)))
+        return Samples(
+            input_ids=ids.astype(np.uint32), loss_mask=mask, offsets=np.concatenate(([0], ends))
+        )
 
     def decode(self, input_ids: Any) -> str:
         return " ".join(map(str, input_ids))
@@ -77,11 +83,15 @@ class MadeUp:
 def open_store(folder: Path, name: str, trained: str = "turns") -> Store:
     cache = Cache(folder / "cache")
     source = open_source([{"n": n} for n in range(SAMPLES[name][0])], cache=cache, name=name)
-    return build(source, MadeUp(name, trained=trained), engine=LocalEngine(1), cache=cache, shard_rows=10_000)
+    return build(
+        source, MadeUp(name, trained=trained), engine=LocalEngine(1), cache=cache, shard_rows=10_000
+    )
 
 
 def loader_of(store: Store, **options: Any) -> ps.Loader:
-    return ps.Loader(store, **{"batch_size": ROWS, "max_length": MAX_LENGTH, "output": "numpy", **options})
+    return ps.Loader(
+        store, **{"batch_size": ROWS, "max_length": MAX_LENGTH, "output": "numpy", **options}
+    )
 
 
 # The contestants: each gives the tokens of its batches, one number per batch, from the second batch on.
@@ -100,7 +110,9 @@ def datasets_map(folder: Path, workers: int = 0) -> Iterator[int]:
 
     data = datasets.load_from_disk(str(folder / "hf"))
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
-    for batch in DataLoader(data, batch_size=64, shuffle=True, collate_fn=collate, num_workers=workers):
+    for batch in DataLoader(
+        data, batch_size=64, shuffle=True, collate_fn=collate, num_workers=workers
+    ):
         yield batch["input_ids"].numel()
 
 
@@ -111,7 +123,9 @@ def datasets_iterable(folder: Path) -> Iterator[int]:
     from transformers import DataCollatorWithFlattening
 
     data = (
-        datasets.load_from_disk(str(folder / "hf")).to_iterable_dataset(num_shards=8).shuffle(seed=0, buffer_size=1000)
+        datasets.load_from_disk(str(folder / "hf"))
+        .to_iterable_dataset(num_shards=8)
+        .shuffle(seed=0, buffer_size=1000)
     )
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
     for batch in DataLoader(data, batch_size=64, collate_fn=collate):
@@ -138,9 +152,15 @@ def grain(folder: Path, packer: str, **options: Any) -> Iterator[int]:
     import grain.experimental
 
     read = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    data = grain.MapDataset.source(Views(open_store(folder, "mid"))).shuffle(seed=0).to_iter_dataset(read)
+    data = (
+        grain.MapDataset.source(Views(open_store(folder, "mid")))
+        .shuffle(seed=0)
+        .to_iter_dataset(read)
+    )
     sizes = {"input_ids": MAX_LENGTH, "loss_mask": MAX_LENGTH}
-    for batch in getattr(grain.experimental, packer)(data, length_struct=sizes, **options).batch(ROWS):
+    for batch in getattr(grain.experimental, packer)(data, length_struct=sizes, **options).batch(
+        ROWS
+    ):
         batch["labels"] = np.where(batch["loss_mask"], batch["input_ids"], -100)
         yield int((batch["input_ids_segment_ids"] > 0).sum())
 
@@ -159,7 +179,9 @@ def litdata(folder: Path) -> Iterator[int]:
     """Blocks of a stream of tokens, cut wherever they end: no labels, no positions, no borders of samples."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
-    data = StreamingDataset(str(folder / "litdata"), item_loader=TokensLoader(block_size=MAX_LENGTH), shuffle=True)
+    data = StreamingDataset(
+        str(folder / "litdata"), item_loader=TokensLoader(block_size=MAX_LENGTH), shuffle=True
+    )
     for batch in StreamingDataLoader(data, batch_size=ROWS, num_workers=0):
         yield batch.numel()
 
@@ -202,7 +224,9 @@ CONTESTANTS: dict[str, Callable[[Path], Iterator[int]]] = {
     "penstock, all trained": lambda folder: ours(folder, "all"),
     "penstock, turns trained, tensors": lambda folder: ours(folder, output="torch"),
     "penstock, turns trained, no read-ahead": lambda folder: ours(folder, prefetch=0),
-    "penstock, turns trained, tensors, 2 workers": lambda folder: ours(folder, output="torch", workers=2),
+    "penstock, turns trained, tensors, 2 workers": lambda folder: ours(
+        folder, output="torch", workers=2
+    ),
     "datasets, map-style": datasets_map,
     "datasets, map-style, 2 workers": lambda folder: datasets_map(folder, workers=2),
     "datasets, iterable": datasets_iterable,
@@ -224,7 +248,10 @@ def run(name: str, folder: Path) -> dict[str, float]:
         tokens += count
         if time.perf_counter() - wall > SECONDS:
             break
-    return {"wall": tokens / (time.perf_counter() - wall), "cpu": tokens / (time.process_time() - cpu)}
+    return {
+        "wall": tokens / (time.perf_counter() - wall),
+        "cpu": tokens / (time.process_time() - cpu),
+    }
 
 
 def resume(share: str, folder: Path) -> dict[str, float]:
@@ -265,13 +292,18 @@ def state_cost(folder: Path) -> dict[str, float]:
         handed = clock()
         spent["making"] += made - begun
         spent["adding"] += added - made
-        spent["counting"] += (handed - added) - (added - made)  # without the metrics, which it adds too
+        spent["counting"] += (handed - added) - (
+            added - made
+        )  # without the metrics, which it adds too
         steps, begun = steps + 1, clock()
     begun = clock()
     for _ in range(200):
         loader.state_dict()
     taking = (clock() - begun) / 200
-    return {"taking": 1e6 * taking, **{name: 1e6 * seconds / steps for name, seconds in spent.items()}}
+    return {
+        "taking": 1e6 * taking,
+        **{name: 1e6 * seconds / steps for name, seconds in spent.items()},
+    }
 
 
 def memory(folder: Path) -> dict[str, Any]:
@@ -315,7 +347,10 @@ def write_columns(folder: Path) -> list[Any]:
     for shard in shards:
         ids = shard.input_ids.astype(np.int32)
         labels = np.where(shard.loss_mask(0, ids.size), ids, -100)
-        lists = [pa.ListArray.from_arrays(pa.array(shard.offsets), pa.array(values)) for values in (ids, labels)]
+        lists = [
+            pa.ListArray.from_arrays(pa.array(shard.offsets), pa.array(values))
+            for values in (ids, labels)
+        ]
         parts.append(pa.table(lists, names=["input_ids", "labels"]))
     datasets.disable_progress_bars()
     datasets.Dataset(pa.concat_tables(parts)).save_to_disk(str(folder / "hf"))
@@ -388,7 +423,9 @@ def judge(found: Found) -> list[list[str]]:
     state = found["state"]
     cost = max(state["counting"], 0.0) / (state["making"] + state["adding"])
     kept = found["memory"]
-    growth = kept[-1] - kept[EPOCHS // 2 - 1]  # the first epochs fill the plan's caches and the buffers
+    growth = (
+        kept[-1] - kept[EPOCHS // 2 - 1]
+    )  # the first epochs fill the plan's caches and the buffers
 
     def verdict(question: str, value: str, target: str, passed: bool) -> list[str]:
         return [question, value, target, "pass" if passed else "MISSED"]
@@ -417,7 +454,10 @@ def judge(found: Found) -> list[list[str]]:
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """A Markdown table, padded so that it also reads well in a terminal."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in [header, *rows]]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in [header, *rows]
+    ]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
@@ -427,9 +467,16 @@ def page(found: Found, loads: str) -> str:
         spread = sorted(turn["wall"] / 1e6 for turn in turns)
         step = 1e6 * TOKENS / found.rate(name)
         cpu = f"{found.rate(name, 'cpu') / 1e6:.1f}"
-        rows.append([name, f"{median(spread):.1f} ({spread[0]:.1f}–{spread[-1]:.1f})", cpu, f"{step:.0f}"])
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ": unknown")
-    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        rows.append(
+            [name, f"{median(spread):.1f} ({spread[0]:.1f}–{spread[-1]:.1f})", cpu, f"{step:.0f}"]
+        )
+    model = next(
+        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        ": unknown",
+    )
+    head = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
     names = ("numpy", "torch", "datasets", "transformers", "grain", "litdata")
     state = found["state"]
     return "\n".join(
@@ -446,11 +493,21 @@ def page(found: Found, loads: str) -> str:
             "",
             *table(["question", "found", "target", ""], judge(found)),
             "",
-            *table(["contestant", "M tokens/s", "M tokens per CPU second", f"µs per {TOKENS:,} tokens"], rows),
+            *table(
+                [
+                    "contestant",
+                    "M tokens/s",
+                    "M tokens per CPU second",
+                    f"µs per {TOKENS:,} tokens",
+                ],
+                rows,
+            ),
             "",
             f"A step takes {state['making']:.0f} µs to make, {state['adding']:.1f} µs to add to the metrics and {state['counting']:.1f} µs "
             f"to count; a state takes {state['taking']:.0f} µs when one is asked for.",
-            "Anonymous memory after each epoch, MiB: " + ", ".join(f"{size:.0f}" for size in found["memory"]) + ".",
+            "Anonymous memory after each epoch, MiB: "
+            + ", ".join(f"{size:.0f}" for size in found["memory"])
+            + ".",
             "",
             "Settings of the peers, each the fastest documented one that was found:",
             "",

@@ -37,7 +37,8 @@ def write(folder: Path) -> None:
     folder.mkdir()
     for number in range(NUM_FILES):
         rows = (
-            f'{{"text": "document {number} row {row} {"some words " * (number % 20)}"}}\n' for row in range(NUM_ROWS)
+            f'{{"text": "document {number} row {row} {"some words " * (number % 20)}"}}\n'
+            for row in range(NUM_ROWS)
         )
         (folder / f"part-{number:05}.jsonl").write_text("".join(rows))
 
@@ -77,15 +78,27 @@ def measure(what: str, folder: str, cache: str, tokenizer_path: str) -> int:
     source = penstock.open(folder, cache_dir=cache)
     if what.startswith("prepare"):
         return len(
-            penstock.prepare(source, tokenizer=tokenizer_path, template="text", cache_dir=cache, progress="none")
+            penstock.prepare(
+                source, tokenizer=tokenizer_path, template="text", cache_dir=cache, progress="none"
+            )
         )
     return len(source)
 
 
 def run(what: str, folder: Path, cache: Path, tokenizer_path: Path) -> tuple[float, float]:
     """Seconds by the clock and of CPU, of the process and all that it started."""
-    command = [sys.executable, __file__, "measure", what, str(folder), str(cache), str(tokenizer_path)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [
+        sys.executable,
+        __file__,
+        "measure",
+        what,
+        str(folder),
+        str(cache),
+        str(tokenizer_path),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     environment["PYTHONPYCACHEPREFIX"] = str(
         folder.with_name("bytecode")
     )  # modules are compiled once, as they are when installed
@@ -103,7 +116,12 @@ def main(arguments: list[str]) -> None:
         f"Data: {NUM_FILES:,} files of JSON lines, {NUM_ROWS} rows each, one folder; {REPEAT} repetitions, contestants take turns",
         "The wall clock runs from before the interpreter starts: imports are in every number; bytecode is compiled before",
     ]
-    page = Page("many_files", "Many small files", packages=["datasets", "pyarrow", "tokenizers"], notes=notes)
+    page = Page(
+        "many_files",
+        "Many small files",
+        packages=["datasets", "pyarrow", "tokenizers"],
+        notes=notes,
+    )
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "many"
         write(folder)
@@ -121,14 +139,25 @@ def main(arguments: list[str]) -> None:
     times = {what: [seconds for seconds, _ in each] for what, each in runs.items()}
     cpu = {what: median(each for _, each in measured) for what, measured in runs.items()}
     verdicts = [
-        Verdict(what, f"{median(times[what]):.2f} s", f"≤ {target} s", median(times[what]) <= target)
+        Verdict(
+            what, f"{median(times[what]):.2f} s", f"≤ {target} s", median(times[what]) <= target
+        )
         for what, target in TARGETS.items()
     ]
     rows = [
-        [what, WHAT[what], f"{median(seconds):.2f}", f"{min(seconds):.2f}–{max(seconds):.2f}", f"{cpu[what]:.2f}"]
+        [
+            what,
+            WHAT[what],
+            f"{median(seconds):.2f}",
+            f"{min(seconds):.2f}–{max(seconds):.2f}",
+            f"{cpu[what]:.2f}",
+        ]
         for what, seconds in times.items()
     ]
-    page.write(verdicts, {"Seconds from process start": table(["", "what", "median", "range", "CPU"], rows)})
+    page.write(
+        verdicts,
+        {"Seconds from process start": table(["", "what", "median", "range", "CPU"], rows)},
+    )
 
 
 if __name__ == "__main__":

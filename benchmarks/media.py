@@ -27,7 +27,9 @@ import numpy as np
 from stand import Page, Timing, Verdict, table, take_turns
 
 RECORDS = int(next((word for word in sys.argv[1:] if word.isdigit()), 20_000))
-FILES = min(RECORDS, 500)  # different images; the other records link to them under names of their own
+FILES = min(
+    RECORDS, 500
+)  # different images; the other records link to them under names of their own
 PROCESSED = min(RECORDS, 60)  # records that the processor runs over
 LOADED = min(RECORDS, 60)  # images that are decoded
 REPEAT = 5
@@ -79,7 +81,9 @@ def make_model(folder: Path) -> None:
     )
     made.train_from_iterator([" ".join(WORDS)] * 20, trainer)
     made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT})
+    )
     described = Qwen2VLImageProcessorPil().to_dict() | {"processor_class": "Qwen2_5_VLProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(described))
 
@@ -107,8 +111,13 @@ def make_records(folder: Path) -> None:
     rng = random.Random(0)
     with (folder / "data.jsonl").open("w") as file:
         for number in range(RECORDS):
-            question, answer = (" ".join(rng.choices(WORDS, k=rng.randrange(8, 40))) for _ in range(2))
-            parts = [{"type": "image", "image": f"images/{number}.jpg"}, {"type": "text", "text": question}]
+            question, answer = (
+                " ".join(rng.choices(WORDS, k=rng.randrange(8, 40))) for _ in range(2)
+            )
+            parts = [
+                {"type": "image", "image": f"images/{number}.jpg"},
+                {"type": "text", "text": question},
+            ]
             talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
             file.write(json.dumps({"messages": talk}) + "\n")
 
@@ -117,7 +126,12 @@ def prepare(folder: Path, rows: int, cache: str) -> Any:
     import penstock as ps
 
     source = ps.open(folder / "data.jsonl", cache_dir=folder / cache)[:rows]
-    options = {"tokenizer": folder / "model", "cache_dir": folder / cache, "num_proc": 1, "progress": "none"}
+    options = {
+        "tokenizer": folder / "model",
+        "cache_dir": folder / cache,
+        "num_proc": 1,
+        "progress": "none",
+    }
     return ps.prepare(source, template="messages", media_root=str(folder), **options)
 
 
@@ -148,7 +162,9 @@ def run_prepare(folder: str, rows: str, cache: str) -> None:
 
 
 def in_process(*words: Any) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, "--run", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--run", *map(str, words)], capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -162,7 +178,9 @@ def whole_processor(folder: Path) -> Any:
         def __init__(self, image_processor: Any = None, tokenizer: Any = None, **_: Any) -> None:
             super().__init__(image_processor, tokenizer, None)
 
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "model" / "tokenizer.json"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "model" / "tokenizer.json")
+    )
     return NoVideo(transformers.Qwen2VLImageProcessorPil(), tokenizer)
 
 
@@ -183,9 +201,9 @@ def bare_loop(folder: Path, image_processor: Any) -> int:
     from transformers.image_utils import load_image
 
     return sum(
-        image_processor(images=[load_image(str(folder / "images" / f"{number}.jpg"))], return_tensors="np")[
-            "pixel_values"
-        ].shape[0]
+        image_processor(
+            images=[load_image(str(folder / "images" / f"{number}.jpg"))], return_tensors="np"
+        )["pixel_values"].shape[0]
         for number in range(LOADED)
     )
 
@@ -194,7 +212,13 @@ def load(store: Any, **options: Any) -> int:
     """The first images through the loader; the number of patches."""
     import penstock as ps
 
-    given = {"batch_size": 4, "max_length": 2048, "packing": "none", "shuffle": False, "output": "numpy"}
+    given = {
+        "batch_size": 4,
+        "max_length": 2048,
+        "packing": "none",
+        "shuffle": False,
+        "output": "numpy",
+    }
     batches: Iterator[Any] = iter(ps.Loader(store, **given, **options))
     return sum(len(batch["pixel_values"]) for batch in islice(batches, LOADED // 4))
 
@@ -213,11 +237,16 @@ def measure_prepare(folder: Path) -> tuple[dict[str, Timing], list[dict[str, Any
     records = [json.loads(line)["messages"] for line in lines]
     caches = iter(range(REPEAT))
     works: dict[str, tuple[int, Callable[[], Any]]] = {
-        "penstock": (RECORDS, lambda: found.append(in_process(folder, RECORDS, f"cache-{next(caches)}"))),
+        "penstock": (
+            RECORDS,
+            lambda: found.append(in_process(folder, RECORDS, f"cache-{next(caches)}")),
+        ),
         "processor": (PROCESSED, partial(process, folder, processor, records)),
     }
     timings, _ = take_turns(works, REPEAT)
-    timings["penstock"].wall = [each["seconds"] for each in found]  # without the start of its process
+    timings["penstock"].wall = [
+        each["seconds"] for each in found
+    ]  # without the start of its process
     return timings, found
 
 
@@ -259,13 +288,24 @@ def main() -> None:
         few = in_process(folder, RECORDS // 4, "cache-few")
         loaded = measure_load(folder)
     rates = {name: timing.num_samples / timing.seconds for name, timing in prepared.items()}
-    ratio, growth = rates["penstock"] / rates["processor"], max(run["peak"] for run in runs) - few["peak"]
-    per_core = loaded["Pillow and processor"].cpu_per_sample / loaded["loader, 1 thread"].cpu_per_sample
+    ratio, growth = (
+        rates["penstock"] / rates["processor"],
+        max(run["peak"] for run in runs) - few["peak"],
+    )
+    per_core = (
+        loaded["Pillow and processor"].cpu_per_sample / loaded["loader, 1 thread"].cpu_per_sample
+    )
     twice, control = (
-        loaded[f"{name}, 1 thread"].seconds / loaded[f"{name}, 2 threads"].seconds for name in ("loader", "sha256")
+        loaded[f"{name}, 1 thread"].seconds / loaded[f"{name}, 2 threads"].seconds
+        for name in ("loader", "sha256")
     )
     verdicts = [
-        Verdict("prepare: rows per second, against the processor", f"{ratio:.0f} ×", "≥ 40 ×", ratio >= 40),
+        Verdict(
+            "prepare: rows per second, against the processor",
+            f"{ratio:.0f} ×",
+            "≥ 40 ×",
+            ratio >= 40,
+        ),
         Verdict(
             "prepare: anonymous memory, all rows against a quarter",
             f"{growth:+.1f} MiB",
@@ -279,10 +319,19 @@ def main() -> None:
             per_core >= 0.9,
         ),
         Verdict("load: two threads against one", f"{twice:.2f} ×", "≥ 1.6 ×", twice >= 1.6),
-        Verdict("control: sha256, two threads against one", f"{control:.2f} ×", "about 2 × on two free cores"),
+        Verdict(
+            "control: sha256, two threads against one",
+            f"{control:.2f} ×",
+            "about 2 × on two free cores",
+        ),
     ]
     rows = [
-        [name, f"{timing.num_samples / timing.seconds:,.1f}", timing.spread(), f"{timing.cpu_per_sample / 1e3:,.1f}"]
+        [
+            name,
+            f"{timing.num_samples / timing.seconds:,.1f}",
+            timing.spread(),
+            f"{timing.cpu_per_sample / 1e3:,.1f}",
+        ]
         for name, timing in (prepared | loaded).items()
     ]
     rows[0][-1] = ""  # its CPU is another process's

@@ -75,15 +75,20 @@ def _first_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:  # pragma:
 
 def multipack(lengths: np.ndarray, capacity: int) -> int:
     return sum(
-        _first_fit_decreasing(lengths[start : start + GROUP], capacity) for start in range(0, lengths.size, GROUP)
+        _first_fit_decreasing(lengths[start : start + GROUP], capacity)
+        for start in range(0, lengths.size, GROUP)
     )
 
 
 def trl_rows(lengths: np.ndarray, capacity: int) -> Callable[[], int]:
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    ids = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int32)))
+    ids = pa.LargeListArray.from_arrays(
+        pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int32))
+    )
     data = datasets.Dataset(pa.table({"input_ids": ids}))
-    return lambda: len(pack_dataset(data, seq_length=capacity, strategy="bfd", map_kwargs={"batch_size": None}))
+    return lambda: len(
+        pack_dataset(data, seq_length=capacity, strategy="bfd", map_kwargs={"batch_size": None})
+    )
 
 
 def bound_of(lengths: np.ndarray, capacity: int) -> int:
@@ -99,7 +104,9 @@ def bound_of(lengths: np.ndarray, capacity: int) -> int:
 def compare(name: str, capacity: int) -> tuple[list[str], dict[str, float]]:
     drawn = DISTRIBUTIONS[name](np.random.default_rng(0), capacity)
     lengths = np.clip(drawn, 1, capacity).astype(np.int64)
-    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), MOST_TOKENS))]  # trl holds them, twice
+    lengths = lengths[
+        : int(np.searchsorted(np.cumsum(lengths), MOST_TOKENS))
+    ]  # trl holds them, twice
     works: dict[str, tuple[int, Callable[[], Any]]] = {
         "ours": (lengths.size, lambda: int(best_fit(lengths, capacity, UNBOUNDED).max()) + 1),
         "multipack": (lengths.size, lambda: multipack(lengths, capacity)),
@@ -107,10 +114,16 @@ def compare(name: str, capacity: int) -> tuple[list[str], dict[str, float]]:
     }
     timings, rows = take_turns(works, REPEAT)
     bound, tokens = bound_of(lengths, capacity), int(lengths.sum())
-    micros = {side: timing.least_cpu if QUICK else timing.per_sample for side, timing in timings.items()}
+    micros = {
+        side: timing.least_cpu if QUICK else timing.per_sample for side, timing in timings.items()
+    }
     cells = [name, f"{capacity:,}", f"{tokens / bound / capacity:.3%}"]
     for side in works:
-        cells += [f"{tokens / rows[side] / capacity:.3%}", f"{rows[side] / bound - 1:.3%}", f"{micros[side]:.3f}"]
+        cells += [
+            f"{tokens / rows[side] / capacity:.3%}",
+            f"{rows[side] / bound - 1:.3%}",
+            f"{micros[side]:.3f}",
+        ]
     found = {
         "× trl": micros["trl"] / micros["ours"],
         "× multipack": micros["multipack"] / micros["ours"],
@@ -152,7 +165,10 @@ def main() -> dict[str, float]:
     }
     verdicts = [
         Verdict(
-            "slowest case against trl bfd, per sample", f"{worst['× trl']:.0f} ×", "≥ 100 ×", worst["× trl"] >= 100
+            "slowest case against trl bfd, per sample",
+            f"{worst['× trl']:.0f} ×",
+            "≥ 100 ×",
+            worst["× trl"] >= 100,
         ),
         Verdict(
             "slowest case against first-fit decreasing in numba",
@@ -168,7 +184,11 @@ def main() -> dict[str, float]:
             worst["rows saved"] >= 0,
         ),
     ]
-    sides = [f"{side} {what}" for side in ("ours", "multipack", "trl") for what in ("fill", "over bound", "µs")]
+    sides = [
+        f"{side} {what}"
+        for side in ("ours", "multipack", "trl")
+        for what in ("fill", "over bound", "µs")
+    ]
     header = ["lengths", "row", "bound's fill", *sides, "× trl", "× multipack"]
     if not QUICK:
         page.write(verdicts, {"Every case": table(header, lines)})

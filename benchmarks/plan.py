@@ -54,7 +54,9 @@ REPEAT = 5
 
 def block_of(lengths: np.ndarray, settings: PlanSettings) -> Block:
     """A block of one source's samples with these lengths."""
-    return Block(np.zeros(lengths.size, np.int64), np.arange(lengths.size), lengths, settings, ["made"])
+    return Block(
+        np.zeros(lengths.size, np.int64), np.arange(lengths.size), lengths, settings, ["made"]
+    )
 
 
 def lognormal_lengths(num_samples: int, seed: int = 0) -> np.ndarray:
@@ -70,7 +72,9 @@ def fill_of(lengths: np.ndarray, num_rows: int) -> float:
 # 1 Packing, against trl
 
 
-def packed_tokens(rows: Rows, tokens: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def packed_tokens(
+    rows: Rows, tokens: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The rows as tokens: (flat tokens, border of each row), the same thing trl's Arrow table holds."""
     begin = offsets[rows.spans["sample"]]
     first, last = begin + rows.spans["start"], begin + rows.spans["stop"]
@@ -82,7 +86,8 @@ def packed_tokens(rows: Rows, tokens: np.ndarray, offsets: np.ndarray) -> tuple[
 def in_small_blocks(lengths: np.ndarray, size: int) -> int:
     """Number of rows when only `size` samples are packed together."""
     return sum(
-        int(best_fit(lengths[i : i + size], MAX_LENGTH, UNBOUNDED).max()) + 1 for i in range(0, lengths.size, size)
+        int(best_fit(lengths[i : i + size], MAX_LENGTH, UNBOUNDED).max()) + 1
+        for i in range(0, lengths.size, size)
     )
 
 
@@ -112,7 +117,10 @@ def compare_packing() -> tuple[list[Verdict], list[str]]:
             "best_fit, 5 M": (NUM_SAMPLES, lambda: best_fit(lengths, MAX_LENGTH, UNBOUNDED)),
             "best_fit, 200 k": (NUM_COMPARED, lambda: best_fit(few, MAX_LENGTH, UNBOUNDED)),
             "best_fit, 200 × 1 k": (NUM_COMPARED, lambda: in_small_blocks(few, 1000)),
-            "pack_block + tokens, 200 k": (NUM_COMPARED, lambda: packed_tokens(block(few)[0], tokens, offsets)),
+            "pack_block + tokens, 200 k": (
+                NUM_COMPARED,
+                lambda: packed_tokens(block(few)[0], tokens, offsets),
+            ),
             "trl, one batch": (NUM_COMPARED, lambda: trl(batch_size=None)),
             "pack_block, 5 M": (NUM_SAMPLES, lambda: block(lengths)),
         },
@@ -128,7 +136,9 @@ def packing_fills(
     """Fill of each contestant's rows, after a look whether they hold what they should."""
     for name in ("trl, default", "trl, one batch"):
         packed = results[name].data.column("input_ids")
-        assert sum(len(chunk.flatten()) for chunk in packed.chunks) == tokens.size, "trl lost tokens"
+        assert sum(len(chunk.flatten()) for chunk in packed.chunks) == tokens.size, (
+            "trl lost tokens"
+        )
     flat, borders = results["pack_block + tokens, 200 k"]
     assert flat.sum(dtype=np.int64) == tokens.sum(dtype=np.int64)
     assert flat.size == tokens.size
@@ -149,7 +159,9 @@ def packing_fills(
 def packing_verdicts(timings: dict[str, Timing], fills: dict[str, float]) -> list[Verdict]:
     trl, ours = timings["trl, default"], timings["best_fit, 5 M"]
     full, whole = timings["pack_block + tokens, 200 k"], timings["pack_block, 5 M"]
-    by_turn = [a / trl.num_samples * ours.num_samples / b for a, b in zip(trl.wall, ours.wall, strict=True)]
+    by_turn = [
+        a / trl.num_samples * ours.num_samples / b for a, b in zip(trl.wall, ours.wall, strict=True)
+    ]
     ratio = trl.per_sample / ours.per_sample
     fill = fills["best_fit, 5 M"]
     return [
@@ -171,7 +183,16 @@ def packing_verdicts(timings: dict[str, Timing], fills: dict[str, float]) -> lis
 def packing_table(timings: dict[str, Timing], fills: dict[str, float]) -> list[str]:
     trl = timings["trl, default"]
     return table(
-        ["contestant", "samples", "seconds (min–max)", "CPU s", "µs per sample", "× trl", "× trl, CPU", "fill"],
+        [
+            "contestant",
+            "samples",
+            "seconds (min–max)",
+            "CPU s",
+            "µs per sample",
+            "× trl",
+            "× trl, CPU",
+            "fill",
+        ],
         [
             [
                 name,
@@ -195,7 +216,11 @@ def fill_of_plan() -> list[Verdict]:
     lengths = lognormal_lengths(NUM_SAMPLES)
     sizes = np.full(NUM_SAMPLES // 10_000, 10_000)
     source = PlanSource(name="lognormal", key="lognormal", shard_sizes=sizes)
-    plan = Plan([source], lambda _, samples: lengths[samples], PlanSettings(max_length=MAX_LENGTH, block=BLOCK))
+    plan = Plan(
+        [source],
+        lambda _, samples: lengths[samples],
+        PlanSettings(max_length=MAX_LENGTH, block=BLOCK),
+    )
     verdicts = []
     for epoch, what in ((0, "blocks ramp up from 1,024"), (1, "all blocks full")):
         counters = plan.count(epoch)
@@ -232,8 +257,13 @@ def time_permutation() -> tuple[list[Verdict], list[str]]:
     verdicts = []
     for name, timing in timings.items():
         speed = 1 / timing.per_sample  # millions per second
-        verdicts.append(Verdict(f"3 permutation of 10⁸, {name}: M/s", f"{speed:.1f}", "≥ 20", speed >= 20))
-    rows = [[name, t.spread(), f"{median(t.cpu):.3f}", f"{1 / t.per_sample:.1f}"] for name, t in timings.items()]
+        verdicts.append(
+            Verdict(f"3 permutation of 10⁸, {name}: M/s", f"{speed:.1f}", "≥ 20", speed >= 20)
+        )
+    rows = [
+        [name, t.spread(), f"{median(t.cpu):.3f}", f"{1 / t.per_sample:.1f}"]
+        for name, t in timings.items()
+    ]
     return verdicts, table(["direction", "seconds (min–max)", "CPU s", "M/s"], rows)
 
 
@@ -252,7 +282,9 @@ _DRAWS = lognormal_lengths(65_536, seed=2)
 def seek_plan(window: str) -> Plan:
     sizes = np.full(SEEK_SHARDS, SEEK_SAMPLES // SEEK_SHARDS)
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, window=window)
-    return Plan([PlanSource(name="made-up", key="0" * 64, shard_sizes=sizes)], made_up_lengths, settings)
+    return Plan(
+        [PlanSource(name="made-up", key="0" * 64, shard_sizes=sizes)], made_up_lengths, settings
+    )
 
 
 def seek_here(window: str) -> dict[str, Any]:
@@ -260,7 +292,9 @@ def seek_here(window: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for share in SEEK_SHARES:
         block = int(SEEK_SAMPLES * share) // BLOCK
-        cursor = Cursor(position=Position(block=block, row=1000, rows=block * 8_000), step=block * 125)  # counts only
+        cursor = Cursor(
+            position=Position(block=block, row=1000, rows=block * 8_000), step=block * 125
+        )  # counts only
         begin = time.perf_counter()
         plan = seek_plan(window)
         step = plan.step(cursor.position, SEEK_ROWS)
@@ -286,7 +320,11 @@ def seek_afresh() -> tuple[list[Verdict], list[str]]:
     for _ in range(REPEAT):
         for window, runs in found.items():
             command = [sys.executable, __file__, "seek", window]
-            runs.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            runs.append(
+                json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                )
+            )
     times = [f"{share:.0%}{how}" for share in SEEK_SHARES for how in ("", " resumed")]
     verdicts, rows = [], []
     for window, runs in found.items():
@@ -298,34 +336,52 @@ def seek_afresh() -> tuple[list[Verdict], list[str]]:
         name = f"4 10¹² tokens, 2 × 10⁹ samples, window={window}"
         verdicts += [
             Verdict(
-                f"{name}: seconds to seek, slowest of 10, 50, 90 %", f"{worst[False]:.3f}", "≤ 1", worst[False] <= 1
+                f"{name}: seconds to seek, slowest of 10, 50, 90 %",
+                f"{worst[False]:.3f}",
+                "≤ 1",
+                worst[False] <= 1,
             ),
-            Verdict(f"{name}: the same from saved JSON", f"{worst[True]:.3f}", "≤ 1", worst[True] <= 1),
+            Verdict(
+                f"{name}: the same from saved JSON", f"{worst[True]:.3f}", "≤ 1", worst[True] <= 1
+            ),
             Verdict(f"{name}: peak MB of the process", f"{peak:.0f}", "≤ 300", peak <= 300),
             Verdict(f"{name}: saved state, bytes", f"{state}", "≤ 1024", state <= 1024),
         ]
-        rows += [[window, *(f"{run[key]:.3f}" for key in times), f"{run['megabytes']:.0f}"] for run in runs]
+        rows += [
+            [window, *(f"{run[key]:.3f}" for key in times), f"{run['megabytes']:.0f}"]
+            for run in runs
+        ]
     return verdicts, table(["window", *times, "peak MB"], rows)
 
 
 def price_of_weights() -> Verdict:
     """A seek in a mixture with weights learns what every sample before it contributes: measured on 10⁷, told for all."""
-    sources = [PlanSource(name=name, key="0" * 64, shard_sizes=np.full(500, 20_000)) for name in ("a", "b")]
+    sources = [
+        PlanSource(name=name, key="0" * 64, shard_sizes=np.full(500, 20_000)) for name in ("a", "b")
+    ]
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, weights=("1", "1"))
 
     def seek() -> Any:
-        return Plan(sources, made_up_lengths, settings).step(Position(block=10_000_000 // BLOCK), SEEK_ROWS)
+        return Plan(sources, made_up_lengths, settings).step(
+            Position(block=10_000_000 // BLOCK), SEEK_ROWS
+        )
 
     timings, _ = take_turns({"seek": (1, seek)}, REPEAT)
     seconds = min(timings["seek"].cpu) * SEEK_SAMPLES / 2 / 10_000_000
-    return Verdict("4 resume at 50 % of 2 × 10⁹ samples with weights (extrapolated)", f"{seconds:.0f} s", "")
+    return Verdict(
+        "4 resume at 50 % of 2 × 10⁹ samples with weights (extrapolated)", f"{seconds:.0f} s", ""
+    )
 
 
 def manifest_of_a_store() -> list[Verdict]:
     """What opening such a store costs: its manifest names every shard."""
-    keys = [derive(0, "shard", number).to_bytes(8, "big").hex() * 2 for number in range(SEEK_SHARDS)]
+    keys = [
+        derive(0, "shard", number).to_bytes(8, "big").hex() * 2 for number in range(SEEK_SHARDS)
+    ]
     counts = Counts(rows=SEEK_SAMPLES // SEEK_SHARDS, tokens=10_660_000, trained=10_640_000)
-    shards = tuple(ShardEntry(key=key, num_bytes=43_000_000, counts=counts, digest=key) for key in keys)
+    shards = tuple(
+        ShardEntry(key=key, num_bytes=43_000_000, counts=counts, digest=key) for key in keys
+    )
     whole = Manifest(template={"name": "made-up"}, vocab_size=50_000, shards=shards)
     with tempfile.TemporaryDirectory() as folder:
         cache = Cache(folder)
@@ -334,8 +390,14 @@ def manifest_of_a_store() -> list[Verdict]:
         timings, _ = take_turns({"read": (1, lambda: manifest.read(whole.name, cache))}, REPEAT)
     return [
         Verdict("4 manifest of 100,000 shards: MB on disk", f"{num_bytes / 1e6:.0f}", ""),
-        Verdict("4 manifest of 100,000 shards: seconds to read and check", timings["read"].spread(), ""),
-        Verdict("4 file of lengths of 2 × 10⁹ samples, mapped: GB on disk", f"{4 * SEEK_SAMPLES / 1e9:.0f}", ""),
+        Verdict(
+            "4 manifest of 100,000 shards: seconds to read and check", timings["read"].spread(), ""
+        ),
+        Verdict(
+            "4 file of lengths of 2 × 10⁹ samples, mapped: GB on disk",
+            f"{4 * SEEK_SAMPLES / 1e9:.0f}",
+            "",
+        ),
     ]
 
 
@@ -343,10 +405,14 @@ def price_of_a_table() -> Verdict:
     """A step *number* instead of a saved position needs the rows of every block: measured on some, told for all."""
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK)
     lengths = [made_up_lengths(0, np.arange(i * BLOCK, (i + 1) * BLOCK)) for i in range(20)]
-    timings, _ = take_turns({"count": (1, lambda: [block_of(of, settings).num_rows() for of in lengths])}, REPEAT)
+    timings, _ = take_turns(
+        {"count": (1, lambda: [block_of(of, settings).num_rows() for of in lengths])}, REPEAT
+    )
     seconds = min(timings["count"].cpu) / len(lengths) * SEEK_SAMPLES / BLOCK
     return Verdict(
-        "4 plan.seek(step number) in 2 × 10⁹ samples: rows of every block (extrapolated)", f"{seconds:.0f} s", ""
+        "4 plan.seek(step number) in 2 × 10⁹ samples: rows of every block (extrapolated)",
+        f"{seconds:.0f} s",
+        "",
     )
 
 
@@ -361,7 +427,10 @@ def every_packing() -> list[str]:
         return lambda: block_of(lengths, settings).pack(epoch=0, number=0)
 
     timings, results = take_turns({name: (BLOCK, pack(name)) for name in PACKINGS}, REPEAT)
-    rows = [[name, t.spread(), f"{t.per_sample:.3f}", f"{results[name][1].fill:.4%}"] for name, t in timings.items()]
+    rows = [
+        [name, t.spread(), f"{t.per_sample:.3f}", f"{results[name][1].fill:.4%}"]
+        for name, t in timings.items()
+    ]
     return table(["packing", "seconds (min–max)", "µs per sample", "fill"], rows)
 
 
@@ -375,7 +444,9 @@ def balanced_lengths() -> np.ndarray:
 
 
 def balanced_plan(balance: str, packing: str) -> Plan:
-    source = PlanSource(name="lognormal", key="0" * 64, shard_sizes=np.full(BALANCED_SAMPLES // 1000, 1000))
+    source = PlanSource(
+        name="lognormal", key="0" * 64, shard_sizes=np.full(BALANCED_SAMPLES // 1000, 1000)
+    )
     settings = PlanSettings(max_length=BALANCED_LENGTH, packing=packing, balance=balance)
     return Plan([source], lambda _, samples: balanced_lengths()[samples], settings)
 
@@ -402,12 +473,16 @@ def slowest_at_least(plan: Plan, ranks: int, batch_size: int) -> float:
     lengths = rows.spans["stop"] - rows.spans["start"]
     costs = np.add.reduceat(plan.settings.cost(lengths), rows.starts[:-1])
     steps = costs.size // (ranks * batch_size)
-    falling = -np.sort(-costs[: steps * ranks * batch_size].reshape(steps, ranks * batch_size), axis=1)
+    falling = -np.sort(
+        -costs[: steps * ranks * batch_size].reshape(steps, ranks * batch_size), axis=1
+    )
     rising, mean = falling[:, ::-1], falling.sum(axis=1) / ranks
     bound = np.maximum(mean, falling[:, 0] + rising[:, : batch_size - 1].sum(axis=1))
     for n in range(2, ranks + 1):
         apart = (falling[:, :n].sum(axis=1) + rising[:, : n * (batch_size - 1)].sum(axis=1)) / n
-        together = falling[:, n - 2 : n].sum(axis=1) + rising[:, : max(batch_size - 2, 0)].sum(axis=1)
+        together = falling[:, n - 2 : n].sum(axis=1) + rising[:, : max(batch_size - 2, 0)].sum(
+            axis=1
+        )
         bound = np.maximum(bound, np.minimum(apart, together) if batch_size > 1 else apart)
     return float((bound / mean).mean())
 
@@ -428,7 +503,11 @@ def plan_all(balance: str | None, ranks: int, batch_size: int) -> None:
 
 
 def balance_of_ranks() -> tuple[list[Verdict], list[str]]:
-    goals = {("next_fit", "rank", 8, 4): 1.04, ("next_fit", "rank", 64, 4): 1.04, ("next_fit", "block", 64, 1): 1.06}
+    goals = {
+        ("next_fit", "rank", 8, 4): 1.04,
+        ("next_fit", "rank", 64, 4): 1.04,
+        ("next_fit", "block", 64, 1): 1.06,
+    }
     goals |= {("best_fit", "rank", 8, 4): 1.04, ("best_fit", "rank", 64, 4): 1.04}
     verdicts, rows = [], []
     for packing in ("next_fit", "best_fit"):
@@ -436,21 +515,36 @@ def balance_of_ranks() -> tuple[list[Verdict], list[str]]:
         for ranks, batch_size in WORLDS:
             found = {balance: slowest(plan, ranks, batch_size) for balance, plan in plans.items()}
             least = slowest_at_least(plans["rank"], ranks, batch_size)
-            rows.append([packing, f"{ranks} × {batch_size}", *(f"{value:.3f}" for value in [*found.values(), least])])
+            rows.append(
+                [
+                    packing,
+                    f"{ranks} × {batch_size}",
+                    *(f"{value:.3f}" for value in [*found.values(), least]),
+                ]
+            )
             for balance, value in found.items():
                 if goal := goals.get((packing, balance, ranks, batch_size)):
                     name = f"6 slowest ÷ mean rank, {ranks} × {batch_size}, {packing}, balance={balance}"
                     limit = f" (no deal gets below {least:.3f})" if balance == "rank" else ""
-                    verdicts.append(Verdict(name, f"{value:.3f}{limit}", f"≤ {goal}", value <= goal))
+                    verdicts.append(
+                        Verdict(name, f"{value:.3f}{limit}", f"≤ {goal}", value <= goal)
+                    )
     for ranks, batch_size in ((8, 4), (64, 4), (64, 1)):
-        works = {str(how): (1, partial(plan_all, how, ranks, batch_size)) for how in (None, "rank", "block")}
+        works = {
+            str(how): (1, partial(plan_all, how, ranks, batch_size))
+            for how in (None, "rank", "block")
+        }
         timings, _ = take_turns(works, REPEAT)
         cpu = {how: min(timing.cpu) for how, timing in timings.items()}
         for how in ("rank", "block"):
             ratio = cpu[how] / cpu["None"]
-            name = f"6 CPU time of planning an epoch, {ranks} × {batch_size}, balance={how} ÷ without"
+            name = (
+                f"6 CPU time of planning an epoch, {ranks} × {batch_size}, balance={how} ÷ without"
+            )
             verdicts.append(Verdict(name, f"{ratio:.2f}", "≤ 1.2", ratio <= 1.2))
-    return verdicts, table(["packing", "ranks × rows", "none", "rank", "block", "rank, at best"], rows)
+    return verdicts, table(
+        ["packing", "ranks × rows", "none", "rank", "block", "rank, at best"], rows
+    )
 
 
 COMPETITOR = [
@@ -483,7 +577,14 @@ def main() -> None:
     permutation, permutation_part = time_permutation()
     seek, seek_part = seek_afresh()
     balance, balance_part = balance_of_ranks()
-    verdicts += [*permutation, *seek, price_of_a_table(), price_of_weights(), *manifest_of_a_store(), *balance]
+    verdicts += [
+        *permutation,
+        *seek,
+        price_of_a_table(),
+        price_of_weights(),
+        *manifest_of_a_store(),
+        *balance,
+    ]
     page.write(
         verdicts,
         {
@@ -501,7 +602,11 @@ if __name__ == "__main__":
         print(json.dumps(seek_here(sys.argv[2])))
     elif sys.argv[1:] in (["balance"], ["scale"]):
         verdicts, part = balance_of_ranks() if sys.argv[1] == "balance" else seek_afresh()
-        verdicts += [] if sys.argv[1] == "balance" else [price_of_a_table(), price_of_weights(), *manifest_of_a_store()]
+        verdicts += (
+            []
+            if sys.argv[1] == "balance"
+            else [price_of_a_table(), price_of_weights(), *manifest_of_a_store()]
+        )
         print("\n".join([*verdict_table(verdicts), "", *part]))
     else:
         main()

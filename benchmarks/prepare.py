@@ -46,13 +46,25 @@ def run_ours(data: str, tokenizer: str, cache: str, template: str, num_proc: int
     opened = open_tokenizer(tokenizer)
     opened.encode(["warm"])
     prepare = ps.prepare  # which imports what it needs; the peer has done that, too
-    options = {"chat_template": CHAT} if template == "messages" and not opened.chat_templates else {}
+    options = (
+        {"chat_template": CHAT} if template == "messages" and not opened.chat_templates else {}
+    )
     begin_rss, begin, begin_cpu = memory("VmRSS"), time.perf_counter(), cpu_seconds()
     store = prepare(
-        data, tokenizer=opened, template=template, cache_dir=cache, num_proc=num_proc, progress="none", **options
+        data,
+        tokenizer=opened,
+        template=template,
+        cache_dir=cache,
+        num_proc=num_proc,
+        progress="none",
+        **options,
     )
     seconds, cpu = time.perf_counter() - begin, cpu_seconds() - begin_cpu
-    shards = sum(path.stat().st_size for folder in ("shards", "stores") for path in Path(cache, folder).rglob("*.*"))
+    shards = sum(
+        path.stat().st_size
+        for folder in ("shards", "stores")
+        for path in Path(cache, folder).rglob("*.*")
+    )
     return {
         "seconds": seconds,
         "cpu": cpu,
@@ -88,7 +100,11 @@ def run_peer(data: str, tokenizer: str, cache: str, template: str, num_proc: int
         )
     else:
         rows = rows.map(
-            lambda row: {"input_ids": theirs.apply_chat_template(row["messages"], tokenize=True, return_dict=False)},
+            lambda row: {
+                "input_ids": theirs.apply_chat_template(
+                    row["messages"], tokenize=True, return_dict=False
+                )
+            },
             num_proc=None if num_proc == 1 else num_proc,
             remove_columns=rows.column_names,
         )
@@ -109,7 +125,12 @@ def run_hit(data: str, tokenizer: str, cache: str, template: str, num_proc: int)
         begin = time.perf_counter()
         store = prepare(data, tokenizer=opened, template=template, cache_dir=cache, progress="none")
         seconds.append(time.perf_counter() - begin)
-    return {"seconds": seconds[0], "again": seconds[1], "rows": len(store), "num_shards": store.num_shards}
+    return {
+        "seconds": seconds[0],
+        "again": seconds[1],
+        "rows": len(store),
+        "num_shards": store.num_shards,
+    }
 
 
 def template_of(tokenizer: Path) -> str:
@@ -130,16 +151,22 @@ def memory(field: str, pid: int | str = "self") -> float:
     return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1]) / 1024
 
 
-def fresh(kind: str, data: Path, tokenizer: Path, cache: Path, template: str, num_proc: int) -> dict[str, Any]:
+def fresh(
+    kind: str, data: Path, tokenizer: Path, cache: Path, template: str, num_proc: int
+) -> dict[str, Any]:
     """One run, and the most memory any of its children held."""
     words = [kind, str(data), str(tokenizer), str(cache), template, str(num_proc)]
-    process = subprocess.Popen([sys.executable, __file__, "run", *words], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, "run", *words], stdout=subprocess.PIPE, text=True
+    )
     most, stop = [0.0], threading.Event()
 
     def watch() -> None:
         while not stop.wait(0.05):
             try:
-                for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+                for child in (
+                    Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                ):
                     most[0] = max(most[0], memory("VmHWM", child))
             except (OSError, StopIteration):  # it has just ended
                 continue
@@ -152,7 +179,9 @@ def fresh(kind: str, data: Path, tokenizer: Path, cache: Path, template: str, nu
     if process.returncode:
         raise SystemExit(f"{words} failed")
     found = json.loads(text.splitlines()[-1])
-    print(f"{kind} {template} {data.name} num_proc={num_proc}: {found}", file=sys.stderr, flush=True)
+    print(
+        f"{kind} {template} {data.name} num_proc={num_proc}: {found}", file=sys.stderr, flush=True
+    )
     return found | {"worker": most[0]}
 
 
@@ -164,7 +193,12 @@ def library_lines() -> list[str]:
 
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
     files = [file for file in files if "site-packages" not in file.parts]
-    return [line for file in files for line in file.read_text(errors="replace").splitlines() if len(line.strip()) > 20]
+    return [
+        line
+        for file in files
+        for line in file.read_text(errors="replace").splitlines()
+        if len(line.strip()) > 20
+    ]
 
 
 def train_tokenizer(lines: list[str], folder: Path) -> Path:
@@ -182,7 +216,9 @@ def train_tokenizer(lines: list[str], folder: Path) -> Path:
     tokenizer.train_from_iterator(lines[::5], trainer)
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT})
+    )
     return folder
 
 
@@ -197,7 +233,9 @@ def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
         return {"text": some(int(rng.integers(5, 40)))}
 
     def chat() -> dict[str, Any]:
-        return {"messages": [{"role": role, "content": some(2)} for role in ("user", "assistant") * 3]}
+        return {
+            "messages": [{"role": role, "content": some(2)} for role in ("user", "assistant") * 3]
+        }
 
     def uneven() -> dict[str, Any]:
         return {"text": some(2 * LONG if rng.random() < 0.001 else 2)}
@@ -224,7 +262,10 @@ def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
             paths["text"].read_bytes() * 4
         )  # shards end elsewhere in each copy, so none is found again
     if not paths["hit"].exists():  # written again it would be another file, and nothing a hit
-        rows = (json.dumps({"text": lines[row % len(lines)][:40], "row": row}) + "\n" for row in range(NUM_HIT))
+        rows = (
+            json.dumps({"text": lines[row % len(lines)][:40], "row": row}) + "\n"
+            for row in range(NUM_HIT)
+        )
         paths["hit"].write_text("".join(rows))
     return paths
 
@@ -242,7 +283,12 @@ class Verdict:
     passed: bool | None = None
 
     def cells(self) -> list[str]:
-        return [self.question, self.found, self.target, {True: "pass", False: "MISSED", None: ""}[self.passed]]
+        return [
+            self.question,
+            self.found,
+            self.target,
+            {True: "pass", False: "MISSED", None: ""}[self.passed],
+        ]
 
 
 def at_least(question: str, value: float, target: float, unit: str = " ×") -> Verdict:
@@ -289,7 +335,9 @@ def all_runs(
     if missing := [name for name in runs if name not in found]:
         raise SystemExit(f"still to run: {', '.join(missing)}")
     found = {name: found[name] for name in runs}
-    assert found["text, 2 processes"]["rows"] == found["peer text, 2 processes"]["rows"], "both must read the same rows"
+    assert found["text, 2 processes"]["rows"] == found["peer text, 2 processes"]["rows"], (
+        "both must read the same rows"
+    )
     ours, theirs = found["chat, 2 processes"]["tokens"], found["peer chat, 2 processes"]["tokens"]
     assert ours == theirs, f"chat: {ours} tokens here, {theirs} there"
     return found
@@ -303,7 +351,11 @@ def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> lis
     ours = {name: run for name, run in found.items() if "above" in run}
     ideal = seconds("uneven, 1 process") / 2
     verdicts = [
-        at_least("text, 105 MB: times datasets, 2 processes each", seconds("peer text, 2 processes") / two, 20),
+        at_least(
+            "text, 105 MB: times datasets, 2 processes each",
+            seconds("peer text, 2 processes") / two,
+            20,
+        ),
         at_least(
             "chat with masks: times `map(apply_chat_template)` without, 2 processes each",
             seconds("peer chat, 2 processes") / seconds("chat, 2 processes"),
@@ -314,12 +366,20 @@ def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> lis
             seconds("text four times, 1 process") / seconds("text four times, 2 processes"),
             1.7,
         ),
-        Verdict("text, 105 MB: two processes, times one", f"{seconds('text, 1 process') / two:.2f} ×", ""),
         Verdict(
-            "chat: two processes, times one", f"{seconds('chat, 1 process') / seconds('chat, 2 processes'):.2f} ×", ""
+            "text, 105 MB: two processes, times one",
+            f"{seconds('text, 1 process') / two:.2f} ×",
+            "",
+        ),
+        Verdict(
+            "chat: two processes, times one",
+            f"{seconds('chat, 1 process') / seconds('chat, 2 processes'):.2f} ×",
+            "",
         ),
         at_most(
-            "one row in 1,000 is 1,000 × longer: wall time over ideal", seconds("uneven, 2 processes") / ideal, 1.3
+            "one row in 1,000 is 1,000 × longer: wall time over ideal",
+            seconds("uneven, 2 processes") / ideal,
+            1.3,
         ),
         at_most(
             "parent: peak above its start",
@@ -330,21 +390,31 @@ def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> lis
         at_most("worker: peak", max(run["worker"] for run in ours.values()), 400, " MiB"),
         at_most(
             "worker: peak for 420 MB over peak for 10 MB",
-            found["text four times, 2 processes"]["worker"] / max(found["few texts, 2 processes"]["worker"], 1),
+            found["text four times, 2 processes"]["worker"]
+            / max(found["few texts, 2 processes"]["worker"], 1),
             1.3,
             " ×",
         ),
     ]
-    for name, run in (("text", found["text, 2 processes"]), ("other", found.get("other tokenizer"))):
+    for name, run in (
+        ("text", found["text, 2 processes"]),
+        ("other", found.get("other tokenizer")),
+    ):
         if run is not None:
             size = vocabularies[name]
             target = 2.5 if size <= 1 << 16 else 4.5
             verdicts.append(
-                at_most(f"bytes on disk per token, vocabulary of {size:,}", run["disk"] / run["tokens"], target)
+                at_most(
+                    f"bytes on disk per token, vocabulary of {size:,}",
+                    run["disk"] / run["tokens"],
+                    target,
+                )
             )
     hit = found["a million, found"]
     verdicts += [
-        at_most(f"hit: a finished store of {hit['rows']:,} samples", hit["seconds"] * 1000, 100, " ms"),
+        at_most(
+            f"hit: a finished store of {hit['rows']:,} samples", hit["seconds"] * 1000, 100, " ms"
+        ),
         Verdict("hit: once more in the same process", f"{hit['again'] * 1000:.1f} ms", ""),
     ]
     return verdicts
@@ -356,18 +426,30 @@ def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> lis
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [header, *rows]
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in [header, *rows]
     ]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
-def page(found: dict[str, dict[str, Any]], verdicts: list[Verdict], sizes: dict[str, int], names: str) -> str:
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+def page(
+    found: dict[str, dict[str, Any]], verdicts: list[Verdict], sizes: dict[str, int], names: str
+) -> str:
+    model = next(
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    head = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
     changed = subprocess.run(
         ["git", "-C", str(ROOT), "status", "--porcelain", "../src"], capture_output=True, text=True
     )
-    versions = ", ".join(f"{name} {version(name)}" for name in ("datasets", "transformers", "tokenizers", "fastokens"))
+    versions = ", ".join(
+        f"{name} {version(name)}"
+        for name in ("datasets", "transformers", "tokenizers", "fastokens")
+    )
     rows = [
         [
             name,
@@ -444,7 +526,9 @@ def run_all(given: list[Path], scratch: Path, only: str) -> str:
     data = write_data(lines, scratch)
     found = all_runs(data, tokenizer, other, scratch, only)
     sizes = {name: path.stat().st_size for name, path in data.items()}
-    vocabularies = {"text": vocabulary_of(tokenizer)} | ({"other": vocabulary_of(other)} if other else {})
+    vocabularies = {"text": vocabulary_of(tokenizer)} | (
+        {"other": vocabulary_of(other)} if other else {}
+    )
     names = ", ".join(path.name for path in given) or "trained here"
     return page(found, judge(found, vocabularies), sizes, names)
 

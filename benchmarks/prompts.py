@@ -61,7 +61,9 @@ def scattered(source: Any) -> Any:
 def loader_of(file: Path) -> StatefulDataLoader:
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     generator = torch.Generator().manual_seed(0)
-    return StatefulDataLoader(rows, batch_size=TAKE, shuffle=True, generator=generator, collate_fn=list)
+    return StatefulDataLoader(
+        rows, batch_size=TAKE, shuffle=True, generator=generator, collate_fn=list
+    )
 
 
 def forever(loader: StatefulDataLoader) -> Any:
@@ -84,10 +86,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "questions.jsonl"
         make_questions(file)
-        tokenizer = train_tokenizer(file.read_text().splitlines()[:5_000], Path(place) / "tokenizer")
+        tokenizer = train_tokenizer(
+            file.read_text().splitlines()[:5_000], Path(place) / "tokenizer"
+        )
         source = ps.open(file, cache_dir=Path(place) / "cache")
-        store = ps.prepare(source, tokenizer=tokenizer, template="prompt", cache_dir=Path(place) / "cache")
-        of_records, of_store, again, loader = ps.Prompts(source), ps.Prompts(store), scattered(source), loader_of(file)
+        store = ps.prepare(
+            source, tokenizer=tokenizer, template="prompt", cache_dir=Path(place) / "cache"
+        )
+        of_records, of_store, again, loader = (
+            ps.Prompts(source),
+            ps.Prompts(store),
+            scattered(source),
+            loader_of(file),
+        )
         batches = forever(loader)
         ways: dict[str, Callable[[], Any]] = {
             "records, take": lambda: of_records.take(TAKE),
@@ -106,17 +117,28 @@ def main() -> None:
         torch.save(loader.state_dict(), saved)
         other = saved.stat().st_size
     rows = [
-        [name, *(f"{pick(each):.2f}" for each in zip(*times, strict=True) for pick in (median, min))]
+        [
+            name,
+            *(f"{pick(each):.2f}" for each in zip(*times, strict=True) for pick in (median, min)),
+        ]
         for name, times in found.items()
     ]
     cpu = {name: median(each for _, each in times) for name, times in found.items()}
     verdicts = [
-        Verdict(f"{name}, CPU of {TAKE}", f"{cpu[name]:.2f} ms", f"< {GOAL_MS:.0f} ms", cpu[name] < GOAL_MS)
+        Verdict(
+            f"{name}, CPU of {TAKE}",
+            f"{cpu[name]:.2f} ms",
+            f"< {GOAL_MS:.0f} ms",
+            cpu[name] < GOAL_MS,
+        )
         for name in ("records, take", "records, take what came back", "store, take")
     ]
     verdicts.append(
         Verdict(
-            f"state with {FLIGHT:,} in flight", f"{len(state):,} bytes", f"≤ {GOAL_BYTES:,}", len(state) <= GOAL_BYTES
+            f"state with {FLIGHT:,} in flight",
+            f"{len(state):,} bytes",
+            f"≤ {GOAL_BYTES:,}",
+            len(state) <= GOAL_BYTES,
         )
     )
     verdicts.append(Verdict("state of the StatefulDataLoader", f"{other:,} bytes", "", None))

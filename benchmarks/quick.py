@@ -21,7 +21,10 @@ def main() -> int:
     lines, failed, begin = [], False, time.perf_counter()
     for script in SCRIPTS:
         done = subprocess.run(
-            [sys.executable, str(ROOT / f"{script}.py"), "--quick"], capture_output=True, text=True, check=False
+            [sys.executable, str(ROOT / f"{script}.py"), "--quick"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             print(f"{script}.py --quick failed:\n{done.stderr.strip()[-2000:]}", file=sys.stderr)
@@ -31,7 +34,13 @@ def main() -> int:
             below = floor is not None and found < floor
             failed |= below
             lines.append(
-                [script, name, f"{found:.2f}", "" if floor is None else f"{floor:g}", "BELOW" if below else ""]
+                [
+                    script,
+                    name,
+                    f"{found:.2f}",
+                    "" if floor is None else f"{floor:g}",
+                    "BELOW" if below else "",
+                ]
             )
     print("\n".join(table(["script", "ratio", "found", "floor", ""], lines)))
     print(f"{time.perf_counter() - begin:.0f} s")

@@ -33,19 +33,39 @@ def measure(what: str, file: str, cache: str, tokenizer_path: str) -> int:
 
         opened = Tokenizer.from_file(f"{tokenizer_path}/tokenizer.json")
         loaded = datasets.load_dataset("json", data_files=file, split="train", cache_dir=cache)
-        loaded.map(lambda rows: {"ids": [each.ids for each in opened.encode_batch(rows["text"])]}, batched=True)
+        loaded.map(
+            lambda rows: {"ids": [each.ids for each in opened.encode_batch(rows["text"])]},
+            batched=True,
+        )
     else:
         import penstock
 
-        penstock.prepare(file, tokenizer=tokenizer_path, template="text", cache_dir=cache, num_proc=1, progress="none")
+        penstock.prepare(
+            file,
+            tokenizer=tokenizer_path,
+            template="text",
+            cache_dir=cache,
+            num_proc=1,
+            progress="none",
+        )
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["rchar"])
 
 
 def run(what: str, processes: int, file: Path, cache: Path, tokenizer_path: Path) -> list[int]:
     """Bytes that each of some processes reads; all start at once, on one cache."""
-    command = [sys.executable, __file__, "measure", what, str(file), str(cache), str(tokenizer_path)]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    command = [
+        sys.executable,
+        __file__,
+        "measure",
+        what,
+        str(file),
+        str(cache),
+        str(tokenizer_path),
+    ]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+    ]
     answers = [each.communicate()[0] for each in started]
     assert all(each.returncode == 0 for each in started)
     return [int(answer.split()[-1]) for answer in answers]
@@ -75,15 +95,33 @@ def main() -> None:
             base = min(sums[0])  # imports and tokenizer
             found[name] = [(each - base) / size for each in sorted(sums[1], reverse=True)]
     alone = sum(found["penstock, 1 process"])
-    more = {each: (sum(found[f"penstock, {each} processes"]) - alone) / (each - 1) for each in PROCESSES[1:]}
-    verdicts = [Verdict("one process reads", f"{alone:.2f} × the file", f"≤ {MOST_ALONE} ×", alone <= MOST_ALONE)]
+    more = {
+        each: (sum(found[f"penstock, {each} processes"]) - alone) / (each - 1)
+        for each in PROCESSES[1:]
+    }
+    verdicts = [
+        Verdict(
+            "one process reads", f"{alone:.2f} × the file", f"≤ {MOST_ALONE} ×", alone <= MOST_ALONE
+        )
+    ]
     for each, share in more.items():
         target = share <= MOST_MORE
         verdicts.append(
-            Verdict(f"of {each} processes, each further one adds", f"{share:.1%}", f"≤ {MOST_MORE:.0%}", target)
+            Verdict(
+                f"of {each} processes, each further one adds",
+                f"{share:.1%}",
+                f"≤ {MOST_MORE:.0%}",
+                target,
+            )
         )
-    rows = [[name, f"{sum(each):.2f}", " + ".join(f"{one:.2f}" for one in each)] for name, each in found.items()]
-    page.write(verdicts, {"Bytes read, as multiples of the file": table(["", "together", "each process"], rows)})
+    rows = [
+        [name, f"{sum(each):.2f}", " + ".join(f"{one:.2f}" for one in each)]
+        for name, each in found.items()
+    ]
+    page.write(
+        verdicts,
+        {"Bytes read, as multiples of the file": table(["", "together", "each process"], rows)},
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,11 @@ from stand import Page, Verdict, table
 
 QUICK = "--quick" in sys.argv
 CHUNKS, SAMPLES = (4, 1_000) if QUICK else (8, 4_000)  # chunks, and samples of each
-COLUMNS, LENGTH, SEQ_LENGTH = 4, 500, 499  # columns of int64, and how much of a sequence a batch takes
+COLUMNS, LENGTH, SEQ_LENGTH = (
+    4,
+    500,
+    499,
+)  # columns of int64, and how much of a sequence a batch takes
 BATCH = 32
 REPEAT = 2 if QUICK else 5
 
@@ -38,7 +42,9 @@ def make_folder(folder: Path) -> None:
         targets = {name: values.roll(-1, 1) for name, values in sequences.items()}
         torch.save((sequences, targets), folder / f"{number}.pt")
         entries.append({"path": f"{number}.pt", "samples": SAMPLES})
-    (folder / "metadata.json").write_text(json.dumps({"total_samples": CHUNKS * SAMPLES, "batch_files": entries}))
+    (folder / "metadata.json").write_text(
+        json.dumps({"total_samples": CHUNKS * SAMPLES, "batch_files": entries})
+    )
 
 
 def plain_loop(folder: str, cache: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -60,12 +66,15 @@ def plain_loop(folder: str, cache: str) -> Iterator[tuple[dict[str, Any], dict[s
             )
             if len(held) == BATCH:
                 yield tuple(
-                    {name: torch.stack([one[side][name] for one in held]) for name in held[0][side]} for side in (0, 1)
+                    {name: torch.stack([one[side][name] for one in held]) for name in held[0][side]}
+                    for side in (0, 1)
                 )  # type: ignore[misc]
                 held = []
 
 
-def penstock(folder: str, cache: str, **options: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def penstock(
+    folder: str, cache: str, **options: Any
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """A Loader with a collate function that gives the same batches."""
     import numpy as np
     import torch
@@ -75,7 +84,9 @@ def penstock(folder: str, cache: str, **options: Any) -> Iterator[tuple[dict[str
     def collate(records: list[dict[str, Any]]) -> dict[str, Any]:
         def cut(names: list[str]) -> dict[str, Any]:
             return {
-                name.removeprefix("targets."): torch.from_numpy(np.stack([r[name][-SEQ_LENGTH:] for r in records]))
+                name.removeprefix("targets."): torch.from_numpy(
+                    np.stack([r[name][-SEQ_LENGTH:] for r in records])
+                )
                 for name in names
             }
 
@@ -84,7 +95,9 @@ def penstock(folder: str, cache: str, **options: Any) -> Iterator[tuple[dict[str
         return {"batch": (cut([name for name in arrays if name not in targets]), cut(targets))}
 
     source = ps.open(folder, cache_dir=cache)
-    loader = ps.Loader(source, batch_size=BATCH, collate=collate, rank=0, world_size=1, tail="drop", **options)
+    loader = ps.Loader(
+        source, batch_size=BATCH, collate=collate, rank=0, world_size=1, tail="drop", **options
+    )
     for batch in loader:
         yield batch["batch"]
 
@@ -103,7 +116,16 @@ def run(way: str, folder: str, cache: str) -> None:
         first = first or cpu_seconds()
         samples += len(sequences["column0"])
         assert sequences["column1"].shape == targets["column1"].shape == (BATCH, SEQ_LENGTH)
-    print(json.dumps([int(samples), first, cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10]))
+    print(
+        json.dumps(
+            [
+                int(samples),
+                first,
+                cpu_seconds(),
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+            ]
+        )
+    )
 
 
 def cpu_seconds() -> float:
@@ -141,12 +163,26 @@ def main() -> float:
     with tempfile.TemporaryDirectory() as place:
         make_folder(Path(place) / "chunks")
         found = measure(Path(place) / "chunks", Path(place) / "cache")
-    rates = {name: median(samples / cpu for samples, _, cpu, _ in runs) for name, runs in found.items()}
-    later = {name: median(n / (cpu - first) for n, first, cpu, _ in runs) for name, runs in found.items()}
-    ratio, ratio_later = rates["penstock"] / rates["plain loop"], later["penstock"] / later["plain loop"]
+    rates = {
+        name: median(samples / cpu for samples, _, cpu, _ in runs) for name, runs in found.items()
+    }
+    later = {
+        name: median(n / (cpu - first) for n, first, cpu, _ in runs) for name, runs in found.items()
+    }
+    ratio, ratio_later = (
+        rates["penstock"] / rates["plain loop"],
+        later["penstock"] / later["plain loop"],
+    )
     verdicts = [
-        Verdict("against the plain loop, from process start", f"{ratio:.2f} ×", "≥ 1 ×", ratio >= 1),
-        Verdict("against the plain loop, after the first batch", f"{ratio_later:.2f} ×", "≥ 1 ×", ratio_later >= 1),
+        Verdict(
+            "against the plain loop, from process start", f"{ratio:.2f} ×", "≥ 1 ×", ratio >= 1
+        ),
+        Verdict(
+            "against the plain loop, after the first batch",
+            f"{ratio_later:.2f} ×",
+            "≥ 1 ×",
+            ratio_later >= 1,
+        ),
     ]
     rows = [
         [
@@ -158,7 +194,13 @@ def main() -> float:
         ]
         for name, runs in found.items()
     ]
-    header = ["way", "samples per CPU s", "after the first batch", "CPU s until the first batch", "peak RSS, MB"]
+    header = [
+        "way",
+        "samples per CPU s",
+        "after the first batch",
+        "CPU s until the first batch",
+        "peak RSS, MB",
+    ]
     if QUICK:
         print("\n".join(table(header, rows)))
     else:

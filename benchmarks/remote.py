@@ -69,21 +69,35 @@ def serve() -> None:
                 return self._reply(200, [], json.dumps(sent).encode())
             time.sleep(LATENCY)
             skipped = ("content-length", "connection", "transfer-encoding")
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in skipped}
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() not in skipped
+            }
             connection = http.client.HTTPConnection("127.0.0.1", upstream)
-            connection.request(self.command, self.path, body, headers | {"Content-Length": str(len(body))})
+            connection.request(
+                self.command, self.path, body, headers | {"Content-Length": str(len(body))}
+            )
             answer = connection.getresponse()
             data = answer.read()
             connection.close()
             sent["bytes"] += len(data)
             sent["requests"] += 1
-            kept = [pair for pair in answer.getheaders() if pair[0].lower() not in (*skipped, "date", "server")]
-            told = answer.getheader("Content-Length", "0") if self.command == "HEAD" else str(len(data))
+            kept = [
+                pair
+                for pair in answer.getheaders()
+                if pair[0].lower() not in (*skipped, "date", "server")
+            ]
+            told = (
+                answer.getheader("Content-Length", "0")
+                if self.command == "HEAD"
+                else str(len(data))
+            )
             return self._reply(answer.status, kept, data, told)
 
         do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
-        def _reply(self, status: int, headers: list[tuple[str, str]], data: bytes, told: str | None = None) -> None:
+        def _reply(
+            self, status: int, headers: list[tuple[str, str]], data: bytes, told: str | None = None
+        ) -> None:
             self.send_response(status)
             for name, value in headers:
                 self.send_header(name, value)
@@ -101,7 +115,11 @@ def serve() -> None:
 
 
 def ask(port: int, path: str, method: str = "GET", data: bytes | None = None) -> bytes:
-    headers = {"Authorization": _SIGNED, "x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}
+    headers = {
+        "Authorization": _SIGNED,
+        "x-amz-acl": "public-read",
+        "Content-Type": "application/octet-stream",
+    }
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers, method=method)
     with urllib.request.urlopen(request) as answer:
         return bytes(answer.read())
@@ -113,7 +131,9 @@ def sent(port: int) -> dict[str, int]:
 
 def samples(shard: int) -> list[list[int]]:
     chance = np.random.default_rng(shard)
-    return [chance.integers(0, VOCABULARY, int(n)).tolist() for n in chance.integers(300, 700, ROWS)]
+    return [
+        chance.integers(0, VOCABULARY, int(n)).tolist() for n in chance.integers(300, 700, ROWS)
+    ]
 
 
 def write(folder: Path, port: int) -> None:
@@ -131,7 +151,9 @@ def write(folder: Path, port: int) -> None:
             ask(port, f"/bkt/cache/{name}", "PUT", path.read_bytes())
     for shard in range(SHARDS):
         out = pa.BufferOutputStream()
-        pq.write_table(pa.table({"input_ids": pa.array(samples(shard), pa.list_(pa.uint16()))}), out)
+        pq.write_table(
+            pa.table({"input_ids": pa.array(samples(shard), pa.list_(pa.uint16()))}), out
+        )
         ask(port, f"/bkt/parquet/{shard:04}.parquet", "PUT", out.getvalue().to_pybytes())
 
 
@@ -144,7 +166,14 @@ def build_store(folder: Path, where: Any) -> Any:
 
     source = ps.open(str(folder / "data.jsonl"), cache_dir=where)
     template = choose_template(source, "pretokenized", None, {"vocab_size": VOCABULARY}, facts=None)
-    return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=ROWS, shard_bytes=1 << 30)
+    return build(
+        source,
+        template,
+        engine=LocalEngine(1),
+        cache=Cache(where),
+        shard_rows=ROWS,
+        shard_bytes=1 << 30,
+    )
 
 
 def timed(batches: Any) -> dict[str, float]:
@@ -165,14 +194,21 @@ def run_penstock(folder: Path, share: float) -> dict[str, float]:
     loader = ps.Loader(store, window=2, block=ROWS, mirror_bytes=mirror, **OPTIONS)
     if (state := folder / "penstock.json").exists():
         loader.load_state_dict(json.loads(state.read_text()))
-    return timed(int((batch.rows.spans["stop"] - batch.rows.spans["start"]).sum()) for batch in loader)
+    return timed(
+        int((batch.rows.spans["stop"] - batch.rows.spans["start"]).sum()) for batch in loader
+    )
 
 
 def run_datasets(folder: Path, _: float) -> dict[str, float]:
     from datasets import load_dataset
 
-    urls = [f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet" for shard in range(SHARDS)]
-    data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(seed=0, buffer_size=1000)
+    urls = [
+        f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet"
+        for shard in range(SHARDS)
+    ]
+    data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(
+        seed=0, buffer_size=1000
+    )
     if (state := folder / "datasets.json").exists():
         data.load_state_dict(json.loads(state.read_text()))
     return timed(len(row["input_ids"]) for row in data)
@@ -205,7 +241,11 @@ def open_litdata(folder: Path, most: int) -> Any:
     shutil.rmtree(cache, ignore_errors=True)
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": "us-east-1"}
     data = StreamingDataset(
-        "s3://bkt/litdata", cache_dir=str(cache), shuffle=True, storage_options=options, max_cache_size=most
+        "s3://bkt/litdata",
+        cache_dir=str(cache),
+        shuffle=True,
+        storage_options=options,
+        max_cache_size=most,
     )
     return StreamingDataLoader(data, batch_size=8, collate_fn=list)
 
@@ -214,7 +254,9 @@ def write_mosaic(folder: Path) -> None:
     _without_torchvision()
     from streaming import MDSWriter
 
-    with MDSWriter(out=str(folder / "mosaic"), columns={"input_ids": "ndarray:uint16"}, size_limit=1000 * ROWS) as out:
+    with MDSWriter(
+        out=str(folder / "mosaic"), columns={"input_ids": "ndarray:uint16"}, size_limit=1000 * ROWS
+    ) as out:
         for shard in range(SHARDS):
             for sample in samples_of(shard):
                 out.write(sample)
@@ -225,7 +267,12 @@ def open_mosaic(folder: Path, most: int) -> Any:
     from streaming import StreamingDataLoader, StreamingDataset
 
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-    options = {"batch_size": 8, "num_canonical_nodes": 1, "shuffle_block_size": 2 * ROWS, "cache_limit": most}
+    options = {
+        "batch_size": 8,
+        "num_canonical_nodes": 1,
+        "shuffle_block_size": 2 * ROWS,
+        "cache_limit": most,
+    }
     local = f"{os.environ['PENSTOCK_MIRROR']}/mosaic"
     data = StreamingDataset(remote="s3://bkt/mosaic", local=local, shuffle=True, **options)
     return StreamingDataLoader(data, batch_size=8, collate_fn=columns)
@@ -249,7 +296,12 @@ def run_peer(name: str, folder: Path, share: float, *, save: bool = False) -> di
     if state.exists():
         loader.load_state_dict(json.loads(state.read_text()))
     return timed(
-        sum(map(len, batch["input_ids"] if isinstance(batch, dict) else (x["input_ids"] for x in batch)))
+        sum(
+            map(
+                len,
+                batch["input_ids"] if isinstance(batch, dict) else (x["input_ids"] for x in batch),
+            )
+        )
         for batch in loader
     )
 
@@ -264,8 +316,13 @@ def save_states(folder: Path, store: Any) -> None:
     for _ in islice(loader, int(0.9 * len(loader))):
         pass
     (folder / "penstock.json").write_text(json.dumps(loader.state_dict()))
-    urls = [f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet" for shard in range(SHARDS)]
-    data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(seed=0, buffer_size=1000)
+    urls = [
+        f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet"
+        for shard in range(SHARDS)
+    ]
+    data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(
+        seed=0, buffer_size=1000
+    )
     for _ in islice(data, int(0.9 * SHARDS * ROWS)):
         pass
     (folder / "datasets.json").write_text(json.dumps(data.state_dict()))
@@ -291,14 +348,21 @@ def in_new_process(what: str, folder: Path, share: float, port: int) -> dict[str
             "BEGUN": str(time.time()),
         }
         before = sent(port)
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
         after = sent(port)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return {**json.loads(done.stdout.splitlines()[-1]), **{name: after[name] - before[name] for name in after}}
+    return {
+        **json.loads(done.stdout.splitlines()[-1]),
+        **{name: after[name] - before[name] for name in after},
+    }
 
 
-def run_peers(folder: Path, port: int, whole: dict[str, Any], cold: dict[str, list[Any]]) -> list[str]:
+def run_peers(
+    folder: Path, port: int, whole: dict[str, Any], cold: dict[str, list[Any]]
+) -> list[str]:
     """Measure litdata and mosaicml-streaming; return why each that cannot be measured cannot."""
     problems = []
     for name in ("litdata", "mosaic"):
@@ -313,7 +377,11 @@ def run_peers(folder: Path, port: int, whole: dict[str, Any], cold: dict[str, li
             cold[name] = [in_new_process(name, folder, SHARE, port) for _ in range(REPEAT)]
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             what = "resuming" if name in whole else "an epoch"
-            why = f"no end after {PATIENCE} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)[:300]
+            why = (
+                f"no end after {PATIENCE} s"
+                if isinstance(error, subprocess.TimeoutExpired)
+                else str(error)[:300]
+            )
             problems.append(f"{name}: {what}: {why}")
     return problems
 
@@ -326,10 +394,14 @@ def measured_epochs(folder: Path, share: float) -> float:
         os.environ["PENSTOCK_MIRROR"] = empty
         store = build_store(folder, URL)
         total = sum(entry.num_bytes for entry in store.manifest.shards)
-        loader = ps.Loader(store, window=1, block=ROWS, epochs=EPOCHS, mirror_bytes=int(share * total), **OPTIONS)
+        loader = ps.Loader(
+            store, window=1, block=ROWS, epochs=EPOCHS, mirror_bytes=int(share * total), **OPTIONS
+        )
         read: dict[int, float] = {}
         for _ in loader:
-            read.setdefault(loader.state_dict()["epoch"], loader.metrics.as_dict()["remote"]["bytes"])
+            read.setdefault(
+                loader.state_dict()["epoch"], loader.metrics.as_dict()["remote"]["bytes"]
+            )
         last = loader.metrics.as_dict()["remote"]["bytes"]
     return (last - read[1]) / (EPOCHS - 1) / total
 
@@ -363,12 +435,23 @@ def main() -> None:
         ],
     )  # fmt: skip
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout is not None
     port = int(server.stdout.readline())
-    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1", "NO_PROXY": "127.0.0.1"}
-    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_EC2_METADATA_DISABLED": "true"}
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     ask(port, "/bkt", "PUT")
     with tempfile.TemporaryDirectory() as above:
         folder = Path(above)
@@ -383,11 +466,17 @@ def main() -> None:
             for name, found in cold.items():
                 found.append(in_new_process(name, folder, SHARE, port))
         problems = run_peers(folder, port, steady, cold)
-        shares = {share: (measured_epochs(folder, share), simulated_lru(folder, share)) for share in (0.1, 0.25, 0.5)}
+        shares = {
+            share: (measured_epochs(folder, share), simulated_lru(folder, share))
+            for share in (0.1, 0.25, 0.5)
+        }
     server.communicate("")
     firsts = {name: median(each["first"] for each in found) for name, found in cold.items()}
     speeds = {name: each["tokens_per_second"] for name, each in steady.items()}
-    ours, others = firsts["penstock"], ", ".join(f"{name} {firsts[name]:.2f}" for name in firsts if name != "penstock")
+    ours, others = (
+        firsts["penstock"],
+        ", ".join(f"{name} {firsts[name]:.2f}" for name in firsts if name != "penstock"),
+    )
     speed, rest = (
         speeds["penstock"],
         ", ".join(f"{name} {speeds[name]:,.0f}" for name in speeds if name != "penstock"),
@@ -399,14 +488,21 @@ def main() -> None:
     for share, (found, lru) in shares.items():
         most = 1.1 - share
         question = f"bytes fetched per epoch, of the store's, mirror {share:.0%}"
-        verdicts.append(Verdict(question, f"{found:.2f} (LRU {lru:.2f})", f"≤ {most:.2f}", found <= most))
+        verdicts.append(
+            Verdict(question, f"{found:.2f} (LRU {lru:.2f})", f"≤ {most:.2f}", found <= most)
+        )
 
     def row(name: str, value: str, found: list[dict[str, float]]) -> list[str]:
         requests, num_bytes = (median(each[key] for each in found) for key in ("requests", "bytes"))
         return [name, value, f"{requests:.0f}", f"{num_bytes / 1e6:.1f}"]
 
-    resumed = [row(name, f"{median(each['first'] for each in found):.2f}", found) for name, found in cold.items()]
-    whole = [row(name, f"{each['tokens_per_second']:,.0f}", [each]) for name, each in steady.items()]
+    resumed = [
+        row(name, f"{median(each['first'] for each in found):.2f}", found)
+        for name, found in cold.items()
+    ]
+    whole = [
+        row(name, f"{each['tokens_per_second']:,.0f}", [each]) for name, each in steady.items()
+    ]
     parts = {
         "Resumed at 90 %, to the end of the epoch": table(
             ["who", "seconds to the first batch", "requests", "MB"], resumed

@@ -37,7 +37,9 @@ class Run:
     """What the ranks of one run handed over, rank by rank, batch by batch; or why there is none."""
 
     ranks: list[list[list[int]]]
-    first: float = 0.0  # seconds from nothing (modules loaded) to the first batch; with --quick, of CPU
+    first: float = (
+        0.0  # seconds from nothing (modules loaded) to the first batch; with --quick, of CPU
+    )
     state_bytes: int = 0
     refused: str = ""
 
@@ -59,7 +61,10 @@ def present() -> list[str]:
 
 def call(name: str, *words: str, ranks: Sequence[dict[str, str]] = ({},)) -> list[str]:
     """The contestant in processes; what went wrong in each."""
-    script, quiet = str(ROOT / "contestants.py"), {"PYTHONWARNINGS": "ignore", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    script, quiet = (
+        str(ROOT / "contestants.py"),
+        {"PYTHONWARNINGS": "ignore", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
+    )
     started = [
         subprocess.Popen(
             [python_of(name), script, *(word.format(**rank) for word in words)],
@@ -89,22 +94,50 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-def go(name: str, folder: Path, *, world: int = 1, stop: int = 0, state: bool = False, save: bool = False) -> Run:
+def go(
+    name: str,
+    folder: Path,
+    *,
+    world: int = 1,
+    stop: int = 0,
+    state: bool = False,
+    save: bool = False,
+) -> Run:
     """One run, of as many processes as there are ranks; rank r resumes from what rank r saved, or rank 0 where there was none."""
     port = free_port()
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
     ranks = []
     for rank in range(world):
         own = folder / f"state{rank}"
         saved = own if own.exists() else folder / "state0"
-        paths = {"STATE": str(saved) if state else "", "SAVE": str(folder / f"new{rank}") if save else ""}
-        ranks.append({**(shared if world > 1 else {}), "RANK": str(rank), "LOCAL_RANK": str(rank), **paths})
+        paths = {
+            "STATE": str(saved) if state else "",
+            "SAVE": str(folder / f"new{rank}") if save else "",
+        }
+        ranks.append(
+            {**(shared if world > 1 else {}), "RANK": str(rank), "LOCAL_RANK": str(rank), **paths}
+        )
     problems = call(
-        name, "run", name, str(folder), str(stop), "{STATE}", "{SAVE}", str(folder / "out{RANK}"), ranks=ranks
+        name,
+        "run",
+        name,
+        str(folder),
+        str(stop),
+        "{STATE}",
+        "{SAVE}",
+        str(folder / "out{RANK}"),
+        ranks=ranks,
     )
     if any(problems):
         return Run([], refused=next(filter(None, problems)))
-    found: list[dict[str, Any]] = [json.loads((folder / f"out{rank}").read_text()) for rank in range(world)]
+    found: list[dict[str, Any]] = [
+        json.loads((folder / f"out{rank}").read_text()) for rank in range(world)
+    ]
     if save:
         for old in folder.glob("state[0-9]*"):
             old.unlink()
@@ -126,7 +159,10 @@ def resume_alone(name: str, folder: Path) -> tuple[list[list[str]], dict[str, fl
     total, lines, found = whole.num_batches, [], {}
     for fraction in FRACTIONS:
         before = go(name, folder, stop=max(1, round(total * fraction)), save=True)
-        after = [go(name, folder, state=True), *(go(name, folder, state=True, stop=1) for _ in range(REPEAT - 1))]
+        after = [
+            go(name, folder, state=True),
+            *(go(name, folder, state=True, stop=1) for _ in range(REPEAT - 1)),
+        ]
         lost, repeated = lost_and_repeated(before, after[0], NUM_SAMPLES)
         extra = len(whole.numbers()) - NUM_SAMPLES  # such as padding to whole batches
         same = before.numbers() + after[0].numbers() == whole.numbers()
@@ -154,7 +190,9 @@ def resume_elsewhere(name: str, folder: Path) -> tuple[list[list[str]], int]:
         before = go(name, folder, world=old, stop=STEPS, save=True)
         after = go(name, folder, world=new, state=True)
         if after.refused or before.refused:
-            lines.append([name, f"{old} → {new}", "refuses", "", "", after.refused or before.refused])
+            lines.append(
+                [name, f"{old} → {new}", "refuses", "", "", after.refused or before.refused]
+            )
             continue
         lost, repeated = lost_and_repeated(before, after, FEW_SAMPLES)
         even = (
@@ -193,13 +231,18 @@ def main() -> dict[str, float]:
             lines, found = resume_alone(name, folder)
             alone += lines
             seconds[name] = found
-            wrong_alone[name] = sum(value for key, value in found.items() if key.startswith("wrong"))
+            wrong_alone[name] = sum(
+                value for key, value in found.items() if key.startswith("wrong")
+            )
             lines, wrong[name] = resume_elsewhere(name, small)
             elsewhere += lines
     last, ours = f"{FRACTIONS[-1]:.0%}", seconds["penstock"]
     if QUICK:
         wrongs = wrong_alone["penstock"] + wrong["penstock"]
-        return {"nothing lost or repeated": float(not wrongs), "of 100 ms of CPU to the first batch": 0.1 / ours[last]}
+        return {
+            "nothing lost or repeated": float(not wrongs),
+            "of 100 ms of CPU to the first batch": 0.1 / ours[last],
+        }
     rest = {name: found[last] for name, found in seconds.items() if name != "penstock"}
     quickest = min(rest, key=rest.__getitem__)
     verdicts = [
@@ -208,9 +251,20 @@ def main() -> dict[str, float]:
         Verdict(f"penstock: first batch at {last}, ms", f"{ours[last] * 1000:.0f}", "≤ 100", ours[last] <= 0.1),
         Verdict(f"quickest other at {last}: {quickest}, ms", f"{rest[quickest] * 1000:.0f}", "—"),
     ]  # fmt: skip
-    head = ["who", "stopped at", "ms to first batch", "state, bytes", "lost", "repeated", "as uninterrupted"]
+    head = [
+        "who",
+        "stopped at",
+        "ms to first batch",
+        "state, bytes",
+        "lost",
+        "repeated",
+        "as uninterrupted",
+    ]
     other = ["who", "ranks", "outcome", "lost", "repeated", "remark"]
-    page.write(verdicts, {"One rank": table(head, alone), "Another number of ranks": table(other, elsewhere)})
+    page.write(
+        verdicts,
+        {"One rank": table(head, alone), "Another number of ranks": table(other, elsewhere)},
+    )
     return {}
 
 

@@ -21,7 +21,10 @@ import numpy as np
 from stand import RESULTS, Page, Verdict, table
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
-MOST = {"datasets": 1_000_000, "trl": 100_000}  # beyond these a peer needs minutes for each repetition
+MOST = {
+    "datasets": 1_000_000,
+    "trl": 100_000,
+}  # beyond these a peer needs minutes for each repetition
 REPEAT = 2
 BATCH, LENGTH = 8, 2048
 WORDS = [
@@ -47,7 +50,11 @@ WORKS: dict[str, tuple[str, tuple[str, ...], float]] = {
     "open": ("open a JSONL file for the first time", ("penstock", "datasets"), 1.0),
     "reopen": ("open it again", ("penstock", "datasets"), 0.75),
     "row": ("read 1,000 rows at random", ("penstock", "datasets"), 0.3),
-    "prepare": ("JSONL to tokens on disk, two processes, from nothing", ("penstock", "datasets"), 1.0),
+    "prepare": (
+        "JSONL to tokens on disk, two processes, from nothing",
+        ("penstock", "datasets"),
+        1.0,
+    ),
     "hit": ("open what was prepared", ("penstock",), 0.75),
     "pack": ("lengths to full rows", ("penstock", "trl"), 1.05),
     "first": ("loader to first batch", ("penstock",), 0.5),
@@ -102,7 +109,9 @@ class Work:
             return ps.open(str(self.rows), cache_dir=cache)
         import datasets
 
-        return datasets.load_dataset("json", data_files=str(self.rows), split="train", cache_dir=str(cache))
+        return datasets.load_dataset(
+            "json", data_files=str(self.rows), split="train", cache_dir=str(cache)
+        )
 
     def open(self) -> float:
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
@@ -136,7 +145,12 @@ class Work:
 
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             file = str(Path(cache) / "made.arrow")
-            options = {"batched": True, "num_proc": 2, "remove_columns": ["text", "id"], "cache_file_name": file}
+            options = {
+                "batched": True,
+                "num_proc": 2,
+                "remove_columns": ["text", "id"],
+                "cache_file_name": file,
+            }
             return timed(lambda: self._opened(Path(cache)).map(encode, **options))
 
     def hit(self) -> float:
@@ -144,7 +158,9 @@ class Work:
         return timed(lambda: len(self._prepared(self.cache)))
 
     def pack(self) -> float:
-        lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.0, self.num), 1, 4096).astype(np.int64)
+        lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.0, self.num), 1, 4096).astype(
+            np.int64
+        )
         if self.side == "penstock":
             from penstock.plan.packing import UNBOUNDED, best_fit
 
@@ -154,7 +170,9 @@ class Work:
         from trl.data_utils import pack_dataset
 
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        ids = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int32)))
+        ids = pa.LargeListArray.from_arrays(
+            pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int32))
+        )
         data = datasets.Dataset(pa.table({"input_ids": ids}))
         return timed(lambda: pack_dataset(data, seq_length=4096, strategy="bfd"))
 
@@ -162,7 +180,12 @@ class Work:
         import penstock as ps
 
         return ps.Loader(
-            self._prepared(self.cache), batch_size=BATCH, max_length=LENGTH, epochs=None, seed=0, output="numpy"
+            self._prepared(self.cache),
+            batch_size=BATCH,
+            max_length=LENGTH,
+            epochs=None,
+            seed=0,
+            output="numpy",
         )
 
     def first(self) -> float:
@@ -195,7 +218,10 @@ def timed(work: Any) -> float:
 
 def measure(work: str, side: str, num: int, folder: Path) -> float:
     done = subprocess.run(
-        [sys.executable, __file__, work, side, str(num), str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, __file__, work, side, str(num), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{work} {side} {num}: {done.stderr.strip().splitlines()[-1]}")
@@ -216,9 +242,21 @@ def plot(found: dict[tuple[str, str], dict[int, float]]) -> str:
 
     def at(num: int, seconds: float) -> tuple[float, float]:
         x = left + (math.log10(num) - 4) / 3 * (width - left - 210)
-        return x, height - bottom - (math.log10(seconds) - low) / (high - low) * (height - bottom - 20)
+        return x, height - bottom - (math.log10(seconds) - low) / (high - low) * (
+            height - bottom - 20
+        )
 
-    colours = ("#1f6feb", "#0a7f5a", "#b35900", "#8250df", "#bf3989", "#57606a", "#cf222e", "#116329", "#953800")
+    colours = (
+        "#1f6feb",
+        "#0a7f5a",
+        "#b35900",
+        "#8250df",
+        "#bf3989",
+        "#57606a",
+        "#cf222e",
+        "#116329",
+        "#953800",
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
@@ -230,7 +268,9 @@ def plot(found: dict[tuple[str, str], dict[int, float]]) -> str:
         )
     for size in SIZES:
         x = at(size, 10.0**low)[0]
-        parts.append(f'<text x="{x:.1f}" y="{height - 14}" text-anchor="middle">10^{round(math.log10(size))}</text>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{height - 14}" text-anchor="middle">10^{round(math.log10(size))}</text>'
+        )
     taken: list[float] = []
     for (work, side), line in found.items():
         colour = colours[list(WORKS).index(work)]
@@ -242,7 +282,9 @@ def plot(found: dict[tuple[str, str], dict[int, float]]) -> str:
         while any(abs(label - other) < 13 for other in taken):
             label += 1
         taken.append(label)
-        parts.append(f'<text x="{width - 204}" y="{label + 4:.1f}" fill="{colour}">{work} ({side})</text>')
+        parts.append(
+            f'<text x="{width - 204}" y="{label + 4:.1f}" fill="{colour}">{work} ({side})</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -278,7 +320,11 @@ def main() -> None:
         cells = [f"{line[num]:.4f}" if num in line else "" for num in SIZES]
         lines.append([work, what, side, *cells, f"{steep:.2f}"])
         if side == "penstock":
-            verdicts.append(Verdict(f"{work}: {what}, slope", f"{steep:.2f}", f"≤ {steepest:.2f}", steep <= steepest))
+            verdicts.append(
+                Verdict(
+                    f"{work}: {what}, slope", f"{steep:.2f}", f"≤ {steepest:.2f}", steep <= steepest
+                )
+            )
     head = ["work", "what", "who", *(f"{num:,}" for num in SIZES), "slope"]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "scale.svg").write_text(plot(found))

@@ -32,7 +32,12 @@ NUM_ROWS, TIMES_LARGER = 5_000_000, 10
 NUM_SMALL = 200_000  # rows of the other shapes
 REPEAT, REPEAT_SMALL = 5, 3
 NUM_READS = {"penstock": 100_000, "datasets": 20_000}  # random rows, after 1,000 that are not timed
-NUM_IN_ORDER = {"penstock": NUM_ROWS, "datasets": 300_000, "datasets, arrow": NUM_ROWS, "datasets, lists": NUM_ROWS}
+NUM_IN_ORDER = {
+    "penstock": NUM_ROWS,
+    "datasets": 300_000,
+    "datasets, arrow": NUM_ROWS,
+    "datasets, lists": NUM_ROWS,
+}
 GROUP = 10_000  # rows of a Parquet row group
 REFERENCE = 97.93  # MiB that the file took elsewhere: the number to beat
 MIB = 1 << 20
@@ -76,9 +81,15 @@ def opener(side: str) -> Callable[[str, str], Any]:
 def in_order(side: str, rows: Any) -> Iterator[Any]:
     """Every row as a dict; in `lists` a dict of lists per 1,000 rows, which is not quite the same thing."""
     if side == "datasets, arrow":
-        return (row for batch in rows.with_format("arrow").iter(batch_size=1000) for row in batch.to_pylist())
+        return (
+            row
+            for batch in rows.with_format("arrow").iter(batch_size=1000)
+            for row in batch.to_pylist()
+        )
     if side == "datasets, lists":
-        return (value for batch in rows.iter(batch_size=1000) for value in next(iter(batch.values())))
+        return (
+            value for batch in rows.iter(batch_size=1000) for value in next(iter(batch.values()))
+        )
     return iter(rows)
 
 
@@ -92,7 +103,12 @@ def count(rows: Iterator[Any]) -> int:
 def look(rows: Any) -> str:
     """Some rows as text, to see that both sides read the same; numbers as text, as a CSV knows no others."""
     chosen = random.Random(2).sample(range(len(rows)), 100)
-    return json.dumps([{key: v if isinstance(v, list) else str(v) for key, v in rows[row].items()} for row in chosen])
+    return json.dumps(
+        [
+            {key: v if isinstance(v, list) else str(v) for key, v in rows[row].items()}
+            for row in chosen
+        ]
+    )
 
 
 def read_random(rows: Any, chosen: list[int]) -> None:
@@ -115,7 +131,9 @@ def measure(task: Numbers) -> Numbers:
         numbers["look"] = look(rows)
         numbers["pickled"] = len(pickle.dumps(rows))
     if limit := task.get("in_order"):
-        numbers["in_order"], numbers["counted"] = timed(lambda: count(islice(in_order(side, rows), limit)))
+        numbers["in_order"], numbers["counted"] = timed(
+            lambda: count(islice(in_order(side, rows), limit))
+        )
     numbers["mib"] = anonymous() - before
     return numbers
 
@@ -129,7 +147,9 @@ def ask(side: str, file: Path, cache: Path, **task: Any) -> Numbers:
     command = [sys.executable, __file__, "measure", words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: failed with {done.returncode}, its words are above")
+        raise RuntimeError(
+            f"{' '.join(command)}: failed with {done.returncode}, its words are above"
+        )
     return json.loads(done.stdout)
 
 
@@ -146,7 +166,9 @@ class Found:
     def of(self, side: str, what: str, key: str = "wall") -> float:
         return median(run[key] for run in self.runs[side, what])
 
-    def spread(self, side: str, what: str, key: str = "wall", *, times: float = 1, digits: int = 2) -> str:
+    def spread(
+        self, side: str, what: str, key: str = "wall", *, times: float = 1, digits: int = 2
+    ) -> str:
         values = [run[key] * times for run in self.runs[side, what]]
         return f"{median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
@@ -163,7 +185,9 @@ class Found:
 def make_rows(number: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
     """Records of about 80 bytes as JSON, 50,000 at a time."""
     rng = random.Random(seed)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(4000)]
+    words = [
+        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(4000)
+    ]
     for first in range(0, number, 50_000):
         size = min(50_000, number - first)
         drawn = rng.choices(words, k=7 * size)
@@ -243,7 +267,9 @@ def compare_lines(file: Path, folder: Path) -> tuple[Found, dict[str, int]]:
             found.add(side, "random row", numbers["random"], NUM_READS[side])
             looks[side, turn], pickled[side] = numbers["look"], numbers["pickled"]
         for side, number in NUM_IN_ORDER.items():
-            numbers = ask(side, file, folder / f"cache-{side.partition(',')[0]}-{turn}", in_order=number)
+            numbers = ask(
+                side, file, folder / f"cache-{side.partition(',')[0]}-{turn}", in_order=number
+            )
             assert numbers["counted"] == number, numbers
             found.add(side, "row in order", numbers["in_order"], number)
         for side in ("penstock", "datasets"):
@@ -291,27 +317,54 @@ def compare_shapes(files: dict[str, Path], folder: Path) -> dict[str, Found]:
 # The page
 
 
-def verdicts(found: Found, grown: dict[str, list[float]], pickled: dict[str, int]) -> list[list[str]]:
+def verdicts(
+    found: Found, grown: dict[str, list[float]], pickled: dict[str, int]
+) -> list[list[str]]:
     def line(question: str, value: str, target: str = "", passed: bool | None = None) -> list[str]:
         return [question, value, target, {True: "pass", False: "MISSED", None: ""}[passed]]
 
     lines = []
-    for number, what, target in ((1, "cold open", 10), (4, "random row", 15), (5, "row in order", 8)):
+    for number, what, target in (
+        (1, "cold open", 10),
+        (4, "random row", 15),
+        (5, "row in order", 8),
+    ):
         ratio = found.ratio(what)
         value = f"{ratio:.1f} × ({found.range(what)}), by CPU {found.ratio(what, 'cpu'):.1f} ×"
-        lines.append(line(f"{number} {what} against datasets", value, f"≥ {target} ×", ratio >= target))
-    fast = [f"{found.ratio('row in order', other=side):.2f} × {side}" for side in NUM_IN_ORDER if "," in side]
+        lines.append(
+            line(f"{number} {what} against datasets", value, f"≥ {target} ×", ratio >= target)
+        )
+    fast = [
+        f"{found.ratio('row in order', other=side):.2f} × {side}"
+        for side in NUM_IN_ORDER
+        if "," in side
+    ]
     lines.append(line("5 the same against its batches", ", ".join(fast)))
     second = found.of("penstock", "second open") * 1000
     value = found.spread("penstock", "second open", times=1000, digits=1)
     lines.insert(1, line("2 second open, ms", value, "< 50", second < 50))
     memory = found.of("penstock", "cold open", "mib")
     value = f"{found.spread('penstock', 'cold open', 'mib', digits=1)}; datasets {found.of('datasets', 'cold open', 'mib'):.0f}"
-    lines.insert(2, line("3 RssAnon grown by a cold open, MiB", value, f"≤ 20 (elsewhere {REFERENCE})", memory <= 20))
+    lines.insert(
+        2,
+        line(
+            "3 RssAnon grown by a cold open, MiB",
+            value,
+            f"≤ 20 (elsewhere {REFERENCE})",
+            memory <= 20,
+        ),
+    )
     for what, task in (("open", "cold open"), ("used", "open, 100,000 random rows, 1 M in order")):
         one, ten = (median(grown[f"{size} {what}"]) for size in ("1", "10"))
         value = f"{one:.1f} → {ten:.1f}"
-        lines.append(line(f"6 RssAnon, ten times the file: {task}, MiB", value, "within 10", abs(ten - one) <= 10))
+        lines.append(
+            line(
+                f"6 RssAnon, ten times the file: {task}, MiB",
+                value,
+                "within 10",
+                abs(ten - one) <= 10,
+            )
+        )
     sizes = f"{pickled['penstock']:,}; datasets {pickled['datasets']:,}"
     lines.append(line("7 pickled source, bytes", sizes))
     return lines
@@ -322,7 +375,10 @@ def lines_part(found: Found) -> list[list[str]]:
     for (side, what), runs in found.runs.items():
         scale, unit, digits = (1e3, "ms", 1) if "open" in what else (1e6, "µs", 2)
         base = found.runs["datasets", what]
-        ratios = [median(run[key] for run in base) / median(run[key] for run in runs) for key in ("wall", "cpu")]
+        ratios = [
+            median(run[key] for run in base) / median(run[key] for run in runs)
+            for key in ("wall", "cpu")
+        ]
         rows.append(
             [
                 f"{what}, {unit}",
@@ -344,9 +400,19 @@ def shapes_part(found: dict[str, Found], files: dict[str, Path]) -> list[list[st
             ("random row", 1e6, "µs", 1),
             ("row in order", 1e6, "µs", 2),
         ):
-            cells = [of.spread(side, what, times=times, digits=digits) for side in ("penstock", "datasets")]
+            cells = [
+                of.spread(side, what, times=times, digits=digits)
+                for side in ("penstock", "datasets")
+            ]
             ratios = [f"{of.ratio(what):.1f}", f"{of.ratio(what, 'cpu'):.1f}"]
-            rows.append([f"{shape}, {files[shape].stat().st_size / 1e6:.0f} MB", f"{what}, {unit}", *cells, *ratios])
+            rows.append(
+                [
+                    f"{shape}, {files[shape].stat().st_size / 1e6:.0f} MB",
+                    f"{what}, {unit}",
+                    *cells,
+                    *ratios,
+                ]
+            )
     return rows
 
 
@@ -365,10 +431,14 @@ SETTINGS = [
 ]
 
 
-def page(parts: dict[str, list[str]], summary: list[str], *, load: str, seconds: float, num_bytes: int) -> str:
+def page(
+    parts: dict[str, list[str]], summary: list[str], *, load: str, seconds: float, num_bytes: int
+) -> str:
     from stand import commit, machine
 
-    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "orjson", "pyarrow", "datasets"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("numpy", "orjson", "pyarrow", "datasets")
+    )
     lines = [
         "# Sources: opening, record i, all records",
         "",
@@ -395,7 +465,9 @@ def main() -> None:
         folder = Path(place)
         free = shutil.disk_usage(folder).free
         if free < 8e9:
-            sys.exit(f"{folder}: {free / 1e9:.1f} GB free, expected 8; choose another folder with TMPDIR")
+            sys.exit(
+                f"{folder}: {free / 1e9:.1f} GB free, expected 8; choose another folder with TMPDIR"
+            )
         small = write_lines(folder / "five.jsonl", NUM_ROWS)
         num_bytes = small.stat().st_size
         os.sync()  # lest a cache that is made durable wait for all of this
@@ -411,20 +483,41 @@ def main() -> None:
     sizes = [
         [
             f"{NUM_ROWS * int(name):,} rows, {num_bytes * int(name) / 1e6:,.0f} MB",
-            *(by_size.spread(name, what, times=1e3, digits=1) for what in ("cold open", "second open")),
+            *(
+                by_size.spread(name, what, times=1e3, digits=1)
+                for what in ("cold open", "second open")
+            ),
             by_size.spread(name, "random row", times=1e6),
-            *(", ".join(f"{mib:.1f}" for mib in grown[f"{name} {what}"]) for what in ("open", "used")),
+            *(
+                ", ".join(f"{mib:.1f}" for mib in grown[f"{name} {what}"])
+                for what in ("open", "used")
+            ),
         ]
         for name in ("1", "10")
     ]
     parts = {
         f"1–5 {NUM_ROWS:,} rows against datasets": SETTINGS
         + table(
-            ["what", "side", "by the clock", "CPU", "× datasets", "× datasets, CPU", "RssAnon grown, MiB"],
+            [
+                "what",
+                "side",
+                "by the clock",
+                "CPU",
+                "× datasets",
+                "× datasets, CPU",
+                "RssAnon grown, MiB",
+            ],
             lines_part(found),
         ),
         "6 Ten times the file": table(
-            ["file", "cold open, ms", "second open, ms", "random row, µs", "RssAnon, open, MiB", "RssAnon, used, MiB"],
+            [
+                "file",
+                "cold open, ms",
+                "second open, ms",
+                "random row, µs",
+                "RssAnon, open, MiB",
+                "RssAnon, used, MiB",
+            ],
             sizes,
         ),
         f"8 Other shapes, {NUM_SMALL:,} rows; Parquet in row groups of {GROUP:,}": table(
@@ -433,7 +526,9 @@ def main() -> None:
     }
     loads = f"{load[0]:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
     summary = table(["question", "found", "target", ""], verdicts(found, grown, pickled))
-    text = page(parts, summary, load=loads, seconds=time.perf_counter() - begin, num_bytes=num_bytes)
+    text = page(
+        parts, summary, load=loads, seconds=time.perf_counter() - begin, num_bytes=num_bytes
+    )
     (ROOT / "results").mkdir(exist_ok=True)
     (ROOT / "results" / "sources.md").write_text(text)
     print(text)

@@ -57,7 +57,12 @@ class Verdict:
     passed: bool | None = None  # None: no target, for information
 
     def cells(self) -> list[str]:
-        return [self.question, self.found, self.target, {True: "pass", False: "MISSED", None: ""}[self.passed]]
+        return [
+            self.question,
+            self.found,
+            self.target,
+            {True: "pass", False: "MISSED", None: ""}[self.passed],
+        ]
 
 
 def take_turns(
@@ -80,9 +85,14 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """A Markdown table, padded so that it also reads well in a terminal."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
     ]
-    head = "| " + " | ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)) + " |"
+    head = (
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True))
+        + " |"
+    )
     return [head, "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines]
 
 
@@ -91,7 +101,11 @@ def verdict_table(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def machine() -> str:
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    model = next(
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return f"{model.split(':')[1].strip()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
@@ -108,9 +122,16 @@ def commit() -> str:
 class Page:
     """A page of results; it knows when and under which load it was begun."""
 
-    def __init__(self, script: str, title: str, *, packages: Iterable[str], notes: Iterable[str] = ()) -> None:
+    def __init__(
+        self, script: str, title: str, *, packages: Iterable[str], notes: Iterable[str] = ()
+    ) -> None:
         self._begin, self._load = time.perf_counter(), os.getloadavg()[0]
-        self._script, self._title, self._packages, self._notes = script, title, tuple(packages), tuple(notes)
+        self._script, self._title, self._packages, self._notes = (
+            script,
+            title,
+            tuple(packages),
+            tuple(notes),
+        )
 
     def write(self, verdicts: list[Verdict], parts: dict[str, list[str]]) -> str:
         seconds = time.perf_counter() - self._begin

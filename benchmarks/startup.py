@@ -37,7 +37,9 @@ class Bench:
         self.folder, self.tokenizer = folder, tokenizer
         folder.mkdir()
         (folder / "row.jsonl").write_text(json.dumps(ROW) + "\n")
-        has_template = (tokenizer / "chat_template.jinja").exists() or "chat_template" in json.loads(
+        has_template = (
+            tokenizer / "chat_template.jinja"
+        ).exists() or "chat_template" in json.loads(
             (tokenizer / "tokenizer_config.json").read_text()
         )
         (folder / "chat.jinja").write_text(CHAT)
@@ -53,15 +55,25 @@ class Bench:
 
     def run(self, words: list[str]) -> tuple[float, float]:
         """Seconds by the clock and of CPU of one process."""
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.folder / "hf"), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        }
+        offline = {
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.folder / "hf"),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         begin = time.perf_counter()
         process = subprocess.Popen(
             words,
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**environment, **offline, "PYTHONPYCACHEPREFIX": str(self.folder.parent / "bytecode")},
+            env={
+                **environment,
+                **offline,
+                "PYTHONPYCACHEPREFIX": str(self.folder.parent / "bytecode"),
+            },
         )
         assert process.stderr is not None
         said = process.stderr.read()
@@ -122,7 +134,8 @@ class Bench:
                 if turn:  # the first compiles bytecode and fills caches
                     found[name].append(seconds)
         return {
-            name: (median(wall for wall, _ in runs), median(cpu for _, cpu in runs)) for name, runs in found.items()
+            name: (median(wall for wall, _ in runs), median(cpu for _, cpu in runs))
+            for name, runs in found.items()
         }
 
 
@@ -146,10 +159,16 @@ def judge(found: dict[str, dict[str, tuple[float, float]]]) -> list[Verdict]:
     """The worst tokenizer counts."""
     verdicts = []
     for name, (most, base) in TARGETS.items():
-        over = {each: times[name][0] - (times[base][0] if base else 0) for each, times in found.items()}
+        over = {
+            each: times[name][0] - (times[base][0] if base else 0) for each, times in found.items()
+        }
         worst = max(over, key=lambda each: over[each])
         beyond = f" more than `{base}`" if base else ""
-        verdicts.append(Verdict(name, f"{over[worst]:.2f} s{beyond} ({worst})", f"≤ {most} s", over[worst] <= most))
+        verdicts.append(
+            Verdict(
+                name, f"{over[worst]:.2f} s{beyond} ({worst})", f"≤ {most} s", over[worst] <= most
+            )
+        )
     return verdicts
 
 
@@ -160,18 +179,32 @@ def main() -> None:
             trained = Path(scratch, "trained")
             trained.mkdir()
             given = [train_tokenizer(library_lines(), trained)]
-        packages = ("tokenizers", "fastokens", "transformers", "datasets", "numpy", "pyarrow", "click")
+        packages = (
+            "tokenizers",
+            "fastokens",
+            "transformers",
+            "datasets",
+            "numpy",
+            "pyarrow",
+            "click",
+        )
         notes = [
             f"One row; median of {REPEAT} runs, taking turns; seconds by the wall clock from the start of the process to its end",
             f"`{LOAD}` is a process of its own: the interpreter, the import and `Tokenizer.from_file`",
         ]
-        page = Page("startup", "What every command costs before it works", packages=packages, notes=notes)
-        found = {each.name: Bench(each, Path(scratch, f"bench-{each.name}")).measure() for each in given}
+        page = Page(
+            "startup", "What every command costs before it works", packages=packages, notes=notes
+        )
+        found = {
+            each.name: Bench(each, Path(scratch, f"bench-{each.name}")).measure() for each in given
+        }
         rows = [
             [name, *(f"{times[name][0]:.2f} ({times[name][1]:.2f})" for times in found.values())]
             for name in next(iter(found.values()))
         ]
-        page.write(judge(found), {"Seconds by the clock (of CPU)": table(["program", *found], rows)})
+        page.write(
+            judge(found), {"Seconds by the clock (of CPU)": table(["program", *found], rows)}
+        )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,12 @@ def library_lines() -> list[str]:
     """Lines of the standard library: code, prose and names, about 20 MB."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
     files = [file for file in files if "site-packages" not in file.parts]
-    return [line for file in files for line in file.read_text(errors="replace").splitlines() if len(line.strip()) > 20]
+    return [
+        line
+        for file in files
+        for line in file.read_text(errors="replace").splitlines()
+        if len(line.strip()) > 20
+    ]
 
 
 def train_tokenizer(lines: list[str], folder: Path) -> Path:
@@ -59,7 +64,9 @@ def train_tokenizer(lines: list[str], folder: Path) -> Path:
     )
     tokenizer.train_from_iterator(lines[::5], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT})
+    )
     return folder
 
 
@@ -72,7 +79,10 @@ def make_records(lines: list[str]) -> tuple[list[dict[str, Any]], list[dict[str,
 
     texts = [{"text": some(int(rng.integers(5, 40)))} for _ in range(TEXTS)]
     roles = ["user", "assistant"] * 9
-    chats = [{"messages": [{"role": role, "content": some(2)} for role in roles]} for _ in range(CONVERSATIONS)]
+    chats = [
+        {"messages": [{"role": role, "content": some(2)} for role in roles]}
+        for _ in range(CONVERSATIONS)
+    ]
     return texts, chats
 
 
@@ -115,7 +125,12 @@ def tool_conversations(lines: list[str], *, as_text: bool) -> list[dict[str, Any
             messages += [
                 {"role": "user", "content": some(2)},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "name": "search", "tool_call_id": f"call{number:05}", "content": some(3)},
+                {
+                    "role": "tool",
+                    "name": "search",
+                    "tool_call_id": f"call{number:05}",
+                    "content": some(3),
+                },
                 {"role": "assistant", "content": some(2)},
             ]
         found.append({"messages": messages, "tools": [TOOL]})
@@ -134,7 +149,9 @@ def with_tokenizer(folder: Path, lines: list[str], chats: list[dict[str, Any]]) 
     ]
 
 
-def compared(template: Any, theirs: Any, name: str, what: str, records: list[dict[str, Any]], target: int) -> str:
+def compared(
+    template: Any, theirs: Any, name: str, what: str, records: list[dict[str, Any]], target: int
+) -> str:
     def peer(record: dict[str, Any]) -> list[int]:
         made = theirs.apply_chat_template(
             record["messages"], tools=record.get("tools"), tokenize=True, return_dict=False
@@ -142,17 +159,31 @@ def compared(template: Any, theirs: Any, name: str, what: str, records: list[dic
         return list(made)
 
     found = interleaved(
-        {"ours": lambda: template.encode(iter(records)), "peer": lambda: [peer(record) for record in records]}
+        {
+            "ours": lambda: template.encode(iter(records)),
+            "peer": lambda: [peer(record) for record in records],
+        }
     )
     samples = template.encode(iter(records))
     assert not samples.dropped, samples.dropped
-    assert samples.input_ids[: samples.offsets[1]].tolist() == peer(records[0]), "both must give the same ids"
+    assert samples.input_ids[: samples.offsets[1]].tolist() == peer(records[0]), (
+        "both must give the same ids"
+    )
     texts = [template.rendering(record).text for record in records]
     encoding = cpu(lambda: template.tokenizer.encode_spans(texts))
     times = found["peer"][1] / found["ours"][1]
-    per = [seconds / len(records) * 1e6 for seconds in (found["ours"][1], encoding, found["peer"][1])]
+    per = [
+        seconds / len(records) * 1e6 for seconds in (found["ours"][1], encoding, found["peer"][1])
+    ]
     verdict = "pass" if times >= target else "MISSED"
-    cells = (name, what, f"{times:.1f} ×", f"≥ {target} ×", verdict, *(f"{each:.0f}" for each in per))
+    cells = (
+        name,
+        what,
+        f"{times:.1f} ×",
+        f"≥ {target} ×",
+        verdict,
+        *(f"{each:.0f}" for each in per),
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -170,7 +201,10 @@ def interleaved(works: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, f
             wall, cpu = time.perf_counter(), time.process_time()
             work()
             seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    return {name: (median(w for w, _ in runs), median(c for _, c in runs)) for name, runs in seconds.items()}
+    return {
+        name: (median(w for w, _ in runs), median(c for _, c in runs))
+        for name, runs in seconds.items()
+    }
 
 
 def main() -> None:
@@ -193,7 +227,10 @@ def main() -> None:
         text_set, chat_set = datasets.Dataset.from_list(texts), datasets.Dataset.from_list(chats)
         plain = [record["text"] for record in texts]
         # A further number in each message: no layout is tried, the way that thoughts and content in parts go.
-        named = [{"messages": [{**message, "score": 0.5} for message in chat["messages"]]} for chat in chats]
+        named = [
+            {"messages": [{**message, "score": 0.5} for message in chat["messages"]]}
+            for chat in chats
+        ]
         found = interleaved(
             {
                 "raw": lambda: raw.encode_batch_flat(plain),
@@ -203,17 +240,23 @@ def main() -> None:
                 "chat without a layout": lambda: chat_template.encode(iter(named)),
                 "peer chat": lambda: chat_set.map(
                     lambda row: {
-                        "input_ids": theirs.apply_chat_template(row["messages"], tokenize=True, return_dict=False)
+                        "input_ids": theirs.apply_chat_template(
+                            row["messages"], tokenize=True, return_dict=False
+                        )
                     }
                 ),
             }
         )
         samples = chat_template.encode(iter(chats))
         tokens = theirs.apply_chat_template(chats[0]["messages"], tokenize=True, return_dict=False)
-        assert samples.input_ids[: samples.offsets[1]].tolist() == list(tokens), "both must give the same ids"
+        assert samples.input_ids[: samples.offsets[1]].tolist() == list(tokens), (
+            "both must give the same ids"
+        )
         assert chat_template.encode(iter(named)).input_ids.tolist() == samples.input_ids.tolist()
         more = [row for place in given for row in with_tokenizer(place, lines, chats)]
-        report(found, f"{ours.vocab_size:,} ids, engine {ours.engine}", chat_template.describe(), more)
+        report(
+            found, f"{ours.vocab_size:,} ids, engine {ours.engine}", chat_template.describe(), more
+        )
 
 
 MORE = [
@@ -225,7 +268,9 @@ MORE = [
 ]
 
 
-def report(found: dict[str, tuple[float, float]], tokenizer: str, how: str, more: list[str]) -> None:
+def report(
+    found: dict[str, tuple[float, float]], tokenizer: str, how: str, more: list[str]
+) -> None:
     clock = 1 if QUICK else 0  # a busy neighbour takes time by the clock, and hardly CPU time
     share = found["raw"][0] / found["text"][0]
     text = found["peer text"][clock] / found["text"][clock]
@@ -236,24 +281,43 @@ def report(found: dict[str, tuple[float, float]], tokenizer: str, how: str, more
         return
     attributed = found["peer chat"][0] / found["chat without a layout"][0]
     rows = [
-        ("plain text: share of the raw engine's throughput", f"{share:.0%}", "≥ 60 %", share >= 0.6),
-        ("plain text: times `datasets.map(tokenizer, batched=True)`", f"{text:.1f} ×", "≥ 20 ×", text >= 20),
+        (
+            "plain text: share of the raw engine's throughput",
+            f"{share:.0%}",
+            "≥ 60 %",
+            share >= 0.6,
+        ),
+        (
+            "plain text: times `datasets.map(tokenizer, batched=True)`",
+            f"{text:.1f} ×",
+            "≥ 20 ×",
+            text >= 20,
+        ),
         (
             "chat of 18 messages with masks: times `map(apply_chat_template)` without",
             f"{chat:.1f} ×",
             "≥ 8 ×",
             chat >= 8,
         ),
-        ("the same with a further field in every message, so without a layout", f"{attributed:.1f} ×", "—", None),
+        (
+            "the same with a further field in every message, so without a layout",
+            f"{attributed:.1f} ×",
+            "—",
+            None,
+        ),
     ]
     table = ["| question | found | target | |", "|---|---|---|---|"]
-    table += [f"| {q} | {f} | {t} | {'' if ok is None else 'pass' if ok else 'MISSED'} |" for q, f, t, ok in rows]
+    table += [
+        f"| {q} | {f} | {t} | {'' if ok is None else 'pass' if ok else 'MISSED'} |"
+        for q, f, t, ok in rows
+    ]
     times = ["| work | seconds | CPU seconds | µs per record |", "|---|---|---|---|"]
     for name, (wall, cpu) in found.items():
         count = CONVERSATIONS if "chat" in name else TEXTS
         times.append(f"| {name} | {wall:.3f} | {cpu:.3f} | {wall / count * 1e6:.0f} |")
     versions = ", ".join(
-        f"{name} {version(name)}" for name in ("datasets", "transformers", "tokenizers", "fastokens", "minijinja")
+        f"{name} {version(name)}"
+        for name in ("datasets", "transformers", "tokenizers", "fastokens", "minijinja")
     )
     page = "\n".join(
         [

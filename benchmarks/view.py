@@ -43,9 +43,15 @@ def make_recipe(folder: Path, rows: int) -> Path:
         with (folder / f"{name}.jsonl").open("w") as file:
             for row in range(count):
                 size = 400 if row % 100 == 7 else 8 + row % 40
-                file.write(json.dumps({"text": f"record {row} {' '.join(chance.choices(words, k=size))}"}) + "\n")
+                file.write(
+                    json.dumps({"text": f"record {row} {' '.join(chance.choices(words, k=size))}"})
+                    + "\n"
+                )
     train_tokenizer(library_lines()[::20], folder / "tokenizer")
-    sets = {name: {"path": f"{name}.jsonl", "weight": weight} for name, weight in (("first", 3), ("second", 1))}
+    sets = {
+        name: {"path": f"{name}.jsonl", "weight": weight}
+        for name, weight in (("first", 3), ("second", 1))
+    }
     recipe = {
         "data": sets,
         "tokenizer": "tokenizer",
@@ -60,7 +66,9 @@ def make_recipe(folder: Path, rows: int) -> Path:
 
 
 def get(url: str, name: str, **asked: Any) -> Any:
-    with urllib.request.urlopen(f"{url}api/{name}?{urllib.parse.urlencode(asked)}", timeout=600) as answer:
+    with urllib.request.urlopen(
+        f"{url}api/{name}?{urllib.parse.urlencode(asked)}", timeout=600
+    ) as answer:
         return json.load(answer)
 
 
@@ -81,13 +89,18 @@ def interactions(url: str, rows: int) -> dict[str, Callable[[int], Any]]:
     return {
         "open the page": lambda n: get(url, "overview"),
         "jump to a row": lambda n: get(url, "rows", first=n * rows // REPEAT, count=50),
-        "filter by length": lambda n: get(url, "rows", length_from=100 + n, length_to=900, count=50, first=1000),
+        "filter by length": lambda n: get(
+            url, "rows", length_from=100 + n, length_to=900, count=50, first=1000
+        ),
         "filter by trained share and reason": lambda n: get(
             url, "rows", share_from=50 + n, reason="overlong", count=50
         ),
         "search a rare text": lambda n: get(url, "rows", q=f"record {rows // 2 + n} ", count=50),
         "search a common text": lambda n: get(
-            url, "rows", q=["dataset", "losswise", "rowing", "masks", "steps", "lossing", "record"][n], count=50
+            url,
+            "rows",
+            q=["dataset", "losswise", "rowing", "masks", "steps", "lossing", "record"][n],
+            count=50,
         ),
         "open a sample": lambda n: get(url, "sample", row=n * rows // REPEAT + 5),
         "steps of a sample": lambda n: get(url, "positions", row=n * rows // REPEAT + 5),
@@ -110,11 +123,15 @@ def main(rows: int) -> None:
         begin = time.perf_counter()
         opened = open_recipe(recipe, rows=1)
         view = View(
-            load_prepared(recipe, opened, rank=0, world_size=1, output="numpy"), opened, settings=recipe.plan_settings()
+            load_prepared(recipe, opened, rank=0, world_size=1, output="numpy"),
+            opened,
+            settings=recipe.plan_settings(),
         )
         seconds_open = time.perf_counter() - begin
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/token/"
-        threading.Thread(target=serve, args=(view, listener, "token", "127.0.0.1"), daemon=True).start()
+        threading.Thread(
+            target=serve, args=(view, listener, "token", "127.0.0.1"), daemon=True
+        ).start()
         background = {"open the recipe": (seconds_open, seconds_open)}
         background["count tokens of every row"] = until(url, "rows", share_from=1)[:2]
         background["pack the epoch"] = until(url, "run")[:2]
@@ -125,8 +142,14 @@ def main(rows: int) -> None:
                 before = time.perf_counter()
                 work(number)
                 timed.setdefault(what, []).append(time.perf_counter() - before)
-    lines = [[what, f"{sorted(each)[REPEAT // 2]:.3f}", f"{max(each):.3f}"] for what, each in timed.items()]
-    once = [[what, f"{seconds:.1f}", f"{slowest:.2f}"] for what, (seconds, slowest) in background.items()]
+    lines = [
+        [what, f"{sorted(each)[REPEAT // 2]:.3f}", f"{max(each):.3f}"]
+        for what, each in timed.items()
+    ]
+    once = [
+        [what, f"{seconds:.1f}", f"{slowest:.2f}"]
+        for what, (seconds, slowest) in background.items()
+    ]
     worst = max(timed, key=lambda what: max(timed[what]))
     verdict = Verdict(
         f"every interaction on {rows:,} records",
@@ -135,7 +158,9 @@ def main(rows: int) -> None:
         max(timed[worst]) <= MOST,
     )
     parts = {
-        "Seconds of one request, by the clock": table(["interaction", f"median of {REPEAT}", "slowest"], lines),
+        "Seconds of one request, by the clock": table(
+            ["interaction", f"median of {REPEAT}", "slowest"], lines
+        ),
         "In the background, once": table(["work", "seconds", "slowest answer meanwhile"], once),
     }
     page.write([verdict], parts)

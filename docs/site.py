@@ -17,7 +17,9 @@ LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 def on_files(files: Files, config: Any) -> Files:
     for page in MORE:
-        files.append(File.generated(config, page.relative_to(ROOT).as_posix(), abs_src_path=str(page)))
+        files.append(
+            File.generated(config, page.relative_to(ROOT).as_posix(), abs_src_path=str(page))
+        )
     return files
 
 
@@ -29,9 +31,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     def replaced(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(folder / link[2]))
         inside = target.is_relative_to(Path(config["docs_dir"]))
-        name = target.relative_to(config["docs_dir"] if inside else ROOT).as_posix() if target.exists() else ""
+        name = (
+            target.relative_to(config["docs_dir"] if inside else ROOT).as_posix()
+            if target.exists()
+            else ""
+        )
         if not name or name in files.src_uris:
-            up = os.path.relpath(name or link[2], PurePosixPath(page.file.src_uri).parent) if name else link[2]
+            up = (
+                os.path.relpath(name or link[2], PurePosixPath(page.file.src_uri).parent)
+                if name
+                else link[2]
+            )
             return f"[{link[1]}]({Path(up).as_posix()}{link[3] or ''})"
         return f"{link[1]} (`{name}`)"
 

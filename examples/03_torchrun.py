@@ -11,7 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import penstock as ps
 
-TEXTS = [f"Gate {number} lets {number % 13} cubic metres of water through." * (1 + number % 5) for number in range(200)]
+TEXTS = [
+    f"Gate {number} lets {number % 13} cubic metres of water through." * (1 + number % 5)
+    for number in range(200)
+]
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -22,7 +25,11 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def prepare(folder: Path) -> Any:
-    options = {"tokenizer": folder / "tokenizer.json", "template": "text", "cache_dir": folder / "cache"}
+    options = {
+        "tokenizer": folder / "tokenizer.json",
+        "template": "text",
+        "cache_dir": folder / "cache",
+    }
     return ps.prepare([{"text": text} for text in TEXTS], **options)
 
 
@@ -31,30 +38,52 @@ def train(store: Any) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    loader = ps.Loader(store, batch_size=2, max_length=256, labels="shifted")  # rank and size: torch's
+    loader = ps.Loader(
+        store, batch_size=2, max_length=256, labels="shifted"
+    )  # rank and size: torch's
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 400))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in loader:
         labels = batch["labels"].flatten()
-        torch.nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), labels, reduction="sum").backward()
+        torch.nn.functional.cross_entropy(
+            model(batch["input_ids"]).flatten(0, 1), labels, reduction="sum"
+        ).backward()
         trained = (labels >= 0).sum()
-        dist.all_reduce(trained)  # ranks have differing numbers of targets; the last step's padding has none
+        dist.all_reduce(
+            trained
+        )  # ranks have differing numbers of targets; the last step's padding has none
         for weight in model.parameters():
             dist.all_reduce(weight.grad)
             weight.grad /= trained
         optimizer.step(), optimizer.zero_grad()
         if loader.world.rank == 0:
-            print(f"step {batch.step + 1} of {len(loader)}: {trained} targets on {loader.world.size} ranks", flush=True)
+            print(
+                f"step {batch.step + 1} of {len(loader)}: {trained} targets on {loader.world.size} ranks",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
         train(prepare(Path(os.environ["GATES"])))
-        os._exit(0)  # a thread of gloo that still runs would abort a process that ends in the usual way
+        os._exit(
+            0
+        )  # a thread of gloo that still runs would abort a process that ends in the usual way
     with tempfile.TemporaryDirectory() as name:
         make_tokenizer(Path(name))  # and prepare once: the ranks then find it made
         prepare(Path(name))
-        job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-        sys.exit(subprocess.run(job, env={**os.environ, "GATES": name, "OMP_NUM_THREADS": "1"}).returncode)
+        job = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            __file__,
+        ]
+        sys.exit(
+            subprocess.run(
+                job, env={**os.environ, "GATES": name, "OMP_NUM_THREADS": "1"}
+            ).returncode
+        )

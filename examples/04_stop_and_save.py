@@ -10,7 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import penstock as ps
 
-RECORDS = [{"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)} for n in range(200)]
+RECORDS = [
+    {"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)}
+    for n in range(200)
+]
 
 
 def make_store(folder: Path) -> object:
@@ -20,7 +23,9 @@ def make_store(folder: Path) -> object:
         [r["text"] for r in RECORDS], trainers.BpeTrainer(vocab_size=400, show_progress=False)
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    return ps.prepare(RECORDS, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache")
+    return ps.prepare(
+        RECORDS, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache"
+    )
 
 
 def main(folder: Path) -> None:
@@ -38,13 +43,17 @@ def main(folder: Path) -> None:
         if told:  # the batch has been trained: what the state counts is what was handed over
             checkpoint.write_text(json.dumps(loader.state_dict()))
             break
-    print(f"stopped after step {batch.step} of {len(loader)}; saved {checkpoint.stat().st_size} bytes")
+    print(
+        f"stopped after step {batch.step} of {len(loader)}; saved {checkpoint.stat().st_size} bytes"
+    )
 
     ranks = [ps.Loader(store, **options, rank=rank, world_size=3) for rank in range(3)]
     for rank in ranks:
         rank.load_state_dict(json.loads(checkpoint.read_text()))
     steps = [sum(1 for _ in rank) for rank in ranks]
-    print(f"three ranks took the rest in {steps} steps: {ranks[0].state_dict()['rows']} rows in all")
+    print(
+        f"three ranks took the rest in {steps} steps: {ranks[0].state_dict()['rows']} rows in all"
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import penstock as ps
 from penstock.integrations.accelerate import attach
 
-RECORDS = [{"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)} for n in range(200)]
+RECORDS = [
+    {"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)}
+    for n in range(200)
+]
 
 
 def make_store(folder: Path) -> Any:
@@ -21,7 +24,9 @@ def make_store(folder: Path) -> Any:
         [r["text"] for r in RECORDS], trainers.BpeTrainer(vocab_size=400, show_progress=False)
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    return ps.prepare(RECORDS, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache")
+    return ps.prepare(
+        RECORDS, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache"
+    )
 
 
 def train(store: Any, saved: Path, *, stop_at: int | None) -> None:
@@ -33,7 +38,9 @@ def train(store: Any, saved: Path, *, stop_at: int | None) -> None:
         accelerator.load_state(saved)
     for batch in batches:
         with accelerator.accumulate(model):
-            loss = torch.nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+            loss = torch.nn.functional.cross_entropy(
+                model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
+            )
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

@@ -12,7 +12,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import penstock as ps
 from penstock.integrations.lightning import LoaderModule
 
-RECORDS = [{"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)} for n in range(200)]
+RECORDS = [
+    {"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)}
+    for n in range(200)
+]
 
 
 def make_store(folder: Path) -> Any:
@@ -22,7 +25,9 @@ def make_store(folder: Path) -> Any:
         [r["text"] for r in RECORDS], trainers.BpeTrainer(vocab_size=400, show_progress=False)
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    return ps.prepare(RECORDS, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache")
+    return ps.prepare(
+        RECORDS, tokenizer=folder / "tokenizer.json", template="text", cache_dir=folder / "cache"
+    )
 
 
 class Tiny(LightningModule):
@@ -43,8 +48,14 @@ def train(store: Any, folder: Path, *, max_steps: int, resume: bool) -> None:
     loader = ps.Loader(store, batch_size=2, max_length=128, epochs=2, labels="shifted")
     quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     saving = ModelCheckpoint(folder, every_n_train_steps=3, save_last=True)
-    trainer = Trainer(max_epochs=1, max_steps=max_steps, accelerator="cpu", callbacks=[saving], **quiet)
-    trainer.fit(Tiny(), datamodule=LoaderModule(loader), ckpt_path=str(folder / "last.ckpt") if resume else None)
+    trainer = Trainer(
+        max_epochs=1, max_steps=max_steps, accelerator="cpu", callbacks=[saving], **quiet
+    )
+    trainer.fit(
+        Tiny(),
+        datamodule=LoaderModule(loader),
+        ckpt_path=str(folder / "last.ckpt") if resume else None,
+    )
     print(f"at step {trainer.global_step} of {len(loader)}: {loader}")
 
 

@@ -17,7 +17,10 @@ RECORDS = [
     {
         "messages": [
             {"role": "user", "content": f"How much water passes gate {n}?"},
-            {"role": "assistant", "content": f"Gate {n} lets {n % 13} cubic metres through." * (1 + n % 4)},
+            {
+                "role": "assistant",
+                "content": f"Gate {n} lets {n % 13} cubic metres through." * (1 + n % 4),
+            },
         ]
     }
     for n in range(80)
@@ -35,23 +38,41 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": CHAT}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": CHAT,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def main(folder: Path) -> None:
     make_tokenizer(folder / "tokenizer")
-    store = ps.prepare(RECORDS, tokenizer=folder / "tokenizer", template="chat", cache_dir=folder / "cache", num_proc=1)
+    store = ps.prepare(
+        RECORDS,
+        tokenizer=folder / "tokenizer",
+        template="chat",
+        cache_dir=folder / "cache",
+        num_proc=1,
+    )
     loader = ps.Loader(store, batch_size=2, max_length=128)
     config = LlamaConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
     )
-    arguments = SFTConfig(output_dir=str(folder / "run"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True)
+    arguments = SFTConfig(
+        output_dir=str(folder / "run"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     trainer = LoaderSFTTrainer(
         model=LlamaForCausalLM(config), args=arguments, processing_class=tokenizer, loader=loader
     )
-    print(f"{trainer.train().global_step} steps, {loader.metrics.as_dict()['trained_tokens']} tokens trained: {store}")
+    print(
+        f"{trainer.train().global_step} steps, {loader.metrics.as_dict()['trained_tokens']} tokens trained: {store}"
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import penstock as ps
 
 NUM_CHATS = 3_000
-WORDS = ["water", "gate", "river", "mill", "turns", "slow", "fast", "deep", "stone", "bridge", "flows", "under", "rain"]
+WORDS = [
+    "water",
+    "gate",
+    "river",
+    "mill",
+    "turns",
+    "slow",
+    "fast",
+    "deep",
+    "stone",
+    "bridge",
+    "flows",
+    "under",
+    "rain",
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -31,12 +45,17 @@ def invent(folder: Path) -> None:
     chance = random.Random(3)
 
     def some(most: int) -> str:
-        return " ".join(chance.choices(WORDS, k=min(int(chance.lognormvariate(2.6, 0.8)) + 1, most))) + "."
+        return (
+            " ".join(chance.choices(WORDS, k=min(int(chance.lognormvariate(2.6, 0.8)) + 1, most)))
+            + "."
+        )
 
     def chat(number: int) -> str:
         roles = ["user", "assistant"] * chance.randint(1, 4)
         messages = [{"role": role, "content": f"{number}. {some(80)}"} for role in roles]
-        return json.dumps({"messages": messages[:-1] if number % 500 == 7 and len(messages) == 2 else messages})
+        return json.dumps(
+            {"messages": messages[:-1] if number % 500 == 7 and len(messages) == 2 else messages}
+        )
 
     lines = [chat(number) for number in range(NUM_CHATS)]
     lines[1234] = '{"messages": [{"role": "user", "content": "cut off in the mid'
@@ -69,7 +88,11 @@ def penstock(folder: Path, *words: str) -> None:
 
 def open_loader(folder: Path, rank: int, world_size: int) -> ps.Loader:
     return ps.load(
-        folder / "recipe.yaml", rank=rank, world_size=world_size, batch_size=12 // world_size, output="numpy"
+        folder / "recipe.yaml",
+        rank=rank,
+        world_size=world_size,
+        batch_size=12 // world_size,
+        output="numpy",
     )
 
 
@@ -83,7 +106,9 @@ def train(folder: Path, run: str, rank: int, world_size: int) -> None:
             rows = [[step_place(where) for where in row] for row in batch.provenance]
             handed.write(json.dumps([batch.step, batch.places.tolist(), rows]) + "\n")
             handed.flush()
-            while run == "before" and any(num_steps(folder, run, other) <= batch.step for other in range(world_size)):
+            while run == "before" and any(
+                num_steps(folder, run, other) <= batch.step for other in range(world_size)
+            ):
                 time.sleep(0.002)  # as where gradients are summed up over all ranks
             if rank == 0 and run == "before":  # the state is the same on every rank
                 (folder / "state.new").write_text(json.dumps(loader.state_dict()))
@@ -138,7 +163,9 @@ def killed_and_resumed(folder: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     state = json.loads(path.read_text())
-    print(f"  the state that was saved last: {json.dumps(state)[:100]}… ({len(json.dumps(state))} bytes)")
+    print(
+        f"  the state that was saved last: {json.dumps(state)[:100]}… ({len(json.dumps(state))} bytes)"
+    )
     print("Resumed from it on 3 ranks.")
     for process in ranks(folder, "after", 3):
         check(process.wait() == 0, "a rank ends well")
@@ -146,7 +173,8 @@ def killed_and_resumed(folder: Path) -> None:
     second = handed_over(folder, "after", 3, everything)
     joined = [row for row in first + second if row]
     check(
-        0 < len(first) < len(epoch), f"the kill was in the middle: {len(first)} rows before it, {len(second)} after it"
+        0 < len(first) < len(epoch),
+        f"the kill was in the middle: {len(first)} rows before it, {len(second)} after it",
     )
     check(
         joined == [row for row in epoch if row],
@@ -157,7 +185,9 @@ def killed_and_resumed(folder: Path) -> None:
 def demo(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.environ["PENSTOCK_CACHE"] = str(folder / "cache")
-    print(f"Made up: {NUM_CHATS:,} conversations in three files, of which a few are broken, and a tokenizer.")
+    print(
+        f"Made up: {NUM_CHATS:,} conversations in three files, of which a few are broken, and a tokenizer."
+    )
     invent(folder)
     penstock(folder, "init", "chats", "--tokenizer", "tokenizer", "-o", "recipe.yaml")
     recipe = folder / "recipe.yaml"
@@ -167,7 +197,9 @@ def demo(folder: Path) -> None:
     penstock(folder, "plan", "recipe.yaml", "--world-size", "2", "--batch-size", "6")
     killed_and_resumed(folder)
     penstock(folder, "report", "recipe.yaml", "-o", "report.html")
-    print(f"\nAll of it holds.  Look at {folder / 'report.html'}, or go on with the recipe beside it.")
+    print(
+        f"\nAll of it holds.  Look at {folder / 'report.html'}, or go on with the recipe beside it."
+    )
 
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     return fail_unlisted_skip((yield))
 
 
@@ -122,7 +124,9 @@ def public_path() -> Iterator[Path]:
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
     def write(records: Iterable[Any], name: str = "data.jsonl") -> Path:
         path = tmp_path / name
-        path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        path.write_text(
+            "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        )
         return path
 
     return write

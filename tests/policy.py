@@ -85,7 +85,5 @@ def fail_unlisted_skip(report: Report) -> Report:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     if not any(allowed in reason for allowed in ALLOWED_SKIPS):
         report.outcome = "failed"
-        report.longrepr = (
-            f"{report.nodeid} was skipped in CI: {reason}\nInstall what it needs, or list the reason in tests/policy.py"
-        )
+        report.longrepr = f"{report.nodeid} was skipped in CI: {reason}\nInstall what it needs, or list the reason in tests/policy.py"
     return report

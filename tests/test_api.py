@@ -36,18 +36,24 @@ def test_prepare_takes_paths_sources_and_lists(write_jsonl: Write, tokenizer_pat
     path = write_jsonl(RECORDS)
     stores = [
         ps.prepare(path, tokenizer=tokenizer_path),
-        ps.prepare(str(path), tokenizer=str(tokenizer_path / "tokenizer.json"), template="text", num_proc=2),
+        ps.prepare(
+            str(path), tokenizer=str(tokenizer_path / "tokenizer.json"), template="text", num_proc=2
+        ),
         ps.prepare(ps.open(path), template=TextTemplate(open_tokenizer(tokenizer_path))),
         ps.prepare([path], tokenizer=tokenizer_path, eos=True, refresh=True),
     ]
     assert len({store.fingerprint for store in stores}) == 1
     assert stores[0][7].text == "the fox 7<|endoftext|>" and str(stores[0][7].where) == f"{path}:8"
     listed = ps.prepare(RECORDS, tokenizer=tokenizer_path, name="mine")
-    assert listed.name == "mine" and [sample.text for sample in listed] == [sample.text for sample in stores[0]]
+    assert listed.name == "mine" and [sample.text for sample in listed] == [
+        sample.text for sample in stores[0]
+    ]
     assert len(ps.prepare(ps.open(path)[10:20], tokenizer=tokenizer_path)) == 10
 
 
-def test_without_a_cache_nothing_stays(write_jsonl: Write, tokenizer_path: Path, own_cache: Path) -> None:
+def test_without_a_cache_nothing_stays(
+    write_jsonl: Write, tokenizer_path: Path, own_cache: Path
+) -> None:
     store = ps.prepare(write_jsonl(RECORDS), tokenizer=tokenizer_path, cache=False, num_proc=2)
     root = store.cache.root
     assert root.exists() and store[3].text == "the fox 3<|endoftext|>"
@@ -56,15 +62,27 @@ def test_without_a_cache_nothing_stays(write_jsonl: Write, tokenizer_path: Path,
 
 
 def test_what_makes_no_sense_is_refused(tokenizer_path: Path) -> None:
-    with pytest.raises(StoreError, match="progress is 'loud', expected one of 'auto', 'plain', 'none', or a function"):
+    with pytest.raises(
+        StoreError,
+        match="progress is 'loud', expected one of 'auto', 'plain', 'none', or a function",
+    ):
         ps.prepare(RECORDS, tokenizer=tokenizer_path, progress="loud")
     with pytest.raises(TemplateError, match="no tokenizer given"):
         ps.prepare(RECORDS)
     with pytest.raises(TemplateError, match="has no option train_on"):
         ps.prepare(RECORDS, tokenizer=tokenizer_path, train_on="assistant")
-    with pytest.raises(TemplateError, match="a Template was given, so eos, tokenizer has no effect"):
-        ps.prepare(RECORDS, tokenizer=tokenizer_path, template=TextTemplate(open_tokenizer(tokenizer_path)), eos=True)
-    with pytest.raises(TemplateError, match=r"no template fits 1 rows with the keys messages \(list\)"):
+    with pytest.raises(
+        TemplateError, match="a Template was given, so eos, tokenizer has no effect"
+    ):
+        ps.prepare(
+            RECORDS,
+            tokenizer=tokenizer_path,
+            template=TextTemplate(open_tokenizer(tokenizer_path)),
+            eos=True,
+        )
+    with pytest.raises(
+        TemplateError, match=r"no template fits 1 rows with the keys messages \(list\)"
+    ):
         ps.prepare([{"messages": []}], tokenizer=tokenizer_path)
 
 
@@ -77,14 +95,22 @@ def test_the_module_names_what_it_has() -> None:
 
 def test_import_is_light() -> None:
     script = "import sys, penstock; print([name for name in ('numpy', 'pyarrow', 'tokenizers') if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
 def test_views_are_prepared_like_files(write_jsonl: Write, tokenizer_path: Path) -> None:
     source = ps.open(write_jsonl(RECORDS))
     kept = source.filter(lambda record: record["text"].endswith("7"))
-    view = ps.concat([kept.map(lambda record: {"text": record["text"].upper()}), source[:3], source.select([9, 9])])
+    view = ps.concat(
+        [
+            kept.map(lambda record: {"text": record["text"].upper()}),
+            source[:3],
+            source.select([9, 9]),
+        ]
+    )
     store = ps.prepare(view, tokenizer=tokenizer_path, template="text", eos=False, num_proc=2)
     assert [sample.text for sample in store] == [record["text"] for record in view]
     assert str(store[1].where).endswith(":18") and str(store[-1].where).endswith(":10")

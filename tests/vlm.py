@@ -13,7 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "red", "blue"]
 SPECIAL = [
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
+    *(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|vision_pad|>",
+    ),
     *("<|image_pad|>", "<|video_pad|>"),
 ]
 TEMPLATE = (
@@ -35,7 +42,9 @@ def trained_tokenizer() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator([" ".join(WORDS) + " user assistant system what is this"] * 20, trainer)
+    made.train_from_iterator(
+        [" ".join(WORDS) + " user assistant system what is this"] * 20, trainer
+    )
     return made
 
 
@@ -53,7 +62,14 @@ def image_processor(family: str) -> Any:
 def video_settings(family: str) -> dict[str, Any]:
     """What video_preprocessor_config.json says: two frames a second, of few pixels."""
     image, patch = image_processor(family), PATCH[family]
-    same = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor")
+    same = (
+        "patch_size",
+        "merge_size",
+        "temporal_patch_size",
+        "image_mean",
+        "image_std",
+        "rescale_factor",
+    )
     sizes = {"shortest_edge": (2 * patch) ** 2, "longest_edge": 80 * (2 * patch) ** 2}
     sampled = {"do_sample_frames": True, "fps": 2.0, "min_frames": 2, "max_frames": 12}
     return {name: getattr(image, name) for name in same} | {"size": sizes, "resample": 3, **sampled}
@@ -70,11 +86,15 @@ def processor_folder(folder: Path, family: str) -> Path:
         "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    described = image_processor(family).to_dict() | {"processor_class": f"{CLASSES[family]}Processor"}
+    described = image_processor(family).to_dict() | {
+        "processor_class": f"{CLASSES[family]}Processor"
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(described))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video_settings(family)))
     seconds = {"tokens_per_second": TOKENS_PER_SECOND} if family == "qwen2_5_vl" else {}
-    (folder / "config.json").write_text(json.dumps({"model_type": family, "vision_config": seconds}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": family, "vision_config": seconds})
+    )
     return folder
 
 
@@ -86,7 +106,11 @@ def whole_processor(folder: Path, family: str) -> Any:
 
     class NoVideo(base):  # type: ignore[misc, valid-type]
         def __init__(
-            self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **_: Any
+            self,
+            image_processor: Any = None,
+            tokenizer: Any = None,
+            chat_template: Any = None,
+            **_: Any,
         ) -> None:
             super().__init__(image_processor, tokenizer, None, chat_template=chat_template)
 
@@ -121,14 +145,18 @@ def write_video(path: Path, frames: int, height: int, width: int, rate: int, see
 
 def conversation(rng: random.Random, images: Sequence[str]) -> dict[str, Any]:
     """One turn with these images among its text."""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))}]
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))}
+    ]
     for path in images:
         kind = "video" if path.endswith(".mp4") else "image"
         parts.append({"type": kind, kind: path})
         if rng.random() < 0.5:
             parts.append({"type": "text", "text": rng.choice(WORDS)})
     answer = " ".join(rng.choices(WORDS, k=rng.randrange(2, 8)))
-    return {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+    }
 
 
 def make_data(folder: Path, family: str, *, count: int = 24, seed: int = 5) -> Path:
@@ -140,7 +168,12 @@ def make_data(folder: Path, family: str, *, count: int = 24, seed: int = 5) -> P
         images = []
         for place in range(number % 3):
             name = f"images/{number}-{place}.png"
-            write_image(folder / name, rng.randrange(20, 120), rng.randrange(20, 120), seed=number * 7 + place)
+            write_image(
+                folder / name,
+                rng.randrange(20, 120),
+                rng.randrange(20, 120),
+                seed=number * 7 + place,
+            )
             images.append(name)
         lines.append(conversation(rng, images))
     data = folder / "data.jsonl"
@@ -151,13 +184,22 @@ def make_data(folder: Path, family: str, *, count: int = 24, seed: int = 5) -> P
 def family_of(folder: Path) -> str:
     """The family of the model's folder that `make_data` wrote."""
     described = json.loads((folder / "model" / "preprocessor_config.json").read_text())
-    return next(family for family, name in CLASSES.items() if described["processor_class"] == f"{name}Processor")
+    return next(
+        family
+        for family, name in CLASSES.items()
+        if described["processor_class"] == f"{name}Processor"
+    )
 
 
 def prepare(folder: Path, **options: Any) -> Any:
     import penstock as ps
 
-    given = {"tokenizer": folder / "model", "cache_dir": folder / "cache", "num_proc": 1, "media_root": str(folder)}
+    given = {
+        "tokenizer": folder / "model",
+        "cache_dir": folder / "cache",
+        "num_proc": 1,
+        "media_root": str(folder),
+    }
     return ps.prepare(folder / "data.jsonl", **{**given, **options})
 
 
@@ -189,15 +231,24 @@ def tiny_model(family: str, **options: Any) -> Any:
         "out_hidden_size": 32,
     }
     if family == "qwen2_5_vl":
-        vision |= {"window_size": 112, "fullatt_block_indexes": [1], "tokens_per_second": TOKENS_PER_SECOND}
+        vision |= {
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "tokens_per_second": TOKENS_PER_SECOND,
+        }
     if family == "qwen3_vl":
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0], "patch_size": 16}
         text |= {"head_dim": 8}
     if family == "qwen2_vl":
         vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2}
     ids = {f"{kind}_token_id": tokens.token_to_id(f"<|{kind}_pad|>") for kind in ("image", "video")}
-    ids |= {f"vision_{side}_token_id": tokens.token_to_id(f"<|vision_{side}|>") for side in ("start", "end")}
-    config = getattr(transformers, f"{CLASSES[family]}Config")(text_config=text, vision_config=vision, **ids)
+    ids |= {
+        f"vision_{side}_token_id": tokens.token_to_id(f"<|vision_{side}|>")
+        for side in ("start", "end")
+    }
+    config = getattr(transformers, f"{CLASSES[family]}Config")(
+        text_config=text, vision_config=vision, **ids
+    )
     torch.set_num_threads(1)
     torch.manual_seed(0)
     return getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")(config, **options)

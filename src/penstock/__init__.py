@@ -25,7 +25,9 @@ __all__ = ["Loader", "Prompts", "Recipe", "concat", "load", "open", "prepare"]
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, with only the packages that it needs."""
     if name not in _ROOMS:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     from importlib import import_module
 
     return globals().setdefault(name, getattr(import_module(_ROOMS[name]), name))

@@ -43,16 +43,25 @@ def open(
         "datatrove, mds, litdata, hf, pt, media_folder, sample_folder, yaml",
     ] = None,
     split: Annotated[str | None, "split of a data set folder, such as train or train[:10%]"] = None,
-    config: Annotated[str | None, "configuration of a data set on the hub, if it has several"] = None,
-    revision: Annotated[str | None, "branch, tag or commit of a data set on the hub; else main"] = None,
+    config: Annotated[
+        str | None, "configuration of a data set on the hub, if it has several"
+    ] = None,
+    revision: Annotated[
+        str | None, "branch, tag or commit of a data set on the hub; else main"
+    ] = None,
     data_files: Annotated[
-        str | list[Any] | dict[str, Any] | None, "files of a data set on the hub: patterns, or patterns by split"
+        str | list[Any] | dict[str, Any] | None,
+        "files of a data set on the hub: patterns, or patterns by split",
     ] = None,
     name: str | None = None,
     cache_dir: _CacheDir = None,
-    on_bad: Annotated[str, "what to do with a row that cannot be read: stop, skip or quarantine"] = "stop",
+    on_bad: Annotated[
+        str, "what to do with a row that cannot be read: stop, skip or quarantine"
+    ] = "stop",
     max_bad: Annotated[int | None, "how many bad rows are allowed"] = None,
-    quarantine: Annotated[str | os.PathLike[str] | None, "file that bad rows are written to"] = None,
+    quarantine: Annotated[
+        str | os.PathLike[str] | None, "file that bad rows are written to"
+    ] = None,
     **options: Any,
 ) -> RowAccess:
     """Open records by number.
@@ -62,23 +71,46 @@ def open(
     Rows can be chosen in the name: "chat.jsonl@[:1000]", "folder:train[:10%]".
     options: those of the file format, such as `record` of text; an unknown one is an error.
     """
-    bad = BadRows(on_bad, max_bad=max_bad, quarantine=os.fspath(quarantine) if quarantine is not None else None)
+    bad = BadRows(
+        on_bad,
+        max_bad=max_bad,
+        quarantine=os.fspath(quarantine) if quarantine is not None else None,
+    )
     hub: dict[str, Any] = {"config": config, "revision": revision, "data_files": data_files}
-    return open_source(place, cache=Cache(cache_dir), name=name, shape=shape, split=split, bad=bad, **hub, **options)
+    return open_source(
+        place,
+        cache=Cache(cache_dir),
+        name=name,
+        shape=shape,
+        split=split,
+        bad=bad,
+        **hub,
+        **options,
+    )
 
 
 def prepare(
     place: Any,
     *,
-    tokenizer: Annotated[Any, "a folder, a tokenizer.json, a URL of one of these, or a name on the hub"] = None,
-    template: Annotated[str | Template, "how records become samples; auto detects it from the data"] = "auto",
+    tokenizer: Annotated[
+        Any, "a folder, a tokenizer.json, a URL of one of these, or a name on the hub"
+    ] = None,
+    template: Annotated[
+        str | Template, "how records become samples; auto detects it from the data"
+    ] = "auto",
     name: str | None = None,
     cache_dir: _CacheDir = None,
-    num_proc: Annotated[int | None, "number of processes; else all cores, shared with other local ranks"] = None,
-    engine: Annotated[str | Engine, "what runs the work: local, ray, ray://host:port, or an Engine object"] = "local",
+    num_proc: Annotated[
+        int | None, "number of processes; else all cores, shared with other local ranks"
+    ] = None,
+    engine: Annotated[
+        str | Engine, "what runs the work: local, ray, ray://host:port, or an Engine object"
+    ] = "local",
     refresh: Annotated[bool, "prepare every shard again"] = False,
     cache: Annotated[bool, "false keeps no prepared shards on disk, whatever cache_dir is"] = True,
-    background: Annotated[bool, "prepare shards while they are used; needs a small window, or no shuffle"] = False,
+    background: Annotated[
+        bool, "prepare shards while they are used; needs a small window, or no shuffle"
+    ] = False,
     fan_out: Annotated[bool, "make one sample of each trained turn, ending with that turn"] = False,
     progress: Annotated[_Progress, "auto (a bar or lines), plain, none, or a function"] = "auto",
     **options: Any,
@@ -99,12 +131,19 @@ def prepare(
     source = open_for_prepare(place, folder, name, {}, options)
     made = choose_template(source, template, tokenizer, options, facts=folder if cache else None)
     source = by_turns(source, made) if fan_out else source
-    runner = open_engine(engine, num_proc=num_proc, inline=not background)  # this process trains while shards are made
+    runner = open_engine(
+        engine, num_proc=num_proc, inline=not background
+    )  # this process trains while shards are made
     with showing(progress) as show:
         store = build(
-            source, made, engine=runner, cache=folder, refresh=refresh, background=background,
+            source,
+            made,
+            engine=runner,
+            cache=folder,
+            refresh=refresh,
+            background=background,
             progress=None if background and not callable(progress) else show,
-        )  # fmt: skip
+        )
     if cache:
         save_origin(store)
     if store.manifest is not None:
@@ -118,13 +157,28 @@ def prepare(
 
 def _refuse_misplaced(options: dict[str, Any]) -> None:
     """Arguments of `open` that were given to `prepare`."""
-    for name in ("shape", "split", "config", "revision", "data_files", "on_bad", "max_bad", "quarantine"):
+    for name in (
+        "shape",
+        "split",
+        "config",
+        "revision",
+        "data_files",
+        "on_bad",
+        "max_bad",
+        "quarantine",
+    ):
         if name in options:
-            raise TemplateError(f"{name}= is an option of open: prepare(penstock.open(…, {name}={options[name]!r}), …)")
+            raise TemplateError(
+                f"{name}= is an option of open: prepare(penstock.open(…, {name}={options[name]!r}), …)"
+            )
 
 
 def open_for_prepare(
-    place: Any, folder: Cache, name: str | None, options: dict[str, Any], template_options: dict[str, Any]
+    place: Any,
+    folder: Cache,
+    name: str | None,
+    options: dict[str, Any],
+    template_options: dict[str, Any],
 ) -> Source:
     """A source for `prepare`.  The template's option `nulls` also decides which nulls a columnar source removes, unless the source's own
     options say otherwise."""
@@ -132,9 +186,13 @@ def open_for_prepare(
         if isinstance(place, RowAccess):
             place.refuse_empty()
         return cast(Source, place)
-    bad = BadRows(**{key: options.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in options})
+    bad = BadRows(
+        **{key: options.pop(key) for key in ("on_bad", "max_bad", "quarantine") if key in options}
+    )
     defaults = {"nulls": "deep" if template_options.get("nulls", "deep") == "deep" else "keep"}
-    return cast(Source, open_source(place, cache=folder, name=name, bad=bad, defaults=defaults, **options))
+    return cast(
+        Source, open_source(place, cache=folder, name=name, bad=bad, defaults=defaults, **options)
+    )
 
 
 def choose_template(
@@ -161,22 +219,37 @@ def choose_template(
     if not isinstance(template, str):
         if options or tokenizer is not None:
             given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
-            raise TemplateError(f"a Template was given, so {', '.join(given)} has no effect; set it in the template")
-        with_engine = getattr(template, "with_engine", None)  # of ours; others name their own engine
-        return template if with_engine is None else cast(Template, with_engine(fast=is_worth_fast(source)))
+            raise TemplateError(
+                f"a Template was given, so {', '.join(given)} has no effect; set it in the template"
+            )
+        with_engine = getattr(
+            template, "with_engine", None
+        )  # of ours; others name their own engine
+        return (
+            template
+            if with_engine is None
+            else cast(Template, with_engine(fast=is_worth_fast(source)))
+        )
     if template == "auto":
         detection = _detected(_sampled(source, skip_bad=skip_bad), options, shared)
         _log.info("%s: %s", source.name, detection)
-        template, options = detection.chosen, {**detection.options, **options}
+        template = detection.chosen
+        options = {**detection.options, **options}
     fast = is_worth_fast(source, rows)
     with trial_expected() if may_use_chat(template, options) else nullcontext():
         opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
         known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
-        own = {name: value for name, value in options.items() if name in known or name not in shared}
-        return remembered_template(template, opened, with_media(source, template, opened, own), facts)
+        own = {
+            name: value for name, value in options.items() if name in known or name not in shared
+        }
+        return remembered_template(
+            template, opened, with_media(source, template, opened, own), facts
+        )
 
 
-def with_media(source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]) -> dict[str, Any]:
+def with_media(
+    source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]
+) -> dict[str, Any]:
     """The options of a template that say how media are read.
 
     A processor that only lies beside the tokenizer is not used if no sampled row has media: texts need none.  `media_root` is by default
@@ -189,12 +262,18 @@ def with_media(source: Source, name: str, tokenizer: "Tokenizer | None", options
 
     given = options.get("media_root")
     if named_processor(name, tokenizer, options) is not None:
-        if options.get("processor") is None and not any(map(mentions_media, _sampled(source, skip_bad=True))):
+        if options.get("processor") is None and not any(
+            map(mentions_media, _sampled(source, skip_bad=True))
+        ):
             return {**options, "processor": NO_PROCESSOR}
         if given is None:
             file = Path(source.where(0).file)
             given = file.parent if file.is_file() else Path.cwd()
-    return options if given is None else {**options, "media_root": str(Path(str(given)).expanduser().resolve())}
+    return (
+        options
+        if given is None
+        else {**options, "media_root": str(Path(str(given)).expanduser().resolve())}
+    )
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":
@@ -223,7 +302,10 @@ def by_turns(source: Source, template: Template) -> Source:
     """A source with one row for each trained turn."""
     from penstock.sources.views import FanOut
 
-    num_turns, key = getattr(template, "num_turns", None), getattr(template, "turn_key", None)
+    num_turns = getattr(template, "num_turns", None)
+    key = getattr(template, "turn_key", None)
     if num_turns is None or key is None:
-        raise TemplateError(f"fan_out=True makes a sample of each turn, but {template!r} has no turns; leave it out")
+        raise TemplateError(
+            f"fan_out=True makes a sample of each turn, but {template!r} has no turns; leave it out"
+        )
     return FanOut(source, num_turns, key=key)

@@ -39,7 +39,9 @@ class TemplateError(PenstockError):
 
     def __init__(self, message: str, *, record: int | None = None) -> None:
         super().__init__(message)
-        self.record = record  # which of the records handed over; the caller knows where that one came from
+        self.record = (
+            record  # which of the records handed over; the caller knows where that one came from
+        )
 
 
 class MediaError(TemplateError):

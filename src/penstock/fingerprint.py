@@ -9,7 +9,9 @@ import xxhash
 
 def fingerprint(value: Any) -> str:
     """Name of a plain JSON value: dict order, float formatting and process never change it; NaN is refused."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -30,14 +30,20 @@ REASONS: dict[str, Reason] = {
     "duplicate_key": Reason("a key appears twice in one object", _FIX),
     "not_an_object": Reason("not a JSON object", _FIX),
     "open_quote": Reason("a quoted field is not closed", _FIX),
-    "split_sample": Reason("the files of the sample are not neighbours in the tar", "sort the tar by name"),
+    "split_sample": Reason(
+        "the files of the sample are not neighbours in the tar", "sort the tar by name"
+    ),
     "too_long": Reason("the row is longer than the limit", _FIX),
     "wrong_width": Reason("another number of fields than the header", _FIX),
     # templates and plan
-    BAD_MEDIA: Reason("an image, video or audio is missing, broken or in no place", "fix the file or the record"),
+    BAD_MEDIA: Reason(
+        "an image, video or audio is missing, broken or in no place", "fix the file or the record"
+    ),
     NOTHING_TO_TRAIN: Reason("no token to train on", "raise max_length, or check train_on"),
     EMPTY: Reason("dropped when prepared"),
-    OVERLONG: Reason("longer than max_length", "raise max_length, or choose overflow: split or truncate"),
+    OVERLONG: Reason(
+        "longer than max_length", "raise max_length, or choose overflow: split or truncate"
+    ),
     TRUNCATED: Reason("cut at max_length", "raise max_length, or choose overflow: split"),
     TAIL: Reason("in the last step of the epoch, which is not full", "choose tail: pad"),
     SKIPPED: Reason("in a step that skip leaves out", "remove the step from skip"),

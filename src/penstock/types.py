@@ -38,7 +38,9 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise ValueError(f"rank {self.rank} of world size {self.size}: expected 0 <= rank < size")
+            raise ValueError(
+                f"rank {self.rank} of world size {self.size}: expected 0 <= rank < size"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,14 @@ class Where:
         return f"{self.file}:{self.line}{inside}"
 
 
-UNRENDERED = "unrendered: "  # begins the name of a note: a field that the chat template does not print
+UNRENDERED = (
+    "unrendered: "  # begins the name of a note: a field that the chat template does not print
+)
 UNENDED = "turns without an end"  # a note: turns behind which no token is trained that ends them
 PARTIAL = "headers in part"  # a note: turns that begin with only a part of the generation prompt
-PROMPT_CUT = "prompts cut"  # a note: prompts whose last tokens the prompt with its answer does not have
+PROMPT_CUT = (
+    "prompts cut"  # a note: prompts whose last tokens the prompt with its answer does not have
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +86,39 @@ class MediaItem:
     """An image, a video or an audio clip of a sample: where its bytes are, how large it is, and which tokens stand for it."""
 
     kind: Literal["image", "video", "audio"]
-    number: int  # which one of the record's media, counted from 0 in the order of their placeholders
-    place: str | None  # the path as the record writes it; None where the bytes are in the record itself
+    number: (
+        int  # which one of the record's media, counted from 0 in the order of their placeholders
+    )
+    place: (
+        str | None
+    )  # the path as the record writes it; None where the bytes are in the record itself
     start: int = 0  # its first byte in the file
     num_bytes: int  # how many bytes it has: others mean that the file was changed
-    size: tuple[int, ...]  # image: height, width as seen upright; video: frames, height, width; audio: samples
-    span: tuple[int, int]  # tokens start..stop of the sample, with the markers that the processor adds around them
+    size: tuple[
+        int, ...
+    ]  # image: height, width as seen upright; video: frames, height, width; audio: samples
+    span: tuple[
+        int, int
+    ]  # tokens start..stop of the sample, with the markers that the processor adds around them
     rate: float = 0.0  # video: frames per second; audio: samples per second of the file
 
 
 MEDIA = Column(name="media", dtype="uint8", per="list")  # the media items of a sample, as JSON
-SEQUENCE_LENGTHS = Column(name="sequence_lengths", dtype="int32", per="list")  # of a sample's sequences, end to end
-DESIRABLE = Column(name="label", dtype="int8", per="sample")  # beside sequence_lengths: whether the answer is desirable
-MARGIN = Column(name="margin", dtype="float32", per="sample")  # by how much the chosen answer should win
+SEQUENCE_LENGTHS = Column(
+    name="sequence_lengths", dtype="int32", per="list"
+)  # of a sample's sequences, end to end
+DESIRABLE = Column(
+    name="label", dtype="int8", per="sample"
+)  # beside sequence_lengths: whether the answer is desirable
+MARGIN = Column(
+    name="margin", dtype="float32", per="sample"
+)  # by how much the chosen answer should win
 PROMPT_LENGTHS = Column(
     name="prompt_lengths", dtype="int32", per="list"
 )  # of samples that are prompts, with nothing trained
-STEP_LABELS = Column(name="step_labels", dtype="int8", per="token", fill=-100)  # at the last token of each judged step
+STEP_LABELS = Column(
+    name="step_labels", dtype="int8", per="token", fill=-100
+)  # at the last token of each judged step
 WEIGHTS = Column(name="weights", dtype="float32", per="token")  # of each token in the loss
 
 
@@ -108,7 +130,10 @@ def pack_media(items: Sequence[MediaItem]) -> bytes:
 def unpack_media(value: bytes | memoryview) -> list[MediaItem]:
     """The media items in a value of the column `media`."""
     found = orjson.loads(value) if len(value) else []
-    return [MediaItem(**{**each, "size": tuple(each["size"]), "span": tuple(each["span"])}) for each in found]
+    return [
+        MediaItem(**{**each, "size": tuple(each["size"]), "span": tuple(each["span"])})
+        for each in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +152,9 @@ class Samples:
     loss_mask: Bools  # (num_tokens,) True where a token is trained
     offsets: Ints  # (num_records + 1,)
     dropped: dict[int, str] = field(default_factory=dict)  # record number in this batch → reason
-    notes: dict[str, dict[int, int]] = field(default_factory=dict)  # what was noticed → record number → characters
+    notes: dict[str, dict[int, int]] = field(
+        default_factory=dict
+    )  # what was noticed → record number → characters
     assistant_characters: int = 0  # in the records, rendered or not
     columns: dict[str, Values] = field(
         default_factory=dict
@@ -136,16 +163,21 @@ class Samples:
     def num_targets(self) -> Ints:
         """Targets of each sample: its trained tokens, without its first token, which nothing predicts."""
         running = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.loss_mask, dtype=np.int64)))
-        starts, stops = self.offsets[:-1], self.offsets[1:]
+        starts = self.offsets[:-1]
+        stops = self.offsets[1:]
         return np.asarray(running[stops] - running[np.minimum(starts + 1, stops)], np.int64)
 
 
-def join_notes(parts: Iterable[tuple[int, Mapping[str, Mapping[int, int]]]]) -> dict[str, dict[int, int]]:
+def join_notes(
+    parts: Iterable[tuple[int, Mapping[str, Mapping[int, int]]]],
+) -> dict[str, dict[int, int]]:
     """Notes of parts that stand one after another; each part comes with the number of its first record."""
     joined: dict[str, dict[int, int]] = {}
     for first, notes in parts:
         for name, rows in notes.items():
-            joined.setdefault(name, {}).update({first + row: characters for row, characters in rows.items()})
+            joined.setdefault(name, {}).update(
+                {first + row: characters for row, characters in rows.items()}
+            )
     return joined
 
 

@@ -11,8 +11,17 @@ _log = logging.getLogger("penstock")
 _PROGRESS_SECONDS = 1.0
 
 _MISSING = object()
-_JOINERS = {"\u200c", "\u200d"}  # inside words of some languages and inside emoji; they move nothing
-_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (with bidi), surrogates, line and paragraph separators
+_JOINERS = {
+    "\u200c",
+    "\u200d",
+}  # inside words of some languages and inside emoji; they move nothing
+_STEERING = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+}  # control, format (with bidi), surrogates, line and paragraph separators
 
 
 def plural(number: int, word: str) -> str:
@@ -32,7 +41,11 @@ def short_number(number: float) -> str:
     """Three digits: 1.24 M."""
     for unit, amount in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= amount:
-            return f"{number / amount:.3g} {unit}" if number < 999.5 * amount else f"{number / amount:,.0f} {unit}"
+            return (
+                f"{number / amount:.3g} {unit}"
+                if number < 999.5 * amount
+                else f"{number / amount:,.0f} {unit}"
+            )
     return f"{number:,.3g}" if number != int(number) else f"{int(number):,}"
 
 
@@ -45,7 +58,9 @@ class ProgressLog:
     """Log once a second how far work has come, if it takes longer than that.  Commands show the latest line."""
 
     def __init__(self, what: str, total: int, count: Callable[[int], str] = "{:,}".format) -> None:
-        self._what, self._total, self._count = what, total, count
+        self._what = what
+        self._total = total
+        self._count = count
         self._next = time.monotonic() + _PROGRESS_SECONDS
 
     def __call__(self, done: int) -> None:
@@ -64,7 +79,8 @@ def escape(text: object, *, keep: str = "") -> str:
     if plain.isascii() and plain.isprintable():
         return plain
     return "".join(
-        char if char in keep or not _steers(char) else char.encode("unicode_escape").decode() for char in plain
+        char if char in keep or not _steers(char) else char.encode("unicode_escape").decode()
+        for char in plain
     )
 
 

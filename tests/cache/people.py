@@ -23,10 +23,16 @@ os.setgroups([]); os.setgid({uid}); os.setuid({uid})
 """
 
 
-def run(script: str, *, uid: int | None = None, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *, uid: int | None = None, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """A Python process of its own, as this user or another."""
     return subprocess.run(
-        command(script, uid=uid, before=before), capture_output=True, text=True, check=False, timeout=120
+        command(script, uid=uid, before=before),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 

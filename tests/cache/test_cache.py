@@ -56,7 +56,9 @@ def test_a_writer_that_fails_leaves_nothing(cache: Cache) -> None:
     def write(file: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(StoreError, match=r"cannot write .*cache/a: No space left on device; free some space"):
+    with pytest.raises(
+        StoreError, match=r"cannot write .*cache/a: No space left on device; free some space"
+    ):
         cache.publish("a", write)
     assert cache.size("a") is None
     assert leftovers(cache) == []
@@ -73,7 +75,9 @@ def test_what_is_not_there_is_named(cache: Cache) -> None:
         cache.read("a")
 
 
-@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", "a//b", ".", "a\0b", "a\\..\\b"])
+@pytest.mark.parametrize(
+    "name", ["../a", "/etc/passwd", "a/../../b", "", "a//b", ".", "a\0b", "a\\..\\b"]
+)
 def test_no_name_leads_out_of_the_cache(cache: Cache, name: str) -> None:
     with pytest.raises(StoreError, match="is not a name in a cache"):
         cache.path(name)
@@ -85,7 +89,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         Cache(tmp_path / "file" / "cache").publish("a", lambda file: None)
 
 
-def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "here"))
     assert default_root() == tmp_path / "here" == Cache().root
     monkeypatch.delenv("PENSTOCK_CACHE")

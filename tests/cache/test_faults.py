@@ -46,7 +46,9 @@ except StoreError as error:
 
 def test_a_cache_that_is_a_link_to_nowhere_is_to_be_checked(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(StoreError, match=r"cannot write .*link/a/b: .*; check the folder, or choose another folder"):
+    with pytest.raises(
+        StoreError, match=r"cannot write .*link/a/b: .*; check the folder, or choose another folder"
+    ):
         Cache(tmp_path / "link").publish("a/b", lambda file: file.write(b"x"))
 
 
@@ -77,7 +79,9 @@ def our_calls(root: Path) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("fault", ERRORS)
 def test_any_failing_call_is_one_line_and_leaves_nothing(tmp_path: Path, fault: str) -> None:
     calls = our_calls(tmp_path / "first")
-    assert {"openat", "mkdirat", "write", "fsync", "linkat", "unlinkat"} <= {call for call, _ in calls}
+    assert {"openat", "mkdirat", "write", "fsync", "linkat", "unlinkat"} <= {
+        call for call, _ in calls
+    }
     every = 1 if os.environ.get("PENSTOCK_SOAK") else 4
     num_refused = 0
     for number, (call, when) in enumerate(calls):
@@ -93,10 +97,14 @@ def test_any_failing_call_is_one_line_and_leaves_nothing(tmp_path: Path, fault: 
             assert fault != "EINTR" and call not in OPTIONAL, what
             assert result.returncode == 3 and result.stdout.count("\n") == 1, what + result.stderr
             assert result.stdout.startswith(f"cannot write {root}/a/b: {reason}; "), what
-        assert not (root / "a" / "b").exists() or (root / "a" / "b").read_bytes() == b"x" * 100_000, what
+        assert (
+            not (root / "a" / "b").exists() or (root / "a" / "b").read_bytes() == b"x" * 100_000
+        ), what
         assert leftovers(root) == [] or call == "unlinkat", what
         again, _ = traced(root)
-        assert again.returncode == 0 and Cache(root).size("a/b") == 100_000 and leftovers(root) == [], what
+        assert (
+            again.returncode == 0 and Cache(root).size("a/b") == 100_000 and leftovers(root) == []
+        ), what
     assert num_refused or fault == "EINTR"
 
 
@@ -115,14 +123,19 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path: Path) -> None:
 def test_where_no_links_can_be_made_a_rename_does(tmp_path: Path) -> None:
     for _ in range(2):  # the second time there is nothing to name
         result, lines = traced(tmp_path / "cache", "linkat:error=EPERM:when=1")
-        assert result.returncode == 0 and "INJECTED" in "".join(lines), result.stdout + result.stderr
+        assert result.returncode == 0 and "INJECTED" in "".join(lines), (
+            result.stdout + result.stderr
+        )
     assert leftovers(tmp_path) == [] and (tmp_path / "cache" / "a" / "b").stat().st_size == 100_000
 
 
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, r"free some space there \(`penstock cache prune`\), or choose another folder with cache_dir="),
+        (
+            errno.ENOSPC,
+            r"free some space there \(`penstock cache prune`\), or choose another folder with cache_dir=",
+        ),
         (errno.EDQUOT, "your quota there is used up"),
         (errno.EMFILE, r"this process has too many files open: raise the limit \(`ulimit -n`\)"),
         (errno.EROFS, "nothing can be written there: choose another folder"),
@@ -133,7 +146,9 @@ def test_every_fault_has_its_advice(cache: Cache, number: int, advice: str) -> N
     def write(file: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    with pytest.raises(StoreError, match=rf"^cannot write .*cache/a: {os.strerror(number)}; {advice}"):
+    with pytest.raises(
+        StoreError, match=rf"^cannot write .*cache/a: {os.strerror(number)}; {advice}"
+    ):
         cache.publish("a", write)
     assert cache.size("a") is None and leftovers(cache.root) == []
 
@@ -176,9 +191,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named_and_what_is_there_stays(small_disk: Path) -> None:
     cache = Cache(small_disk / "cache")
     cache.publish("a/small", lambda file: file.write(b"kept"))
-    with pytest.raises(StoreError, match=r"cannot write .*a/big: No space left on device; free some space"):
+    with pytest.raises(
+        StoreError, match=r"cannot write .*a/big: No space left on device; free some space"
+    ):
         cache.publish("a/big", lambda file: file.write(bytes(1 << 20)))
-    assert leftovers(cache.root) == [] and cache.size("a/big") is None and cache.read("a/small") == b"kept"
+    assert (
+        leftovers(cache.root) == []
+        and cache.size("a/big") is None
+        and cache.read("a/small") == b"kept"
+    )
     cache.publish("a/b", lambda file: file.write(b"fits"))
 
 

@@ -30,7 +30,9 @@ def put(cache: Cache, name: str) -> None:
 def dead() -> Owner:
     """A process that was, on this machine."""
     script = "from penstock.cache import Owner\nprint(Owner.me())"
-    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     owner = Owner.parse(made.stdout.strip())
     assert owner is not None
     return owner
@@ -60,7 +62,10 @@ def test_a_zombie_is_dead() -> None:
 
 @as_root
 def test_a_process_of_another_user_lives_too() -> None:
-    found = run(f"from penstock.cache import Owner\nprint(Owner.parse({str(Owner.me())!r}).is_dead)", uid=NOBODY)
+    found = run(
+        f"from penstock.cache import Owner\nprint(Owner.parse({str(Owner.me())!r}).is_dead)",
+        uid=NOBODY,
+    )
     assert found.stdout == "False\n", found.stderr
 
 
@@ -74,7 +79,9 @@ def test_what_is_used_is_held_until_it_is_let_go(cache: Cache) -> None:
     del holder
     gc.collect()
     assert cache.held() == {"a/one", "a/two", "a/three"}
-    cache.release("a/three", "a/two", "a/never")  # an object holds the first, nothing holds the last
+    cache.release(
+        "a/three", "a/two", "a/never"
+    )  # an object holds the first, nothing holds the last
     assert cache.held() == {"a/one", "a/three"}
     del other
     gc.collect()
@@ -136,7 +143,9 @@ def test_a_lease_of_another_machine_counts_for_a_month(cache: Cache) -> None:
 
 def test_a_damaged_lease_holds_what_can_be_read_of_it(cache: Cache) -> None:
     put(cache, "a/b")
-    (cache.root / "leases" / str(ELSEWHERE)).write_bytes(b"\xff\xfe\n+ a/far\n+\n- a/other\nnonsense")
+    (cache.root / "leases" / str(ELSEWHERE)).write_bytes(
+        b"\xff\xfe\n+ a/far\n+\n- a/other\nnonsense"
+    )
     (cache.root / "leases" / "README").write_text("+ a/nobody")
     assert cache.held() == {"a/b", "a/far"}
 
@@ -207,7 +216,10 @@ def test_a_temporary_name_is_never_used_twice(cache: Cache) -> None:
 def test_a_discarded_file_can_come_back(cache: Cache) -> None:
     put(cache, "a/b")
     taken = cache.discard("a/b")
-    assert cache.size("a/b") is None and [entry.name for entry in cache.entries() if entry.name[0] != "l"] == []
+    assert (
+        cache.size("a/b") is None
+        and [entry.name for entry in cache.entries() if entry.name[0] != "l"] == []
+    )
     taken.restore()
     assert cache.read("a/b") == b"x"
     taken = cache.discard("a/b")
@@ -255,5 +267,7 @@ def test_who_may_only_read_sees_what_others_hold(public_path: Path) -> None:
     root.chmod(0o755)
     cache = Cache(root)
     cache.publish("a/b", lambda file: file.write(b"mine"))
-    result = run(f"from penstock.cache import Cache\nprint(Cache({str(root)!r}).held())", uid=NOBODY)
+    result = run(
+        f"from penstock.cache import Cache\nprint(Cache({str(root)!r}).held())", uid=NOBODY
+    )
     assert result.stdout == "{'a/b'}\n", result.stderr

@@ -31,13 +31,20 @@ def test_what_we_make_is_ours_alone(cache: Cache) -> None:
         put(cache)
     finally:
         os.umask(before)
-    assert [mode(path) for path in (cache.root, cache.root / "a", cache.root / "a" / "b")] == [0o700, 0o700, 0o600]
+    assert [mode(path) for path in (cache.root, cache.root / "a", cache.root / "a" / "b")] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("given", "folder", "file"), [(0o755, 0o755, 0o644), (0o2770, 0o770, 0o660), (0o700, 0o700, 0o600)]
+    ("given", "folder", "file"),
+    [(0o755, 0o755, 0o644), (0o2770, 0o770, 0o660), (0o700, 0o700, 0o600)],
 )
-def test_a_folder_that_is_there_says_who_else_may(tmp_path: Path, given: int, folder: int, file: int) -> None:
+def test_a_folder_that_is_there_says_who_else_may(
+    tmp_path: Path, given: int, folder: int, file: int
+) -> None:
     root = tmp_path / "cache"
     root.mkdir()
     root.chmod(given)
@@ -46,7 +53,11 @@ def test_a_folder_that_is_there_says_who_else_may(tmp_path: Path, given: int, fo
         put(Cache(root))
     finally:
         os.umask(before)
-    assert mode(root) == given and mode(root / "a") & 0o777 == folder and mode(root / "a" / "b") == file
+    assert (
+        mode(root) == given
+        and mode(root / "a") & 0o777 == folder
+        and mode(root / "a" / "b") == file
+    )
 
 
 def test_a_folder_that_anybody_can_write_to_is_refused_unless_allowed(
@@ -55,9 +66,15 @@ def test_a_folder_that_anybody_can_write_to_is_refused_unless_allowed(
     root = tmp_path / "cache"
     put(Cache(root))
     root.chmod(0o777)
-    for act in (put, lambda cache: cache.read("a/b"), lambda cache: cache.size("a/b"), lambda cache: cache.entries()):
+    for act in (
+        put,
+        lambda cache: cache.read("a/b"),
+        lambda cache: cache.size("a/b"),
+        lambda cache: cache.entries(),
+    ):
         with pytest.raises(
-            StoreError, match=r"cache: anybody can write to it \(mode 777\).*PENSTOCK_ALLOW_SHARED_CACHE=1"
+            StoreError,
+            match=r"cache: anybody can write to it \(mode 777\).*PENSTOCK_ALLOW_SHARED_CACHE=1",
         ):
             act(Cache(root))
     assert Cache(root, allow_shared=True).read("a/b") == b"whole"
@@ -80,7 +97,9 @@ def test_what_belongs_to_somebody_else_is_refused_unless_allowed(tmp_path: Path)
     put(Cache(root))
     for path in (root, root / "a", root / "a" / "b"):
         os.chown(path, NOBODY, NOBODY)
-        with pytest.raises(StoreError, match=rf"{path}: belongs to user {NOBODY}, expected you \(user 0\) or root"):
+        with pytest.raises(
+            StoreError, match=rf"{path}: belongs to user {NOBODY}, expected you \(user 0\) or root"
+        ):
             Cache(root).read("a/b")
         assert Cache(root, allow_shared=True).read("a/b") == b"whole"
         os.chown(path, 0, 0)
@@ -128,7 +147,9 @@ PLANTS = {"a fifo": fifo, "a folder": folder, "a socket": bound_socket, "a link"
 
 
 @pytest.mark.parametrize("kind", PLANTS)
-def test_what_is_planted_at_the_name_of_a_file_is_named_and_not_touched(cache: Cache, kind: str) -> None:
+def test_what_is_planted_at_the_name_of_a_file_is_named_and_not_touched(
+    cache: Cache, kind: str
+) -> None:
     put(cache, "a/other")
     target = cache.root.parent / "target"
     target.write_text("precious")
@@ -141,7 +162,8 @@ def test_what_is_planted_at_the_name_of_a_file_is_named_and_not_touched(cache: C
     ]
     for act in acts:
         with pytest.raises(
-            StoreError, match=rf"a/b: {kind}, expected a file; penstock did not put it there: remove it"
+            StoreError,
+            match=rf"a/b: {kind}, expected a file; penstock did not put it there: remove it",
         ):
             act()
     assert target.read_text() == "precious"
@@ -157,7 +179,9 @@ def test_a_link_is_replaced_not_followed_where_a_file_is_made_anew(cache: Cache)
     assert target.read_text() == "precious" and cache.read("a/b") == b"new"
 
 
-@pytest.mark.parametrize("plant", [fifo, lambda path: path.symlink_to(path.parent.parent), lambda path: path.touch()])
+@pytest.mark.parametrize(
+    "plant", [fifo, lambda path: path.symlink_to(path.parent.parent), lambda path: path.touch()]
+)
 def test_what_is_planted_at_the_name_of_a_folder_is_named_and_not_entered(
     cache: Cache, plant: Callable[[Path], None]
 ) -> None:
@@ -165,7 +189,8 @@ def test_what_is_planted_at_the_name_of_a_folder_is_named_and_not_entered(
     plant(cache.root / "a")
     outside = sorted(cache.root.parent.iterdir())
     with pytest.raises(
-        StoreError, match=r"cache/a: a (fifo|link|file), expected a folder; penstock did not put it there"
+        StoreError,
+        match=r"cache/a: a (fifo|link|file), expected a folder; penstock did not put it there",
     ):
         put(cache)
     with pytest.raises(StoreError, match=r"cache/a: a (fifo|link|file), expected a folder"):
@@ -190,7 +215,9 @@ def test_a_folder_swapped_for_a_link_in_the_middle_of_writing_gets_nothing(cache
         (cache.root / "a").symlink_to(outside)
 
     cache.publish("a/b", swap)
-    assert list(outside.iterdir()) == [] and [path.name for path in (cache.root / "moved").iterdir()] == ["b"]
+    assert list(outside.iterdir()) == [] and [
+        path.name for path in (cache.root / "moved").iterdir()
+    ] == ["b"]
 
 
 def test_nothing_is_written_under_a_name_that_can_be_guessed(cache: Cache) -> None:

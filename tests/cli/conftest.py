@@ -40,7 +40,9 @@ def command(tmp_path: Path) -> Penstock:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Any]:
     """The command in this process: (exit code, output, errors)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
@@ -58,6 +60,10 @@ def chat_tokenizer(tokenizer_path: Path, tmp_path: Path) -> Path:
     """The same tokenizer with a chat template, for sequences of up to 2,048 tokens."""
     folder = tmp_path / "instruct"
     shutil.copytree(tokenizer_path, folder)
-    config = {"eos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE, "model_max_length": 2048}
+    config = {
+        "eos_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 2048,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

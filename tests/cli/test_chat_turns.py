@@ -17,12 +17,17 @@ from .test_recipe_commands import on_a_terminal
 Write = Callable[..., Path]
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
 # Nothing is printed behind a turn: the next one's first token ends it, if generation stops at that token.
 ENDLESS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 # The generation prompt closes an empty thought, which turns do not have.
 THINKING = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif")
-STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+STRICT = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+)
 # The last message is printed outside the loop, where it cannot be followed.
 OUTSIDE = (
     STRICT
@@ -71,7 +76,9 @@ def test_show_marks_each_turn_with_its_header_its_end_and_what_is_trained(
     here: Any, folder: Any, write_jsonl: Write
 ) -> None:
     data = write_jsonl([TALK], "talk.jsonl")
-    code, out, _ = here("show", data, "--tokenizer", folder(CHATML), "--train-on", "last", "--row", "0")
+    code, out, _ = here(
+        "show", data, "--tokenizer", folder(CHATML), "--train-on", "last", "--row", "0"
+    )
     assert code == 0
     assert (
         "⟦trained⟧, ‹header›, «end of turn»\n"
@@ -83,12 +90,19 @@ def test_show_marks_each_turn_with_its_header_its_end_and_what_is_trained(
     table = out[out.index("turns: tokens of each message") :].splitlines()
     assert table[1].split("\t") == ["message", "role", "tokens", "header", "body", "end", "trained"]
     rows = [line.split("\t") for line in table[2:6]]
-    assert [row[:2] for row in rows] == [["0", "user"], ["1", "assistant"], ["2", "user"], ["3", "assistant"]]
+    assert [row[:2] for row in rows] == [
+        ["0", "user"],
+        ["1", "assistant"],
+        ["2", "user"],
+        ["3", "assistant"],
+    ]
     assert [row[5] for row in rows] == ["1"] * 4 and [row[6] for row in rows[:3]] == ["0"] * 3
     assert int(rows[3][6]) == int(rows[3][4]) + 1  # its body and its end
 
 
-def test_show_as_json_says_of_every_token_whose_it_is(here: Any, folder: Any, write_jsonl: Write) -> None:
+def test_show_as_json_says_of_every_token_whose_it_is(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
     data = write_jsonl([TALK], "talk.jsonl")
     _, out, _ = here("show", data, "--tokenizer", folder(CHATML), "--row", "0", "--json")
     found = json.loads(out)
@@ -96,7 +110,9 @@ def test_show_as_json_says_of_every_token_whose_it_is(here: Any, folder: Any, wr
     for token in found["tokens"]:
         key = (token["message"], token["part"])
         said[key] = said.get(key, "") + token["text"]
-        assert token["trained"] == (token["role"] == "assistant" and token["part"] in ("body", "end"))
+        assert token["trained"] == (
+            token["role"] == "assistant" and token["part"] in ("body", "end")
+        )
     for number, message in enumerate(TALK["messages"]):
         assert said[number, "header"] == f"<|im_start|>{message['role']}\n"
         assert said[number, "body"] == message["content"] and said[number, "end"] == "<|im_end|>"
@@ -110,9 +126,16 @@ def test_show_as_json_says_of_every_token_whose_it_is(here: Any, folder: Any, wr
         assert turn["header"] == sum(token["part"] == "header" for token in own)
 
 
-def test_the_tokens_of_one_character_belong_to_one_part_of_a_turn(here: Any, folder: Any, write_jsonl: Write) -> None:
+def test_the_tokens_of_one_character_belong_to_one_part_of_a_turn(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
     """A character of several tokens before the end of a turn: none of them is part of the end."""
-    talk = {"messages": [{"role": "user", "content": "hello 你"}, {"role": "assistant", "content": "你好"}]}
+    talk = {
+        "messages": [
+            {"role": "user", "content": "hello 你"},
+            {"role": "assistant", "content": "你好"},
+        ]
+    }
     data = write_jsonl([talk], "talk.jsonl")
     _, out, _ = here("show", data, "--tokenizer", folder(CHATML), "--row", "0", "--json")
     assert [turn["end"] for turn in json.loads(out)["turns"]] == [1, 1]
@@ -123,16 +146,37 @@ def test_show_on_a_terminal_has_colours_for_headers_and_ends_and_labels_for_turn
     folder: Any, write_jsonl: Write, tmp_path: Path
 ) -> None:
     data = write_jsonl([TALK], "talk.jsonl")
-    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "penstock", "show", str(data), "--tokenizer", str(folder(CHATML)), "--row", "0"]
+    environment = {
+        **os.environ,
+        "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "show",
+        str(data),
+        "--tokenizer",
+        str(folder(CHATML)),
+        "--row",
+        "0",
+    ]
     out = on_a_terminal(command, environment).replace(b"\r", b"").decode()
     styled = re.findall(r"\x1b\[([0-9;]+)m([^\x1b]*)\x1b\[0m", out)
-    styles = {text: style for style, text in reversed(styled)}  # the first one counts: the words also head a table
+    styles = {
+        text: style for style, text in reversed(styled)
+    }  # the first one counts: the words also head a table
     assert styles["[1 assistant] "] == "2"  # dim
-    assert len({styles[text] for text in ("header", "end of turn", "trained", "[1 assistant] ")}) == 4
+    assert (
+        len({styles[text] for text in ("header", "end of turn", "trained", "[1 assistant] ")}) == 4
+    )
     body = next(style for style, text in styled if text == "Four.")
     assert body == styles["trained"] and (styles["header"], "<|im_start|>user") in styled
-    assert [text for style, text in styled if style == styles["end of turn"]].count("<|im_end|>") == 2  # of the users
+    assert [text for style, text in styled if style == styles["end of turn"]].count(
+        "<|im_end|>"
+    ) == 2  # of the users
     assert "⟦" not in out and "‹" not in out
 
 
@@ -154,15 +198,24 @@ def test_show_of_plain_text_has_no_turns(here: Any, folder: Any, write_jsonl: Wr
     assert "⟦trained⟧\n" in out and "turns:" not in out and "‹" not in out
 
 
-def test_show_takes_all_for_the_body_where_a_header_cannot_be_told(here: Any, folder: Any, write_jsonl: Write) -> None:
+def test_show_takes_all_for_the_body_where_a_header_cannot_be_told(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
     """A conversation that is refused has no tokens; one of which other messages are trained is shown as far as it is known."""
     merged = (
         "{% for m in messages %}{% if loop.first or loop.previtem.role != m.role %}<|im_start|>{{ m.role }}\n{% endif %}{{ m.content }}"
-        "{% if loop.last or loop.nextitem.role != m.role %}<|im_end|>\n{% else %} {% endif %}{% endfor %}" + PROMPT
+        "{% if loop.last or loop.nextitem.role != m.role %}<|im_end|>\n{% else %} {% endif %}{% endfor %}"
+        + PROMPT
     )
-    messages = [TALK["messages"][0], {"role": "assistant", "content": "Well,", "train": False}, *TALK["messages"][1:]]
+    messages = [
+        TALK["messages"][0],
+        {"role": "assistant", "content": "Well,", "train": False},
+        *TALK["messages"][1:],
+    ]
     data = write_jsonl([{"messages": messages}], "talk.jsonl")
-    _, out, err = here("show", data, "--tokenizer", folder(merged), "--train-on", "last", "--row", "0")
+    _, out, err = here(
+        "show", data, "--tokenizer", folder(merged), "--train-on", "last", "--row", "0"
+    )
     assert "[4 assistant] ‹<|im_start|>assistant\n›⟦Five.«<|im_end|>»⟧\n" in out, err
     assert "[2 assistant] Four.<|im_end|>\n" in out
 
@@ -187,7 +240,12 @@ def test_check_counts_turns_calls_and_reasoning_that_the_template_does_not_print
                 {"role": "assistant", "content": "Four.", "reasoning_content": "Count them."},
             ]
         },
-        {"messages": [TALK["messages"][0], {"role": "assistant", "content": "Wait.", "tool_calls": [call]}]},
+        {
+            "messages": [
+                TALK["messages"][0],
+                {"role": "assistant", "content": "Wait.", "tool_calls": [call]},
+            ]
+        },
     ]
     data, tokenizer = write_jsonl(rows, "talk.jsonl"), folder(template)
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--template", "messages", "--json")
@@ -198,12 +256,20 @@ def test_check_counts_turns_calls_and_reasoning_that_the_template_does_not_print
         ("assistant.reasoning_content", "(11 characters"),
         ("assistant.tool_calls", "(12 characters"),
     ):
-        assert re.search(rf"{re.escape(name)} in 1 of 3 rows {re.escape(count)}", said["why"]), said["why"]
-    _, _, err = here("prepare", data, "--tokenizer", tokenizer, "--template", "messages", "--num-proc", "1")
-    assert "assistant.reasoning_content in 1 of 3 rows (11 characters" in err and "talk.jsonl:2" in err
+        assert re.search(rf"{re.escape(name)} in 1 of 3 rows {re.escape(count)}", said["why"]), (
+            said["why"]
+        )
+    _, _, err = here(
+        "prepare", data, "--tokenizer", tokenizer, "--template", "messages", "--num-proc", "1"
+    )
+    assert (
+        "assistant.reasoning_content in 1 of 3 rows (11 characters" in err and "talk.jsonl:2" in err
+    )
 
 
-def test_check_and_prepare_say_where_nothing_ends_a_turn(here: Any, folder: Any, write_jsonl: Write) -> None:
+def test_check_and_prepare_say_where_nothing_ends_a_turn(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
     data, tokenizer = write_jsonl([TALK, TALK], "talk.jsonl"), folder(ENDLESS)
     said = "no token is trained that ends 4 trained turns in 2 of 2 rows: a model does not learn to stop there"
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
@@ -235,16 +301,26 @@ def test_tokens_that_generation_config_lists_end_turns_in_check_and_prepare(
 def test_the_eos_token_ends_a_turn_where_the_template_prints_it_behind_all_messages(
     here: Any, folder: Any, write_jsonl: Write
 ) -> None:
-    template = ENDLESS.replace("{% if add", "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}{% if add")
-    data, tokenizer = write_jsonl([{"messages": TALK["messages"][:2]}], "talk.jsonl"), folder(template)
+    template = ENDLESS.replace(
+        "{% if add", "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}{% if add"
+    )
+    data, tokenizer = (
+        write_jsonl([{"messages": TALK["messages"][:2]}], "talk.jsonl"),
+        folder(template),
+    )
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
     assert "turns" not in verdicts(out)
     _, out, _ = here("show", data, "--tokenizer", tokenizer, "--row", "0")
     assert "[1 assistant] ‹<|assistant|>›⟦Four.«<|eos|>»⟧\n" in out
 
 
-def test_check_and_prepare_count_headers_that_stand_there_in_part(here: Any, folder: Any, write_jsonl: Write) -> None:
-    data, tokenizer = write_jsonl([TALK, {"messages": TALK["messages"][:2]}], "talk.jsonl"), folder(THINKING)
+def test_check_and_prepare_count_headers_that_stand_there_in_part(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
+    data, tokenizer = (
+        write_jsonl([TALK, {"messages": TALK["messages"][:2]}], "talk.jsonl"),
+        folder(THINKING),
+    )
     said = "3 trained turns in 2 of 2 rows begin with only a part of the generation prompt, without its thinking tags"
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
     (verdict,) = verdicts(out)["turns"]
@@ -253,15 +329,22 @@ def test_check_and_prepare_count_headers_that_stand_there_in_part(here: Any, fol
     assert said in err
 
 
-def test_check_lists_refusals_by_name_with_their_counts_and_rows(here: Any, folder: Any, write_jsonl: Write) -> None:
+def test_check_lists_refusals_by_name_with_their_counts_and_rows(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
     told = {"messages": [{"role": "system", "content": "Be brief."}, *TALK["messages"]]}
     short = {"messages": TALK["messages"][:2]}
     data, tokenizer = write_jsonl([told, TALK, short, TALK], "talk.jsonl"), folder(OUTSIDE)
     code, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
     outside, system = verdicts(out)["template"]
     assert code == 1 and outside["answer"] == system["answer"] == "fail"
-    assert outside["why"].startswith("3 of 4 rows (75.0%) give an error in the template; the first stops the run: ")
-    assert "the chat template prints this message outside its loops over the messages" in outside["why"]
+    assert outside["why"].startswith(
+        "3 of 4 rows (75.0%) give an error in the template; the first stops the run: "
+    )
+    assert (
+        "the chat template prints this message outside its loops over the messages"
+        in outside["why"]
+    )
     assert [place.rpartition(":")[2] for place in outside["first"]] == ["2", "3", "4"]
     assert "no system messages" in system["why"] and system["first"][0].endswith("talk.jsonl:1")
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "-o", "on_refused=skip", "--json")
@@ -270,5 +353,8 @@ def test_check_lists_refusals_by_name_with_their_counts_and_rows(here: Any, fold
     assert outside["why"].startswith(
         "3 of 4 rows (75.0%) are skipped: messages[3] (assistant): the chat template prints"
     )
-    assert system["why"].startswith("1 of 4 rows (25.0%) are skipped: ") and "no system messages" in system["why"]
+    assert (
+        system["why"].startswith("1 of 4 rows (25.0%) are skipped: ")
+        and "no system messages" in system["why"]
+    )
     assert system["first"][0].endswith("talk.jsonl:1") and outside["share"] == 0.75

@@ -28,21 +28,29 @@ RECORDS = [{"text": f"the quick brown fox {row} " * (row % 5 + 1)} for row in ra
 @pytest.fixture
 def prepared(command: Penstock, write_jsonl: Write, tokenizer_path: Path) -> dict[str, object]:
     """A store, made by the command, as its JSON tells it."""
-    result = command("prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1", "--json")
+    result = command(
+        "prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1", "--json"
+    )
     assert result.returncode == 0, result.stderr
     value: dict[str, object] = json.loads(result.stdout)
     return value
 
 
-def test_prepare_says_what_it_made_and_where(command: Penstock, write_jsonl: Write, tokenizer_path: Path) -> None:
+def test_prepare_says_what_it_made_and_where(
+    command: Penstock, write_jsonl: Write, tokenizer_path: Path
+) -> None:
     arguments = ("prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1")
     first, second = command(*arguments), command(*arguments)
     assert first.returncode == 0 == second.returncode, first.stderr
-    line = r"[0-9a-f]{8}  data: 300 records → 300 samples, [\d,]+ tokens \([\d,]+ in the loss mask\)\n"
+    line = (
+        r"[0-9a-f]{8}  data: 300 records → 300 samples, [\d,]+ tokens \([\d,]+ in the loss mask\)\n"
+    )
     assert re.fullmatch(line, first.stdout) and second.stdout == first.stdout
     assert "detected template: text" in first.stderr and "/cache\n" in first.stderr
     assert "300 records" not in first.stderr, "the answer is not a note too"
-    refreshed = command(*arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text")
+    refreshed = command(
+        *arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text"
+    )
     assert refreshed.returncode == 0 and "renamed: 300 records" in refreshed.stdout
     assert refreshed.stdout[:8] != first.stdout[:8]
 
@@ -58,19 +66,25 @@ def test_a_whole_cache_is_verified_and_damage_ends_with_1(
     store = str(prepared["store"])
     for arguments in (("--all",), (store,), (store[:6],), ("data",)):
         result = command("verify", *arguments)
-        assert result.returncode == 0 and result.stdout.startswith(f"{store[:8]}: whole ("), result.stderr
+        assert result.returncode == 0 and result.stdout.startswith(f"{store[:8]}: whole ("), (
+            result.stderr
+        )
     (path,) = (tmp_path / "cache" / "shards").rglob("*.arrow")
     path.write_bytes(path.read_bytes()[:-1])
     result = command("verify", "--all")
     assert (
-        result.returncode == 1 and "1 of 3 files are damaged or missing" in result.stdout and str(path) in result.stdout
+        result.returncode == 1
+        and "1 of 3 files are damaged or missing" in result.stdout
+        and str(path) in result.stdout
     )
     result = command("verify", "--all", "--json")
     (report,) = json.loads(result.stdout)
     assert result.returncode == 1 and not report["is_whole"] and len(report["problems"]) == 1
 
 
-def test_stores_are_listed_and_removed(command: Penstock, prepared: dict[str, object], tmp_path: Path) -> None:
+def test_stores_are_listed_and_removed(
+    command: Penstock, prepared: dict[str, object], tmp_path: Path
+) -> None:
     store = str(prepared["store"])
     listed = command("cache", "ls")
     header, row = listed.stdout.splitlines()
@@ -79,16 +93,26 @@ def test_stores_are_listed_and_removed(command: Penstock, prepared: dict[str, ob
     (info,) = json.loads(command("cache", "ls", "--json").stdout)["stores"]
     assert info["store"] == store and info["seen"]["places"] == [str(tmp_path / "data.jsonl")]
     removed = command("cache", "rm", "data")
-    assert removed.returncode == 0 and removed.stdout.startswith(f"{store[:8]} removed, "), removed.stderr
-    assert command("cache", "ls").stdout == "" and command("verify", "--all").stdout.startswith("no stores in ")
+    assert removed.returncode == 0 and removed.stdout.startswith(f"{store[:8]} removed, "), (
+        removed.stderr
+    )
+    assert command("cache", "ls").stdout == "" and command("verify", "--all").stdout.startswith(
+        "no stores in "
+    )
     missing = command("cache", "rm", store)
-    assert missing.returncode == 3 and missing.stderr.startswith(f"penstock: '{store}': no such store in ")
+    assert missing.returncode == 3 and missing.stderr.startswith(
+        f"penstock: '{store}': no such store in "
+    )
 
 
-def test_a_cache_is_pruned_by_size_and_by_age(command: Penstock, prepared: dict[str, object]) -> None:
+def test_a_cache_is_pruned_by_size_and_by_age(
+    command: Penstock, prepared: dict[str, object]
+) -> None:
     assert command("cache", "prune").returncode == 2
     kept = command("cache", "prune", "--older-than", "30d", "--max-bytes", "1G")
-    assert kept.returncode == 0 and kept.stdout.startswith("0 files removed (0 B), 0 stores among them; "), kept.stderr
+    assert kept.returncode == 0 and kept.stdout.startswith(
+        "0 files removed (0 B), 0 stores among them; "
+    ), kept.stderr
     pruned = json.loads(command("cache", "prune", "--json", PENSTOCK_CACHE_MAX="0").stdout)
     assert pruned["stores"] == [prepared["store"]] and pruned["num_left"] == 0
 
@@ -98,12 +122,22 @@ def test_why_names_what_differs(
 ) -> None:
     path = write_jsonl(RECORDS)
     hit = command("cache", "why", path, "--tokenizer", tokenizer_path)
-    assert hit.stdout == f"{str(prepared['store'])[:8]} is complete in the cache: this is a hit\n", hit.stderr
+    assert (
+        hit.stdout == f"{str(prepared['store'])[:8]} is complete in the cache: this is a hit\n"
+    ), hit.stderr
     other = command("cache", "why", path, "--tokenizer", tokenizer_path, "-o", "eos=false")
-    assert other.returncode == 0 and "data: the same" in other.stdout and "template, suffix: [0] → []" in other.stdout
-    longer = command("cache", "why", write_jsonl([*RECORDS, {"text": "more"}]), "--tokenizer", tokenizer_path)
+    assert (
+        other.returncode == 0
+        and "data: the same" in other.stdout
+        and "template, suffix: [0] → []" in other.stdout
+    )
+    longer = command(
+        "cache", "why", write_jsonl([*RECORDS, {"text": "more"}]), "--tokenizer", tokenizer_path
+    )
     assert "data: 300 rows → 301" in longer.stdout
-    value = json.loads(command("cache", "why", path, "--tokenizer", tokenizer_path, "--json").stdout)
+    value = json.loads(
+        command("cache", "why", path, "--tokenizer", tokenizer_path, "--json").stdout
+    )
     assert value["num_rows"] == [300, 301] and not value["is_hit"]
 
 
@@ -117,7 +151,10 @@ def test_why_names_what_differs(
         (["prepare", "x", "--chat-template", "missing"], "missing"),
         (["verify"], "name one or more stores, or give --all"),
         (["verify", "x", "--all"], "name one or more stores, or give --all"),
-        (["cache", "prune", "--older-than", "soon"], "'soon': expected a duration such as 90m, 12h, 30d or 4w"),
+        (
+            ["cache", "prune", "--older-than", "soon"],
+            "'soon': expected a duration such as 90m, 12h, 30d or 4w",
+        ),
         (["cache", "ls", "--nonsense"], "No such option"),
         (["cache", "ls", "--nonsense"], "(see penstock cache ls --help)"),
         (["plan"], "(see penstock plan --help)"),
@@ -129,7 +166,9 @@ def test_what_is_not_understood_ends_with_2_in_one_line(
 ) -> None:
     assert run_here(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and reason in captured.err, captured.err
+    assert captured.out == "" and captured.err.count("\n") == 1 and reason in captured.err, (
+        captured.err
+    )
 
 
 def test_a_group_without_a_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +176,9 @@ def test_a_group_without_a_command_prints_help(capsys: pytest.CaptureFixture[str
     assert "Commands:" in capsys.readouterr().err
 
 
-def test_without_arguments_it_shows_five_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_it_shows_five_commands_that_exist(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run_here([]) == 0
     shown = re.findall(r"^  penstock (\w+)", capsys.readouterr().out, flags=re.MULTILINE)
     assert len(shown) == 5 and set(shown) <= set(cli.commands)
@@ -154,7 +195,10 @@ def test_help_is_plain_and_names_the_exit_codes(command: Penstock) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["prepare", "missing.jsonl", "--tokenizer", "x"], "missing.jsonl: nothing found, expected a file"),
+        (
+            ["prepare", "missing.jsonl", "--tokenizer", "x"],
+            "missing.jsonl: nothing found, expected a file",
+        ),
         (["verify", "abcdef"], "'abcdef': no such store in "),
         (["cache", "prune", "--max-bytes", "lots"], "'lots' is not a size"),
     ],
@@ -163,7 +207,9 @@ def test_what_the_data_or_settings_are_at_fault_for_ends_with_3_in_one_line(
     command: Penstock, arguments: list[str], reason: str
 ) -> None:
     result = command(*arguments)
-    assert result.returncode == 3 and result.stderr.count("\n") == 1 and reason in result.stderr, result.stderr
+    assert result.returncode == 3 and result.stderr.count("\n") == 1 and reason in result.stderr, (
+        result.stderr
+    )
 
 
 def test_a_fault_of_ours_shows_where(command: Penstock, tmp_path: Path) -> None:
@@ -200,8 +246,12 @@ def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
     last = re.fullmatch(said, err.splitlines()[-1])
     assert last is not None and int(last[1]) < int(last[2]) > 10, err
     before = {path: path.stat().st_ino for path in kept}
-    result = subprocess.run([sys.executable, "-m", "penstock", *words], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0 and f"{12 * SHARD_ROWS:,} records → " in result.stdout, result.stderr
+    result = subprocess.run(
+        [sys.executable, "-m", "penstock", *words], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0 and f"{12 * SHARD_ROWS:,} records → " in result.stdout, (
+        result.stderr
+    )
     assert {path: path.stat().st_ino for path in before} == before  # not made again
 
 
@@ -210,13 +260,18 @@ def test_an_interrupt_before_any_work_ends_with_130(tmp_path: Path, tokenizer_pa
     template = tmp_path / "template"
     os.mkfifo(template)
     words = ["prepare", "x", "--tokenizer", str(tokenizer_path), "--chat-template", str(template)]
-    process = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
+    )
     writer = os.open(template, os.O_WRONLY)  # returns when the command has opened it to read
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     os.close(writer)
     assert process.returncode == 130
-    assert err == "penstock: interrupted; what is finished is kept: run the same command again to continue\n"
+    assert (
+        err
+        == "penstock: interrupted; what is finished is kept: run the same command again to continue\n"
+    )
 
 
 def test_a_reader_that_has_had_enough_is_no_fault(
@@ -236,16 +291,31 @@ def test_a_reader_that_has_had_enough_is_no_fault(
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202ex"
 
 
-def test_nothing_in_names_data_or_errors_steers_the_terminal(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_nothing_in_names_data_or_errors_steers_the_terminal(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     """On a terminal of its own, where there are colours and a bar: no other control characters than those."""
     data = tmp_path / f"{HOSTILE}.jsonl"
     data.write_text("".join(json.dumps({"text": f"the {HOSTILE} fox"}) + "\n" for _ in range(20)))
     bad = tmp_path / f"bad{HOSTILE}.jsonl"
     bad.write_text('{"text": 7}\n')
-    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm-256color"}
+    environment = {
+        **os.environ,
+        "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        "TERM": "xterm-256color",
+    }
     for arguments in (
         ["prepare", str(data), "--tokenizer", str(tokenizer_path), "--num-proc", "1"],
-        ["prepare", str(bad), "--tokenizer", str(tokenizer_path), "--template", "text", "--num-proc", "1"],
+        [
+            "prepare",
+            str(bad),
+            "--tokenizer",
+            str(tokenizer_path),
+            "--template",
+            "text",
+            "--num-proc",
+            "1",
+        ],
         ["prepare", str(tmp_path / HOSTILE), "--tokenizer", "x"],
         ["prepare", str(data), "--tokenizer", HOSTILE],
         ["cache", "ls"],
@@ -262,7 +332,9 @@ def test_nothing_in_names_data_or_errors_steers_the_terminal(tmp_path: Path, tok
             re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", output).replace(b"\r", b"").decode()
         )  # colours, and those of a bar
         steering = {
-            char for char in rest if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e"
+            char
+            for char in rest
+            if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e"
         }
         assert steering == set(), (arguments, rest)
 
@@ -285,8 +357,18 @@ def on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
     return output
 
 
-def test_a_terminal_of_another_alphabet_is_no_reason_to_fail(command: Penstock, prepared: dict[str, object]) -> None:
-    result = command("cache", "why", "data.jsonl@[:5]", "--tokenizer", "missing", PYTHONIOENCODING="ascii", LC_ALL="C")
+def test_a_terminal_of_another_alphabet_is_no_reason_to_fail(
+    command: Penstock, prepared: dict[str, object]
+) -> None:
+    result = command(
+        "cache",
+        "why",
+        "data.jsonl@[:5]",
+        "--tokenizer",
+        "missing",
+        PYTHONIOENCODING="ascii",
+        LC_ALL="C",
+    )
     assert result.returncode == 3 and result.stderr.isascii()
     listed = command("cache", "ls", PYTHONIOENCODING="latin-1")
     assert listed.returncode == 0
@@ -298,7 +380,9 @@ def test_importing_the_command_brings_nothing_heavy() -> None:
         "heavy = {'numpy', 'pyarrow', 'tokenizers', 'rich.table', 'torch', 'yaml', 'jinja2'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout == "[]\n"
 
 
@@ -319,11 +403,20 @@ def test_long_reads_and_checks_show_how_far_they_are(
 ) -> None:
     monkeypatch.setattr("penstock.words._PROGRESS_SECONDS", 0.0)
     data = write_jsonl(RECORDS * 5)  # larger than what is scanned without an index
-    arguments = ["check", str(data), "--tokenizer", str(tokenizer_path), "--cache-dir", str(tmp_path / "cache")]
+    arguments = [
+        "check",
+        str(data),
+        "--tokenizer",
+        str(tokenizer_path),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
     monkeypatch.setattr("penstock.cli.screen._PROGRESS_SECONDS", 0.0)
     assert run_here(arguments) == 0
     said = capsys.readouterr().err
-    assert re.search(rf"reading {re.escape(str(data))}: [\d.]+ kB of [\d.]+ kB \(100 %\)", said), said
+    assert re.search(rf"reading {re.escape(str(data))}: [\d.]+ kB of [\d.]+ kB \(100 %\)", said), (
+        said
+    )
     assert re.search(r"checking rows of data: 1,024 of 1,500 \(68 %\)", said), said
     assert run_here([*arguments, "--json"]) == 0
     captured = capsys.readouterr()

@@ -31,7 +31,8 @@ STEERING = {
 
 def is_safe(text: str) -> bool:
     return all(
-        unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") or char in "\u200c\u200d" for char in text
+        unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") or char in "\u200c\u200d"
+        for char in text
     )
 
 
@@ -50,7 +51,13 @@ def test_every_single_character_is_safe_or_spelled_out() -> None:
 
 
 def test_plain_text_of_any_language_stays() -> None:
-    for text in ("plain, text! ~", "größer → 漢字 кириллица", "👩\u200d💻", "می\u200cخواهم", "a\\x1b"):
+    for text in (
+        "plain, text! ~",
+        "größer → 漢字 кириллица",
+        "👩\u200d💻",
+        "می\u200cخواهم",
+        "a\\x1b",
+    ):
         assert escape(text) == text
 
 

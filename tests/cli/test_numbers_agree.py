@@ -42,7 +42,10 @@ def rows(chance: random.Random, number: int) -> list[dict[str, Any]]:
     made = []
     for row in range(number):
         answer = "" if row % 11 == 5 else words(chance, 34)
-        turns = [{"role": "user", "content": words(chance, 16)}, {"role": "assistant", "content": answer}]
+        turns = [
+            {"role": "user", "content": words(chance, 16)},
+            {"role": "assistant", "content": answer},
+        ]
         made.append({"messages": turns if row % 17 else turns[:1]})
     return made
 
@@ -55,13 +58,17 @@ class Printed:
     """What the commands print, as people and as programs see it."""
 
     def __init__(self, here: Any, recipe: Path) -> None:
-        run = {name: here(name, recipe, "-o", "num_proc=1") for name in ("stats", "plan", "prepare")}
+        run = {
+            name: here(name, recipe, "-o", "num_proc=1") for name in ("stats", "plan", "prepare")
+        }
         run["check"] = here("check", recipe, "--rows", "0")
         assert {name: code for name, (code, _, _) in run.items()} == dict.fromkeys(run, 0)
         assert here("report", recipe, "-o", "report.html")[0] == 0
         self.text = {name: out for name, (_, out, _) in run.items()}
         page = Path("report.html").read_text()
-        self.text["report"] = re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL))
+        self.text["report"] = re.sub(
+            r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL)
+        )
 
     def find(self, command: str, pattern: str) -> list[int]:
         found = re.search(pattern, self.text[command], flags=re.MULTILINE)
@@ -85,11 +92,15 @@ def test_commands_print_the_same_numbers(
     made = rows(random.Random(seed), 150)
     write_jsonl(made, "talk.jsonl")
     recipe = tmp_path / "r.yaml"
-    recipe.write_text(f"data: talk.jsonl\ntokenizer: {chat_tokenizer}\ntemplate: messages\nbatch_size: 4\n{settings}\n")
+    recipe.write_text(
+        f"data: talk.jsonl\ntokenizer: {chat_tokenizer}\ntemplate: messages\nbatch_size: 4\n{settings}\n"
+    )
     printed = Printed(here, recipe)
 
     # by hand, from the samples and from the batches alone
-    loader = ps.load(recipe, output="numpy", cache_dir=tmp_path / "cache", num_proc=1, rank=0, world_size=1)
+    loader = ps.load(
+        recipe, output="numpy", cache_dir=tmp_path / "cache", num_proc=1, rank=0, world_size=1
+    )
     samples = [sample for sample in loader.stores[0] if len(sample)]
     tokens = sum(len(sample) for sample in samples)
     targets = sum(int(sample.loss_mask[1:].sum()) for sample in samples)
@@ -101,14 +112,34 @@ def test_commands_print_the_same_numbers(
 
     row = printed.find("stats", r"^talk\t([\d,]+)\t([\d,]+)\t([\d,]+)\t([\d,]+)\t")
     assert row == [len(made), len(samples), tokens, targets]
-    assert printed.find("check", r"trained tokens +([\d,]+) of ([\d,]+) tokens") == [targets, tokens]
-    assert printed.find("check", r"bad rows +([\d,]+) of ([\d,]+) rows read: all fine") == [len(made), len(made)]
-    assert printed.find("prepare", r"talk: ([\d,]+) records → ([\d,]+) samples, ([\d,]+) tokens") == row[:3]
+    assert printed.find("check", r"trained tokens +([\d,]+) of ([\d,]+) tokens") == [
+        targets,
+        tokens,
+    ]
+    assert printed.find("check", r"bad rows +([\d,]+) of ([\d,]+) rows read: all fine") == [
+        len(made),
+        len(made),
+    ]
+    assert (
+        printed.find("prepare", r"talk: ([\d,]+) records → ([\d,]+) samples, ([\d,]+) tokens")
+        == row[:3]
+    )
     assert printed.find("stats", r"^tokens per sample, ([\d,]+) samples") == [len(samples)]
-    dropped = sum(map(number, re.findall(r"^talk\t\w+\t([\d,]+)\t\S+talk", printed.text["stats"], flags=re.MULTILINE)))
+    dropped = sum(
+        map(
+            number,
+            re.findall(r"^talk\t\w+\t([\d,]+)\t\S+talk", printed.text["stats"], flags=re.MULTILINE),
+        )
+    )
     assert dropped == len(made) - len(samples)
-    assert printed.find("check", r"rows without loss +([\d,]+) of ([\d,]+) rows") == [dropped, len(made)]
-    assert printed.find("plan", r"^steps\t([\d,]+) per epoch, ([\d,]+) in the whole run") == [len(batches)] * 2
+    assert printed.find("check", r"rows without loss +([\d,]+) of ([\d,]+) rows") == [
+        dropped,
+        len(made),
+    ]
+    assert (
+        printed.find("plan", r"^steps\t([\d,]+) per epoch, ([\d,]+) in the whole run")
+        == [len(batches)] * 2
+    )
     assert printed.find("plan", r"^rows per step\t([\d,]+):") == [4]
     if "tail: drop" not in settings:
         assert printed.find("plan", r"^rows\t([\d,]+), each of up to ([\d,]+) tokens") == [
@@ -116,30 +147,49 @@ def test_commands_print_the_same_numbers(
             max_length,
         ]
         assert printed.find("plan", r"^talk\t([\d,]+)\t100\.00%\t([\d,]+)\t")[1] == used
-    said = re.search(r"^dropped when packed \(.*?\), per epoch: (.*)$", printed.text["stats"], flags=re.MULTILINE)
+    said = re.search(
+        r"^dropped when packed \(.*?\), per epoch: (.*)$", printed.text["stats"], flags=re.MULTILINE
+    )
     in_plan = re.search(r"^dropped\t(.*) \(overflow: ", printed.text["plan"], flags=re.MULTILINE)
-    assert said is not None and in_plan is not None and said[1] == in_plan[1], "stats and plan say the same"
+    assert said is not None and in_plan is not None and said[1] == in_plan[1], (
+        "stats and plan say the same"
+    )
     assert set(re.findall(r"of ([\d,]+) samples", said[1])) == {f"{len(samples):,}"}, (
         "records that gave none are no samples"
     )
     if too_long:
         what = "cut at max_length" if "truncate" in settings else "too long"
         assert f"{too_long:,} of " in said[1] and what in said[1]
-        assert printed.find("check", r"too long +([\d,]+) of ([\d,]+) rows \(") == [too_long, len(made)]
+        assert printed.find("check", r"too long +([\d,]+) of ([\d,]+) rows \(") == [
+            too_long,
+            len(made),
+        ]
     assert printed.find("report", r"records ([\d,]+) in 1 source") == [len(made)]
-    assert printed.find("report", r"samples ([\d,]+) ([\d,]+) records gave none") == [len(samples), dropped]
+    assert printed.find("report", r"samples ([\d,]+) ([\d,]+) records gave none") == [
+        len(samples),
+        dropped,
+    ]
     assert printed.find("report", r"steps per epoch ([\d,]+)") == [len(batches)]
     lost = printed.find("report", r"dropped per epoch ([\d,]+)")[0]
-    assert lost == number((re.search(r"^([\d,]+) of .*too long", said[1]) or ["", "0"])[1]) or "tail: drop" in settings
+    assert (
+        lost == number((re.search(r"^([\d,]+) of .*too long", said[1]) or ["", "0"])[1])
+        or "tail: drop" in settings
+    )
     _, out, _ = here("stats", recipe, "-o", "num_proc=1", "--json")
     histogram = json.loads(out)["lengths"]["histogram"]
-    beyond = sum(c for low, c in zip(histogram["edges"], histogram["counts"], strict=False) if low >= max_length)
+    beyond = sum(
+        c
+        for low, c in zip(histogram["edges"], histogram["counts"], strict=False)
+        if low >= max_length
+    )
     assert beyond == too_long or not np.isin(max_length, histogram["edges"]), (
         "bars beyond max_length are what is too long"
     )
 
 
-def test_a_sample_of_exactly_max_length_is_not_drawn_as_too_long(here: Any, write_jsonl: Write, tmp_path: Path) -> None:
+def test_a_sample_of_exactly_max_length_is_not_drawn_as_too_long(
+    here: Any, write_jsonl: Write, tmp_path: Path
+) -> None:
     ids = [{"input_ids": [1] * length} for length in [64] * 9 + [65] * 2 + [20] * 5]
     write_jsonl(ids, "ids.jsonl")
     (tmp_path / "r.yaml").write_text(
@@ -172,9 +222,16 @@ def test_one_data_set_has_one_name(here: Any, write_jsonl: Write, chat_tokenizer
     assert "<title>talk.tools – Penstock report</title>" in Path("report.html").read_text()
 
 
-def test_a_plan_without_rows_does_not_claim_to_be_full(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
+def test_a_plan_without_rows_does_not_claim_to_be_full(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
     write_jsonl([{"text": " ".join(WORDS)}] * 5, "t.jsonl")
-    _, out, _ = here("plan", "t.jsonl", "--tokenizer", tokenizer_path, "--max-length", "4", "-o", "num_proc=1")
-    assert "rows\t0, each of up to 4 tokens, nothing to train on" in out and "100.00% filled" not in out
+    _, out, _ = here(
+        "plan", "t.jsonl", "--tokenizer", tokenizer_path, "--max-length", "4", "-o", "num_proc=1"
+    )
+    assert (
+        "rows\t0, each of up to 4 tokens, nothing to train on" in out
+        and "100.00% filled" not in out
+    )
     assert "last step\tthere is none: no sample is left to train on" in out
     assert "dropped\t5 of 5 samples (too long, " in out

@@ -20,16 +20,37 @@ from .conftest import Penstock
 
 Write = Callable[..., Path]
 
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "far", "away"]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "runs",
+    "far",
+    "away",
+]
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e"
 
 
 def words(row: int) -> str:
-    return " ".join(WORDS[(row * 7 + place * (row % 3 + 1)) % len(WORDS)] for place in range(2 + row * 13 % 40))
+    return " ".join(
+        WORDS[(row * 7 + place * (row % 3 + 1)) % len(WORDS)] for place in range(2 + row * 13 % 40)
+    )
 
 
 def chat(row: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": words(row)}, {"role": "assistant", "content": words(row + 1)}]}
+    return {
+        "messages": [
+            {"role": "user", "content": words(row)},
+            {"role": "assistant", "content": words(row + 1)},
+        ]
+    }
 
 
 @pytest.fixture
@@ -68,14 +89,26 @@ def test_five_minutes_from_data_to_batches(
     )
     assert "max_length 1,024: no sample is longer (0 of 300)" in made.stdout
     text = (tmp_path / "recipe.yaml").read_text()
-    assert "data: chat.jsonl\n" in text and "template: messages" in text and "# packing: best_fit" in text
+    assert (
+        "data: chat.jsonl\n" in text
+        and "template: messages" in text
+        and "# packing: best_fit" in text
+    )
     loader = ps.load(
-        tmp_path / "recipe.yaml", output="numpy", cache_dir=tmp_path / "cache", num_proc=1, rank=0, world_size=1
+        tmp_path / "recipe.yaml",
+        output="numpy",
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
+        rank=0,
+        world_size=1,
     )
     assert len(list(loader)) == len(loader) > 1
     again = command("init", "chat.jsonl", "--tokenizer", tokenizer_path)
     assert again.returncode == 3
-    assert again.stderr == "penstock: recipe.yaml: exists already; choose another name, or pass --force to replace it\n"
+    assert (
+        again.stderr
+        == "penstock: recipe.yaml: exists already; choose another name, or pass --force to replace it\n"
+    )
     assert command("init", "chat.jsonl", "--tokenizer", tokenizer_path, "--force").returncode == 0
     for name in ("check", "prepare", "stats", "plan"):
         result = command(name, "recipe.yaml")
@@ -83,17 +116,33 @@ def test_five_minutes_from_data_to_batches(
 
 
 def test_init_without_a_tokenizer_leaves_a_variable(
-    here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Any,
+    write_jsonl: Write,
+    tokenizer_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_jsonl([{"instruction": words(row), "output": words(row + 3)} for row in range(50)], "tasks.jsonl")
+    write_jsonl(
+        [{"instruction": words(row), "output": words(row + 3)} for row in range(50)], "tasks.jsonl"
+    )
     code, out, _ = here("init", "tasks.jsonl", "-o", "my.yaml", "--json")
     found = json.loads(out)
-    assert code == 0 and found["template"] == "alpaca" and found["is_estimate"] and found["num_rows"] == 50
+    assert (
+        code == 0
+        and found["template"] == "alpaca"
+        and found["is_estimate"]
+        and found["num_rows"] == 50
+    )
     assert 'penstock.load("my.yaml")' in (tmp_path / "my.yaml").read_text()
     code, _, err = here("plan", "my.yaml")
-    assert code == 3 and "the environment variable TOKENIZER is not set; set it, or give a default" in err
+    assert (
+        code == 3
+        and "the environment variable TOKENIZER is not set; set it, or give a default" in err
+    )
     _, out, _ = here("init", "tasks.jsonl", "-o", "again.yaml")
-    assert out.endswith("next: name a tokenizer in it, or set the variable TOKENIZER; then penstock check again.yaml\n")
+    assert out.endswith(
+        "next: name a tokenizer in it, or set the variable TOKENIZER; then penstock check again.yaml\n"
+    )
     monkeypatch.setenv("TOKENIZER", str(tokenizer_path))
     assert here("plan", "my.yaml", "-o", "num_proc=1")[0] == 0
 
@@ -105,19 +154,30 @@ def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
     assert here("check", "ids.yaml")[0] == 0
     write_jsonl([], "empty.jsonl")
     code, _, err = here("init", "empty.jsonl", "-o", "none.yaml")
-    assert code == 3 and f"{Path('empty.jsonl').resolve()}: no rows to sample; give data that has some" in err
+    assert (
+        code == 3
+        and f"{Path('empty.jsonl').resolve()}: no rows to sample; give data that has some" in err
+    )
     code, _, err = here("init", "ids.jsonl", "-o", "no/such/folder/x.yaml")
     assert code == 3 and "its folder does not exist; create it first" in err
 
 
-def test_init_says_which_rows_give_no_sample(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_init_says_which_rows_give_no_sample(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
     lines = [json.dumps({"text": words(row)}) for row in range(20)]
     lines[7], lines[9] = "not json", '{"text": 7}'
     (tmp_path / "some.jsonl").write_text("\n".join(lines))
     code, out, err = here("init", "some.jsonl", "--tokenizer", tokenizer_path, "--template", "text")
     assert code == 0, err
-    assert f"1 of 20 sampled rows cannot be read; fix them, or set on_bad: skip: {tmp_path}/some.jsonl:8:" in out
-    assert f"1 of 20 sampled rows give an error in the template: {tmp_path}/some.jsonl:10: key 'text' is int" in out
+    assert (
+        f"1 of 20 sampled rows cannot be read; fix them, or set on_bad: skip: {tmp_path}/some.jsonl:8:"
+        in out
+    )
+    assert (
+        f"1 of 20 sampled rows give an error in the template: {tmp_path}/some.jsonl:10: key 'text' is int"
+        in out
+    )
     assert "1 of 20 sampled rows cannot be read" in (tmp_path / "recipe.yaml").read_text()
     for name, line, why in (
         ("bad", "no json", "none of 3 sampled rows can be read"),
@@ -125,7 +185,14 @@ def test_init_says_which_rows_give_no_sample(here: Any, tokenizer_path: Path, tm
     ):
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * 3)
         code, _, err = here(
-            "init", f"{name}.jsonl", "--tokenizer", tokenizer_path, "--template", "text", "-o", "n.yaml"
+            "init",
+            f"{name}.jsonl",
+            "--tokenizer",
+            tokenizer_path,
+            "--template",
+            "text",
+            "-o",
+            "n.yaml",
         )
         assert code == 3 and why in err and f"{name}.jsonl:1" in err
         assert not (tmp_path / "n.yaml").exists()
@@ -135,22 +202,48 @@ def test_init_is_told_the_template_where_looking_cannot_tell(
     here: Any, write_jsonl: Write, tokenizer_path: Path
 ) -> None:
     write_jsonl(
-        [{"prompt": words(row), "completion": words(row + 1), "text": words(row)} for row in range(30)], "both.jsonl"
+        [
+            {"prompt": words(row), "completion": words(row + 1), "text": words(row)}
+            for row in range(30)
+        ],
+        "both.jsonl",
     )
     code, _, err = here("init", "both.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 3 and "2 templates fit the 30 sampled rows" in err and "name the one you mean" in err
+    assert (
+        code == 3
+        and "2 templates fit the 30 sampled rows" in err
+        and "name the one you mean" in err
+    )
     code, out, err = here(
-        "init", "both.jsonl", "--tokenizer", tokenizer_path, "--template", "text", "--option", "eos=false"
+        "init",
+        "both.jsonl",
+        "--tokenizer",
+        tokenizer_path,
+        "--template",
+        "text",
+        "--option",
+        "eos=false",
     )
     assert code == 0 and "template: text, as you asked" in out, err
     recipe = ps.Recipe.read("recipe.yaml")
     assert recipe.settings["template"] == "text" and recipe.settings["eos"] is False
 
 
-def test_a_row_that_cannot_be_read_is_shown_with_the_reason(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_is_shown_with_the_reason(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n')
     code, out, err = here(
-        "show", "bad.jsonl", "--row", "1", "--tokenizer", tokenizer_path, "-o", "on_bad=skip", "-o", "num_proc=1"
+        "show",
+        "bad.jsonl",
+        "--row",
+        "1",
+        "--tokenizer",
+        tokenizer_path,
+        "-o",
+        "on_bad=skip",
+        "-o",
+        "num_proc=1",
     )
     assert code == 0 and f"{tmp_path}/bad.jsonl:2" in out and "dropped: bad_json" in out, err
 
@@ -159,7 +252,11 @@ def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
     code, out, err = here("prepare", recipe)
     assert code == 0, err
     lines = out.splitlines()
-    assert [line.split("  ")[1].split(":")[0] for line in lines] == ["talk", "prose", "held_out (eval)"]
+    assert [line.split("  ")[1].split(":")[0] for line in lines] == [
+        "talk",
+        "prose",
+        "held_out (eval)",
+    ]
     assert f"{recipe}:9: sequence_len is read as max_length: 128" in err
     code, out, _ = here("prepare", recipe, "--json")
     found = json.loads(out)
@@ -176,19 +273,37 @@ def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
 
 def test_the_stores_of_a_recipe_are_verified(here: Any, recipe: Path) -> None:
     code, _, err = here("verify", recipe)
-    assert code == 3 and f"{recipe}: 'talk' is not prepared in " in err and f"run: penstock prepare {recipe}" in err
+    assert (
+        code == 3
+        and f"{recipe}: 'talk' is not prepared in " in err
+        and f"run: penstock prepare {recipe}" in err
+    )
     assert here("prepare", recipe)[0] == 0
     code, out, err = here("verify", recipe)
     assert code == 0 and out.count(": whole (") == 3, err
 
 
 def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
-    code, out, err = here("stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--world-size", "2")
+    code, out, err = here(
+        "stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--world-size", "2"
+    )
     assert code == 0, err
     assert re.search(r"^talk\t120\t120\t[\d,]+\t[\d,]+\t\d+\.\d%\t", out, flags=re.MULTILINE)
-    assert "tokens per sample" in out and "█" in out and "dropped when prepared: none of 210 records" in out
+    assert (
+        "tokens per sample" in out
+        and "█" in out
+        and "dropped when prepared: none of 210 records" in out
+    )
     code, out, _ = here(
-        "stats", recipe, "--compare-length", "64", "--compare-packing", "none", "--json", "--part", "held_out"
+        "stats",
+        recipe,
+        "--compare-length",
+        "64",
+        "--compare-packing",
+        "none",
+        "--json",
+        "--part",
+        "held_out",
     )
     found = json.loads(out)
     assert [source["rows"] for source in found["sources"]] == [9]
@@ -198,7 +313,9 @@ def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
     assert sum(found["lengths"]["histogram"]["counts"]) == 9
 
 
-def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Path, tmp_path: Path) -> None:
+def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(
+    here: Any, recipe: Path, tmp_path: Path
+) -> None:
     code, out, err = here("plan", recipe, "--world-size", "2", "--batch-size", "4", "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -218,7 +335,9 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Pat
     state = tmp_path / "state.json"
     state.write_text(json.dumps({"step": 2, "data": {"loader": loader.state_dict()}}))
     code, out, _ = here("plan", recipe, "--world-size", "4", "--compare", state)
-    assert code == 0 and re.search(r"state.json: fits: continues at step 2 in epoch 0, [\d,]+ steps left", out)
+    assert code == 0 and re.search(
+        r"state.json: fits: continues at step 2 in epoch 0, [\d,]+ steps left", out
+    )
     code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3")
     assert code == 1 and "cannot resume: the state belongs to plan" in out and "seed 0 → 3" in out
     code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3", "--json")
@@ -232,9 +351,14 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(here: Any, recipe: Pat
 def test_a_plan_without_a_step_says_why_and_fails(here: Any, recipe: Path) -> None:
     code, out, _ = here("plan", recipe, "--max-length", "2")
     assert code == 1
-    assert "0, each of up to 2 tokens, nothing to train on" in out and "100.00%" not in out and "full" not in out
+    assert (
+        "0, each of up to 2 tokens, nothing to train on" in out
+        and "100.00%" not in out
+        and "full" not in out
+    )
     assert re.search(
-        r"the run has no step: of 210 samples none is left: 210 overlong; raise max_length, or choose", out
+        r"the run has no step: of 210 samples none is left: 210 overlong; raise max_length, or choose",
+        out,
     )
     code, out, _ = here("plan", recipe, "--max-length", "2", "--json")
     assert (
@@ -248,11 +372,15 @@ def test_a_plan_shows_how_mixed_the_epoch_is(here: Any, recipe: Path) -> None:
     code, out, err = here("plan", recipe)
     assert code == 0, err
     assert "how mixed: shares of the samples in each tenth of the epoch" in out
-    points = re.search(r"within sampling error \(with so few samples, as much as ([\d.]+) percentage points\)", out)
+    points = re.search(
+        r"within sampling error \(with so few samples, as much as ([\d.]+) percentage points\)", out
+    )
     assert points is not None and float(points[1]) > 10
     assert len(re.findall(r"^· rows (\d+)–(\d+) %", out, re.MULTILINE)) == 10
     mixing = json.loads(here("plan", recipe, "--json")[1])["mixing"]
-    assert [source["name"] for source in mixing["sources"]] == ["talk", "prose"] and mixing["is_even"]
+    assert [source["name"] for source in mixing["sources"]] == ["talk", "prose"] and mixing[
+        "is_even"
+    ]
     for tenth in range(10):
         assert sum(source["tenths"][tenth] for source in mixing["sources"]) == pytest.approx(1)
         for source in mixing["sources"]:
@@ -266,16 +394,27 @@ def test_a_plan_shows_how_mixed_the_epoch_is(here: Any, recipe: Path) -> None:
 def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
     path = recipe.with_name("mix.yaml")
     weighted = recipe.read_text().replace("template: messages}", "template: messages, weight: 0.5}")
-    path.write_text(weighted.replace("prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.5}", 1))
+    path.write_text(
+        weighted.replace(
+            "prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.5}", 1
+        )
+    )
     code, out, err = here("plan", path)
     assert code == 0, err
     assert (
-        "not used: 27 samples of talk (22.5% of them), because the epoch ends when prose is used up; stop: all" in out
+        "not used: 27 samples of talk (22.5% of them), because the epoch ends when prose is used up; stop: all"
+        in out
     )
-    shares = {share["name"]: share for share in json.loads(here("plan", path, "--json")[1])["shares"]}
-    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (27, 0) and shares["talk"]["unused_share"] == 0.225
+    shares = {
+        share["name"]: share for share in json.loads(here("plan", path, "--json")[1])["shares"]
+    }
+    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (27, 0) and shares["talk"][
+        "unused_share"
+    ] == 0.225
     assert shares["talk"]["samples"] == shares["prose"]["samples"] == 90
-    assert shares["prose"]["times"] == shares["prose"]["times_in_run"] == 1.0 and "repeated" not in out
+    assert (
+        shares["prose"]["times"] == shares["prose"]["times_in_run"] == 1.0 and "repeated" not in out
+    )
     code, out, _ = here("plan", path, "-o", "stop=all")
     assert code == 0 and "not used" not in out
 
@@ -285,7 +424,9 @@ def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_eac
 ) -> None:
     path = recipe.with_name("mix.yaml")
     text = recipe.read_text().replace("template: messages}", "template: messages, weight: 0.3}")
-    path.write_text(text.replace("prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.7}", 1))
+    path.write_text(
+        text.replace("prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.7}", 1)
+    )
     options = ["--option", "stop=all", "--option", "epochs=3"]
     found = json.loads(here("plan", path, *options, "--json")[1])
     shares = {share["name"]: share for share in found["shares"]}
@@ -295,7 +436,10 @@ def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_eac
         used.update(loader.plan.sources[span["source"]].name for span in batch.rows.spans)
     assert shares["talk"]["times"] == 1.0 and found["stop"] == "all"
     assert shares["prose"]["times"] == -(-shares["talk"]["samples"] * 7 // 3) / 90 > 2
-    assert {name: share["times_in_run"] for name, share in shares.items()} == {"talk": 3.0, "prose": used["prose"] / 90}
+    assert {name: share["times_in_run"] for name, share in shares.items()} == {
+        "talk": 3.0,
+        "prose": used["prose"] / 90,
+    }
     per_epoch, in_run = shares["prose"]["times"], used["prose"] / 90
     said = f"repeated: each sample of prose is used {per_epoch:.2f} times per epoch and {in_run:.2f} times in the run"
     assert said in here("plan", path, *options)[1]
@@ -303,11 +447,15 @@ def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_eac
     assert said in (tmp_path / "r.html").read_text()
 
 
-def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, tmp_path: Path) -> None:
+def test_a_trace_names_the_lines_that_the_batch_holds(
+    here: Any, recipe: Path, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"batch_size": 1, "output": "numpy", "cache_dir": tmp_path / "cache"}
     ranks = [ps.load(recipe, rank=rank, world_size=2, **options) for rank in range(2)]
     batches = [list(rank) for rank in ranks]
-    code, out, err = here("trace", recipe, "--step", "3", "--world-size", "2", "--batch-size", "1", "--json")
+    code, out, err = here(
+        "trace", recipe, "--step", "3", "--world-size", "2", "--batch-size", "1", "--json"
+    )
     assert code == 0, err
     rows = json.loads(out)["rows"]
     for rank in range(2):
@@ -315,7 +463,9 @@ def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, t
         assert [segment["where"] for segment in row["segments"]] == [
             str(where) for where, _, _ in batches[rank][3].provenance[0]
         ]
-    code, out, _ = here("trace", recipe, "--step", "3", "--world-size", "2", "--batch-size", "1", "--rank", "1")
+    code, out, _ = here(
+        "trace", recipe, "--step", "3", "--world-size", "2", "--batch-size", "1", "--rank", "1"
+    )
     assert (
         code == 0
         and out.startswith("step 3 of epoch 0, rank 1: 1 row; plan ")
@@ -325,7 +475,17 @@ def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, t
     next(iter(fresh))
     (tmp_path / "state.json").write_text(json.dumps(fresh.state_dict()))
     code, out, _ = here(
-        "trace", recipe, "--step", "1", "--world-size", "2", "--batch-size", "1", "--state", "state.json", "--json"
+        "trace",
+        recipe,
+        "--step",
+        "1",
+        "--world-size",
+        "2",
+        "--batch-size",
+        "1",
+        "--state",
+        "state.json",
+        "--json",
     )
     after = [segment["where"] for segment in json.loads(out)["rows"][0]["segments"]]
     assert after == [str(where) for where, _, _ in ranks[1].explain(0)[1]]
@@ -333,7 +493,9 @@ def test_a_trace_names_the_lines_that_the_batch_holds(here: Any, recipe: Path, t
     assert code == 3 and "step 9999 does not exist: the run has " in err
 
 
-def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokenizer_path: Path) -> None:
+def test_show_walks_a_record_through_every_stage(
+    here: Any, recipe: Path, tokenizer_path: Path
+) -> None:
     assert here("prepare", recipe)[0] == 0
     code, out, err = here("show", recipe, "--row", "5", "--max-length", "256")
     assert code == 0, err
@@ -349,13 +511,18 @@ def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokeni
         assert part in out
     assert f"⟦{words(6)}" in out, "the answer is marked as trained"
     assert out.count(words(6)) == 2, "once as data, once as tokens"
-    assert re.search(r"epoch 0, step \d+, rank 0, row \d: tokens 0–\d+ of the sample at \d+–\d+ of the row", out)
+    assert re.search(
+        r"epoch 0, step \d+, rank 0, row \d: tokens 0–\d+ of the sample at \d+–\d+ of the row", out
+    )
     assert re.search(r"^[a-zA-Z]+·*$", out, flags=re.MULTILINE), "the packed row, drawn"
     code, out, _ = here("show", recipe, "--row", "-1", "--source", "prose", "--json")
     found = json.loads(out)
     assert found["sample"] == 89 and found["source"] == "prose" and found["rendered"] is None
     assert found["packed_row"]["step"] == found["landings"][0]["step"]
-    assert any(segment["sample"] == 89 and segment["source"] == "prose" for segment in found["packed_row"]["segments"])
+    assert any(
+        segment["sample"] == 89 and segment["source"] == "prose"
+        for segment in found["packed_row"]["segments"]
+    )
     code, out, _ = here("show", recipe, "--step", "0")
     assert code == 0 and out.count("step 0, rank 0, row ") == 2
     code, out, _ = here("show", recipe, "--random", "--json")
@@ -369,7 +536,9 @@ def test_show_walks_a_record_through_every_stage(here: Any, recipe: Path, tokeni
     assert code == 3 and "record 120 does not exist: 'talk' has 120 records, counted from 0" in err
 
 
-def test_check_finds_what_would_cost_money(here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_check_finds_what_would_cost_money(
+    here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     rows: list[dict[str, Any]] = [{"text": words(row)} for row in range(60)]
     rows += [{"text": words(7)}] * 20 + [{"text": ""}] * 5 + [{"text": " ".join(WORDS * 60)}] * 3
     write_jsonl(rows, "odd.jsonl")
@@ -396,12 +565,17 @@ def test_check_finds_what_would_cost_money(here: Any, write_jsonl: Write, tokeni
     }  # fmt: skip
     assert "5 of 88 rows (5.7%) have no tokens to train on" in verdicts["rows without loss"]["why"]
     assert verdicts["rows without loss"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
-    assert "3 of 88 rows (3.4%) are longer than max_length 256; they are dropped, with " in verdicts["too long"]["why"]
+    assert (
+        "3 of 88 rows (3.4%) are longer than max_length 256; they are dropped, with "
+        in verdicts["too long"]["why"]
+    )
     assert verdicts["duplicates"]["why"].startswith("22 of 88 rows (25.0%) repeat an earlier one")
     assert not (tmp_path / "cache" / "stores").exists(), "nothing is prepared"
     code, out, _ = here(*arguments, "-o", "overflow=error")
     assert (
-        code == 1 and "fail too long           3 of 88 rows (3.4%) are longer" in out and "1 failure, 3 warnings" in out
+        code == 1
+        and "fail too long           3 of 88 rows (3.4%) are longer" in out
+        and "1 failure, 3 warnings" in out
     )
     code, out, _ = here(*arguments, "--rows", "10")
     assert code == 0 and "88 rows; 10 of them, spread over the data, were checked" in out
@@ -411,63 +585,97 @@ def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
     here: Any, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "bad.jsonl"
-    data.write_text('{"text": "the fox"}\nnot json\n{"text": "a dog<|endoftext|><|endoftext|>"}\n{"text": 7}\n')
+    data.write_text(
+        '{"text": "the fox"}\nnot json\n{"text": "a dog<|endoftext|><|endoftext|>"}\n{"text": 7}\n'
+    )
     arguments = ("check", data, "--tokenizer", tokenizer_path, "--template", "text", "--json")
     code, out, err = here(*arguments)
     assert code == 1, err
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["bad rows"]["answer"] == "fail" and verdicts["bad rows"]["first"] == [f"{data}:2"]
+    assert verdicts["bad rows"]["answer"] == "fail" and verdicts["bad rows"]["first"] == [
+        f"{data}:2"
+    ]
     assert "set on_bad: skip" in verdicts["bad rows"]["why"]
     assert (
         verdicts["template"]["answer"] == "fail"
         and "key 'text' is int, expected a string" in verdicts["template"]["why"]
     )
-    assert verdicts["BOS and EOS"]["answer"] == "warn" and "have two EOS" in verdicts["BOS and EOS"]["why"]
+    assert (
+        verdicts["BOS and EOS"]["answer"] == "warn"
+        and "have two EOS" in verdicts["BOS and EOS"]["why"]
+    )
     code, out, _ = here(*arguments, "-o", "on_bad=skip")
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["bad rows"]["answer"] == "warn" and "skipped and counted" in verdicts["bad rows"]["why"]
+    assert (
+        verdicts["bad rows"]["answer"] == "warn"
+        and "skipped and counted" in verdicts["bad rows"]["why"]
+    )
     (tmp_path / "empty.jsonl").write_text("")
     code, out, _ = here("check", "empty.jsonl", "--tokenizer", tokenizer_path)
     assert code == 1 and "fail rows               there are no rows" in out
 
 
-def test_check_counts_every_row_that_does_not_fit(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
+def test_check_counts_every_row_that_does_not_fit(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
     write_jsonl([{"text": 7 if row % 3 == 0 else words(row)} for row in range(150)], "some.jsonl")
     arguments = ("--tokenizer", tokenizer_path, "--template", "text", "--json")
     _, out, _ = here("check", "some.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["template"]["why"].startswith("50 of 150 rows (33.3%) give an error in the template")
+    assert verdicts["template"]["why"].startswith(
+        "50 of 150 rows (33.3%) give an error in the template"
+    )
     assert verdicts["rows"]["answer"] == "ok" and json.loads(out)[0]["estimated_tokens"] > 100
     write_jsonl([{"text": 7}] * 30, "none.jsonl")
     _, out, _ = here("check", "none.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
     assert verdicts["template"]["why"].startswith("30 of 30 rows (100.0%)")
     assert verdicts["rows"]["why"] == "none of 30 sampled rows gives a sample"
-    assert {verdict["answer"] for verdict in verdicts.values()} == {"fail"}  # nothing else is well without a sample
+    assert {verdict["answer"] for verdict in verdicts.values()} == {
+        "fail"
+    }  # nothing else is well without a sample
 
 
 def test_bench_measures_against_what_a_model_takes(here: Any, recipe: Path) -> None:
     code, out, err = here(
-        "bench", recipe, "--seconds", "0.2", "--rows", "50", "--model-tokens-per-second", "1", "--json"
+        "bench",
+        recipe,
+        "--seconds",
+        "0.2",
+        "--rows",
+        "50",
+        "--model-tokens-per-second",
+        "1",
+        "--json",
     )
     assert code == 0, err
     made, loaded = json.loads(out)
     assert (made["what"], loaded["what"]) == ("preparation", "loader")
-    assert made["tokens"] > 0 and loaded["tokens_per_second"] > 0 and loaded["headroom"] == loaded["tokens_per_second"]
-    code, out, _ = here("bench", recipe, "--seconds", "0.1", "--rows", "10", "--model-tokens-per-second", "1e15")
+    assert (
+        made["tokens"] > 0
+        and loaded["tokens_per_second"] > 0
+        and loaded["headroom"] == loaded["tokens_per_second"]
+    )
+    code, out, _ = here(
+        "bench", recipe, "--seconds", "0.1", "--rows", "10", "--model-tokens-per-second", "1e15"
+    )
     assert code == 1 and "× what the model takes" in out
 
 
 def test_empty_data_is_said_not_raised(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
     write_jsonl([], "empty.jsonl")
     for arguments in (("stats",), ("plan",), ("show",), ("trace", "--step", "0"), ("bench",)):
-        code, _, err = here(*arguments, "empty.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1")
+        code, _, err = here(
+            *arguments, "empty.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1"
+        )
         assert code in (0, 1, 3) and "Traceback" not in err, (arguments, err)
 
 
 def test_one_huge_row_is_shown_in_part(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
     write_jsonl([{"text": " ".join(WORDS) * 20_000}, {"text": "the fox"}], "huge.jsonl")
-    code, out, err = here("show", "huge.jsonl", "--tokenizer", tokenizer_path, "--row", "0", "-o", "num_proc=1")
+    code, out, err = here(
+        "show", "huge.jsonl", "--tokenizer", tokenizer_path, "--row", "0", "-o", "num_proc=1"
+    )
     assert code == 0, err
     assert "more characters" in out and "more tokens" in out and len(out) < 40_000
     assert "dropped as too long: " in out
@@ -476,8 +684,12 @@ def test_one_huge_row_is_shown_in_part(here: Any, write_jsonl: Write, tokenizer_
 def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
     here: Any, recipe: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "list.yaml").write_text("datasets:\n  - path: prose.jsonl\n  - path: prose.jsonl@[:5]\n")
-    code, out, err = here("plan", "list.yaml", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json")
+    (tmp_path / "list.yaml").write_text(
+        "datasets:\n  - path: prose.jsonl\n  - path: prose.jsonl@[:5]\n"
+    )
+    code, out, err = here(
+        "plan", "list.yaml", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json"
+    )
     assert code == 0 and json.loads(out)["counters"]["samples_in"] == 95, err
     (tmp_path / "broken.yaml").write_text("data: [x\n")
     code, _, err = here("plan", "broken.yaml")
@@ -488,9 +700,17 @@ def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
     assert code == 3 and "unknown key 'max_lenght'; did you mean 'max_length'?" in err
 
 
-def test_nothing_in_data_steers_the_terminal(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
-    write_jsonl([{"text": f"the {HOSTILE} fox {row}\n\tdog"} for row in range(30)], f"a{HOSTILE}b.jsonl")
-    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm-256color"}
+def test_nothing_in_data_steers_the_terminal(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    write_jsonl(
+        [{"text": f"the {HOSTILE} fox {row}\n\tdog"} for row in range(30)], f"a{HOSTILE}b.jsonl"
+    )
+    environment = {
+        **os.environ,
+        "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        "TERM": "xterm-256color",
+    }
     name = str(tmp_path / f"a{HOSTILE}b.jsonl")
     common = ["--tokenizer", str(tokenizer_path), "-o", "num_proc=1"]
     for arguments in (
@@ -505,12 +725,16 @@ def test_nothing_in_data_steers_the_terminal(write_jsonl: Write, tokenizer_path:
         output = on_a_terminal([sys.executable, "-m", "penstock", *arguments], environment)
         rest = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", output).replace(b"\r", b"").decode()
         steering = {
-            char for char in rest if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e"
+            char
+            for char in rest
+            if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e"
         }
         assert steering == set() and "Traceback" not in rest, (arguments, rest)
         if arguments[0] == "show":
             assert b"\x1b[" in output, "there are colours on a terminal"
-    assert ps.load(tmp_path / "r.yaml", cache_dir=tmp_path / "cache", num_proc=1, output="numpy").batch_size
+    assert ps.load(
+        tmp_path / "r.yaml", cache_dir=tmp_path / "cache", num_proc=1, output="numpy"
+    ).batch_size
 
 
 def on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
@@ -533,12 +757,25 @@ def on_a_terminal(command: list[str], environment: dict[str, str]) -> bytes:
 
 def test_help_is_quick_and_brings_nothing_along() -> None:
     probe = "import sys\nfrom penstock.cli.main import run\nrun(['--help'])\nsys.stderr.write(' '.join(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
     found = {name.partition(".")[0] for name in result.stderr.split()}
     assert found.isdisjoint(
         {"numpy", "pyarrow", "torch", "tokenizers", "yaml", "rich", "orjson", "jinja2", "minijinja"}
     )
-    for name in ("init", "check", "prepare", "show", "stats", "plan", "trace", "bench", "verify", "cache"):
+    for name in (
+        "init",
+        "check",
+        "prepare",
+        "show",
+        "stats",
+        "plan",
+        "trace",
+        "bench",
+        "verify",
+        "cache",
+    ):
         assert re.search(rf"^  {name} ", result.stdout, flags=re.MULTILINE)
 
 
@@ -552,9 +789,14 @@ def test_shells_get_completions(shell: str) -> None:
     assert result.returncode == 0 and "penstock" in result.stdout, result.stderr
 
 
-def test_the_commands_say_what_a_pair_is(here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_the_commands_say_what_a_pair_is(
+    here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     """Both sequences count for max_length, none is packed, and the last batch is shorter."""
-    rows = [{"prompt": words(row), "chosen": f" {words(row + 1)}", "rejected": " no"} for row in range(10)]
+    rows = [
+        {"prompt": words(row), "chosen": f" {words(row + 1)}", "rejected": " no"}
+        for row in range(10)
+    ]
     data = write_jsonl(rows, "pairs.jsonl")
     path = tmp_path / "pairs.yaml"
     code, said, _ = here("init", data, "--tokenizer", tokenizer_path, "--output", path)
@@ -563,7 +805,10 @@ def test_the_commands_say_what_a_pair_is(here: Any, write_jsonl: Write, tokenize
     assert "(a pair counts both sequences)" in here("check", path)[1]
     store = ps.load(path).stores[0]
     lengths = " and ".join(map(str, store[0].columns["sequence_lengths"].tolist()))
-    assert f"{store.lengths[0]} tokens in sequences of {lengths}, " in here("show", path, "--row", "0")[1]
+    assert (
+        f"{store.lengths[0]} tokens in sequences of {lengths}, "
+        in here("show", path, "--row", "0")[1]
+    )
     assert "2 of 4 rows, a shorter batch: no row is added (tail: pad)" in here("plan", path)[1]
     compared = here("stats", path)[1].partition("packing compared")[2]
     assert "none" in compared and "best_fit" not in compared and "concat" not in compared
@@ -571,13 +816,19 @@ def test_the_commands_say_what_a_pair_is(here: Any, write_jsonl: Write, tokenize
 
 def test_prepare_writes_every_data_set_for_megatron(tmp_path: Path, here: Any) -> None:
     rows = [[5, 6, 1], [7, 1]]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"input_ids": row}) + "\n" for row in rows)
+    )
     (tmp_path / "r.yaml").write_text(
         "data: {ids: {path: a.jsonl}}\neval: {held: {path: a.jsonl}}\n"
         "template: pretokenized\nvocab_size: 50\nmax_length: 8\n"
     )
     code, out, _ = here("prepare", "r.yaml", "--megatron", "m")
     assert code == 0 and "ids.bin and .idx: 2 sequences, 5 tokens" in out
-    assert read_megatron(tmp_path / "m" / "ids")[1] == rows == read_megatron(tmp_path / "m" / "held_eval")[1]
+    assert (
+        read_megatron(tmp_path / "m" / "ids")[1]
+        == rows
+        == read_megatron(tmp_path / "m" / "held_eval")[1]
+    )
     code, out, _ = here("prepare", "r.yaml", "--megatron", "m", "--json")
     assert code == 0 and [each["megatron"]["tokens"] for each in json.loads(out)] == [5, 5]

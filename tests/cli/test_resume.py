@@ -21,12 +21,20 @@ num_proc: 1
 
 
 @pytest.fixture
-def write(here: Any, write_jsonl: Callable[..., Path], tokenizer_path: Path, tmp_path: Path) -> Callable[..., Path]:
+def write(
+    here: Any, write_jsonl: Callable[..., Path], tokenizer_path: Path, tmp_path: Path
+) -> Callable[..., Path]:
     for name, count in (("web", 90), ("code", 60), ("chat", 40)):
-        write_jsonl([{"text": f"{name} {'fox dog ' * (1 + row % 9)}"} for row in range(count)], f"{name}.jsonl")
+        write_jsonl(
+            [{"text": f"{name} {'fox dog ' * (1 + row % 9)}"} for row in range(count)],
+            f"{name}.jsonl",
+        )
 
     def write(name: str = "recipe.yaml", web: Any = 3, **weights: Any) -> Path:
-        other = "".join(f"  {each}: {{path: {each}.jsonl, weight: {weight}}}\n" for each, weight in weights.items())
+        other = "".join(
+            f"  {each}: {{path: {each}.jsonl, weight: {weight}}}\n"
+            for each, weight in weights.items()
+        )
         path = tmp_path / name
         path.write_text(RECIPE.format(web=web, other=other, tokenizer=tokenizer_path))
         return path
@@ -45,13 +53,21 @@ def save(recipe: Path, state: Path, steps: int) -> list[Any]:
     return rows
 
 
-def test_an_edited_recipe_is_refused_and_with_changes_goes_on(here: Any, write: Any, tmp_path: Path) -> None:
+def test_an_edited_recipe_is_refused_and_with_changes_goes_on(
+    here: Any, write: Any, tmp_path: Path
+) -> None:
     state, recipe = tmp_path / "state.json", write(web=3, code=1)
     before = {sample for source, sample in save(recipe, state, 2) if source == 0}
-    assert here("resume", recipe, "--state", state)[1].endswith("nothing changes: the state fits this recipe\n")
+    assert here("resume", recipe, "--state", state)[1].endswith(
+        "nothing changes: the state fits this recipe\n"
+    )
     write(web=1, chat=2)
     code, _, error = here("resume", recipe, "--state", state)
-    assert code == 3 and "penstock resume --changes" in error and 'weights ["3", "1"] → ["1", "2"]' in error
+    assert (
+        code == 3
+        and "penstock resume --changes" in error
+        and 'weights ["3", "1"] → ["1", "2"]' in error
+    )
     code, shown, _ = here("resume", recipe, "--state", state, "--changes", "--json")
     found = json.loads(shown)
     assert code == 0 and (found["step"], found["rows"]) == (2, 8)
@@ -64,7 +80,10 @@ def test_an_edited_recipe_is_refused_and_with_changes_goes_on(here: Any, write: 
     loader = ps.load(recipe, output="numpy", rank=0, world_size=1, progress="none")
     loader.load_state_dict(json.loads(changed.read_text()))
     after = {
-        sample for batch in loader for source, sample in batch.rows.spans[["source", "sample"]].tolist() if source == 0
+        sample
+        for batch in loader
+        for source, sample in batch.rows.spans[["source", "sample"]].tolist()
+        if source == 0
     }
     assert before and not before & after
     later = here("trace", recipe, "--state", changed, "--step", "3")[1]

@@ -31,7 +31,9 @@ RUN = (
 def vocabulary(tokenizer_path: Path, tmp_path: Path) -> Path:
     """A copy that a test may edit, with a chat template."""
     folder = shutil.copytree(tokenizer_path, tmp_path / "vocabulary")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT})
+    )
     return folder
 
 
@@ -40,7 +42,9 @@ def recipe(vocabulary: Path, write_jsonl: Callable[..., Path], tmp_path: Path) -
     turns = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "a dog"}]
     write_jsonl([{"messages": turns, "row": row} for row in range(30)], "chat.jsonl")
     path = tmp_path / "recipe.yaml"
-    path.write_text("data: chat.jsonl\ntemplate: messages\ntokenizer: vocabulary\nmax_length: 64\nbatch_size: 2\n")
+    path.write_text(
+        "data: chat.jsonl\ntemplate: messages\ntokenizer: vocabulary\nmax_length: 64\nbatch_size: 2\n"
+    )
     return path
 
 
@@ -68,7 +72,13 @@ def test_commands_on_a_finished_store_load_no_tokenizer_and_no_template_engine(
     loaded: Callable[..., set[str]], recipe: Path
 ) -> None:
     assert loaded("prepare", recipe) >= {"tokenizers"}
-    for command in (("prepare",), ("plan",), ("stats",), ("trace", "--step", "0"), ("cache", "why")):
+    for command in (
+        ("prepare",),
+        ("plan",),
+        ("stats",),
+        ("trace", "--step", "0"),
+        ("cache", "why"),
+    ):
         assert not loaded(*command, recipe) & ENGINES, command
     assert "pyarrow" not in loaded("plan", recipe)  # lengths are a plain array
 
@@ -76,7 +86,13 @@ def test_commands_on_a_finished_store_load_no_tokenizer_and_no_template_engine(
 def test_commands_that_show_text_load_the_reference_and_never_fastokens(
     loaded: Callable[..., set[str]], recipe: Path
 ) -> None:
-    for command in (("show", "--row", "0"), ("check",), ("prepare",), ("show", "--row", "0"), ("show", "--step", "0")):
+    for command in (
+        ("show", "--row", "0"),
+        ("check",),
+        ("prepare",),
+        ("show", "--row", "0"),
+        ("show", "--step", "0"),
+    ):
         found = loaded(*command, recipe)
         assert "tokenizers" in found and "fastokens" not in found, command
 
@@ -88,12 +104,20 @@ def test_only_processes_that_encode_open_a_tokenizer(
         line = json.dumps({"text": f"the {name} fox " + "jumps over a lazy dog " * 2000})
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * (3 * FAST_BYTES // len(line)))
     common = ("--tokenizer", vocabulary, "--template", "text", "--num-proc", "2")
-    assert "fastokens" in loaded("prepare", "first.jsonl", *common), "the engines are compared once, to name the store"
-    assert not loaded("prepare", "second.jsonl", *common) & ENGINES, "two workers encode, and this process does not"
-    assert "fastokens" in loaded("prepare", "second.jsonl", *common[:-1], "1", "--refresh"), "now it encodes itself"
+    assert "fastokens" in loaded("prepare", "first.jsonl", *common), (
+        "the engines are compared once, to name the store"
+    )
+    assert not loaded("prepare", "second.jsonl", *common) & ENGINES, (
+        "two workers encode, and this process does not"
+    )
+    assert "fastokens" in loaded("prepare", "second.jsonl", *common[:-1], "1", "--refresh"), (
+        "now it encodes itself"
+    )
 
 
-def test_a_changed_tokenizer_is_no_hit(loaded: Callable[..., set[str]], recipe: Path, vocabulary: Path) -> None:
+def test_a_changed_tokenizer_is_no_hit(
+    loaded: Callable[..., set[str]], recipe: Path, vocabulary: Path
+) -> None:
     loaded("prepare", recipe)
     assert "tokenizers" not in loaded("prepare", recipe)
     config = vocabulary / "tokenizer_config.json"
@@ -104,7 +128,9 @@ def test_a_changed_tokenizer_is_no_hit(loaded: Callable[..., set[str]], recipe: 
     assert "tokenizers" not in loaded("prepare", recipe)
 
 
-def test_a_damaged_facts_file_is_made_again(loaded: Callable[..., set[str]], recipe: Path, tmp_path: Path) -> None:
+def test_a_damaged_facts_file_is_made_again(
+    loaded: Callable[..., set[str]], recipe: Path, tmp_path: Path
+) -> None:
     loaded("prepare", recipe)
     stores = sorted(path.name for path in (tmp_path / "cache" / "stores").rglob("*.json"))
     for path in (tmp_path / "cache" / "facts").rglob("*.json"):
@@ -128,10 +154,14 @@ def test_a_finished_store_is_found_in_a_cache_without_facts(
 
 def published(cache: Path) -> set[str]:
     """Folders of a cache that hold files."""
-    return {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()} - {"leases"}
+    return {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()} - {
+        "leases"
+    }
 
 
-def test_show_of_a_row_reads_that_row_and_prepares_nothing(command: Any, recipe: Path, tmp_path: Path) -> None:
+def test_show_of_a_row_reads_that_row_and_prepares_nothing(
+    command: Any, recipe: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "chat.jsonl"
     lines = data.read_text().splitlines()
     lines[7] = '{"messages": not json'
@@ -140,18 +170,26 @@ def test_show_of_a_row_reads_that_row_and_prepares_nothing(command: Any, recipe:
     done = command("show", recipe, "--row", "3", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["sample"] == 3 and found["where"].endswith("chat.jsonl:4") and json.loads(found["raw"])["row"] == 3
+    assert (
+        found["sample"] == 3
+        and found["where"].endswith("chat.jsonl:4")
+        and json.loads(found["raw"])["row"] == 3
+    )
     assert found["trained"] > 0 and found["rendered"].startswith("<user>the fox")
     assert found["landings"] == [] and found["packed_row"] is None
     assert "not prepared; run penstock prepare" in found["outcome"]
     assert not published(tmp_path / "cache") & {"shards", "stores", "digests"}
     assert command("show", recipe, "--row", "7").returncode == 3
     assert "has 30 rows" in command("show", recipe, "--row", "30").stderr
-    assert command("show", recipe, "--random", "-o", "on_bad=skip", "-o", "on_refused=skip").returncode in (0, 3)
+    assert command(
+        "show", recipe, "--random", "-o", "on_bad=skip", "-o", "on_refused=skip"
+    ).returncode in (0, 3)
     assert not published(tmp_path / "cache") & {"shards", "stores", "digests"}
 
 
-def test_show_of_a_prepared_row_says_the_same_and_where_it_is_trained(command: Any, recipe: Path) -> None:
+def test_show_of_a_prepared_row_says_the_same_and_where_it_is_trained(
+    command: Any, recipe: Path
+) -> None:
     alone = json.loads(command("show", recipe, "--row", "-2", "--json").stdout)
     assert command("prepare", recipe).returncode == 0
     prepared = json.loads(command("show", recipe, "--row", "-2", "--json").stdout)
@@ -162,7 +200,9 @@ def test_show_of_a_prepared_row_says_the_same_and_where_it_is_trained(command: A
 
 
 def rows(num_bytes: int, num_rows: int) -> ListSource:
-    return ListSource([{"text": "x" * (num_bytes // num_rows)} for _ in range(num_rows)], name="rows")
+    return ListSource(
+        [{"text": "x" * (num_bytes // num_rows)} for _ in range(num_rows)], name="rows"
+    )
 
 
 @pytest.mark.parametrize("num_rows", [100, 4000])
@@ -171,7 +211,9 @@ def test_the_engine_is_a_function_of_the_size_of_the_data(num_rows: int) -> None
     assert is_worth_fast(rows(2 * FAST_BYTES, num_rows))
     assert not is_worth_fast(ListSource([], name="nothing"))
     assert not is_worth_fast(rows(100_000, 100_000))  # many rows, little text
-    assert not is_worth_fast(rows(2 * FAST_BYTES, num_rows), rows=num_rows // 4)  # of which few are encoded
+    assert not is_worth_fast(
+        rows(2 * FAST_BYTES, num_rows), rows=num_rows // 4
+    )  # of which few are encoded
 
 
 def test_a_few_huge_rows_are_large_data(tmp_path: Path, cache: Cache) -> None:
@@ -183,13 +225,24 @@ def test_a_few_huge_rows_are_large_data(tmp_path: Path, cache: Cache) -> None:
     assert len(files) == 2 and is_worth_fast(files) and not is_worth_fast(files, rows=1)
 
 
-def test_small_and_large_data_have_stores_of_their_engine(tokenizer_path: Path, cache: Cache) -> None:
+def test_small_and_large_data_have_stores_of_their_engine(
+    tokenizer_path: Path, cache: Cache
+) -> None:
     import penstock as ps
 
-    template: dict[str, Any] = {"tokenizer": tokenizer_path, "cache_dir": cache.root, "num_proc": 1, "template": "text"}
+    template: dict[str, Any] = {
+        "tokenizer": tokenizer_path,
+        "cache_dir": cache.root,
+        "num_proc": 1,
+        "template": "text",
+    }
     small = ps.prepare([{"text": "the fox"}], **template)
-    large = ps.prepare([{"text": "the fox"}, *({"text": "a dog " * 5000} for _ in range(600))], **template)
-    engines = [store.template.identity()["tokenizer"]["engine"].split()[0] for store in (small, large)]
+    large = ps.prepare(
+        [{"text": "the fox"}, *({"text": "a dog " * 5000} for _ in range(600))], **template
+    )
+    engines = [
+        store.template.identity()["tokenizer"]["engine"].split()[0] for store in (small, large)
+    ]
     assert engines == ["tokenizers", "fastokens"]
     assert small[0].input_ids.tolist() == large[0].input_ids.tolist()
 
@@ -201,15 +254,21 @@ def test_one_store_however_the_tokenizer_is_given(tokenizer_path: Path, cache: C
     data = [{"text": "the fox"}]
     given = [
         ps.prepare(data, tokenizer=tokenizer_path, template="text", cache_dir=cache.root),
-        ps.prepare(data, tokenizer=open_tokenizer(tokenizer_path), template="text", cache_dir=cache.root),
-        ps.prepare(data, template=TextTemplate(open_tokenizer(tokenizer_path)), cache_dir=cache.root),
+        ps.prepare(
+            data, tokenizer=open_tokenizer(tokenizer_path), template="text", cache_dir=cache.root
+        ),
+        ps.prepare(
+            data, template=TextTemplate(open_tokenizer(tokenizer_path)), cache_dir=cache.root
+        ),
         ps.prepare(data, tokenizer=tokenizer_path, template="text", cache=False),
     ]
     assert len({store.fingerprint for store in given}) == 1
     assert given[0].template.identity()["tokenizer"]["engine"].startswith("tokenizers ")
 
 
-def test_warnings_of_a_template_are_repeated_on_a_hit(command: Any, recipe: Path, vocabulary: Path) -> None:
+def test_warnings_of_a_template_are_repeated_on_a_hit(
+    command: Any, recipe: Path, vocabulary: Path
+) -> None:
     (vocabulary / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     said = [line for line in command("prepare", recipe).stderr.splitlines() if "ChatML" in line]
     again = [line for line in command("plan", recipe).stderr.splitlines() if "ChatML" in line]
@@ -222,6 +281,8 @@ def test_nothing_of_a_tokenizer_is_kept_without_a_cache(
     import penstock as ps
 
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "unused"))
-    store = ps.prepare([{"text": "the fox"}], tokenizer=tokenizer_path, template="text", cache=False)
+    store = ps.prepare(
+        [{"text": "the fox"}], tokenizer=tokenizer_path, template="text", cache=False
+    )
     assert store[0].text.startswith("the fox")
     assert not (tmp_path / "unused").exists()

@@ -34,7 +34,12 @@ def recipe(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, columns: int) -> None:
-    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": str(columns)}
+    environment = {
+        **os.environ,
+        "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        "TERM": "xterm",
+        "COLUMNS": str(columns),
+    }
     numbers: dict[str, set[str]] = {}
     for name in ("stats", "plan", "check"):
         raw = on_a_terminal([sys.executable, "-m", "penstock", name, str(recipe)], environment)
@@ -48,19 +53,34 @@ def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, column
         assert all(len(line.rstrip()) <= columns for line in table), (name, table)
         numbers[name] = set(re.findall(r"\d[\d,]*\d", text))
     tokens = sum(len(sample) for sample in _store(recipe, tmp_path))
-    assert f"{tokens:,}" in numbers["stats"] and f"{tokens:,}" in numbers["plan"] and "3,000" in numbers["check"]
+    assert (
+        f"{tokens:,}" in numbers["stats"]
+        and f"{tokens:,}" in numbers["plan"]
+        and "3,000" in numbers["check"]
+    )
 
 
 def _store(recipe: Path, tmp_path: Path) -> Any:
-    return ps.load(recipe, output="numpy", cache_dir=tmp_path / "cache", rank=0, world_size=1).stores[0]
+    return ps.load(
+        recipe, output="numpy", cache_dir=tmp_path / "cache", rank=0, world_size=1
+    ).stores[0]
 
 
 def test_a_long_verdict_goes_on_under_its_text(recipe: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "60"}
-    raw = on_a_terminal([sys.executable, "-m", "penstock", "check", str(recipe), "--max-length", "32"], environment)
+    environment = {
+        **os.environ,
+        "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        "TERM": "xterm",
+        "COLUMNS": "60",
+    }
+    raw = on_a_terminal(
+        [sys.executable, "-m", "penstock", "check", str(recipe), "--max-length", "32"], environment
+    )
     lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"").decode().splitlines()
     first = next(place for place, line in enumerate(lines) if "too long" in line)
-    assert lines[first + 1].startswith(" " * 24) and all(len(line) <= 60 for line in lines[first : first + 3])
+    assert lines[first + 1].startswith(" " * 24) and all(
+        len(line) <= 60 for line in lines[first : first + 3]
+    )
 
 
 def test_check_of_a_file_with_a_bad_row_is_a_verdict_not_an_error(
@@ -68,24 +88,30 @@ def test_check_of_a_file_with_a_bad_row_is_a_verdict_not_an_error(
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n{"text": "a dog"}\n')
     code, out, err = here("check", "bad.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 1 and re.search(r"^fail bad rows +1 of 3 rows \(33\.3%\) cannot be read", out, flags=re.MULTILINE), (
-        err
-    )
+    assert code == 1 and re.search(
+        r"^fail bad rows +1 of 3 rows \(33\.3%\) cannot be read", out, flags=re.MULTILINE
+    ), err
     assert "1 failure" in out
     code, _, err = here("prepare", "bad.jsonl", "--tokenizer", tokenizer_path, "--num-proc", "1")
     assert code == 3 and "bad.jsonl:2: not JSON" in err
 
 
-def test_init_says_how_many_sampled_rows_cannot_be_read(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_init_says_how_many_sampled_rows_cannot_be_read(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n{"text": "a dog"}\n')
     code, out, err = here("init", "bad.jsonl", "--tokenizer", tokenizer_path)
     assert code == 0 and "(3 rows sampled, 1 of them unreadable)" in out, err
 
 
-def test_a_bad_row_is_named_as_editors_open_it(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_a_bad_row_is_named_as_editors_open_it(
+    here: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n')
     _, _, err = here("prepare", "bad.jsonl", "--tokenizer", tokenizer_path, "--num-proc", "1")
-    assert f"{tmp_path}/bad.jsonl:2: not JSON" in err and "(record 1, counted from 0; byte 20)" in err
+    assert (
+        f"{tmp_path}/bad.jsonl:2: not JSON" in err and "(record 1, counted from 0; byte 20)" in err
+    )
     assert not re.search(r"jsonl:\d+:\d+", err)
 
 
@@ -100,7 +126,9 @@ HUGE = '{"text": "the fox", "id": 123456789012345678901234567890, "more": [1e400
 def test_show_prints_integers_of_any_size(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
     (tmp_path / "huge.jsonl").write_text(HUGE.replace("1e400, -1e400", "1, 2") + "\n")
     for command in (("show", "huge.jsonl", "--row", "0"), ("report", "huge.jsonl", "--no-compare")):
-        code, out, err = here(*command, "--tokenizer", tokenizer_path, "--template", "text", "--option", "num_proc=1")
+        code, out, err = here(
+            *command, "--tokenizer", tokenizer_path, "--template", "text", "--option", "num_proc=1"
+        )
         assert code == 0 and "Traceback" not in err, err
         assert command[0] == "report" or "123456789012345678901234567890" in out
     assert "1180591620717411303424" in Path("report.html").read_text()
@@ -131,14 +159,27 @@ def test_trained_tokens_are_targets_so_the_first_of_a_sample_is_none(
     here: Any, write_jsonl: Write, tokenizer_path: Path
 ) -> None:
     write_jsonl([{"text": "the fox"}] * 4, "t.jsonl")
-    _, out, _ = here("show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0")
+    _, out, _ = here(
+        "show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0"
+    )
     found = json.loads(out)
-    assert found["trained"] == len(found["tokens"]) - 1 == sum(token["trained"] for token in found["tokens"])
-    _, out, _ = here("stats", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json")
+    assert (
+        found["trained"]
+        == len(found["tokens"]) - 1
+        == sum(token["trained"] for token in found["tokens"])
+    )
+    _, out, _ = here(
+        "stats", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json"
+    )
     (source,) = json.loads(out)["sources"]
     assert source["trained"] == source["tokens"] - source["samples"]
-    _, out, _ = here("show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0")
-    assert sum(segment["trained"] for segment in json.loads(out)["packed_row"]["segments"]) == source["trained"]
+    _, out, _ = here(
+        "show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0"
+    )
+    assert (
+        sum(segment["trained"] for segment in json.loads(out)["packed_row"]["segments"])
+        == source["trained"]
+    )
 
 
 def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:
@@ -150,39 +191,62 @@ def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:
         "comparing other max_length",
         "drawing the page",
     ]
-    assert code == 0 and [err.index(stage) for stage in stages] == sorted(err.index(stage) for stage in stages)
+    assert code == 0 and [err.index(stage) for stage in stages] == sorted(
+        err.index(stage) for stage in stages
+    )
     _, _, err = here("report", recipe, "--json")
     assert "counting tokens" not in err
 
 
-def test_cache_false_beside_a_cache_dir_is_accepted(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_cache_false_beside_a_cache_dir_is_accepted(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     path = write_jsonl([{"text": "the fox"}] * 3, "t.jsonl")
     folder = tmp_path / "unused"
     store = ps.prepare(path, tokenizer=tokenizer_path, cache=False, cache_dir=folder, num_proc=1)
     assert len(store) == 3 and not folder.exists()
     recipe = ps.Recipe.of(
-        str(path), tokenizer=str(tokenizer_path), disable_cache=True, cache_dir=str(folder), batch_size=1
+        str(path),
+        tokenizer=str(tokenizer_path),
+        disable_cache=True,
+        cache_dir=str(folder),
+        batch_size=1,
     )
-    assert len(list(ps.load(recipe, output="numpy", num_proc=1, rank=0, world_size=1))) == 1 and not folder.exists()
+    assert (
+        len(list(ps.load(recipe, output="numpy", num_proc=1, rank=0, world_size=1))) == 1
+        and not folder.exists()
+    )
 
 
-def test_an_argument_of_open_given_to_prepare_is_named(write_jsonl: Write, tokenizer_path: Path) -> None:
+def test_an_argument_of_open_given_to_prepare_is_named(
+    write_jsonl: Write, tokenizer_path: Path
+) -> None:
     path = write_jsonl([{"text": "the fox"}], "t.jsonl")
     with pytest.raises(
-        ValueError, match=r"split= is an option of open: prepare\(penstock\.open\(…, split='train'\), …\)"
+        ValueError,
+        match=r"split= is an option of open: prepare\(penstock\.open\(…, split='train'\), …\)",
     ):
         ps.prepare(path, tokenizer=tokenizer_path, split="train")
 
 
-def test_a_loader_that_is_taken_for_a_data_set_says_what_to_use(recipe: Path, tmp_path: Path) -> None:
+def test_a_loader_that_is_taken_for_a_data_set_says_what_to_use(
+    recipe: Path, tmp_path: Path
+) -> None:
     loader = ps.load(recipe, output="numpy", cache_dir=tmp_path / "cache", rank=0, world_size=1)
     with pytest.raises(
-        TypeError, match=r"LoaderTrainer\(loader=loader\).*LoaderSFTTrainer\(loader=loader\).*loader\.as_dataset\(\)"
+        TypeError,
+        match=r"LoaderTrainer\(loader=loader\).*LoaderSFTTrainer\(loader=loader\).*loader\.as_dataset\(\)",
     ):
         loader[0]
 
 
 def test_a_list_on_the_command_line_needs_no_quotes() -> None:
     words = ["json_columns=[tools, messages]", "a=[x]", 'b=["y", 1]', "c=[INST] {{ x }}", "d=[]"]
-    lists = {"json_columns": ["tools", "messages"], "a": ["x"], "b": ["y", 1], "c": "[INST] {{ x }}", "d": []}
+    lists = {
+        "json_columns": ["tools", "messages"],
+        "a": ["x"],
+        "b": ["y", 1],
+        "c": "[INST] {{ x }}",
+        "d": [],
+    }
     assert parse_options(tuple(words)) == lists

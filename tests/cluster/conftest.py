@@ -20,7 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(900))  # on a busy machine it takes Ray a while to start processes
+            item.add_marker(
+                pytest.mark.timeout(900)
+            )  # on a busy machine it takes Ray a while to start processes
 
 
 class Nodes:
@@ -34,14 +36,19 @@ class Nodes:
             free.bind(("127.0.0.1", 0))
             self.client_port = free.getsockname()[1]
         self.environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
-        self.environment["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "120"  # 30 are too few on a busy machine
+        self.environment["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = (
+            "120"  # 30 are too few on a busy machine
+        )
         self._host = subprocess.Popen(
             [sys.executable, Path(__file__).parent / "host.py"], cwd=self._work, env=self.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.address = ""
         self.add(num_cpus=0, include_dashboard=False, ray_client_server_port=self.client_port)
-        self.two = [self.add(), self.add()]  # those that are alive, among the nodes that all tests may use
+        self.two = [
+            self.add(),
+            self.add(),
+        ]  # those that are alive, among the nodes that all tests may use
 
     def add(self, **options: Any) -> int:
         return self._ask(add={"num_cpus": 1, **options})
@@ -62,7 +69,10 @@ class Nodes:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 text = path.read_bytes().decode(errors="replace")
-                if text.startswith("ray::Worker") and (path.parent / "cwd").readlink() == self._work:
+                if (
+                    text.startswith("ray::Worker")
+                    and (path.parent / "cwd").readlink() == self._work
+                ):
                     found.append(f"{path.parent.name} {text}")
         return found
 
@@ -80,7 +90,9 @@ class Nodes:
 
 @pytest.fixture(scope="package")  # not longer: other tests count the processes of this one
 def nodes() -> Iterator[Nodes]:
-    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as name:  # short: sockets have long names
+    with tempfile.TemporaryDirectory(
+        prefix="r", ignore_cleanup_errors=True
+    ) as name:  # short: sockets have long names
         found = Nodes(Path(name))
         try:
             yield found

@@ -16,7 +16,11 @@ TRIES = 4  # to start a node: Ray gives up after 30 s, which a busy machine may 
 def add(cluster: Cluster, options: dict[str, Any]) -> Any:
     """Start a node.  Where Ray fails, what it has started ends, so that it cannot join later, and the start is tried again."""
     for left in reversed(range(TRIES)):
-        before, head, others = set(psutil.Process().children()), cluster.head_node, set(cluster.worker_nodes)
+        before, head, others = (
+            set(psutil.Process().children()),
+            cluster.head_node,
+            set(cluster.worker_nodes),
+        )
         try:
             return cluster.add_node(node_ip_address="127.0.0.2", **options)
         except Exception as error:
@@ -41,7 +45,9 @@ def main() -> None:
                 nodes.append(add(cluster, asked["add"]))
             else:
                 cluster.remove_node(nodes[asked["end"]], allow_graceful=not asked["kill"])
-            if not asked.get("kill"):  # until also nodes that were killed before are known to be dead
+            if not asked.get(
+                "kill"
+            ):  # until also nodes that were killed before are known to be dead
                 cluster.wait_for_nodes(120)
             print(json.dumps({"number": len(nodes) - 1, "address": cluster.address}), flush=True)
     finally:

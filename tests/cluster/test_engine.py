@@ -27,7 +27,11 @@ from .conftest import Nodes, wait_until
 
 
 def shards(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in root.rglob("*") if path.suffix in (".arrow", ".lengths")}
+    return {
+        path.name: path.read_bytes()
+        for path in root.rglob("*")
+        if path.suffix in (".arrow", ".lengths")
+    }
 
 
 def leftovers(root: Path) -> list[str]:
@@ -46,7 +50,9 @@ def leftovers(root: Path) -> list[str]:
 def data(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{file}.jsonl" for file in range(12)]
     for file, path in enumerate(paths):
-        path.write_text("".join(json.dumps({"text": f"the fox {file} {row}"}) + "\n" for row in range(40)))
+        path.write_text(
+            "".join(json.dumps({"text": f"the fox {file} {row}"}) + "\n" for row in range(40))
+        )
     return paths
 
 
@@ -54,7 +60,12 @@ class Slow:
     """A template that takes its time, and tells which process encodes."""
 
     def __init__(self, inner: Any, folder: Path, seconds: float) -> None:
-        self.inner, self.folder, self.seconds, self.vocab_size = inner, folder, seconds, inner.vocab_size
+        self.inner, self.folder, self.seconds, self.vocab_size = (
+            inner,
+            folder,
+            seconds,
+            inner.vocab_size,
+        )
 
     def identity(self) -> dict[str, Any]:
         return {"inner": self.inner.identity()}
@@ -80,16 +91,23 @@ def test_the_engine_keeps_the_contract(connected: Nodes) -> None:
     assert ray.is_initialized()  # it ends only what it has begun
 
 
-def test_a_store_has_the_same_bytes_as_a_local_one(connected: Nodes, data: list[Path], tokenizer_path: Path) -> None:
+def test_a_store_has_the_same_bytes_as_a_local_one(
+    connected: Nodes, data: list[Path], tokenizer_path: Path
+) -> None:
     folder = data[0].parent
     settings = {"tokenizer": tokenizer_path, "template": "text", "progress": "none"}
     source = ps.concat([ps.open(path, cache_dir=folder / "index") for path in data])
-    large = [{"text": f"the quick brown fox {row} " * 20} for row in range(2000)]  # more than fits into one call
+    large = [
+        {"text": f"the quick brown fox {row} " * 20} for row in range(2000)
+    ]  # more than fits into one call
     shown: list[Any] = []
     for number, place in enumerate((source, large)):
         local = ps.prepare(place, cache_dir=folder / f"local {number}", **settings)
         there = ps.prepare(
-            place, cache_dir=folder / f"ray {number}", engine="ray", **{**settings, "progress": shown.append}
+            place,
+            cache_dir=folder / f"ray {number}",
+            engine="ray",
+            **{**settings, "progress": shown.append},
         )
         assert there.fingerprint == local.fingerprint
         assert shards(folder / f"ray {number}") == shards(folder / f"local {number}")
@@ -101,7 +119,9 @@ def test_a_node_is_killed(connected: Nodes, data: list[Path], tokenizer_path: Pa
     folder = data[0].parent
     (folder / "pids").mkdir()
     source = ps.concat([ps.open(path, cache_dir=folder / "index") for path in data])
-    inner = ps.prepare(source, tokenizer=tokenizer_path, template="text", cache_dir=folder / "first").template
+    inner = ps.prepare(
+        source, tokenizer=tokenizer_path, template="text", cache_dir=folder / "first"
+    ).template
     template = Slow(inner, folder / "pids", 0.05)
     local = ps.prepare(source, template=template, cache_dir=folder / "local", progress="none")
     for path in (folder / "pids").iterdir():
@@ -111,9 +131,13 @@ def test_a_node_is_killed(connected: Nodes, data: list[Path], tokenizer_path: Pa
         if progress.shards == 2 and len(connected.two) == 2:
             connected.end(connected.two[0], kill=True)
 
-    there = ps.prepare(source, template=template, cache_dir=folder / "ray", engine="ray", progress=kill_one)
+    there = ps.prepare(
+        source, template=template, cache_dir=folder / "ray", engine="ray", progress=kill_one
+    )
     assert len(connected.two) == 1
-    assert there.fingerprint == local.fingerprint and shards(folder / "ray") == shards(folder / "local")
+    assert there.fingerprint == local.fingerprint and shards(folder / "ray") == shards(
+        folder / "local"
+    )
     assert leftovers(folder / "ray") == []
 
 
@@ -137,7 +161,8 @@ def test_a_run_waits_for_a_node_that_joins_and_gives_up_when_the_last_one_is_gon
         monkeypatch.setattr("penstock.engines.ray._PATIENCE", 5.0)
         connected.end(late.pop(), kill=True)
         with pytest.raises(
-            StoreError, match=r"Ray has had no worker for \d+ s: .* 0 free; add nodes, or end what uses them"
+            StoreError,
+            match=r"Ray has had no worker for \d+ s: .* 0 free; add nodes, or end what uses them",
         ):
             list(results)
     finally:
@@ -156,7 +181,9 @@ def test_engines_share_a_connection_that_ends_with_the_last_and_leave_the_user_h
         closed.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", place)
-        with pytest.raises(StoreError, match=f"engine 'ray' cannot connect to Ray: nothing answers at {place}"):
+        with pytest.raises(
+            StoreError, match=f"engine 'ray' cannot connect to Ray: nothing answers at {place}"
+        ):
             open_engine("ray").run(abs, [1])
     monkeypatch.setenv("RAY_ADDRESS", two_nodes.address)
     first, second = RayEngine(num_proc=1), RayEngine(num_proc=1)
@@ -193,7 +220,9 @@ class Fatal:
         return f"shard {task} ({note})"
 
 
-def test_a_task_that_always_kills_its_worker_is_an_error_that_names_it(connected: Nodes, tmp_path: Path) -> None:
+def test_a_task_that_always_kills_its_worker_is_an_error_that_names_it(
+    connected: Nodes, tmp_path: Path
+) -> None:
     words = r"3 workers died, one after another, while they worked on shard 3 \(.*\); .*the last one on node .*died"
     with pytest.raises(StoreError, match=words):
         list(RayEngine(num_proc=2).run(Fatal(tmp_path), range(6)))
@@ -207,7 +236,10 @@ def test_a_worker_with_other_versions_is_refused_by_name(connected: Nodes, tmp_p
     metadata.write_text("Metadata-Version: 2.1\nName: tokenizers\nVersion: 0.0.1\n")
     other = connected.add(env_vars={"PYTHONPATH": str(tmp_path)})
     try:
-        with pytest.raises(StoreError, match=r"node .*: its workers have tokenizers 0.0.1 \(here .*install the same"):
+        with pytest.raises(
+            StoreError,
+            match=r"node .*: its workers have tokenizers 0.0.1 \(here .*install the same",
+        ):
             list(RayEngine().run(where, range(1000)))
     finally:
         connected.end(other)
@@ -215,7 +247,11 @@ def test_a_worker_with_other_versions_is_refused_by_name(connected: Nodes, tmp_p
 
 @pytest.mark.parametrize("what", ["cache", "data", "tokenizer"])
 def test_a_node_that_does_not_see_the_files_is_refused_by_name(
-    connected: Nodes, data: list[Path], tokenizer_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    connected: Nodes,
+    data: list[Path],
+    tokenizer_path: Path,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The folder in which a process runs differs between this process and those of Ray."""
     folder = data[0].parent
@@ -265,7 +301,13 @@ class _Locked:
 
 def recipe(data: list[Path], tokenizer_path: Path, **keys: Any) -> Path:
     path = data[0].parent / "recipe.yaml"
-    settings = {"tokenizer": str(tokenizer_path), "template": "text", "batch_size": 2, "max_length": 64, **keys}
+    settings = {
+        "tokenizer": str(tokenizer_path),
+        "template": "text",
+        "batch_size": 2,
+        "max_length": 64,
+        **keys,
+    }
     settings["data"] = {path.stem: str(path) for path in data[:3]}
     path.write_text(json.dumps(settings))
     return path
@@ -281,7 +323,10 @@ def test_the_command_prepares_on_a_cluster(
     name = engine if engine == "ray" else f"ray://127.0.0.1:{two_nodes.client_port}"
     command = [sys.executable, "-m", "penstock", "prepare", str(path), "--engine", name]
     command += ["--cache-dir", str(folder / "ray"), "--num-proc", "2"]
-    env = {**two_nodes.environment, **({"RAY_ADDRESS": two_nodes.address} if engine == "ray" else {})}
+    env = {
+        **two_nodes.environment,
+        **({"RAY_ADDRESS": two_nodes.address} if engine == "ray" else {}),
+    }
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(store.fingerprint[:8] in done.stdout for store in local.stores)
@@ -311,7 +356,9 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_no_actors_and_the_next_ru
     root = Path(__file__).parents[2]
     env = {**two_nodes.environment, "RAY_ADDRESS": two_nodes.address, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", JOB, str(folder), str(tokenizer_path)]
-    driver = subprocess.Popen([*command, "0.5"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [*command, "0.5"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     wait_until(lambda: list((folder / "pids").iterdir()))
     assert two_nodes.workers()
     driver.send_signal(how)
@@ -323,19 +370,37 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_no_actors_and_the_next_ru
     wait_until(lambda: not two_nodes.workers())
     done = subprocess.run([*command, "0"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    inner = ps.prepare(data[0], tokenizer=tokenizer_path, template="text", cache_dir=folder / "one").template
-    source = ps.concat([ps.open(path, cache_dir=folder / "index") for path in sorted(folder.glob("*.jsonl"))])
-    ps.prepare(source, template=Slow(inner, folder / "pids", 0), cache_dir=folder / "local", progress="none")
+    inner = ps.prepare(
+        data[0], tokenizer=tokenizer_path, template="text", cache_dir=folder / "one"
+    ).template
+    source = ps.concat(
+        [ps.open(path, cache_dir=folder / "index") for path in sorted(folder.glob("*.jsonl"))]
+    )
+    ps.prepare(
+        source,
+        template=Slow(inner, folder / "pids", 0),
+        cache_dir=folder / "local",
+        progress="none",
+    )
     assert shards(folder / "ray") == shards(folder / "local")
 
 
-def test_settings_and_a_missing_ray_are_errors_that_say_what_to_do(connected: Nodes, tmp_path: Path) -> None:
+def test_settings_and_a_missing_ray_are_errors_that_say_what_to_do(
+    connected: Nodes, tmp_path: Path
+) -> None:
     with pytest.raises(StoreError, match="num_proc is 0, expected a whole number of at least 1"):
         open_engine("ray", num_proc=0)
-    with pytest.raises(StoreError, match=r"engine is 'rey', expected 'local', 'ray', .*did you mean 'ray'\?"):
+    with pytest.raises(
+        StoreError, match=r"engine is 'rey', expected 'local', 'ray', .*did you mean 'ray'\?"
+    ):
         open_engine("rey")
-    with pytest.raises(StoreError, match="but this process has a connection to Ray already; write engine: ray"):
+    with pytest.raises(
+        StoreError, match="but this process has a connection to Ray already; write engine: ray"
+    ):
         open_engine("ray://127.0.0.1:9").run(abs, [1])
     script = "import sys; sys.modules['ray'] = None\nfrom penstock.engines import open_engine\nopen_engine('ray')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "StoreError: engine 'ray' needs Ray" in done.stderr and "pip install 'penstock[ray]'" in done.stderr
+    assert (
+        "StoreError: engine 'ray' needs Ray" in done.stderr
+        and "pip install 'penstock[ray]'" in done.stderr
+    )

@@ -44,7 +44,9 @@ class Rollouts:
 
 def start_workers(owner: Any, *names: str) -> list[Any]:
     """One worker on each node."""
-    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    alive = [
+        node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
+    ]
     on = [NodeAffinitySchedulingStrategy(node, soft=False) for node in alive]
     return [
         ray.remote(num_cpus=0, scheduling_strategy=place)(Rollouts).remote(owner, name)
@@ -79,14 +81,18 @@ def test_every_prompt_is_trained_once_though_a_worker_and_the_owner_are_killed(
     ray.get(first.take.remote(7))  # in flight when the owner dies
 
     ray.kill(owner)
-    with pytest.raises(LeaseError, match=r"counts: the owner of the prompts has died: .*load the state of the last"):
+    with pytest.raises(
+        LeaseError, match=r"counts: the owner of the prompts has died: .*load the state of the last"
+    ):
         wait_until(lambda: not trainer.counts)  # it answers until the kill has arrived
     owner = start_owner(make)
     trainer = connect(owner, name="trainer")
     trainer.load_state_dict(state)
     while not trainer.finished:
         found = trainer.take(8)
-        assert [(prompt.ordinal, prompt.row) for prompt in found] == [expected[prompt.ordinal] for prompt in found]
+        assert [(prompt.ordinal, prompt.row) for prompt in found] == [
+            expected[prompt.ordinal] for prompt in found
+        ]
         trainer.done(found)
         trained.update(prompt.ordinal for prompt in found)
     assert trained == Counter(range(NUM_PROMPTS)) and trainer.counts["done"] == NUM_PROMPTS
@@ -116,6 +122,8 @@ def test_a_call_that_is_asked_again_is_not_carried_out_again_and_a_restarted_own
         return False
 
     wait_until(is_restarted)
-    with pytest.raises(LeaseError, match="the owner of the prompts was restarted, so all leases of before are over"):
+    with pytest.raises(
+        LeaseError, match="the owner of the prompts was restarted, so all leases of before are over"
+    ):
         client.take(1)
     assert connect(owner, patience=60).counts["leased"] == 0

@@ -16,10 +16,19 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "08_ray_train.py"
 
 
 def test_the_example_trains_the_rows_of_an_untouched_run(two_nodes: Nodes, tmp_path: Path) -> None:
-    env = {**two_nodes.environment, "RAY_ADDRESS": two_nodes.address, "GATES": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, env=env, capture_output=True, text=True)
+    env = {
+        **two_nodes.environment,
+        "RAY_ADDRESS": two_nodes.address,
+        "GATES": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, EXAMPLE], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    trained: dict[tuple[int, int], dict[int, list[list[str]]]] = defaultdict(lambda: defaultdict(list))
+    trained: dict[tuple[int, int], dict[int, list[list[str]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     processes = set()
     for path in (tmp_path / "trained").iterdir():
         world, step, rank, process = path.stem.split()
@@ -27,14 +36,25 @@ def test_the_example_trains_the_rows_of_an_untouched_run(two_nodes: Nodes, tmp_p
         trained[int(world), int(step)][int(rank)].append(json.loads(path.read_text()))
     assert len(processes) == 5  # two, two again, and one
     for found in chain.from_iterable(ranks.values() for ranks in trained.values()):
-        assert all(rows == found[0] for rows in found)  # a step that was trained again had the same rows
+        assert all(
+            rows == found[0] for rows in found
+        )  # a step that was trained again had the same rows
     assert any(len(found) == 2 for ranks in trained.values() for found in ranks.values())
     rows: list[str] = []
     saved = 6  # steps of two workers in the last checkpoint, of which one worker then makes twice as many
-    for world, step in [*((2, step) for step in range(saved)), *sorted(key for key in trained if key[0] == 1)]:
+    for world, step in [
+        *((2, step) for step in range(saved)),
+        *sorted(key for key in trained if key[0] == 1),
+    ]:
         rows += [row for rank in range(world) for row in trained[world, step][rank][0]]
     records = runpy.run_path(str(EXAMPLE))["RECORDS"]
-    store = ps.prepare(records, template="pretokenized", vocab_size=400, cache_dir=tmp_path / "own", progress="none")
+    store = ps.prepare(
+        records,
+        template="pretokenized",
+        vocab_size=400,
+        cache_dir=tmp_path / "own",
+        progress="none",
+    )
     untouched = ps.Loader(store, batch_size=4, max_length=64, output="numpy", rank=0, world_size=1)
     expected = [sorted(map(str, batch.provenance)) for batch in untouched]
     assert [

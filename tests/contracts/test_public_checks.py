@@ -23,7 +23,11 @@ TEXTS = [{"text": f"the quick brown fox {row} " * (row % 6 + 1)} for row in rang
 @pytest.fixture
 def store(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Any:
     return ps.prepare(
-        write_jsonl(TEXTS), tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1
+        write_jsonl(TEXTS),
+        tokenizer=tokenizer_path,
+        template="text",
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
     )
 
 
@@ -127,7 +131,9 @@ class Ends(Wrapped):
         (Ends, r"rank 1 of 2 has no more steps, and others have"),
     ],
 )
-def test_a_loader_that_does_not_resume_is_caught(store: Any, kind: type[Wrapped], message: str) -> None:
+def test_a_loader_that_does_not_resume_is_caught(
+    store: Any, kind: type[Wrapped], message: str
+) -> None:
     make = maker(store)
     with pytest.raises(AssertionError, match=message):
         check_resume(lambda rank, size: kind(make(rank, size)), cuts=4, world_sizes=(1, 2))
@@ -135,18 +141,26 @@ def test_a_loader_that_does_not_resume_is_caught(store: Any, kind: type[Wrapped]
 
 def test_ranks_that_save_different_states_are_caught(store: Any) -> None:
     make = maker(store)
-    with pytest.raises(AssertionError, match=r"after step 0 of 2 ranks, rank 1 saves .*, rank 0 saves "):
+    with pytest.raises(
+        AssertionError, match=r"after step 0 of 2 ranks, rank 1 saves .*, rank 0 saves "
+    ):
         check_resume(lambda rank, size: PerRank(make(rank, size)), cuts=4, world_sizes=(2,))
 
 
 def test_an_order_that_depends_on_the_ranks_is_caught(store: Any) -> None:
-    with pytest.raises(AssertionError, match=r"on 2 ranks row \d+ is .*: the order depends on the ranks"):
+    with pytest.raises(
+        AssertionError, match=r"on 2 ranks row \d+ is .*: the order depends on the ranks"
+    ):
         check_resume(lambda rank, size: maker(store, seed=size)(rank, size), cuts=3)
 
 
 def test_batches_of_another_kind_are_looked_at_as_told(store: Any) -> None:
     make = maker(store, packing="none")
-    check_resume(make, cuts=3, rows=lambda batch: [tuple(row[row > 0].tolist()) for row in batch["input_ids"]])
+    check_resume(
+        make,
+        cuts=3,
+        rows=lambda batch: [tuple(row[row > 0].tolist()) for row in batch["input_ids"]],
+    )
 
 
 # Templates
@@ -157,11 +171,19 @@ def test_penstocks_own_templates_keep_the_contract(tokenizer_path: Path, name: s
     records: dict[str, list[Record]] = {
         "text": [{"text": "the fox"}, {"text": ""}, {"text": "über 狐"}],
         "messages": [
-            {"messages": [{"role": "user", "content": "fox?"}, {"role": "assistant", "content": "dog"}]},
+            {
+                "messages": [
+                    {"role": "user", "content": "fox?"},
+                    {"role": "assistant", "content": "dog"},
+                ]
+            },
             {"messages": [{"role": "user", "content": "nobody answers"}]},
         ],
         "alpaca": [{"instruction": "fox", "input": "", "output": "dog"}],
-        "prompt_completion": [{"prompt": "fox ", "completion": "dog"}, {"prompt": "fox", "completion": ""}],
+        "prompt_completion": [
+            {"prompt": "fox ", "completion": "dog"},
+            {"prompt": "fox", "completion": ""},
+        ],
     }
     check_template(open_template(name, open_tokenizer(tokenizer_path), {}), records[name])
 
@@ -179,7 +201,9 @@ class Letters:
         ids = np.array([ord(char) for text in texts for char in text], np.uint32)
         offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
         dropped = {number: "empty" for number, text in enumerate(texts) if not text}
-        return Samples(input_ids=ids, loss_mask=np.ones(len(ids), np.bool_), offsets=offsets, dropped=dropped)
+        return Samples(
+            input_ids=ids, loss_mask=np.ones(len(ids), np.bool_), offsets=offsets, dropped=dropped
+        )
 
     def decode(self, input_ids: Any) -> str:
         return "".join(map(chr, input_ids.tolist()))
@@ -192,7 +216,10 @@ class Remembers(Letters):
         made = super().encode(records)
         self.seen += 1
         return Samples(
-            input_ids=made.input_ids + self.seen, loss_mask=made.loss_mask, offsets=made.offsets, dropped=made.dropped
+            input_ids=made.input_ids + self.seen,
+            loss_mask=made.loss_mask,
+            offsets=made.offsets,
+            dropped=made.dropped,
         )
 
 
@@ -205,7 +232,12 @@ class Hides(Letters):
 class Untrained(Letters):
     def encode(self, records: Iterable[Record]) -> Samples:
         made = super().encode(records)
-        return Samples(input_ids=made.input_ids, loss_mask=~made.loss_mask, offsets=made.offsets, dropped=made.dropped)
+        return Samples(
+            input_ids=made.input_ids,
+            loss_mask=~made.loss_mask,
+            offsets=made.offsets,
+            dropped=made.dropped,
+        )
 
 
 class Narrow(Letters):
@@ -255,7 +287,13 @@ def test_expected_samples_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", [LocalEngine(1), LocalEngine(2), LocalEngine(1, inline=False), LocalEngine(2, start_method="spawn")]
+    "engine",
+    [
+        LocalEngine(1),
+        LocalEngine(2),
+        LocalEngine(1, inline=False),
+        LocalEngine(2, start_method="spawn"),
+    ],
 )
 def test_penstocks_own_engines_keep_the_contract(engine: LocalEngine) -> None:
     check_engine(engine)

@@ -29,9 +29,13 @@ from tests.sources import token_files
 Records = list[dict[str, Any]]
 
 RECORDS: Records = [
-    {"row": row, "text": f"Zeile {row} 🙂 " * (row % 7), "tags": ["a"] * (row % 3)} for row in range(300)
+    {"row": row, "text": f"Zeile {row} 🙂 " * (row % 7), "tags": ["a"] * (row % 3)}
+    for row in range(300)
 ]
-FLAT: Records = [{"row": str(row), "text": f'Zeile {row}, "quoted"\nover lines' * (row % 4)} for row in range(300)]
+FLAT: Records = [
+    {"row": str(row), "text": f'Zeile {row}, "quoted"\nover lines' * (row % 4)}
+    for row in range(300)
+]
 TEXTS: Records = [{"text": f"line {row} " + "x" * (row % 50)} for row in range(300)]
 
 
@@ -77,14 +81,20 @@ def text(folder: Path) -> Made:
 
 def parquet(folder: Path) -> Made:
     for number, part in halves(RECORDS):
-        pq.write_table(pa.Table.from_pylist(part), folder / f"p-{number}.parquet", row_group_size=50)
+        pq.write_table(
+            pa.Table.from_pylist(part), folder / f"p-{number}.parquet", row_group_size=50
+        )
     return Made(folder, RECORDS)
 
 
 def parquet_chunks(folder: Path) -> Made:
     made = parquet(folder)
-    files = [{"path": f"p-{number}.parquet", "samples": len(part)} for number, part in halves(RECORDS)]
-    (folder / "metadata.json").write_text(json.dumps({"total_samples": len(RECORDS), "batch_files": files}))
+    files = [
+        {"path": f"p-{number}.parquet", "samples": len(part)} for number, part in halves(RECORDS)
+    ]
+    (folder / "metadata.json").write_text(
+        json.dumps({"total_samples": len(RECORDS), "batch_files": files})
+    )
     return made
 
 
@@ -105,7 +115,9 @@ def hf(folder: Path) -> Made:
         (folder / split).mkdir()
         write_stream(folder / split / "data-00000-of-00001.arrow", part)
         files = [{"filename": "data-00000-of-00001.arrow"}]
-        (folder / split / "state.json").write_text(json.dumps({"_data_files": files, "_split": split}))
+        (folder / split / "state.json").write_text(
+            json.dumps({"_data_files": files, "_split": split})
+        )
         (folder / split / "dataset_info.json").write_text("{}")
     (folder / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
     return Made(f"{folder}:train", RECORDS)
@@ -135,7 +147,10 @@ def webdataset(folder: Path) -> Made:
         with tarfile.open(folder / f"p-{number}.tar", "w") as tar:
             for record in part:
                 key = f"below/{record['row']}"
-                for name, data in ((f"{key}.json", json.dumps(record).encode()), (f"{key}.jpg", b"x" * record["row"])):
+                for name, data in (
+                    (f"{key}.json", json.dumps(record).encode()),
+                    (f"{key}.jpg", b"x" * record["row"]),
+                ):
                     member = tarfile.TarInfo(name)
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -145,7 +160,9 @@ def webdataset(folder: Path) -> Made:
             member = found[f"below/{record['row']}.jpg"]
             at = {"start": member.offset_data, "num_bytes": member.size}
             image = {"bytes": None, "path": str(folder / f"p-{number}.tar"), **at}
-            expected.append({"__key__": f"below/{record['row']}", **record, "jpg": image, "images": [image]})
+            expected.append(
+                {"__key__": f"below/{record['row']}", **record, "jpg": image, "images": [image]}
+            )
     return Made(folder, expected)
 
 
@@ -188,25 +205,36 @@ def token_bin(folder: Path) -> Made:
 def datatrove(folder: Path) -> Made:
     masks = [[place % 2 for place in range(len(row))] for row in IDS]
     token_files.write_datatrove(folder / "a.ds", IDS, masks=masks)
-    expected = [{**record, "loss_mask": np.array(mask, np.bool_)} for record, mask in zip(OF_IDS, masks, strict=True)]
+    expected = [
+        {**record, "loss_mask": np.array(mask, np.bool_)}
+        for record, mask in zip(OF_IDS, masks, strict=True)
+    ]
     return Made(folder, expected)
 
 
 def mds(folder: Path) -> Made:
     rows = [(row, f"Quelle {number}") for number, row in enumerate(IDS)]
     token_files.write_mds(folder, [rows[:120], rows[120:]])
-    return Made(folder, [{"source": source, "tokens": np.array(row, np.int32)} for row, source in rows])
+    return Made(
+        folder, [{"source": source, "tokens": np.array(row, np.int32)} for row, source in rows]
+    )
 
 
 def litdata(folder: Path) -> Made:
-    items = [token_files.litdata_item(np.array(row, "<i8").tobytes(), str(row).encode()) for row in IDS]
+    items = [
+        token_files.litdata_item(np.array(row, "<i8").tobytes(), str(row).encode()) for row in IDS
+    ]
     formats = ("no_header_tensor:17", "str")
-    token_files.write_litdata(folder, [items[:120], items[120:]], names=("input_ids", "text"), formats=formats)
+    token_files.write_litdata(
+        folder, [items[:120], items[120:]], names=("input_ids", "text"), formats=formats
+    )
     return Made(folder, [{"input_ids": np.array(row), "text": str(row)} for row in IDS])
 
 
 def compressed(folder: Path) -> Made:
-    (folder / "a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in RECORDS).encode()))
+    (folder / "a.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps(r) + "\n" for r in RECORDS).encode())
+    )
     return Made(folder / "a.jsonl.gz", RECORDS)
 
 
@@ -292,12 +320,18 @@ def reads_right(view: RowAccess, expected: list[bytes], seed: int) -> bool:
     rows = [chance.randrange(len(expected)) for _ in range(30)]
     start = chance.randrange(len(expected))
     single = all(record_bytes(view[row]) == expected[row] for row in rows)
-    return single and [record_bytes(record) for record in view.records(start, len(expected))] == expected[start:]
+    return (
+        single
+        and [record_bytes(record) for record in view.records(start, len(expected))]
+        == expected[start:]
+    )
 
 
 def test_threads_may_share_a_view(made: Made, cache: Cache) -> None:
     source = open_source(made.place, cache=cache, **made.options)
-    pairs = [(view, list(map(record_bytes, expected))) for view, expected in views(source, made.expected)]
+    pairs = [
+        (view, list(map(record_bytes, expected))) for view, expected in views(source, made.expected)
+    ]
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(reads_right, *pairs[seed % len(pairs)], seed) for seed in range(24)]
         assert all(answer.result() for answer in asked)
@@ -312,8 +346,12 @@ def _reads_shared(seed: int) -> bool:
 
 def test_forked_processes_may_share_a_view(made: Made, cache: Cache) -> None:
     source = open_source(made.place, cache=cache, **made.options)
-    pairs = [(view, list(map(record_bytes, expected))) for view, expected in views(source, made.expected)]
-    assert all(reads_right(view, expected, 0) for view, expected in pairs)  # all is open and in use before the fork
+    pairs = [
+        (view, list(map(record_bytes, expected))) for view, expected in views(source, made.expected)
+    ]
+    assert all(
+        reads_right(view, expected, 0) for view, expected in pairs
+    )  # all is open and in use before the fork
     _SHARED[:] = pairs
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         assert all(pool.map(_reads_shared, range(12)))
@@ -338,8 +376,14 @@ class Broken(ListSource):
         return found
 
     def __getitem__(self, row: Any) -> Any:
-        found = super().__getitem__(abs(row) if self.fault == "negative" and isinstance(row, int) else row)
-        return {**found, "n": float(found["n"])} if self.fault == "types" and isinstance(row, int) else found
+        found = super().__getitem__(
+            abs(row) if self.fault == "negative" and isinstance(row, int) else row
+        )
+        return (
+            {**found, "n": float(found["n"])}
+            if self.fault == "types" and isinstance(row, int)
+            else found
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return iter(list(super().__iter__())[: -1 if self.fault == "iteration" else None])
@@ -348,7 +392,9 @@ class Broken(ListSource):
         return {**self.__dict__, "_records": self._records[: 3 if self.fault == "pickle" else None]}
 
 
-@pytest.mark.parametrize("fault", ["records", "where", "digest", "cuts", "negative", "types", "iteration", "pickle"])
+@pytest.mark.parametrize(
+    "fault", ["records", "where", "digest", "cuts", "negative", "types", "iteration", "pickle"]
+)
 def test_the_contract_bites(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Broken([{"n": number} for number in range(20)])
     check_source(source)

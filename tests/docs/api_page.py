@@ -49,14 +49,20 @@ MEMBERS = {
         "close",
     ],
 }
-SAID = {"__len__": "Rows of the source.", "__getitem__": "Sample i: `input_ids`, `loss_mask`, `text`, `where`."}
+SAID = {
+    "__len__": "Rows of the source.",
+    "__getitem__": "Sample i: `input_ids`, `loss_mask`, `text`, `where`.",
+}
 
 
 def page() -> str:
     parts = [HEAD]
     for name in penstock.__all__:
         value = getattr(penstock, name)
-        parts += [f"## ps.{name}\n", *(_class(name, value) if inspect.isclass(value) else [_function(name, value)])]
+        parts += [
+            f"## ps.{name}\n",
+            *(_class(name, value) if inspect.isclass(value) else [_function(name, value)]),
+        ]
         if name == "Loader":
             parts += ["### Parameters\n", *_settings(LoaderSettings)]
             parts += ["### Settings of the order\n", *_settings(PlanSettings), PLAN]
@@ -131,7 +137,9 @@ def _documented(value: Callable[..., Any]) -> dict[str, str]:
     """The documentation that parameters are annotated with."""
     parameters = inspect.signature(value).parameters.items()
     return {
-        name: each.annotation.__metadata__[0] for name, each in parameters if get_origin(each.annotation) is Annotated
+        name: each.annotation.__metadata__[0]
+        for name, each in parameters
+        if get_origin(each.annotation) is Annotated
     }
 
 
@@ -146,7 +154,13 @@ def _typed(value: Callable[..., Any]) -> list[str]:
             keyword_only = True
         if get_origin(parameter.annotation) is Annotated:
             parameter = parameter.replace(annotation=parameter.annotation.__origin__)
-        made.append(re.sub(r"\b(?:penstock\.\w+(?:\.\w+)*|collections\.abc|typing|os)\.(?=\w)", "", str(parameter)))
+        made.append(
+            re.sub(
+                r"\b(?:penstock\.\w+(?:\.\w+)*|collections\.abc|typing|os)\.(?=\w)",
+                "",
+                str(parameter),
+            )
+        )
     return made
 
 
@@ -182,7 +196,13 @@ def _docstring(value: Any) -> str:
 
 
 def _line(value: Any) -> str:
-    return (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ").replace("  ", " ").replace("|", "\\|")
+    return (
+        (inspect.getdoc(value) or "")
+        .split("\n\n")[0]
+        .replace("\n", " ")
+        .replace("  ", " ")
+        .replace("|", "\\|")
+    )
 
 
 if __name__ == "__main__":

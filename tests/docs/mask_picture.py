@@ -32,12 +32,16 @@ def picture() -> str:
         said = made.text[part.start : part.stop].replace("\n", "⏎")
         trained = any(start <= part.start and part.stop <= stop for start, stop in made.spans)
         who = f"{part.message} {part.role}" if part.message >= 0 else "no message"
-        lines.append(f"{said:<{_WIDTH}} {who:<14} {part.name:<8} {'yes' if trained else ''}".rstrip())
+        lines.append(
+            f"{said:<{_WIDTH}} {who:<14} {part.name:<8} {'yes' if trained else ''}".rstrip()
+        )
     return "\n".join(lines) + "\n"
 
 
 def page() -> str:
-    return _BLOCK.sub(lambda found: f"{found[1]}```text\n{picture()}```\n", PAGE.read_text(encoding="utf-8"))
+    return _BLOCK.sub(
+        lambda found: f"{found[1]}```text\n{picture()}```\n", PAGE.read_text(encoding="utf-8")
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,9 @@ def commands(block: Block) -> list[tuple[str, list[str]]]:
     found: list[tuple[str, list[str]]] = []
     for line in block.text.replace("\\\n", " ").splitlines():
         if block.language == "console" and not line.startswith("$ "):
-            assert found, f"{block.where}: a console block begins with a command, as in `$ penstock …`"
+            assert found, (
+                f"{block.where}: a console block begins with a command, as in `$ penstock …`"
+            )
             found[-1][1].append(line)
         elif (command := line.removeprefix("$ ")).strip() and not command.startswith("#"):
             found.append((command, []))
@@ -107,6 +109,8 @@ def is_as_shown(shown: list[str], printed: str) -> bool:
     """Whether a command printed what a page shows; widths of columns and `…` aside."""
     wanted = [" ".join(line.split()) for line in shown if line.strip()]
     given = "\n".join(" ".join(line.split()) for line in printed.splitlines() if line.strip())
-    parts = [".*?" if line == "…" else "[^\n]*?".join(map(re.escape, line.split("…"))) for line in wanted]
+    parts = [
+        ".*?" if line == "…" else "[^\n]*?".join(map(re.escape, line.split("…"))) for line in wanted
+    ]
     pattern = "\n".join(parts).replace("\n.*?\n", "\n(?:.*\n)??").replace("\n.*?", "(?:\n.*)?")
     return not wanted or re.fullmatch(pattern, given, flags=re.DOTALL) is not None

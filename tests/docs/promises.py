@@ -29,7 +29,9 @@ def counts() -> dict[str, int]:
         "law_5": laws["test_law_5_tokens_in_are_tokens_out_and_tokens_counted"],
         "mix": laws["test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block"],
         "changes": sum(_examples(TESTS / "laws/test_changes.py").values()),
-        "law_10": _examples(TESTS / "laws/test_mixing.py")["test_law_10_every_tenth_of_an_epoch_is_like_the_whole"],
+        "law_10": _examples(TESTS / "laws/test_mixing.py")[
+            "test_law_10_every_tenth_of_an_epoch_is_like_the_whole"
+        ],
         "law_11": _number("laws/test_prompts.py", r"examples\((\d+)\), stateful"),
         "law_11_steps": _number("laws/test_prompts.py", r"stateful_step_count=(\d+)"),
         "prompt_kills": _number("prompts/test_kills.py", r"KILLS = \d+ if SOAK else (\d+)"),
@@ -48,10 +50,14 @@ def counts() -> dict[str, int]:
         "turns": _number("templates/test_chat_masks.py", r"counted >= (\d+)"),
         "kills": _number("store/test_faults_kill.py", r'"PENSTOCK_KILLS", \d+ if SOAK else (\d+)'),
         "kills_soak": _number("store/test_faults_kill.py", r'"PENSTOCK_KILLS", (\d+) if SOAK'),
-        "kills_at_calls": _number("store/test_faults_kill.py", r"STRACED_KILLS = 10\*\*6 if SOAK else (\d+)"),
+        "kills_at_calls": _number(
+            "store/test_faults_kill.py", r"STRACED_KILLS = 10\*\*6 if SOAK else (\d+)"
+        ),
         "errors": _size("store/test_faults_errno.py", "ERRORS"),
         "error_runs": _number("store/test_faults_errno.py", r"RUNS = 10\*\*6 if SOAK else (\d+)"),
-        "builders": {"eight": 8}[_word("store/test_many_builders.py", r"def test_(\w+)_builders_of_one_store")],
+        "builders": {"eight": 8}[
+            _word("store/test_many_builders.py", r"def test_(\w+)_builders_of_one_store")
+        ],
         "bad_input": sum(_size("sources/test_bad_input.py", f"{part}_CASES") for part in _PARTS),
         "source_shapes": _size("contracts/test_sources.py", "OF_SHAPES"),
         "trainers": trainers,
@@ -67,7 +73,11 @@ def _size(file: str, name: str) -> int:
     """How many elements the list, tuple or dict called `name` has as it is written."""
     for node in ast.parse((TESTS / file).read_text(encoding="utf-8")).body:
         targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
         )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             value = node.value  # type: ignore[union-attr]
@@ -91,7 +101,11 @@ def _word(file: str, pattern: str) -> str:
 
 def _functions(path: Path) -> list[ast.FunctionDef]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
 
 
 def _examples(path: Path) -> dict[str, int]:
@@ -111,7 +125,9 @@ def _folder(package: str) -> Path:
 
 
 def page() -> str:
-    return TEMPLATE.read_text(encoding="utf-8").format(**{name: f"{number:,}" for name, number in counts().items()})
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        **{name: f"{number:,}" for name, number in counts().items()}
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ def run(page: Path) -> None:
         if block.file:
             Path(block.file).write_text(block.text)
         elif block.runs and block.language == "python":
-            lines = "\n" * (block.line - 1) + block.text  # so that a traceback names the line of the page
+            lines = (
+                "\n" * (block.line - 1) + block.text
+            )  # so that a traceback names the line of the page
             exec(compile(lines, block.where.rpartition(":")[0], "exec"), names)
         elif block.runs:
             for command, shown in commands(block):
@@ -32,9 +34,15 @@ def run_command(block: Block, command: str, shown: list[str]) -> None:
     command = command.replace(
         "penstock bench ", "penstock bench --seconds 0.2 "
     )  # a page need not wait for a good number
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     said = f"{block.where}: {command}\n{done.stdout}{done.stderr}"
-    ends_with = int(shown.pop().removeprefix("(ends with ").rstrip(")")) if shown and "(ends with" in shown[-1] else 0
+    ends_with = (
+        int(shown.pop().removeprefix("(ends with ").rstrip(")"))
+        if shown and "(ends with" in shown[-1]
+        else 0
+    )
     if done.returncode != ends_with:
         sys.exit(f"{said}(ended with {done.returncode}, the page says {ends_with})")
     if not is_as_shown(shown, done.stdout if not ends_with else done.stdout + done.stderr):

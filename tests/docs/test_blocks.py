@@ -20,7 +20,9 @@ FRAGMENTS = {ROOT / "docs/guides/trainers.md"}
 MOST_NOT_RUN = 7  # blocks that say why they do not run here
 LANGUAGES = {"", "python", "bash", "console", "yaml", "json", "text"}
 
-RUNNING = [page for page in PAGES if page not in FRAGMENTS and any(block.runs for block in blocks(page))]
+RUNNING = [
+    page for page in PAGES if page not in FRAGMENTS and any(block.runs for block in blocks(page))
+]
 EVERY = [block for page in PAGES for block in blocks(page)]
 
 
@@ -34,7 +36,9 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     env = {
         **keep,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        ),
         "PENSTOCK_CACHE": str(tmp_path / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -53,12 +57,16 @@ def test_every_block_is_of_a_language_that_is_known_here() -> None:
     assert [block.where for block in EVERY if block.language not in LANGUAGES] == []
 
 
-@pytest.mark.parametrize("block", [block for block in EVERY if block.language == "yaml"], ids=lambda block: block.where)
+@pytest.mark.parametrize(
+    "block", [block for block in EVERY if block.language == "yaml"], ids=lambda block: block.where
+)
 def test_every_yaml_block_can_be_read(block: Block) -> None:
     assert isinstance(yaml.safe_load(block.text), dict)
 
 
-FRAGMENT_BLOCKS = [block for page in FRAGMENTS for block in blocks(page) if block.language == "python"]
+FRAGMENT_BLOCKS = [
+    block for page in FRAGMENTS for block in blocks(page) if block.language == "python"
+]
 
 
 @pytest.mark.parametrize("block", FRAGMENT_BLOCKS, ids=lambda block: block.where)
@@ -67,7 +75,10 @@ def test_fragments_name_what_is_there(block: Block) -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
             made = find_spec(node.module or "")
             assert made and made.origin
-            names = {getattr(part, "name", None) for part in ast.parse(Path(made.origin).read_text()).body}
+            names = {
+                getattr(part, "name", None)
+                for part in ast.parse(Path(made.origin).read_text()).body
+            }
             assert {alias.name for alias in node.names} <= names, f"{block.where}: {node.module}"
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "ps.Loader":
             assert {str(keyword.arg) for keyword in node.keywords} <= keys().keys(), block.where
@@ -99,6 +110,12 @@ def test_commands_are_found_in_blocks() -> None:
         ("penstock a    b", []),
         ("penstock c", []),
     ]
-    assert commands(Block(page, "console", "$ penstock a\nx\ny\n$ b\n", 1)) == [("penstock a", ["x", "y"]), ("b", [])]
-    assert Block(page, "bash", "# not run here: needs two machines\nx\n", 1).why_not_run == "needs two machines"
+    assert commands(Block(page, "console", "$ penstock a\nx\ny\n$ b\n", 1)) == [
+        ("penstock a", ["x", "y"]),
+        ("b", []),
+    ]
+    assert (
+        Block(page, "bash", "# not run here: needs two machines\nx\n", 1).why_not_run
+        == "needs two machines"
+    )
     assert Block(page, "yaml", "# mix.yaml\ndata: x\n", 1).file == "mix.yaml"

@@ -8,11 +8,15 @@ from . import api_page, mask_picture, promises
 
 
 def test_the_api_page_says_what_the_code_says() -> None:
-    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.page(), "run: python -m tests.docs.api_page"
+    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.page(), (
+        "run: python -m tests.docs.api_page"
+    )
 
 
 def test_the_promises_count_what_the_tests_do() -> None:
-    assert promises.PAGE.read_text(encoding="utf-8") == promises.page(), "run: python -m tests.docs.promises"
+    assert promises.PAGE.read_text(encoding="utf-8") == promises.page(), (
+        "run: python -m tests.docs.promises"
+    )
 
 
 def test_the_picture_of_a_mask_is_what_the_code_makes() -> None:
@@ -29,14 +33,20 @@ def test_every_count_is_more_than_none_and_is_used() -> None:
 
 
 def test_every_promise_names_its_test() -> None:
-    rows = [line for line in promises.page().splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    rows = [
+        line
+        for line in promises.page().splitlines()
+        if line.startswith("| ") and not line.startswith("| promise")
+    ]
     assert len(rows) > 20
     assert [row for row in rows if not re.search(r"\]\(\.\./tests/[\w/]+\.py\)", row)] == []
 
 
 def test_a_docstring_becomes_a_list_and_keeps_its_blocks() -> None:
     assert api_page._docstring(Cache)  # one of another room
-    documented.__doc__ = "What it is.  And more.\n\none: the first.  two: the second\n    goes on.\n"
+    documented.__doc__ = (
+        "What it is.  And more.\n\none: the first.  two: the second\n    goes on.\n"
+    )
     assert (
         api_page._docstring(documented)
         == "What it is. And more.\n\n- `one`: the first.\n- `two`: the second\n\n    goes on.\n"

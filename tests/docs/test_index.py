@@ -11,14 +11,25 @@ ROOMS = {"recipe": "recipe", "cli": "recipe"}  # one page for these two
 
 
 def test_the_index_leads_to_every_page() -> None:
-    linked = {(INDEX.parent / target).resolve() for target in re.findall(r"\]\(([\w/.-]+\.md)\)", prose(INDEX))}
-    missing = [name(page) for page in PAGES if page not in (INDEX, ROOT / "README.md") and page.resolve() not in linked]
+    linked = {
+        (INDEX.parent / target).resolve()
+        for target in re.findall(r"\]\(([\w/.-]+\.md)\)", prose(INDEX))
+    }
+    missing = [
+        name(page)
+        for page in PAGES
+        if page not in (INDEX, ROOT / "README.md") and page.resolve() not in linked
+    ]
     assert missing == []
 
 
 def test_every_room_has_a_concept_page_that_says_its_question_and_its_cost() -> None:
     rooms = [path.parent.name for path in (ROOT / "src" / penstock.__name__).glob("*/__init__.py")]
-    pages = {room: ROOT / "docs" / "concepts" / f"{ROOMS.get(room, room)}.md" for room in rooms if room != "testing"}
+    pages = {
+        room: ROOT / "docs" / "concepts" / f"{ROOMS.get(room, room)}.md"
+        for room in rooms
+        if room != "testing"
+    }
     assert [room for room, page in pages.items() if not page.exists()] == []
 
 
@@ -30,5 +41,7 @@ def test_the_readme_is_one_sentence_one_picture_an_example_numbers_and_promises(
         "Promises",
     ]
     picture = text.split("```")[1]
-    assert all(f"│ {box} " in picture for box in ("sources", "templates", "store", "plan", "loader"))
+    assert all(
+        f"│ {box} " in picture for box in ("sources", "templates", "store", "plan", "loader")
+    )
     assert len(text.splitlines()) < 120

@@ -33,24 +33,39 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_on_the_site_and_can_be_searched(site: Path) -> None:
-    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
+    pages = {
+        page.relative_to(ROOT / "docs").with_suffix(".html")
+        for page in (ROOT / "docs").rglob("*.md")
+    }
     built = {page.relative_to(site) for page in site.rglob("*.html")}
-    assert pages < built and Path("CHANGELOG.html") in built and Path("benchmarks/index.html") in built
+    assert (
+        pages < built and Path("CHANGELOG.html") in built and Path("benchmarks/index.html") in built
+    )
     found = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
-    assert {entry["location"].partition("#")[0] for entry in found} >= {page.as_posix() for page in pages}
+    assert {entry["location"].partition("#")[0] for entry in found} >= {
+        page.as_posix() for page in pages
+    }
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
     loads = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?(https?:[^\"> ]+)")
-    found = {url for page in site.rglob("*.html") for url in loads.findall(page.read_text(encoding="utf-8"))}
-    assert {url for url in found if "squidfunk.github.io" not in url} == set(), "a <link> that names the theme's author"
+    found = {
+        url
+        for page in site.rglob("*.html")
+        for url in loads.findall(page.read_text(encoding="utf-8"))
+    }
+    assert {url for url in found if "squidfunk.github.io" not in url} == set(), (
+        "a <link> that names the theme's author"
+    )
 
 
 def test_a_broken_link_and_a_page_that_the_list_misses_fail_the_build(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for name in ("docs", "benchmarks"):
         shutil.copytree(
-            ROOT / name, root / name, ignore=shutil.ignore_patterns("*.py") if name == "benchmarks" else None
+            ROOT / name,
+            root / name,
+            ignore=shutil.ignore_patterns("*.py") if name == "benchmarks" else None,
         )
     for name in ("mkdocs.yml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, root / name)
@@ -59,6 +74,8 @@ def test_a_broken_link_and_a_page_that_the_list_misses_fail_the_build(tmp_path: 
     assert "unlisted.md" in build(root, tmp_path / "site").stderr
     page.unlink()
     index = root / "docs" / "index.md"
-    index.write_text(index.read_text(encoding="utf-8") + "\n[nowhere](guides/nowhere.md)\n", encoding="utf-8")
+    index.write_text(
+        index.read_text(encoding="utf-8") + "\n[nowhere](guides/nowhere.md)\n", encoding="utf-8"
+    )
     done = build(root, tmp_path / "site")
     assert done.returncode != 0 and "nowhere.md" in done.stderr

@@ -5,7 +5,9 @@ import re
 from .pages import ROOT
 
 README = ROOT / "README.md"
-_ROW = re.compile(r"^\|[^|]+\| ([\d,.]+ (?:×|ms|s)) \|[^|]*\]\((benchmarks/results/\w+\.md)\)", flags=re.MULTILINE)
+_ROW = re.compile(
+    r"^\|[^|]+\| ([\d,.]+ (?:×|ms|s)) \|[^|]*\]\((benchmarks/results/\w+\.md)\)", flags=re.MULTILINE
+)
 
 
 def test_every_number_on_the_front_page_stands_on_the_page_it_names():
@@ -13,4 +15,6 @@ def test_every_number_on_the_front_page_stands_on_the_page_it_names():
     assert len(rows) >= 6
     for number, page in rows:
         verdicts = (ROOT / page).read_text()
-        assert re.search(rf"\| {re.escape(number)}[ ,(|]", verdicts), f"{page} has no verdict of {number}"
+        assert re.search(rf"\| {re.escape(number)}[ ,(|]", verdicts), (
+            f"{page} has no verdict of {number}"
+        )

@@ -25,7 +25,13 @@ OTHERS = [COMING_FROM, *sorted(GUIDES.glob("from-*.md"))]
 DEFAULTS = "Defaults"  # begins the heading of a table of what, theirs, ours
 TROUBLE = ROOT / "docs" / "troubleshooting.md"
 
-TOP = {"data", "eval", "weight", "path", "name"}  # keys of a recipe that are no keyword of a function
+TOP = {
+    "data",
+    "eval",
+    "weight",
+    "path",
+    "name",
+}  # keys of a recipe that are no keyword of a function
 
 
 def spoken(page: Path) -> Iterator[str]:
@@ -41,10 +47,16 @@ def unknown(line: str) -> str | None:
     """The first word of a command line that the command does not know."""
     here: click.Command = cli
     for word in shlex.split(line, comments=True)[1:]:
-        found = here.get_command(click.Context(here), word) if isinstance(here, click.Group) else None
+        found = (
+            here.get_command(click.Context(here), word) if isinstance(here, click.Group) else None
+        )
         if found is not None:
             here = found
-        elif isinstance(here, click.Group) and not word.startswith("-") and not re.search(r"[|…]", word):
+        elif (
+            isinstance(here, click.Group)
+            and not word.startswith("-")
+            and not re.search(r"[|…]", word)
+        ):
             return word
         elif word.startswith("--") and word not in {
             option for each in here.params for option in (*each.opts, *each.secondary_opts)
@@ -89,12 +101,20 @@ def fault(key: str, value: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", [*sorted(GUIDES.glob("*.md")), ROOT / "docs/troubleshooting.md"], ids=name)
+@pytest.mark.parametrize(
+    "page", [*sorted(GUIDES.glob("*.md")), ROOT / "docs/troubleshooting.md"], ids=name
+)
 def test_every_key_that_a_guide_speaks_of_is_one(page: Path) -> None:
     text = prose(page)
     if page in OTHERS:  # what is theirs is in the first columns
-        text = "\n".join(row[2 if head.startswith(DEFAULTS) else 1] for head, rows in tables(page) for row in rows)
-    faults = [f"{key}: {value}: {why}" for key, value in settings(text) if (why := fault(key, value))]
+        text = "\n".join(
+            row[2 if head.startswith(DEFAULTS) else 1]
+            for head, rows in tables(page)
+            for row in rows
+        )
+    faults = [
+        f"{key}: {value}: {why}" for key, value in settings(text) if (why := fault(key, value))
+    ]
     assert faults == []
 
 
@@ -102,13 +122,17 @@ def test_every_key_that_a_guide_speaks_of_is_one(page: Path) -> None:
 def test_every_name_of_ours_that_a_guide_speaks_of_is_there(page: Path) -> None:
     names = {found for text in code(prose(page)) for found in re.findall(r"\bps\.(\w+)", text)}
     assert names <= set(ps.__all__)
-    members = {found for text in code(prose(page)) for found in re.findall(r"\bsource\.(\w+)", text)}
+    members = {
+        found for text in code(prose(page)) for found in re.findall(r"\bsource\.(\w+)", text)
+    }
     source = ps.open([{"a": 1}])
     assert {member for member in members if not hasattr(source, member)} == set()
 
 
 def test_what_may_change_on_resume_is_what_is_no_part_of_the_plan() -> None:
-    ((_, rows),) = [table for table in tables(GUIDES / "resume.md") if table[0].startswith("What may change")]
+    ((_, rows),) = [
+        table for table in tables(GUIDES / "resume.md") if table[0].startswith("What may change")
+    ]
     free, fixed = (set(code(" ".join(row[column] for row in rows))) for column in (0, 1))
     assert fixed == set(PlanSettings.__slots__) - {"weights"}
     assert not free & set(PlanSettings.__slots__) and free <= keys().keys()
@@ -116,14 +140,18 @@ def test_what_may_change_on_resume_is_what_is_no_part_of_the_plan() -> None:
 
 def rows_of_others() -> list[tuple[str, str, str, str]]:
     listed = [(page.stem, head, rows) for page in OTHERS for head, rows in tables(page)]
-    chosen = [(f"{page} {head}", rows) for page, head, rows in listed if not head.startswith(DEFAULTS)]
+    chosen = [
+        (f"{page} {head}", rows) for page, head, rows in listed if not head.startswith(DEFAULTS)
+    ]
     return [(tool, *row) for tool, rows in chosen for row in rows]  # type: ignore[misc]
 
 
 def their_options(theirs: str) -> list[tuple[str, object]]:
     """(name, value or None) of options, as a recipe would have them."""
     found = [re.fullmatch(r"(?:--)?([a-z][a-z_-]*)(?:: (.*)| .*)?", text) for text in code(theirs)]
-    return [(each[1].replace("-", "_"), yaml.safe_load(each[2] or "null")) for each in found if each]
+    return [
+        (each[1].replace("-", "_"), yaml.safe_load(each[2] or "null")) for each in found if each
+    ]
 
 
 def is_taken(name: str, value: object) -> bool:
@@ -139,7 +167,9 @@ def test_what_is_marked_is_taken_and_what_is_not_is_not(row: tuple[str, str, str
     if mark:
         assert options and is_taken(*options[0]), f"a recipe does not take {theirs}"
     else:
-        assert [option for option in options if is_taken(*option)] == [], "a recipe takes it: mark it with ✓"
+        assert [option for option in options if is_taken(*option)] == [], (
+            "a recipe takes it: mark it with ✓"
+        )
     assert ours, "say what it is here, or: none"
 
 
@@ -158,10 +188,21 @@ def test_marked_names_become_what_the_page_says() -> None:
 
 
 def test_nine_tools_have_a_table() -> None:
-    assert [page.stem for page in OTHERS[1:]] == ["from-axolotl", "from-llama-factory", "from-ms-swift", "from-trl"]
+    assert [page.stem for page in OTHERS[1:]] == [
+        "from-axolotl",
+        "from-llama-factory",
+        "from-ms-swift",
+        "from-trl",
+    ]
     for page in OTHERS[1:]:
         assert [heading for heading, _ in tables(page)] == ["Defaults that differ", "Options"]
-    assert [heading for heading, _ in tables(COMING_FROM)] == ["miles", "SkyRL", "datasets", "LMMS-Engine", "sequifier"]
+    assert [heading for heading, _ in tables(COMING_FROM)] == [
+        "miles",
+        "SkyRL",
+        "datasets",
+        "LMMS-Engine",
+        "sequifier",
+    ]
 
 
 # Troubleshooting
@@ -177,7 +218,10 @@ def said() -> list[str]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 made.append(re.sub(r"%[\w.]+", VALUE, node.value))
             elif isinstance(node, ast.JoinedStr):
-                parts = [str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values]
+                parts = [
+                    str(part.value) if isinstance(part, ast.Constant) else VALUE
+                    for part in node.values
+                ]
                 made.append("".join(parts))
     return made
 

@@ -12,7 +12,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.docs.pages import blocks, name
 
-WORDS = ["water", "gate", "river", "mill", "turns", "slow", "fast", "deep", "stone", "bridge", "flows", "under", "rain"]
+WORDS = [
+    "water",
+    "gate",
+    "river",
+    "mill",
+    "turns",
+    "slow",
+    "fast",
+    "deep",
+    "stone",
+    "bridge",
+    "flows",
+    "under",
+    "rain",
+]
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -23,9 +37,13 @@ VISION = (
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-RECIPE = "data: chat.jsonl\ntokenizer: tokenizer\ntemplate: messages\nmax_length: 256\nbatch_size: 4\n"
+RECIPE = (
+    "data: chat.jsonl\ntokenizer: tokenizer\ntemplate: messages\nmax_length: 256\nbatch_size: 4\n"
+)
 # Names that a page speaks of as something its readers have.
-GIVEN = {"docs/guides/report.md": "import penstock as ps\nloader = ps.load('recipe.yaml', output='numpy')\n"}
+GIVEN = {
+    "docs/guides/report.md": "import penstock as ps\nloader = ps.load('recipe.yaml', output='numpy')\n"
+}
 
 
 def make(folder: Path, page: Path) -> None:
@@ -41,7 +59,8 @@ def make(folder: Path, page: Path) -> None:
     if name(page) == "docs/concepts/templates.md":
         _write(folder / "data" / "chat.jsonl", (_chat(chance, n) for n in range(40)))
         _write(
-            folder / "data" / "mine.jsonl", ({"q": f"Which way, {n}?", "a": _words(chance, 3, 9)} for n in range(40))
+            folder / "data" / "mine.jsonl",
+            ({"q": f"Which way, {n}?", "a": _words(chance, 3, 9)} for n in range(40)),
         )
     elif name(page) == "README.md":
         _write(folder / "data" / "part-0.jsonl", (_chat(chance, n) for n in range(250)))
@@ -51,14 +70,19 @@ def make(folder: Path, page: Path) -> None:
         _write(folder / "data" / "b.jsonl", texts[200:])
     if name(page) == "docs/guides/media.md":
         _media(folder)
-    if not any("penstock init" in block.text or block.file == "recipe.yaml" for block in blocks(page)):
+    if not any(
+        "penstock init" in block.text or block.file == "recipe.yaml" for block in blocks(page)
+    ):
         (folder / "recipe.yaml").write_text(RECIPE)
 
 
 def make_commands(folder: Path) -> Path:
     """`penstock` and `python` as commands of the interpreter that runs the tests, whether or not they are installed."""
     folder.mkdir()
-    for command, call in (("penstock", f'"{sys.executable}" -m penstock'), ("python", f'"{sys.executable}"')):
+    for command, call in (
+        ("penstock", f'"{sys.executable}" -m penstock'),
+        ("python", f'"{sys.executable}"'),
+    ):
         (folder / command).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
         (folder / command).chmod(0o755)
     return folder
@@ -68,12 +92,19 @@ def _media(folder: Path) -> None:
     """A folder of a vision-language model without its weights, and conversations about images."""
     (folder / "tokenizer").rename(folder / "model")
     made = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
-    made.add_special_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"])
+    made.add_special_tokens(
+        ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    )
     made.save(str(folder / "model" / "tokenizer.json"))
     config = {"eos_token": "<|endoftext|>", "chat_template": VISION}
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps(config))
     size = {"shortest_edge": 3136, "longest_edge": 200_704}
-    image = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "size": size}
+    image = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 14,
+        "merge_size": 2,
+        "size": size,
+    }
     processor = {"processor_class": "Qwen2_5_VLProcessor", **image}
     (folder / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "images").mkdir()
@@ -82,7 +113,12 @@ def _media(folder: Path) -> None:
         name = f"images/{number}.jpg"
         Image.new("RGB", (120 + 20 * number, 400 - 5 * number), "navy").save(folder / name)
         asked = {"role": "user", "content": "<image>\nWhich way does the water flow?"}
-        records.append({"messages": [asked, {"role": "assistant", "content": "Under the bridge."}], "images": [name]})
+        records.append(
+            {
+                "messages": [asked, {"role": "assistant", "content": "Under the bridge."}],
+                "images": [name],
+            }
+        )
     _write(folder / "photos.jsonl", records)
 
 
@@ -117,7 +153,9 @@ def _tokenizer(folder: Path) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator([" ".join(WORDS), "user assistant Question Note What is It"] * 9, trainer)
+    made.train_from_iterator(
+        [" ".join(WORDS), "user assistant Question Note What is It"] * 9, trainer
+    )
     (folder / "tokenizer").mkdir()
     made.save(str(folder / "tokenizer" / "tokenizer.json"))
     config = {"eos_token": "<|endoftext|>", "chat_template": CHATML}

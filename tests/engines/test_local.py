@@ -135,7 +135,9 @@ def test_a_task_may_come_of_a_result(num_proc: int) -> None:
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_notes_are_heard_on_the_way(num_proc: int) -> None:
     heard: list[tuple[int, int]] = []
-    results = LocalEngine(num_proc).run(Notes(), [1, 2, 3], on_note=lambda task, note: heard.append((task, note)))
+    results = LocalEngine(num_proc).run(
+        Notes(), [1, 2, 3], on_note=lambda task, note: heard.append((task, note))
+    )
     assert sorted(results) == [-3, -2, -1]
     assert sorted(heard) == [(task, 10 * task + step) for task in (1, 2, 3) for step in range(3)]
 
@@ -160,9 +162,13 @@ def test_after_an_error_there_are_no_more_results(num_proc: int) -> None:
 
 
 def test_what_cannot_be_sent_back_is_an_error_with_its_text() -> None:
-    with pytest.raises(StoreError, match=r"a task failed with Unpicklable: alone\n(.|\n)*in fail_oddly"):
+    with pytest.raises(
+        StoreError, match=r"a task failed with Unpicklable: alone\n(.|\n)*in fail_oddly"
+    ):
         list(LocalEngine(2).run(fail_oddly, [0, 1]))
-    with pytest.raises(StoreError, match=r"a result cannot be sent from its worker process: .*lambda"):
+    with pytest.raises(
+        StoreError, match=r"a result cannot be sent from its worker process: .*lambda"
+    ):
         list(LocalEngine(2).run(fail_oddly, [0, 2]))
 
 
@@ -171,13 +177,18 @@ def test_what_cannot_be_sent_back_is_an_error_with_its_text() -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("kill", "was killed by signal 9, probably out of memory, while it worked on task 'kill'; .* run again"),
+        (
+            "kill",
+            "was killed by signal 9, probably out of memory, while it worked on task 'kill'; .* run again",
+        ),
         ("segfault", r"crashed with signal 11 \(SIGSEGV\) while it worked on task 'segfault'"),
         ("exit", "ended with exit code 123 while it worked on task 'exit'"),
         ("system exit", "a task failed with SystemExit: 5"),
     ],
 )
-def test_a_dead_worker_is_an_error_that_names_its_task(start_method: str, how: str, words: str) -> None:
+def test_a_dead_worker_is_an_error_that_names_its_task(
+    start_method: str, how: str, words: str
+) -> None:
     with pytest.raises(StoreError, match=words):
         list(LocalEngine(2, start_method=start_method).run(die_of, [*"abc", how, *"def"]))
     assert no_children()
@@ -229,7 +240,9 @@ def test_threads_of_the_parent_do_not_matter() -> None:
 
 
 def pids_of_tasks(answers: Any) -> None:
-    answers.put((os.getpid(), {pid for _, pid in LocalEngine(2, inline=False).run(double, range(4))}))
+    answers.put(
+        (os.getpid(), {pid for _, pid in LocalEngine(2, inline=False).run(double, range(4))})
+    )
 
 
 @pytest.mark.timeout(60)
@@ -250,16 +263,22 @@ def test_results_that_are_never_closed_do_not_keep_a_script_from_ending(tmp_path
 
 
 def test_what_cannot_be_sent_is_said_clearly() -> None:
-    with pytest.raises(StoreError, match=r"the work cannot be sent to a worker process: .*lambda.*num_proc=1"):
+    with pytest.raises(
+        StoreError, match=r"the work cannot be sent to a worker process: .*lambda.*num_proc=1"
+    ):
         list(LocalEngine(2, start_method="spawn").run(lambda task: task, [1, 2]))
     assert list(LocalEngine(2, start_method="fork").run(lambda task: task, [1, 1])) == [1, 1]
 
 
 def test_settings_are_checked() -> None:
     for wrong in (0, -1, 2.5, "2", True):
-        with pytest.raises(StoreError, match=f"num_proc is {wrong!r}, expected a whole number of at least 1"):
+        with pytest.raises(
+            StoreError, match=f"num_proc is {wrong!r}, expected a whole number of at least 1"
+        ):
             LocalEngine(wrong)
-    with pytest.raises(StoreError, match="start_method is 'forkserver', expected one of fork, spawn"):
+    with pytest.raises(
+        StoreError, match="start_method is 'forkserver', expected one of fork, spawn"
+    ):
         LocalEngine(2, start_method="forkserver")
     assert LocalEngine().num_proc == num_cores() >= 1
 
@@ -268,6 +287,8 @@ def no_children() -> bool:
     """Whether every child of this process is gone and waited for; multiprocessing keeps one helper of its own."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since the folder was listed
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # a thread that has ended since the folder was listed
             found.update(int(pid) for pid in (thread / "children").read_text().split())
     return found <= {resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]

@@ -86,7 +86,9 @@ def test_workers_end_with_their_parent(tmp_path: Path, start_method: str, work: 
 
 
 @METHODS
-def test_ctrl_c_reaches_only_the_parent_who_ends_the_workers_tidily(tmp_path: Path, start_method: str) -> None:
+def test_ctrl_c_reaches_only_the_parent_who_ends_the_workers_tidily(
+    tmp_path: Path, start_method: str
+) -> None:
     script = start(tmp_path, imports(SLOW.format(work="mine.busy")), start_method)
     workers = read_pids(script, 2)
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
@@ -163,5 +165,7 @@ def test_tokenizers_that_were_used_before_do_not_block_a_fork(
     environment = {"FASTOKENS_BPE_THREADS": threads} if threads else {}
     (tmp_path / "script.py").write_text(textwrap.dedent(text))
     command = [sys.executable, str(tmp_path / "script.py"), str(tokenizer_path)]
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
     assert result.stdout == "done\n" and result.stderr == ""

@@ -20,7 +20,12 @@ def defined(path: Path) -> set[str]:
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            names |= {
+                name.id
+                for target in targets
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name)
+            }
     return names
 
 
@@ -37,7 +42,9 @@ def test_what_a_script_imports_is_there(script: Path) -> None:
             missing = {alias.name for alias in node.names if not hasattr(module, alias.name)}
         else:
             continue
-        assert not missing, f"{script.name}:{node.lineno}: {node.module} has no {', '.join(sorted(missing))}"
+        assert not missing, (
+            f"{script.name}:{node.lineno}: {node.module} has no {', '.join(sorted(missing))}"
+        )
 
 
 def test_every_script_has_its_line_in_the_index() -> None:

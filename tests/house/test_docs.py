@@ -8,7 +8,9 @@ import pytest
 import penstock
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+)
 
 FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -32,8 +34,12 @@ def broken_links(page: Path) -> list[str]:
 
 def anchors(page: Path) -> set[str]:
     """Names that a page's headings get where Markdown is shown: lower case, no punctuation, dashes for spaces."""
-    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    headings = re.findall(
+        r"^#+ +(.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -52,7 +58,13 @@ def test_a_broken_link_and_a_machine_path_are_noticed(tmp_path: Path) -> None:
         "# One, two\n[a](gone.md) [b](#one-two) [c](#three) [d](page.md) [e](https://x.org)\n```\n[f](g)\n```\n"
     )
     assert broken_links(page) == ["gone.md", "#three"]
-    for path in ("see /home/me/x", "`/work/main`", "in ~/.cache/x", "C:\\data", "http://localhost:80"):
+    for path in (
+        "see /home/me/x",
+        "`/work/main`",
+        "in ~/.cache/x",
+        "C:\\data",
+        "http://localhost:80",
+    ):
         assert MACHINE.search(path), path
     for path in ("data/work/x", "tests/house", "and/or", "./data/x", "s3://home/x"):
         assert not MACHINE.search(path), path

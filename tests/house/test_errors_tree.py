@@ -28,9 +28,15 @@ def test_the_drawing_is_the_tree() -> None:
     classes = {
         name: kind
         for name, kind in vars(errors).items()
-        if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+        if inspect.isclass(kind)
+        and issubclass(kind, Exception)
+        and kind.__module__ == errors.__name__
     }
-    written = {name: kind.__bases__[0].__name__ for name, kind in classes.items() if name != "PenstockError"}
+    written = {
+        name: kind.__bases__[0].__name__
+        for name, kind in classes.items()
+        if name != "PenstockError"
+    }
     assert written
     assert drawn(errors.__doc__ or "") == written
 

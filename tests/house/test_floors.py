@@ -16,8 +16,29 @@ LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imp
 
 # The plan must give the same answer at any time, on any machine: no files, no clock, no environment, no chance.
 IMPURE = {
-    *("os", "io", "pathlib", "glob", "shutil", "tempfile", "mmap", "socket", "subprocess", "multiprocessing"),
-    *("time", "datetime", "random", "secrets", "uuid", "platform", "getpass", "locale", "threading"),
+    *(
+        "os",
+        "io",
+        "pathlib",
+        "glob",
+        "shutil",
+        "tempfile",
+        "mmap",
+        "socket",
+        "subprocess",
+        "multiprocessing",
+    ),
+    *(
+        "time",
+        "datetime",
+        "random",
+        "secrets",
+        "uuid",
+        "platform",
+        "getpass",
+        "locale",
+        "threading",
+    ),
 }
 IMPURE_BUILTINS = {"open", "input", "print"}
 
@@ -25,7 +46,9 @@ IMPURE_BUILTINS = {"open", "input", "print"}
 def lint(package_parent: Path) -> subprocess.CompletedProcess[str]:
     """import-linter over the `penstock` found in this folder, in a process of its own: it reads cwd and sys.path."""
     env = {**os.environ, "PYTHONPATH": str(package_parent)}
-    return subprocess.run([sys.executable, "-c", LINT], cwd=ROOT, env=env, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", LINT], cwd=ROOT, env=env, capture_output=True, text=True
+    )
 
 
 def imported(source: str) -> set[str]:
@@ -43,7 +66,11 @@ def imported(source: str) -> set[str]:
 def impurities(source: str) -> set[str]:
     """What a file of the plan uses although it may not: outside packages but numpy, and doors to the world."""
     tops = {name.partition(".")[0] for name in imported(source)}
-    outside = {top for top in tops if top not in sys.stdlib_module_names and top not in ("numpy", "penstock")}
+    outside = {
+        top
+        for top in tops
+        if top not in sys.stdlib_module_names and top not in ("numpy", "penstock")
+    }
     called = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     return outside | (tops & IMPURE) | (called & IMPURE_BUILTINS)
 

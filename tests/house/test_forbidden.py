@@ -13,17 +13,43 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 PICKLES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 DYNAMIC_IMPORTS = {"__import__", "builtins.__import__", "importlib.import_module"}
 RUNS_TEXT = {"eval", "exec", "builtins.eval", "builtins.exec", "os.system", "os.popen", "pty.spawn"}
-RUNS_YAML = {f"yaml.{how}{what}" for how in ("", "unsafe_", "full_") for what in ("load", "load_all")}
-UNPICKLES = {"pandas.read_pickle", "torch.save"}  # torch.save writes a pickle; what is on disk is never one
+RUNS_YAML = {
+    f"yaml.{how}{what}" for how in ("", "unsafe_", "full_") for what in ("load", "load_all")
+}
+UNPICKLES = {
+    "pandas.read_pickle",
+    "torch.save",
+}  # torch.save writes a pickle; what is on disk is never one
 
 BIT_GENERATORS = {
-    f"numpy.random.{name}" for name in ("Philox", "PCG64", "PCG64DXSM", "SFC64", "MT19937", "SeedSequence")
+    f"numpy.random.{name}"
+    for name in ("Philox", "PCG64", "PCG64DXSM", "SFC64", "MT19937", "SeedSequence")
 }
-NAMED_CHANCE = BIT_GENERATORS | {"numpy.random.Generator", "numpy.random.BitGenerator", "random.Random"}
-NEED_A_SEED = BIT_GENERATORS | {"random.Random", "numpy.random.Generator"}  # without arguments they ask the machine
+NAMED_CHANCE = BIT_GENERATORS | {
+    "numpy.random.Generator",
+    "numpy.random.BitGenerator",
+    "random.Random",
+}
+NEED_A_SEED = BIT_GENERATORS | {
+    "random.Random",
+    "numpy.random.Generator",
+}  # without arguments they ask the machine
 TORCH_CHANCE = {
-    *("torch.manual_seed", "torch.seed", "torch.rand", "torch.randn", "torch.randint", "torch.randperm"),
-    *("torch.normal", "torch.bernoulli", "torch.multinomial", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"),
+    *(
+        "torch.manual_seed",
+        "torch.seed",
+        "torch.rand",
+        "torch.randn",
+        "torch.randint",
+        "torch.randperm",
+    ),
+    *(
+        "torch.normal",
+        "torch.bernoulli",
+        "torch.multinomial",
+        "torch.cuda.manual_seed",
+        "torch.cuda.manual_seed_all",
+    ),
 }
 
 
@@ -117,7 +143,11 @@ def offences(source: str) -> list[tuple[int, str]]:
 def test_the_package_runs_no_data_and_names_its_chance() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
     assert files
-    found = [f"{file.relative_to(PACKAGE)}:{line}: {why}" for file in files for line, why in offences(file.read_text())]
+    found = [
+        f"{file.relative_to(PACKAGE)}:{line}: {why}"
+        for file in files
+        for line, why in offences(file.read_text())
+    ]
     assert found == []
 
 

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 HEAVY = {
-    *("torch", "transformers", "datasets", "ray", "pyarrow.dataset", "pandas", "scipy", "trl", "accelerate"),
+    *(
+        "torch",
+        "transformers",
+        "datasets",
+        "ray",
+        "pyarrow.dataset",
+        "pandas",
+        "scipy",
+        "trl",
+        "accelerate",
+    ),
     *("lightning", "huggingface_hub", "obstore", "matplotlib", "IPython"),
 }
 
@@ -20,7 +30,11 @@ def imported(statement: str) -> set[str]:
     """Modules that a fresh interpreter holds after the statement, or imported on the way and let go."""
     probe = f"{statement}\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", probe], env=os.environ, capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-c", probe],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     held = set(json.loads(result.stdout.splitlines()[-1]))
     passed = set(re.findall(r"^import time:.*\|\s*(\S+)$", result.stderr, flags=re.MULTILINE))
@@ -37,14 +51,18 @@ def rooms(modules: set[str]) -> set[str]:
     return {name.split(".")[1] for name in modules if name.startswith("penstock.")}
 
 
-@pytest.mark.parametrize("statement", ["import penstock", "from penstock import *", "import penstock.errors"])
+@pytest.mark.parametrize(
+    "statement", ["import penstock", "from penstock import *", "import penstock.errors"]
+)
 def test_import_brings_nothing_heavy(statement: str) -> None:
     assert brought_along(statement) == set()
 
 
 def test_a_heavy_import_is_noticed() -> None:
     assert "pyarrow.dataset" in brought_along("import pyarrow.dataset")
-    assert "pyarrow.dataset" in brought_along("import pyarrow.dataset, sys; del sys.modules['pyarrow.dataset']")
+    assert "pyarrow.dataset" in brought_along(
+        "import pyarrow.dataset, sys; del sys.modules['pyarrow.dataset']"
+    )
 
 
 @pytest.fixture
@@ -64,23 +82,42 @@ def command(*words: object) -> str:
     return f"from penstock.cli.main import run\nassert run({[str(word) for word in words]!r}) == 0"
 
 
-def test_open_imports_the_sources_and_nothing_else(write_jsonl: Callable[..., Path], tmp_path: Path) -> None:
+def test_open_imports_the_sources_and_nothing_else(
+    write_jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
     path = write_jsonl([{"text": "a"}, {"text": "b"}])
     found = imported(
         f"import penstock as ps\nassert ps.open({str(path)!r}, cache_dir={str(tmp_path)!r})[1]['text'] == 'b'"
     )
-    assert rooms(found) == {"api", "cache", "errors", "fingerprint", "places", "sources", "types", "words"}
-    assert found.isdisjoint({"jinja2", "minijinja", "yaml", "tokenizers", "fastokens", "pyarrow", "numpy.ma", "click"})
+    assert rooms(found) == {
+        "api",
+        "cache",
+        "errors",
+        "fingerprint",
+        "places",
+        "sources",
+        "types",
+        "words",
+    }
+    assert found.isdisjoint(
+        {"jinja2", "minijinja", "yaml", "tokenizers", "fastokens", "pyarrow", "numpy.ma", "click"}
+    )
 
 
 def test_api_does_not_import_recipe() -> None:
     assert not any(name.startswith("penstock.recipe") for name in imported("import penstock.api"))
 
 
-def test_preparing_again_imports_no_engine_no_chat_template_and_no_process_pool(recipe: Path) -> None:
+def test_preparing_again_imports_no_engine_no_chat_template_and_no_process_pool(
+    recipe: Path,
+) -> None:
     found = imported(command("prepare", recipe))
-    assert found.isdisjoint({"jinja2", "minijinja", "tokenizers", "fastokens", "pyarrow", "numpy.ma", "rich"})
-    assert found.isdisjoint({"multiprocessing", "tempfile", "importlib.metadata", "pydantic", "typer"})
+    assert found.isdisjoint(
+        {"jinja2", "minijinja", "tokenizers", "fastokens", "pyarrow", "numpy.ma", "rich"}
+    )
+    assert found.isdisjoint(
+        {"multiprocessing", "tempfile", "importlib.metadata", "pydantic", "typer"}
+    )
     assert found.isdisjoint({"penstock.templates.chat.template", "penstock.templates.render"})
 
 
@@ -92,7 +129,15 @@ def test_a_recipe_is_checked_without_the_engines_of_templates(recipe: Path) -> N
 def test_a_command_imports_nothing_that_only_another_command_needs(recipe: Path) -> None:
     found = imported(command("plan", recipe))
     assert {name for name in found if ".cli." in name} == {
-        f"penstock.cli.{name}" for name in ("commands", "main", "pages", "recipes", "request", "screen", "stores")
+        f"penstock.cli.{name}"
+        for name in ("commands", "main", "pages", "recipes", "request", "screen", "stores")
     }
-    others = {"recipe.draft", "report.html", "report.checks", "store.verify", "store.miss", "recipe.aliases"}
+    others = {
+        "recipe.draft",
+        "report.html",
+        "report.checks",
+        "store.verify",
+        "store.miss",
+        "recipe.aliases",
+    }
     assert found.isdisjoint({f"penstock.{name}" for name in others} | {"tomllib"})

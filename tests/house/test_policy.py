@@ -35,7 +35,9 @@ def test_every_test_that_may_be_retried_exists() -> None:
 def test_nothing_else_retries_a_test() -> None:
     assert "--reruns" not in (ROOT / "Makefile").read_text()
     for file in (ROOT / "tests").rglob("test_*.py"):
-        assert not re.search(r"mark\.flaky", file.read_text()) or file.name == "test_policy.py", file
+        assert not re.search(r"mark\.flaky", file.read_text()) or file.name == "test_policy.py", (
+            file
+        )
 
 
 def run_pytest(folder: Path, reason: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +48,10 @@ def run_pytest(folder: Path, reason: str, **environment: str) -> subprocess.Comp
     for name in ("conftest.py", "policy.py"):
         (tests / name).write_text((ROOT / "tests" / name).read_text())
     (tests / "test_probe.py").write_text(PROBE.format(imports="", reason=reason))
-    environment = {**{k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_XDIST_WORKER")}, **environment}
+    environment = {
+        **{k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_XDIST_WORKER")},
+        **environment,
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -54,7 +59,11 @@ def run_pytest(folder: Path, reason: str, **environment: str) -> subprocess.Comp
 def test_a_skip_in_ci_fails_unless_its_reason_is_listed(tmp_path: Path) -> None:
     listed = next(iter(ALLOWED_SKIPS))
     for number, (reason, environment, expected) in enumerate(
-        [("torch is gone", {"CI": "true"}, 1), ("torch is gone", {}, 0), (f"{listed}: so", {"CI": "true"}, 0)]
+        [
+            ("torch is gone", {"CI": "true"}, 1),
+            ("torch is gone", {}, 0),
+            (f"{listed}: so", {"CI": "true"}, 0),
+        ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()

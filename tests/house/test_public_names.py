@@ -23,7 +23,11 @@ def visible(module: types.ModuleType) -> set[str]:
     """
     bound = set(vars(module)) - ANNOTATIONS
     names = {name for name in bound | set(dir(module)) if not name.startswith("_")}
-    rooms = {name for name in names if isinstance(getattr(module, name), types.ModuleType) and name in ROOMS}
+    rooms = {
+        name
+        for name in names
+        if isinstance(getattr(module, name), types.ModuleType) and name in ROOMS
+    }
     return names - rooms
 
 
@@ -51,5 +55,9 @@ def test_the_surface_is_small_and_no_verb_hides_a_room() -> None:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    silent = [name for name in penstock.__all__ if not name.startswith("_") and not getattr(penstock, name).__doc__]
+    silent = [
+        name
+        for name in penstock.__all__
+        if not name.startswith("_") and not getattr(penstock, name).__doc__
+    ]
     assert silent == []

@@ -12,7 +12,9 @@ from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import REQUIRED, Key, keys, template_options
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
-REMARK = "<!-- Written by `python -m tests.house.test_reference`; a test fails when it is stale. -->"
+REMARK = (
+    "<!-- Written by `python -m tests.house.test_reference`; a test fails when it is stale. -->"
+)
 
 ROOMS = {
     "open": ("Reading a data set", "In one data set, or at the top for all of them."),
@@ -31,7 +33,9 @@ ROOMS = {
 
 
 def cli_page() -> str:
-    ends = [words.split(maxsplit=1) for words in str(main.__doc__).splitlines() if words[:1].isdigit()]
+    ends = [
+        words.split(maxsplit=1) for words in str(main.__doc__).splitlines() if words[:1].isdigit()
+    ]
     parts = [
         REMARK, "# The command", "",
         "`penstock` and `python -m penstock` are the same. Commands about data take a recipe, or data with `--tokenizer`. All "
@@ -84,7 +88,8 @@ def recipe_page() -> str:
         "|---|---|",
     ]
     parts += [
-        f"| `{name}` | {', '.join(f'`{key}`' for key in alias.keys)} |" for name, alias in sorted(ALIASES.items())
+        f"| `{name}` | {', '.join(f'`{key}`' for key in alias.keys)} |"
+        for name, alias in sorted(ALIASES.items())
     ]
     return "\n".join(parts) + "\n"
 
@@ -102,7 +107,11 @@ def row(key: Key, *, of_templates: bool) -> str:
 def shown(default: Any) -> str:
     if default is REQUIRED:
         return "must be given"
-    return f"`{default}`" if isinstance(default, str) and default.isprintable() else f"`{json.dumps(default)}`"
+    return (
+        f"`{default}`"
+        if isinstance(default, str) and default.isprintable()
+        else f"`{json.dumps(default)}`"
+    )
 
 
 PAGES = {"cli.md": cli_page, "recipe.md": recipe_page}
@@ -114,14 +123,29 @@ def test_every_key_is_documented() -> None:
 
 def test_the_options_of_commands_are_documented_by_the_keys() -> None:
     """No command retypes what a key means: its help is that of the key."""
-    page = " ".join((FOLDER / "cli.md").read_text(encoding="utf-8").split())  # a fresh one: the next test
-    for name in ("tokenizer", "template", "train_on", "num_proc", "engine", "max_length", "batch_size", "cache_dir"):
+    page = " ".join(
+        (FOLDER / "cli.md").read_text(encoding="utf-8").split()
+    )  # a fresh one: the next test
+    for name in (
+        "tokenizer",
+        "template",
+        "train_on",
+        "num_proc",
+        "engine",
+        "max_length",
+        "batch_size",
+        "cache_dir",
+    ):
         doc = keys()[name].doc
         assert f"--{name.replace('_', '-')}" in page and f"{doc[0].upper()}{doc[1:]}." in page, name
 
 
 def test_reference_pages_are_fresh() -> None:
-    stale = [name for name, make in PAGES.items() if (FOLDER / name).read_text(encoding="utf-8") != make()]
+    stale = [
+        name
+        for name, make in PAGES.items()
+        if (FOLDER / name).read_text(encoding="utf-8") != make()
+    ]
     assert stale == [], "run: python -m tests.house.test_reference"
 
 

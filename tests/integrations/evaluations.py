@@ -30,7 +30,9 @@ def recorded(trainer: type) -> type:
 
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
             ids, labels = inputs["input_ids"], inputs["labels"]
-            self.passes[-1] += [i[n >= 0].tolist() for i, n in zip(ids, inputs["seq_idx"], strict=True)]
+            self.passes[-1] += [
+                i[n >= 0].tolist() for i, n in zip(ids, inputs["seq_idx"], strict=True)
+            ]
             assert "position_ids" in inputs and labels.shape == ids.shape
             return super().prediction_step(model, inputs, *args, **options)
 
@@ -67,9 +69,16 @@ def one_rank(folder: Path) -> dict[str, Any]:
     found["logged"] = len(said)
     model = trainer.model.eval()
     found["loss"] = [said[-1]["eval_loss"], trainer.evaluate()["eval_loss"], by_hand(folder, model)]
-    several = {"short": open_loader(folder, epochs=1, max_length=32), "long": open_loader(folder, epochs=1)}
+    several = {
+        "short": open_loader(folder, epochs=1, max_length=32),
+        "long": open_loader(folder, epochs=1),
+    }
     metrics = trainer.evaluate(several)
-    found["several"] = [metrics["eval_short_loss"], by_hand(folder, model, max_length=32), metrics["eval_long_loss"]]
+    found["several"] = [
+        metrics["eval_short_loss"],
+        by_hand(folder, model, max_length=32),
+        metrics["eval_long_loss"],
+    ]
     found["predicted"] = trainer.predict(open_loader(folder, epochs=1)).metrics["test_loss"]
     for options in ({"epochs": 2}, {"tail": "drop"}, {"output": "numpy"}, {"labels": "shifted"}):
         try:
@@ -120,7 +129,10 @@ def two_ranks(folder: Path) -> None:
         (folder / f"rank-{number}.json").write_text(json.dumps([trainer.passes[-1], loss, steps]))
 
     codes: list[int] = []
-    children = [threading.Thread(target=lambda n=n: codes.append(in_child(lambda: rank(n)))) for n in range(2)]
+    children = [
+        threading.Thread(target=lambda n=n: codes.append(in_child(lambda: rank(n))))
+        for n in range(2)
+    ]
     for child in children:
         child.start()
     for child in children:
@@ -131,7 +143,9 @@ def two_ranks(folder: Path) -> None:
 def uneven(folder: Path) -> int:
     """A max_length that gives an odd number of rows."""
     return next(
-        size for size in range(64, 128) if len(open_loader(folder, epochs=1, batch_size=1, max_length=size)) % 2
+        size
+        for size in range(64, 128)
+        if len(open_loader(folder, epochs=1, batch_size=1, max_length=size)) % 2
     )
 
 

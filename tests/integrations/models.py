@@ -28,7 +28,10 @@ def _make(name: str, config: Any) -> Any:
 def llama(attention: str = "sdpa", dropout: float = 0.0) -> Any:
     from transformers import LlamaConfig
 
-    return _make("LlamaForCausalLM", LlamaConfig(**SMALL, attn_implementation=attention, attention_dropout=dropout))
+    return _make(
+        "LlamaForCausalLM",
+        LlamaConfig(**SMALL, attn_implementation=attention, attention_dropout=dropout),
+    )
 
 
 def qwen2(attention: str = "sdpa") -> Any:
@@ -40,14 +43,22 @@ def qwen2(attention: str = "sdpa") -> Any:
 def mixtral() -> Any:
     from transformers import MixtralConfig
 
-    return _make("MixtralForCausalLM", MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2))
+    return _make(
+        "MixtralForCausalLM", MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
+    )
 
 
 def gpt2() -> Any:
     from transformers import GPT2Config
 
     config = GPT2Config(
-        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=0
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=None,
+        eos_token_id=0,
     )
     return _make("GPT2LMHeadModel", config)
 
@@ -80,7 +91,9 @@ def bloom() -> Any:
     """With ALiBi: its forward takes no positions, and sees the whole row."""
     from transformers import BloomConfig
 
-    config = BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=0)
+    config = BloomConfig(
+        vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=0
+    )
     return _make("BloomForCausalLM", config)
 
 
@@ -89,6 +102,12 @@ def qwen2_5_vl() -> Any:
     from transformers import Qwen2_5_VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
     config = Qwen2_5_VLConfig(text_config={**SMALL, "rope_parameters": rope}, vision_config=vision)
     return _make("Qwen2_5_VLForConditionalGeneration", config)

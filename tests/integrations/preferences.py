@@ -36,7 +36,14 @@ def make_rows(name: str) -> list[dict[str, Any]]:
         if name == "kto":
             rows.append({"prompt": prompt, "completion": answers[0], "label": number % 3 > 0})
         else:
-            rows.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1], "margin": number / 8})
+            rows.append(
+                {
+                    "prompt": prompt,
+                    "chosen": answers[0],
+                    "rejected": answers[1],
+                    "margin": number / 8,
+                }
+            )
     return rows
 
 
@@ -44,7 +51,12 @@ def open_loader(name: str, folder: Path, **options: Any) -> ps.Loader:
     rows = make_rows(name)[: options.pop("rows", None)]
     store = ps.prepare(rows, tokenizer=folder / "tokenizer", cache_dir=folder / "cache", num_proc=1)
     # trl's max_length is for one sequence, 1,024 by default; a row of pairs holds two
-    usual = {"batch_size": BATCH, "max_length": 1024 if name == "kto" else 2048, "packing": "none", "pad_id": PAD}
+    usual = {
+        "batch_size": BATCH,
+        "max_length": 1024 if name == "kto" else 2048,
+        "packing": "none",
+        "pad_id": PAD,
+    }
     return ps.Loader(store, **{**usual, "shuffle": False, "epochs": 2, **options})
 
 
@@ -67,8 +79,12 @@ def logged(trainer: type, log: Log) -> type:
 
     class Logged(trainer):  # type: ignore[misc, valid-type]
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-            arrays = {name: value.tolist() for name, value in inputs.items() if torch.is_tensor(value)}
-            kinds = {name: str(value.dtype) for name, value in inputs.items() if torch.is_tensor(value)}
+            arrays = {
+                name: value.tolist() for name, value in inputs.items() if torch.is_tensor(value)
+            }
+            kinds = {
+                name: str(value.dtype) for name, value in inputs.items() if torch.is_tensor(value)
+            }
             found = super().compute_loss(model, inputs, *args, **options)
             if self.model.training:
                 log.write({"arrays": arrays, "kinds": kinds, "loss": float(found)})
@@ -85,7 +101,11 @@ def parts(name: str) -> tuple[Any, Any, Any, Any]:
     from penstock.integrations import trl as ours
 
     word = {"dpo": "DPO", "kto": "KTO", "reward": "Reward"}[name]
-    model = transformers.LlamaForSequenceClassification if name == "reward" else transformers.LlamaForCausalLM
+    model = (
+        transformers.LlamaForSequenceClassification
+        if name == "reward"
+        else transformers.LlamaForCausalLM
+    )
     return (
         *(getattr(trl, f"{word}{kind}") for kind in ("Trainer", "Config")),
         getattr(ours, f"Loader{word}Trainer"),
@@ -176,7 +196,9 @@ def main(name: str, folder: Path) -> None:
             if not (home / shared).exists() and (folder / shared).exists():
                 (home / shared).symlink_to(folder / shared)
         log = folder / f"{part}.jsonl"
-        codes[part] = in_child(lambda h=home, p=log, d=die_at, r=resume, run=run: run(name, h, Log(p, d), r))
+        codes[part] = in_child(
+            lambda h=home, p=log, d=die_at, r=resume, run=run: run(name, h, Log(p, d), r)
+        )
         if part == "trl":
             (home / "model").rename(folder / "model")
     assert codes == {"trl": 0, "whole": 0, "cut": -signal.SIGKILL, "rest": 0}, codes

@@ -26,7 +26,11 @@ def open_loader(folder: Path, **options: Any) -> ps.Loader:
         store = vlm.prepare(folder, media_root=str((folder / "images").resolve().parent))
         return ps.Loader(store, **{**OPTIONS, "max_length": 96, **options})
     store = ps.prepare(
-        folder / "data.jsonl", tokenizer=folder / "tokenizer", template="text", cache_dir=folder / "cache", num_proc=1
+        folder / "data.jsonl",
+        tokenizer=folder / "tokenizer",
+        template="text",
+        cache_dir=folder / "cache",
+        num_proc=1,
     )
     return ps.Loader(store, **{**OPTIONS, **options})
 
@@ -81,7 +85,9 @@ def hugging_face(folder: Path, log: Log, resume: bool, **options: Any) -> None:
 
     arguments = TrainingArguments(**hf_arguments(folder))
     trainer = logged(LoaderTrainer, log)(
-        model=make_model(folder=folder), args=arguments, loader=open_loader(folder, workers=2, **options)
+        model=make_model(folder=folder),
+        args=arguments,
+        loader=open_loader(folder, workers=2, **options),
     )
     trainer.train(resume_from_checkpoint=resume)
     assert trainer.state.epoch == 2 and trainer.state.global_step == trainer.state.max_steps
@@ -94,7 +100,9 @@ def trl(folder: Path, log: Log, resume: bool) -> None:
     from penstock.integrations.trl import LoaderSFTTrainer
 
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / ("model" if has_images(folder) else "tokenizer") / "tokenizer.json"),
+        tokenizer_file=str(
+            folder / ("model" if has_images(folder) else "tokenizer") / "tokenizer.json"
+        ),
         eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
     )
@@ -137,7 +145,9 @@ def accelerate(folder: Path, log: Log, resume: bool) -> None:
 
     from penstock.integrations.accelerate import attach
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)  # which does not divide the run
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=4
+    )  # which does not divide the run
     model = make_model().train()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     batches = attach(accelerator, open_loader(folder, workers=2))
@@ -148,7 +158,8 @@ def accelerate(folder: Path, log: Log, resume: bool) -> None:
     for batch in batches:
         with accelerator.accumulate(model):
             loss = model(
-                **{name: batch[name] for name in ("input_ids", "labels", "position_ids")}, use_cache=False
+                **{name: batch[name] for name in ("input_ids", "labels", "position_ids")},
+                use_cache=False,
             ).loss
             accelerator.backward(loss)
             optimizer.step()
@@ -170,7 +181,9 @@ def lightning(folder: Path, log: Log, resume: bool) -> None:
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = make_model(dropout=0.0).train()  # Lightning's checkpoints hold no random state
+            self.model = make_model(
+                dropout=0.0
+            ).train()  # Lightning's checkpoints hold no random state
 
         def training_step(self, batch: Any, number: int) -> Any:
             assert number == batch.step and batch.provenance
@@ -190,7 +203,11 @@ def lightning(folder: Path, log: Log, resume: bool) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[ModelCheckpoint(folder / "saved", every_n_train_steps=SAVE_EVERY, save_top_k=-1, save_last=True)],
+        callbacks=[
+            ModelCheckpoint(
+                folder / "saved", every_n_train_steps=SAVE_EVERY, save_top_k=-1, save_last=True
+            )
+        ],
     )
     last = str(folder / "saved" / "last.ckpt") if resume else None
     trainer.fit(Module(), datamodule=LoaderModule(open_loader(folder, workers=2)), ckpt_path=last)
@@ -258,27 +275,39 @@ def two_ranks_then_one(folder: Path) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         hugging_face(folder, Log(folder / f"cut-{number}.jsonl", DIE_AT if number else None), False)
 
-    children = [threading.Thread(target=lambda n=n: codes.append(in_child(lambda: rank(n)))) for n in range(2)]
+    children = [
+        threading.Thread(target=lambda n=n: codes.append(in_child(lambda: rank(n))))
+        for n in range(2)
+    ]
     codes: list[int] = []
     for child in children:
         child.start()
     for child in children:
         child.join()
     assert sorted(codes) == [-signal.SIGKILL, 1], codes  # one was killed, the other missed it
-    assert in_child(lambda: hugging_face(folder, Log(folder / "rest.jsonl", None), True, batch_size=4)) == 0
+    assert (
+        in_child(lambda: hugging_face(folder, Log(folder / "rest.jsonl", None), True, batch_size=4))
+        == 0
+    )
 
 
 def main(name: str, folder: Path) -> None:
     exec(IMPORTS[name])  # before the children are forked, so that it is paid for once
     codes = {}
-    for part, die_at, resume in [("whole", None, False), ("cut", DIE_AT, False), ("rest", None, True)]:
+    for part, die_at, resume in [
+        ("whole", None, False),
+        ("cut", DIE_AT, False),
+        ("rest", None, True),
+    ]:
         home = folder / ("whole" if part == "whole" else "cut")
         home.mkdir(exist_ok=True)
         for shared in ("data.jsonl", "tokenizer", "model", "images", "cache"):
             if (folder / shared).exists() and not (home / shared).exists():
                 (home / shared).symlink_to(folder / shared)
         log = folder / f"{part}.jsonl"
-        codes[part] = in_child(lambda h=home, p=log, d=die_at, r=resume: RUNS[name](h, Log(p, d), r))
+        codes[part] = in_child(
+            lambda h=home, p=log, d=die_at, r=resume: RUNS[name](h, Log(p, d), r)
+        )
     assert codes == {"whole": 0, "cut": -signal.SIGKILL, "rest": 0}, codes
 
 

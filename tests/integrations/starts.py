@@ -71,9 +71,15 @@ def hugging_face(
 
 def with_trl(folder: Path, model: Any, **more: Any) -> Any:
     name = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer" / "tokenizer.json"), **name)
-    config = SFTConfig(**arguments(folder, logging_steps=1), bf16=False, gradient_checkpointing=False)
-    trainer = LoaderSFTTrainer(model=model, args=config, processing_class=tokenizer, loader=open_loader(folder), **more)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer" / "tokenizer.json"), **name
+    )
+    config = SFTConfig(
+        **arguments(folder, logging_steps=1), bf16=False, gradient_checkpointing=False
+    )
+    trainer = LoaderSFTTrainer(
+        model=model, args=config, processing_class=tokenizer, loader=open_loader(folder), **more
+    )
     trainer.train()
     return trainer
 
@@ -95,14 +101,20 @@ def isolation(folder: Path) -> dict[str, Any]:
     found["alibi, unpacked"] = refused(lambda: hugging_face(folder, bloom(), {"packing": "none"}))
     found["gpt2"] = refused(lambda: hugging_face(folder, gpt2()))
     found["vision"] = refused(lambda: hugging_face(folder, qwen2_5_vl()))
-    found["vision with a cache"] = refused(lambda: hugging_face(folder, qwen2_5_vl(), {"use_cache": None}))
+    found["vision with a cache"] = refused(
+        lambda: hugging_face(folder, qwen2_5_vl(), {"use_cache": None})
+    )
     found["trl"] = refused(lambda: with_trl(folder, bloom()))
     trainer = hugging_face(folder, bloom(), {"packing": "none"})
     found["evaluation"] = refused(lambda: trainer.evaluate(open_loader(folder, epochs=1)))
     found["lightning"] = refused(lambda: lightning(folder, open_loader(folder), use_cache=True))
-    found["lightning, off"] = refused(lambda: lightning(folder, open_loader(folder), use_cache=True, check=False))
+    found["lightning, off"] = refused(
+        lambda: lightning(folder, open_loader(folder), use_cache=True, check=False)
+    )
     found["accelerate"] = refused(lambda: accelerate(folder, use_cache=True))
-    found["accelerate, off"] = refused(lambda: accelerate(folder, use_cache=True, isolation_check=False))
+    found["accelerate, off"] = refused(
+        lambda: accelerate(folder, use_cache=True, isolation_check=False)
+    )
     found["accelerate, right"] = refused(lambda: accelerate(folder, use_cache=False))
     return found
 
@@ -110,14 +122,26 @@ def isolation(folder: Path) -> dict[str, Any]:
 def counts(folder: Path) -> dict[str, Any]:
     """(what was reported, what was trained)"""
     found: dict[str, Any] = {}
-    trainer = hugging_face(folder, make_model(), max_steps=3, include_num_input_tokens_seen="non_padding")
+    trainer = hugging_face(
+        folder, make_model(), max_steps=3, include_num_input_tokens_seen="non_padding"
+    )
     batches = list(islice(open_loader(folder), 12))
     metrics = trainer.state.log_history[-1]
-    found["samples"] = [metrics["train_samples_per_second"] * metrics["train_runtime"], samples(batches[:6])]
+    found["samples"] = [
+        metrics["train_samples_per_second"] * metrics["train_runtime"],
+        samples(batches[:6]),
+    ]
     found["seen"] = [trainer.state.num_input_tokens_seen, tokens(batches[:6])]
-    found["batch size"] = [trainer.state.train_batch_size, trainer.args.per_device_train_batch_size, 2]
+    found["batch size"] = [
+        trainer.state.train_batch_size,
+        trainer.args.per_device_train_batch_size,
+        2,
+    ]
     metrics = trainer.train().metrics  # goes on where max_steps ended it
-    found["again"] = [metrics["train_samples_per_second"] * metrics["train_runtime"], samples(batches[6:])]
+    found["again"] = [
+        metrics["train_samples_per_second"] * metrics["train_runtime"],
+        samples(batches[6:]),
+    ]
     finished = hugging_face(folder, make_model(), {"epochs": 1}, max_steps=-1)
     finished.train()  # a finished Loader is trained on from its start
     found["twice"] = [len(finished.losses), 2 * len(open_loader(folder, epochs=1))]
@@ -159,16 +183,26 @@ class Module(LightningModule):
 
 
 def quiet_trainer(**options: Any) -> Trainer:
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     return Trainer(accelerator="cpu", **{**quiet, **options})
 
 
 def lightning(
-    folder: Path, loader: ps.Loader, evaluated: Any = None, *, use_cache: bool = False, check: bool = True, **more: Any
+    folder: Path,
+    loader: ps.Loader,
+    evaluated: Any = None,
+    *,
+    use_cache: bool = False,
+    check: bool = True,
+    **more: Any,
 ) -> Module:
     trainer = quiet_trainer(max_epochs=1, **{"limit_train_batches": 6, **more})
     module = Module(use_cache)
-    trainer.fit(module, datamodule=LoaderModule(loader, val_dataloaders=evaluated, isolation_check=check))
+    trainer.fit(
+        module, datamodule=LoaderModule(loader, val_dataloaders=evaluated, isolation_check=check)
+    )
     return module
 
 
@@ -182,20 +216,25 @@ def without_loader_module(folder: Path) -> dict[str, Any]:
 
     once = {"max_epochs": 1, "limit_train_batches": 6, "val_check_interval": 2}
     found: dict[str, Any] = {"validated": fit(open_loader(folder), evaluated(folder), **once).seen}
-    found["limited"] = fit(open_loader(folder), [evaluated(folder)], limit_val_batches=2, **once).seen
+    found["limited"] = fit(
+        open_loader(folder), [evaluated(folder)], limit_val_batches=2, **once
+    ).seen
     module, loader = Module(use_cache=False), evaluated(folder)
     for limit in (3, None):
         quiet_trainer(limit_val_batches=limit).validate(module, loader, verbose=False)
     found["alone"] = module.seen
     same = evaluated(folder)
     found["same"] = [
-        refused(lambda n=number: fit(same, same, max_epochs=1, num_sanity_val_steps=n)) for number in (0, 2)
+        refused(lambda n=number: fit(same, same, max_epochs=1, num_sanity_val_steps=n))
+        for number in (0, 2)
     ]
     callback = ModelCheckpoint(folder / "ends", filename="end")
     callbacks = {"enable_checkpointing": True, "callbacks": [callback]}
     fit(evaluated(folder), None, max_epochs=1, **callbacks)
     found["end of an epoch"] = refused(
-        lambda: fit(evaluated(folder), None, folder / "ends" / "end.ckpt", max_epochs=2, **callbacks)
+        lambda: fit(
+            evaluated(folder), None, folder / "ends" / "end.ckpt", max_epochs=2, **callbacks
+        )
     )
     return found
 
@@ -205,7 +244,9 @@ def accelerate(folder: Path, *, use_cache: bool, **options: Any) -> None:
     model = accelerator.prepare(make_model().train())
     for batch in attach(accelerator, open_loader(folder), **options):
         names = ("input_ids", "labels", "position_ids")
-        accelerator.backward(model(**{name: batch[name] for name in names}, use_cache=use_cache).loss)
+        accelerator.backward(
+            model(**{name: batch[name] for name in names}, use_cache=use_cache).loss
+        )
         return
 
 
@@ -215,8 +256,12 @@ def evaluated(folder: Path) -> ps.Loader:
 
 def evaluation(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"whole": [batch["input_ids"].tolist() for batch in evaluated(folder)]}
-    found["lightning"] = lightning(folder, open_loader(folder), evaluated(folder), val_check_interval=2).seen
-    limited = lightning(folder, open_loader(folder), evaluated(folder), val_check_interval=2, limit_val_batches=2)
+    found["lightning"] = lightning(
+        folder, open_loader(folder), evaluated(folder), val_check_interval=2
+    ).seen
+    limited = lightning(
+        folder, open_loader(folder), evaluated(folder), val_check_interval=2, limit_val_batches=2
+    )
     found["limited"] = limited.seen
     two = {"one": evaluated(folder), "two": open_loader(folder, epochs=1, seed=9, workers=1)}
     found["two"] = lightning(folder, open_loader(folder), two, val_check_interval=3).seen
@@ -224,7 +269,10 @@ def evaluation(folder: Path) -> dict[str, Any]:
     found["endless"] = refused(lambda: LoaderModule(None, open_loader(folder, epochs=None)))
     accelerator = Accelerator(cpu=True)
     batches = attach(accelerator, evaluated(folder), evaluation=True)
-    lists = [[batch["input_ids"].tolist() for batch in islice(batches, stop)] for stop in (None, 2, None, None)]
+    lists = [
+        [batch["input_ids"].tolist() for batch in islice(batches, stop)]
+        for stop in (None, 2, None, None)
+    ]
     found["accelerate"] = lists
     found["saved"] = len(accelerator._custom_objects)
     found["prepare"] = refused(lambda: accelerator.prepare(make_model(), open_loader(folder)))
@@ -236,7 +284,9 @@ def skipped(folder: Path) -> dict[str, Any]:
     """Optimizer steps of three batches each, where the Loader passes over its last steps: all batches count."""
     steps = len(open_loader(folder, epochs=1))
     options: dict[str, Any] = {"epochs": 1, "skip": [1, steps - 1]}
-    trainer = hugging_face(folder, make_model(), options, max_steps=-1, gradient_accumulation_steps=3)
+    trainer = hugging_face(
+        folder, make_model(), options, max_steps=-1, gradient_accumulation_steps=3
+    )
     found: dict[str, Any] = {"expected": -(-(steps - 2) // 3), "trainer": trainer.state.global_step}
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     model, synced = accelerator.prepare(torch.nn.Linear(1, 1)), 0
@@ -245,7 +295,9 @@ def skipped(folder: Path) -> dict[str, Any]:
             synced += accelerator.sync_gradients
     found["accelerate"] = synced
     more = {"accumulate_grad_batches": 3, "limit_train_batches": 1.0}
-    found["lightning"] = lightning(folder, open_loader(folder, **options), **more).trainer.global_step
+    found["lightning"] = lightning(
+        folder, open_loader(folder, **options), **more
+    ).trainer.global_step
     return found
 
 
@@ -255,16 +307,30 @@ def on_two_ranks(folder: Path) -> None:
         port = server.getsockname()[1]
 
     def rank(number: int, work: Callable[[Path], Any], name: str) -> None:
-        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
+        place = {
+            "RANK": number,
+            "LOCAL_RANK": number,
+            "WORLD_SIZE": 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "GROUP_RANK": 0,
+        }
         os.environ.update({key: str(value) for key, value in place.items()})
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test")
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test"
+        )
         (folder / f"{name}-{number}.json").write_text(json.dumps(work(folder)))
         torch.distributed.barrier()  # rank 0 holds what the others read
 
-    for name, work in (("lightning", _lightning_rank), ("accelerate", _accelerate_rank), ("hf", _hf_rank)):
+    for name, work in (
+        ("lightning", _lightning_rank),
+        ("accelerate", _accelerate_rank),
+        ("hf", _hf_rank),
+    ):
         codes: list[int] = []
 
-        def start(number: int, name: str = name, work: Callable[[Path], Any] = work, to: list[int] = codes) -> None:
+        def start(
+            number: int, name: str = name, work: Callable[[Path], Any] = work, to: list[int] = codes
+        ) -> None:
             to.append(in_child(lambda: rank(number, work, name)))
 
         children = [threading.Thread(target=start, args=(number,)) for number in range(2)]
@@ -276,7 +342,9 @@ def on_two_ranks(folder: Path) -> None:
 
 
 def _lightning_rank(folder: Path) -> Any:
-    torch.distributed.init_process_group("gloo")  # Lightning takes it over; open_loader asks it for the rank
+    torch.distributed.init_process_group(
+        "gloo"
+    )  # Lightning takes it over; open_loader asks it for the rank
     more = {"strategy": "ddp", "devices": 2, "val_check_interval": 2}
     return lightning(folder, open_loader(folder), evaluated(folder), **more).seen
 
@@ -284,13 +352,20 @@ def _lightning_rank(folder: Path) -> Any:
 def _accelerate_rank(folder: Path) -> Any:
     accelerator = Accelerator(cpu=True)
     batches = attach(accelerator, evaluated(folder), evaluation=True)
-    return [[batch["input_ids"].tolist() for batch in islice(batches, stop)] for stop in (2, None, None)]
+    return [
+        [batch["input_ids"].tolist() for batch in islice(batches, stop)] for stop in (2, None, None)
+    ]
 
 
 def _hf_rank(folder: Path) -> Any:
-    trainer = hugging_face(folder, make_model(), max_steps=2, include_num_input_tokens_seen="non_padding")
+    trainer = hugging_face(
+        folder, make_model(), max_steps=2, include_num_input_tokens_seen="non_padding"
+    )
     metrics = trainer.state.log_history[-1]
-    return [trainer.state.num_input_tokens_seen, metrics["train_samples_per_second"] * metrics["train_runtime"]]
+    return [
+        trainer.state.num_input_tokens_seen,
+        metrics["train_samples_per_second"] * metrics["train_runtime"],
+    ]
 
 
 def main(folder: Path) -> None:
@@ -299,7 +374,12 @@ def main(folder: Path) -> None:
         name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
         for name in ("lightning", "accelerate", "hf")
     }
-    whole = {"ranks": found, "isolation": isolation(folder), "counts": counts(folder), "evaluation": evaluation(folder)}
+    whole = {
+        "ranks": found,
+        "isolation": isolation(folder),
+        "counts": counts(folder),
+        "evaluation": evaluation(folder),
+    }
     whole["skipped"] = skipped(folder)
     (folder / "found.json").write_text(json.dumps(whole))
 

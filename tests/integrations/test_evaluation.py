@@ -31,23 +31,37 @@ def test_every_sample_is_evaluated_once(folder):
     for package in ("transformers", "trl"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {
+        **os.environ,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     job = [sys.executable, "-m", "tests.integrations.evaluations", folder]
     result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads((folder / "found.json").read_text())
 
     whole = rows(folder, seed=9)
-    assert found["hf"]["logged"] == len(found["hf"]["passes"]) == 2  # the second begins at the start again
+    assert (
+        found["hf"]["logged"] == len(found["hf"]["passes"]) == 2
+    )  # the second begins at the start again
     for part in found["hf"]["passes"]:
         assert Counter(tuple(row) for row in part if row) == whole
     logged, again, expected = found["hf"]["loss"]
     assert logged == pytest.approx(again, rel=1e-6) and again == pytest.approx(expected, rel=1e-5)
     short, short_expected, long = found["hf"]["several"]
-    assert short == pytest.approx(short_expected, rel=1e-5) and long == pytest.approx(expected, rel=1e-5)
+    assert short == pytest.approx(short_expected, rel=1e-5) and long == pytest.approx(
+        expected, rel=1e-5
+    )
     assert found["hf"]["predicted"] == pytest.approx(expected, rel=1e-5)
     for text, said in zip(
-        ("epochs=2, expected 1", "tail='drop' leaves samples out", "leave output=", "leave output="),
+        (
+            "epochs=2, expected 1",
+            "tail='drop' leaves samples out",
+            "leave output=",
+            "leave output=",
+        ),
         found["hf"]["refused"],
         strict=True,
     ):
@@ -60,9 +74,13 @@ def test_every_sample_is_evaluated_once(folder):
 
     (mine, loss, steps), (theirs, same, _) = found["ranks"]
     assert loss == same == pytest.approx(found["alone"], rel=1e-5)
-    assert len(mine) == len(theirs) == steps and theirs[-1] == [] and mine[-1]  # nothing left for the second rank
+    assert (
+        len(mine) == len(theirs) == steps and theirs[-1] == [] and mine[-1]
+    )  # nothing left for the second rank
     together = Counter(tuple(row) for row in mine + theirs if row)
-    assert set(together.values()) == {1} and together.total() == 2 * steps - 1  # not dealt out a second time
+    assert (
+        set(together.values()) == {1} and together.total() == 2 * steps - 1
+    )  # not dealt out a second time
 
 
 def test_an_evaluation_begins_at_the_first_batch_of_its_pass_also_after_a_state_was_loaded(folder):

@@ -19,7 +19,11 @@ SHAPES = {"usual": (1, 1, 1), "reuses": (2, 1, 2), "accumulates": (2, 4, 1)}
 
 
 def open_prompts(folder: Path, **options: Any) -> ps.Prompts:
-    return ps.Prompts(ps.open(folder / "math.jsonl", cache_dir=folder / "cache"), seed=3, **{"repeats": 2, **options})
+    return ps.Prompts(
+        ps.open(folder / "math.jsonl", cache_dir=folder / "cache"),
+        seed=3,
+        **{"repeats": 2, **options},
+    )
 
 
 def make_trainer(folder: Path, shape: str, prompts: ps.Prompts, seen: Any, **options: Any) -> Any:
@@ -97,7 +101,9 @@ def run_all(folder: Path) -> None:
                 run(folder / shape, shape, die_at)
                 os._exit(0)
             status = os.waitpid(child, 0)[1]
-            assert os.waitstatus_to_exitcode(status) == (0 if die_at is None else -signal.SIGKILL), shape
+            assert os.waitstatus_to_exitcode(status) == (
+                0 if die_at is None else -signal.SIGKILL
+            ), shape
 
 
 @pytest.fixture(scope="module")
@@ -113,38 +119,56 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> P
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_killed_in_a_generation_and_resumed_it_trains_every_prompt_once(trained: Path, shape: str) -> None:
+def test_killed_in_a_generation_and_resumed_it_trains_every_prompt_once(
+    trained: Path, shape: str
+) -> None:
     folder, saved, total = trained / shape, generations(shape, 4), generations(shape, 8)
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     first = [line["gold"] for line in lines if line["pid"] == lines[0]["pid"]]
     second = [line["gold"] for line in lines if line["pid"] != lines[0]["pid"]]
-    assert len(first) == saved + 1 and first[saved] == second[0]  # in flight at the kill: generated again, not lost
-    expected = [each.record["gold"] for each in open_prompts(folder).take(total * len(first[0]) // 2)]
-    assert [gold for group in [*first[:saved], *second] for gold in group] == [n for n in expected for _ in range(2)]
+    assert (
+        len(first) == saved + 1 and first[saved] == second[0]
+    )  # in flight at the kill: generated again, not lost
+    expected = [
+        each.record["gold"] for each in open_prompts(folder).take(total * len(first[0]) // 2)
+    ]
+    assert [gold for group in [*first[:saved], *second] for gold in group] == [
+        n for n in expected for _ in range(2)
+    ]
     counts = json.loads((folder / "counts.json").read_text())
     assert counts["done"] == counts["frontier"] == counts["next"] == len(expected)
 
 
-def test_what_would_lose_prompts_or_train_them_twice_is_refused(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_what_would_lose_prompts_or_train_them_twice_is_refused(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     folder = make_folder(tmp_path, tokenizer_path)
 
     def reward(prompts: list[str], **_: Any) -> list[float]:
         return [0.0] * len(prompts)
 
-    with pytest.raises(PlanError, match=r"save_steps=3: groups wait for 4 steps to be trained.*save every 4 steps"):
+    with pytest.raises(
+        PlanError, match=r"save_steps=3: groups wait for 4 steps to be trained.*save every 4 steps"
+    ):
         make_trainer(folder, "reuses", open_prompts(folder), reward, save_steps=3)
-    with pytest.raises(PlanError, match="max_steps=6 ends between two generations, which are 4 steps apart"):
+    with pytest.raises(
+        PlanError, match="max_steps=6 ends between two generations, which are 4 steps apart"
+    ):
         make_trainer(folder, "reuses", open_prompts(folder), reward, max_steps=6)
     with pytest.raises(PlanError, match=r"repeats=8 and the GRPOConfig has num_generations=2"):
         make_trainer(folder, "usual", open_prompts(folder, repeats=8), reward)
     with pytest.raises(PlanError, match=r"epochs=1 and max_steps=8: expected endless Prompts"):
         make_trainer(folder, "usual", open_prompts(folder, epochs=1), reward)
     (folder / "math.jsonl").write_text('{"question": "x"}\n')
-    with pytest.raises(PlanError, match=r"math.jsonl:1: the record has \['question'\], expected the key 'prompt'"):
+    with pytest.raises(
+        PlanError, match=r"math.jsonl:1: the record has \['question'\], expected the key 'prompt'"
+    ):
         make_trainer(folder, "usual", open_prompts(folder), reward).train()
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")  # of trl
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)  # of trl
 def test_leases_that_run_out_and_a_second_train_lose_nothing_and_train_nothing_twice(
     tmp_path: Path, tokenizer_path: Path
 ) -> None:
@@ -154,7 +178,9 @@ def test_leases_that_run_out_and_a_second_train_lose_nothing_and_train_nothing_t
         seen.extend(gold[::2])
         return [float(n % 2) for n in range(len(prompts))]
 
-    prompts = open_prompts(folder, lease=1e-9)  # over before the next call: two generations make one step
+    prompts = open_prompts(
+        folder, lease=1e-9
+    )  # over before the next call: two generations make one step
     make_trainer(folder, "accumulates", prompts, reward, save_strategy="no", max_steps=4).train()
     assert len(set(seen)) == len(seen) == prompts.counts["done"] == 32
 

@@ -15,16 +15,32 @@ import pytest
 
 from .test_grpo import make_folder, make_trainer, open_prompts
 
-WORLD, STEPS, SAVED, PROMPTS = 2, 8, 4, 4  # PROMPTS: of a generation, which has 8 rows, 4 on each rank
+WORLD, STEPS, SAVED, PROMPTS = (
+    2,
+    8,
+    4,
+    4,
+)  # PROMPTS: of a generation, which has 8 rows, 4 on each rank
 
 
 def run(folder: Path, life: str, rank: int, die_at: int | None) -> None:
     """One rank.  It logs the rows that its reward function sees at each generation; rank 1 dies at one of them."""
     import torch.distributed as dist
 
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
-    os.environ |= {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # they meet by a file
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=WORLD)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(WORLD),
+        "LOCAL_WORLD_SIZE": str(WORLD),
+    }
+    os.environ |= {
+        "ACCELERATE_USE_CPU": "true",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }  # they meet by a file
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=WORLD
+    )
     log, count = (folder / f"log-{life}-{rank}").open("a"), 0
 
     def reward(prompts: list[str], gold: list[int], **_: Any) -> list[float]:
@@ -94,16 +110,24 @@ def rows(folder: Path, life: str, rank: int) -> list[list[int]]:
     return [json.loads(line) for line in (folder / f"log-{life}-{rank}").read_text().splitlines()]
 
 
-def test_two_ranks_killed_and_resumed_train_every_prompt_once_each_rank_its_own_rows(trained: Path) -> None:
+def test_two_ranks_killed_and_resumed_train_every_prompt_once_each_rank_its_own_rows(
+    trained: Path,
+) -> None:
     expected = [each.record["gold"] for each in open_prompts(trained).take(STEPS * PROMPTS)]
     seen: list[list[int]] = []
     for rank in range(WORLD):
         first, second = rows(trained, "first", rank), rows(trained, "second", rank)
-        assert len(first) > SAVED and first[SAVED] == second[0]  # in flight at the kill: generated again, not lost
+        assert (
+            len(first) > SAVED and first[SAVED] == second[0]
+        )  # in flight at the kill: generated again, not lost
         seen.append([gold for group in [*first[:SAVED], *second] for gold in group])
     half = PROMPTS // WORLD
     for rank in range(WORLD):
-        mine = [gold for start in range(rank * half, len(expected), PROMPTS) for gold in expected[start : start + half]]
+        mine = [
+            gold
+            for start in range(rank * half, len(expected), PROMPTS)
+            for gold in expected[start : start + half]
+        ]
         assert seen[rank] == [gold for gold in mine for _ in range(2)]
     assert Counter(seen[0] + seen[1]) == Counter([*expected, *expected])
     for rank in range(WORLD):
@@ -114,7 +138,10 @@ def test_two_ranks_killed_and_resumed_train_every_prompt_once_each_rank_its_own_
 def test_ranks_that_took_other_prompts_are_refused(trained: Path) -> None:
     for rank in range(WORLD):
         said = (trained / f"said-astray-{rank}").read_text()
-        assert "PlanError: rank 1: took prompts 1 to 4, and rank 0 took prompts 0 to 3; open the same Prompts" in said
+        assert (
+            "PlanError: rank 1: took prompts 1 to 4, and rank 0 took prompts 0 to 3; open the same Prompts"
+            in said
+        )
 
 
 if __name__ == "__main__":

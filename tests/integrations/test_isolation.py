@@ -17,9 +17,13 @@ WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 @pytest.fixture(scope="module")
 def store(tokenizer_path, tmp_path_factory):
     rng = np.random.default_rng(4)
-    records = [{"text": " ".join(rng.choice(WORDS, rng.integers(2, 18)).tolist())} for _ in range(60)]
+    records = [
+        {"text": " ".join(rng.choice(WORDS, rng.integers(2, 18)).tolist())} for _ in range(60)
+    ]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 def make_model(attention: str):
@@ -65,7 +69,9 @@ def sum_of_losses(logits, ids) -> float:
 
 def run(model, batch, *names, use_cache=False):
     with torch.no_grad():
-        return model(**{name: batch[name] for name in ("input_ids", "labels", *names)}, use_cache=use_cache)
+        return model(
+            **{name: batch[name] for name in ("input_ids", "labels", *names)}, use_cache=use_cache
+        )
 
 
 def places(batch):
@@ -78,7 +84,12 @@ def places(batch):
     return [(first // length, first % length) for first in firsts]
 
 
-CASES = [(form, mask) for form in FORMS for mask in ("positions", "4d") if (form, mask) != ("one flat row", "4d")]
+CASES = [
+    (form, mask)
+    for form in FORMS
+    for mask in ("positions", "4d")
+    if (form, mask) != ("one flat row", "4d")
+]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -86,12 +97,21 @@ CASES = [(form, mask) for form in FORMS for mask in ("positions", "4d") if (form
 def test_packed_samples_are_computed_as_if_alone(store, model, form, batch_size, mask):
     options = {**FORMS[form], **({"attention_mask": "4d"} if mask == "4d" else {})}
     loader = ps.Loader(store, batch_size=batch_size, max_length=64, output="torch", **options)
-    compare(store, model, loader, "position_ids", *(["attention_mask"] if mask == "4d" else []), tolerance=1e-9)
+    compare(
+        store,
+        model,
+        loader,
+        "position_ids",
+        *(["attention_mask"] if mask == "4d" else []),
+        tolerance=1e-9,
+    )
 
 
 def test_eager_attention_isolates_by_positions(store):
     loader = ps.Loader(store, batch_size=2, max_length=64, output="torch", packing="next_fit")
-    compare(store, make_model("eager"), loader, "position_ids", tolerance=1e-5)  # its softmax is in float32
+    compare(
+        store, make_model("eager"), loader, "position_ids", tolerance=1e-5
+    )  # its softmax is in float32
 
 
 def compare(store, model, loader, *names, tolerance):
@@ -99,14 +119,18 @@ def compare(store, model, loader, *names, tolerance):
     for batch in islice(loader, 2):
         together = run(model, batch, *names)
         total, trained = 0.0, 0
-        for (_, sample, start, stop), (row, first) in zip(batch.rows.spans.tolist(), places(batch), strict=True):
+        for (_, sample, start, stop), (row, first) in zip(
+            batch.rows.spans.tolist(), places(batch), strict=True
+        ):
             ids = store[sample].input_ids[start:stop]
             expected = alone(model, ids)
             found = together.logits[row, first : first + len(ids)]
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
             total += sum_of_losses(expected, ids)
             trained += len(ids) - 1
-        assert float(together.loss) == pytest.approx(total / trained, rel=1e-5)  # the model takes its loss in float32
+        assert float(together.loss) == pytest.approx(
+            total / trained, rel=1e-5
+        )  # the model takes its loss in float32
         packed += len(batch.rows.spans) > batch.rows.num_rows
     assert packed  # several samples did share a row
 
@@ -118,7 +142,9 @@ def test_shifted_labels_give_the_same_loss(store, model):
     ]
     for unshifted, shifted in islice(zip(*loaders, strict=True), 3):
         inside = run(model, unshifted, "position_ids")
-        loss = torch.nn.functional.cross_entropy(inside.logits.reshape(-1, VOCAB), shifted["labels"].reshape(-1))
+        loss = torch.nn.functional.cross_entropy(
+            inside.logits.reshape(-1, VOCAB), shifted["labels"].reshape(-1)
+        )
         assert float(inside.loss) == pytest.approx(float(loss), rel=1e-6)
 
 
@@ -134,7 +160,9 @@ def test_without_positions_samples_do_see_each_other(store, model):
 
 def test_a_model_that_keeps_a_cache_needs_the_mask(store, model):
     """With use_cache=True, as models default to outside of trainers, transformers ignores where positions restart."""
-    batch = next(iter(ps.Loader(store, batch_size=1, max_length=64, output="torch", attention_mask="4d")))
+    batch = next(
+        iter(ps.Loader(store, batch_size=1, max_length=64, output="torch", attention_mask="4d"))
+    )
     apart = run(model, batch, "position_ids").logits
     masked = run(model, batch, "position_ids", "attention_mask", use_cache=True).logits
     torch.testing.assert_close(masked, apart, rtol=1e-9, atol=1e-9)

@@ -25,9 +25,13 @@ WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 @pytest.fixture(scope="module")
 def store(tokenizer_path, tmp_path_factory):
     rng = np.random.default_rng(4)
-    records = [{"text": " ".join(rng.choice(WORDS, rng.integers(2, 90)).tolist())} for _ in range(60)]
+    records = [
+        {"text": " ".join(rng.choice(WORDS, rng.integers(2, 90)).tolist())} for _ in range(60)
+    ]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 def loader(store, **options):
@@ -60,23 +64,43 @@ def test_models_that_keep_samples_apart_pass(store, case, caplog):
 
 
 REFUSED = {
-    "4d mask with eager": (lambda: llama("eager"), {"attention_mask": "4d"}, "attn_implementation='sdpa'"),
+    "4d mask with eager": (
+        lambda: llama("eager"),
+        {"attention_mask": "4d"},
+        "attn_implementation='sdpa'",
+    ),
     "4d mask with eager, one sample a row": (
         lambda: llama("eager"),
         {"attention_mask": "4d", "packing": "none"},
         "leave out attention_mask='4d'",
     ),
-    "positions that the model does not read": (bloom, {}, "names no position_ids: set packing='none' in the Loader"),
+    "positions that the model does not read": (
+        bloom,
+        {},
+        "names no position_ids: set packing='none' in the Loader",
+    ),
     "flat rows of such a model": (
         bloom,
         {"padding_free": True},
         "set packing='none' in the Loader and leave out padding_free",
     ),
     "a cache": (llama, {"use_cache": None}, "With a cache, .* leave use_cache= out of the Loader"),
-    "a cache in the text model alone": (qwen2_5_vl, {"use_cache": None}, "leave use_cache= out of the Loader"),
-    "a cache, half precision": (lambda: llama().half(), {"use_cache": None}, "leave use_cache= out"),
+    "a cache in the text model alone": (
+        qwen2_5_vl,
+        {"use_cache": None},
+        "leave use_cache= out of the Loader",
+    ),
+    "a cache, half precision": (
+        lambda: llama().half(),
+        {"use_cache": None},
+        "leave use_cache= out",
+    ),
     "experts and a cache": (mixtral, {"use_cache": None}, "leave use_cache= out"),
-    "sdpa that does not look at positions": (opt, {}, "load it with a flash attention, or set packing='none'"),
+    "sdpa that does not look at positions": (
+        opt,
+        {},
+        "load it with a flash attention, or set packing='none'",
+    ),
     "4d mask without the sliding window": (
         lambda: mistral(4),
         {"attention_mask": "4d"},
@@ -128,10 +152,17 @@ def test_the_check_disturbs_nothing(store):
     model.train()
     model.model.layers[0].eval()  # a part that the user keeps frozen
     modes = [module.training for module in model.modules()]
-    before = batches.state_dict(), batches.metrics.as_dict(), batches.counters, torch.get_rng_state()
+    before = (
+        batches.state_dict(),
+        batches.metrics.as_dict(),
+        batches.counters,
+        torch.get_rng_state(),
+    )
     check_isolation(model, batches)
     with pytest.raises(PlanError):
-        check_isolation(model, batches, given={"input_ids": None})  # no positions: also when it refuses
+        check_isolation(
+            model, batches, given={"input_ids": None}
+        )  # no positions: also when it refuses
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     after = batches.state_dict(), batches.metrics.as_dict(), batches.counters, torch.get_rng_state()
@@ -157,7 +188,10 @@ def test_a_model_that_cannot_be_compared_is_said_so(store, caplog):
             return {"loss": self.weight.sum()}
 
     check_isolation(Bare(), loader(store))
-    assert "could not run: the model returns no logits for each token; isolation_check=False" in caplog.text
+    assert (
+        "could not run: the model returns no logits for each token; isolation_check=False"
+        in caplog.text
+    )
 
     class Demanding(Bare):
         def forward(self, input_ids, pixels):
@@ -171,7 +205,9 @@ def test_logits_that_are_not_numbers_do_not_pass(store, caplog):
     class Broken(transformers.LlamaForCausalLM):
         def forward(self, input_ids=None, position_ids=None, **options):
             found = super().forward(input_ids=input_ids, position_ids=position_ids, **options)
-            found.logits = found.logits * (float("nan") if self.everywhere or position_ids is not None else 1)
+            found.logits = found.logits * (
+                float("nan") if self.everywhere or position_ids is not None else 1
+            )
             return found
 
     model = Broken(llama().config)
@@ -187,7 +223,9 @@ def test_a_loop_that_passes_plain_positions_to_a_vision_language_model_is_refuse
     batches, model = loader(store), qwen2_5_vl().train()
     batch = next(iter(batches))
     check_at_first_step(model, batches)
-    with pytest.raises(PlanError, match=r"shape \[4, rows, length\]: pass \*\*ModelInputs\(model\)\(batch\)"):
+    with pytest.raises(
+        PlanError, match=r"shape \[4, rows, length\]: pass \*\*ModelInputs\(model\)\(batch\)"
+    ):
         model(**batch)
     model(**ModelInputs(model)(batch))
 
@@ -198,15 +236,25 @@ def test_a_collate_of_the_users_is_part_of_the_check(store, caplog):
 
     with pytest.raises(PlanError, match=r"With a cache, .*: pass use_cache=False to the model"):
         check_isolation(llama(), loader(store, collate=without_cache))
-    check_isolation(llama(), loader(store, collate=lambda arrays, rows: {"ids": arrays["input_ids"]}))
+    check_isolation(
+        llama(), loader(store, collate=lambda arrays, rows: {"ids": arrays["input_ids"]})
+    )
     assert "collate= of the Loader changes input_ids" in caplog.text
 
 
 LOOPS = {
     "all of it": (("input_ids", "labels", "position_ids", "use_cache"), {}, None),
-    "no use_cache": (("input_ids", "labels", "position_ids"), {}, "pass use_cache=False to the model"),
+    "no use_cache": (
+        ("input_ids", "labels", "position_ids"),
+        {},
+        "pass use_cache=False to the model",
+    ),
     "no positions": (("input_ids", "labels", "use_cache"), {}, "Pass the batch's position_ids"),
-    "a mask of ones": (("input_ids", "labels", "position_ids", "use_cache"), {"mask": True}, "no attention mask"),
+    "a mask of ones": (
+        ("input_ids", "labels", "position_ids", "use_cache"),
+        {"mask": True},
+        "no attention mask",
+    ),
 }
 
 
@@ -238,7 +286,11 @@ def test_families_with_four_positions_are_those_of_transformers():
     """Their text model reads where samples begin from position_ids[0], where that has four rows."""
     models = Path(transformers.__file__).parent / "models"
     reads = re.compile(r"shape\[0\] == 4:\n\s+text_position_ids = position_ids\[0\]")
-    families = {file.parent.name for file in models.glob("*/modeling_*.py") if reads.search(file.read_text())}
+    families = {
+        file.parent.name
+        for file in models.glob("*/modeling_*.py")
+        if reads.search(file.read_text())
+    }
     assert families == {name.removesuffix("_thinker") for name in FOUR_POSITIONS}
     known = {name for folder in families for name in _model_types(models / folder)}
     assert known >= FOUR_POSITIONS
@@ -255,13 +307,19 @@ def _model_types(folder: Path) -> list[str]:
 def test_inputs_of_a_batch_count_what_it_holds(store):
     batch = next(iter(loader(store)))
     inputs = ModelInputs(llama())(batch)
-    assert inputs.tokens == int((batch["seq_idx"] >= 0).sum()) and inputs.samples == len(batch.rows.spans)
-    assert ModelInputs(qwen2_5_vl())(batch)["position_ids"].shape == (4, *batch["position_ids"].shape)
+    assert inputs.tokens == int((batch["seq_idx"] >= 0).sum()) and inputs.samples == len(
+        batch.rows.spans
+    )
+    assert ModelInputs(qwen2_5_vl())(batch)["position_ids"].shape == (
+        4,
+        *batch["position_ids"].shape,
+    )
 
 
 def test_plain_records_are_refused_by_name():
     batch = next(iter(ps.Loader(ps.open([{"question": "a"}]), batch_size=1)))
     with pytest.raises(
-        PlanError, match="the batch has 'records', and the model needs input_ids: this Loader serves plain records"
+        PlanError,
+        match="the batch has 'records', and the model needs input_ids: this Loader serves plain records",
     ):
         ModelInputs(llama())(batch)

@@ -17,7 +17,12 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-ENVIRONMENT = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
+ENVIRONMENT = {
+    "PYTHONWARNINGS": "ignore",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TQDM_DISABLE": "1",
+}
 
 
 @pytest.fixture
@@ -39,7 +44,9 @@ def home(tmp_path: Path, tokenizer_path: Path) -> Path:
 
 def run(code: list[str]) -> str:
     env = {**os.environ, **ENVIRONMENT}
-    done = subprocess.run([sys.executable, *code], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *code], cwd=ROOT, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -52,8 +59,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_batches_and_losses_are_trls_and_survive_a_kill(name: str, home: Path) -> None:
     run(["-m", "tests.integrations.preferences", name, str(home)])
     found = {part: lines(home / f"{part}.jsonl") for part in ("trl", "whole", "cut", "rest")}
-    assert len(found["trl"]) == 9  # two epochs of four steps, the last of which is short, and an evaluation
-    assert [len(line["arrays"]["input_ids"]) // (1 if name == "kto" else 2) for line in found["trl"][:4]] == [
+    assert (
+        len(found["trl"]) == 9
+    )  # two epochs of four steps, the last of which is short, and an evaluation
+    assert [
+        len(line["arrays"]["input_ids"]) // (1 if name == "kto" else 2) for line in found["trl"][:4]
+    ] == [
         4,
         4,
         4,

@@ -19,7 +19,10 @@ TRAINING = [
         {"per_device_train_batch_size": 4},
         "per_device_train_batch_size=4, which would have no effect: batch_size= of the Loader (2)",
     ),
-    ({"num_train_epochs": 5}, "num_train_epochs=5, which would have no effect: epochs= of the Loader (2) decides"),
+    (
+        {"num_train_epochs": 5},
+        "num_train_epochs=5, which would have no effect: epochs= of the Loader (2) decides",
+    ),
     ({"auto_find_batch_size": True}, "cannot change the Loader's batch_size (2)"),
     ({"ignore_data_skip": True}, "continues at its saved state"),
     ({"data_seed": 7}, "seed= of the Loader (3)"),
@@ -32,7 +35,10 @@ TRAINING = [
     ({"train_sampling_strategy": "group_by_length"}, "shuffle= and packing= of the Loader"),
     ({"train_sampling_strategy": "sequential"}, "shuffle= and packing= of the Loader"),
     ({"length_column_name": "size"}, "knows the lengths"),
-    ({"accelerator_config": {"dispatch_batches": True}}, "accelerator_config.dispatch_batches=True"),
+    (
+        {"accelerator_config": {"dispatch_batches": True}},
+        "accelerator_config.dispatch_batches=True",
+    ),
     ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches=True"),
 ]
 SFT = [
@@ -41,7 +47,10 @@ SFT = [
         "SFTConfig has max_length=32, which would have no effect: max_length= of the Loader (64) decides",
     ),
     ({"truncation_mode": "keep_end"}, "overflow= of the Loader"),
-    ({"packing": True}, "SFTConfig has packing=True, which would have no effect: packing= of the Loader ('best_fit')"),
+    (
+        {"packing": True},
+        "SFTConfig has packing=True, which would have no effect: packing= of the Loader ('best_fit')",
+    ),
     ({"packing_strategy": "wrapped"}, "packing= of the Loader"),
     ({"eval_packing": True}, "packing= of the evaluation Loader"),
     ({"padding_free": True}, "padding_free= of the Loader (False)"),
@@ -261,7 +270,12 @@ def said(tmp_path_factory, tokenizer_path):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     folder = make_folder(tmp_path_factory.mktemp("refusals"), tokenizer_path)
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {
+        **os.environ,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     job = [sys.executable, "-c", SCRIPT, folder]
     result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -269,11 +283,15 @@ def said(tmp_path_factory, tokenizer_path):
 
 
 def test_contradictions_are_refused_by_name(said):
-    assert {name: text for name, text in EXPECTED.items() if text not in said.get(name, "nothing")} == {}
+    assert {
+        name: text for name, text in EXPECTED.items() if text not in said.get(name, "nothing")
+    } == {}
 
 
 def test_arguments_that_would_be_ignored_are_refused(said):
-    assert {name: text for name, text in ARGUMENTS.items() if text not in said.get(name, "nothing")} == {}
+    assert {
+        name: text for name, text in ARGUMENTS.items() if text not in said.get(name, "nothing")
+    } == {}
 
 
 def test_arguments_that_agree_with_the_loader_are_taken(said):
@@ -295,4 +313,6 @@ def test_what_is_allowed_does_what_it_says(said):
     assert said["saved at"] == said["epoch ends"]  # the Trainer's one pass knows where epochs end
     assert said["steps with another size"][0] == said["steps with another size"][1]
     assert said["plain"] == ["input_ids", "labels"]
-    assert {"position_ids", "cu_seq_lens_q", "max_length_k", "seq_idx", "use_cache"} < set(said["llama"])
+    assert {"position_ids", "cu_seq_lens_q", "max_length_k", "seq_idx", "use_cache"} < set(
+        said["llama"]
+    )

@@ -21,7 +21,12 @@ def home(tmp_path_factory, tokenizer_path):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     folder = make_folder(tmp_path_factory.mktemp("starts"), tokenizer_path)
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {
+        **os.environ,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     job = [sys.executable, "-m", "tests.integrations.starts", folder]
     result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -49,13 +54,19 @@ def test_trainers_refuse_models_that_mix_packed_samples_up(found):
 
 def test_a_vision_language_model_on_text_needs_use_cache_in_the_batch(found):
     assert found["isolation"]["vision"] == ""
-    assert "With a cache, transformers ignores where positions restart" in found["isolation"]["vision with a cache"]
+    assert (
+        "With a cache, transformers ignores where positions restart"
+        in found["isolation"]["vision with a cache"]
+    )
 
 
 def test_loops_of_lightning_and_accelerate_are_checked_at_the_first_step(found):
     said = found["isolation"]
     for name in ("lightning", "accelerate"):
-        assert "pass use_cache=False to the model; isolation_check=False turns this check off" in said[name]
+        assert (
+            "pass use_cache=False to the model; isolation_check=False turns this check off"
+            in said[name]
+        )
         assert said[f"{name}, off"] == ""
     assert said["accelerate, right"] == ""
 
@@ -97,7 +108,10 @@ def test_lightning_validates_on_every_batch_each_time(found):
     assert found["evaluation"]["limited"] == [whole[:2]] * 4
     both = [[number, ids] for number in range(2) for _, ids in whole]
     assert found["evaluation"]["two"][1:] == [both] * 2
-    assert "an evaluation must have an end: the Loader has epochs=None" in found["evaluation"]["endless"]
+    assert (
+        "an evaluation must have an end: the Loader has epochs=None"
+        in found["evaluation"]["endless"]
+    )
 
 
 def test_lightning_validates_on_every_batch_each_time_without_a_loader_module(found):
@@ -108,7 +122,10 @@ def test_lightning_validates_on_every_batch_each_time_without_a_loader_module(fo
     assert said["alone"] == [whole[:3], whole]
     for refusal in said["same"]:
         assert "one Loader cannot train and evaluate" in refusal
-    assert "saved at the end of an epoch" in said["end of an epoch"] and "LoaderModule" in said["end of an epoch"]
+    assert (
+        "saved at the end of an epoch" in said["end of an epoch"]
+        and "LoaderModule" in said["end of an epoch"]
+    )
 
 
 def test_accelerate_evaluates_on_every_batch_each_time(found):

@@ -38,7 +38,9 @@ def test_a_stream_ends_with_its_pass_and_iter_begins_the_next(folder: Path) -> N
     second = [ids(next(iter(stream))) for _ in range(2)]
     loader = open_loader(folder, output="numpy")
     list(loader)
-    assert second == [ids(batch) for batch in loader][:2] != first[:2], "the second pass has an order of its own"
+    assert second == [ids(batch) for batch in loader][:2] != first[:2], (
+        "the second pass has an order of its own"
+    )
 
 
 def test_a_stream_counts_what_next_returned_whatever_was_made_ahead(folder: Path) -> None:
@@ -46,7 +48,10 @@ def test_a_stream_counts_what_next_returned_whatever_was_made_ahead(folder: Path
     stream = open_loader(folder, output="numpy", prefetch=8).stream()
     taken = [ids(next(stream)) for _ in range(3)]
     state = json.loads(json.dumps(stream.state_dict()))
-    ranks = [open_loader(folder, output="numpy", rank=rank, world_size=2, batch_size=1).stream() for rank in range(2)]
+    ranks = [
+        open_loader(folder, output="numpy", rank=rank, world_size=2, batch_size=1).stream()
+        for rank in range(2)
+    ]
     for each in ranks:
         each.load_state_dict(state)
     rest = [{tuple(row) for rank in step for row in ids(rank)} for step in zip(*ranks, strict=True)]
@@ -67,9 +72,14 @@ def test_megatron_s_own_iterator_wraps_the_batches_and_saves_their_state(folder:
         assert torch.equal(batch["tokens"], expected["input_ids"])
         assert torch.equal(batch["position_ids"], expected["position_ids"])
         assert torch.equal(batch["loss_mask"], trained.float()) and batch["loss_mask"].sum() > 0
-        assert torch.equal(batch["labels"][trained], expected["labels"][trained]) and batch["labels"].min() >= 0
+        assert (
+            torch.equal(batch["labels"][trained], expected["labels"][trained])
+            and batch["labels"].min() >= 0
+        )
     file = io.BytesIO()
-    torch.save({"dataloader_state_dict": batches.iterable.save_state()}, file)  # as Megatron's checkpointing does
+    torch.save(
+        {"dataloader_state_dict": batches.iterable.save_state()}, file
+    )  # as Megatron's checkpointing does
     file.seek(0)
     again = MegatronBatches(open_loader(folder, **SHIFTED))
     again.load_state_dict(torch.load(file)["dataloader_state_dict"])
@@ -77,12 +87,17 @@ def test_megatron_s_own_iterator_wraps_the_batches_and_saves_their_state(folder:
 
 
 def test_megatron_refuses_labels_that_it_would_not_shift(folder: Path) -> None:
-    with pytest.raises(PlanError, match="labels='unshifted', but Megatron takes tensors and does not shift"):
+    with pytest.raises(
+        PlanError, match="labels='unshifted', but Megatron takes tensors and does not shift"
+    ):
         MegatronBatches(open_loader(folder))
 
 
 def weighted_loader(folder: Path, **options: Any) -> ps.Loader:
-    says = [{"role": "user", "content": "the fox?"}, {"role": "assistant", "content": "dog runs over", "weight": 0.5}]
+    says = [
+        {"role": "user", "content": "the fox?"},
+        {"role": "assistant", "content": "dog runs over", "weight": 0.5},
+    ]
     store = ps.prepare(
         [{"messages": says}] * 6,
         tokenizer=folder / "tokenizer",
@@ -93,11 +108,16 @@ def weighted_loader(folder: Path, **options: Any) -> ps.Loader:
     return ps.Loader(store, batch_size=2, max_length=64, **options)
 
 
-def test_weights_of_tokens_reach_megatron_s_loss_and_are_refused_where_a_loss_does_not_take_them(folder: Path) -> None:
+def test_weights_of_tokens_reach_megatron_s_loss_and_are_refused_where_a_loss_does_not_take_them(
+    folder: Path,
+) -> None:
     from penstock.integrations.torchtitan import PenstockDataLoader
 
     batch = next(MegatronBatches(weighted_loader(folder, **SHIFTED)))
-    assert set(batch["loss_mask"].unique().tolist()) == {0.0, 0.5} and batch["loss_mask"].dtype == torch.float32
+    assert (
+        set(batch["loss_mask"].unique().tolist()) == {0.0, 0.5}
+        and batch["loss_mask"].dtype == torch.float32
+    )
     config = PenstockDataLoader.Config(load=lambda **_: weighted_loader(folder, **SHIFTED))
     with pytest.raises(PlanError, match="torchtitan's loss does not take them"):
         config.build(dp_rank=0, dp_world_size=1, local_batch_size=2, seq_len=64)
@@ -105,7 +125,9 @@ def test_weights_of_tokens_reach_megatron_s_loss_and_are_refused_where_a_loss_do
 
 def test_rows_that_are_not_tokens_alone_are_refused(folder: Path) -> None:
     records = ps.Loader(ps.open([{"text": "a"}]), batch_size=1, labels="shifted")
-    with pytest.raises(PlanError, match="Megatron takes rows of tokens, and this Loader has plain records"):
+    with pytest.raises(
+        PlanError, match="Megatron takes rows of tokens, and this Loader has plain records"
+    ):
         MegatronBatches(records)
     pairs = ps.prepare(
         [{"prompt": "the fox", "chosen": " runs", "rejected": " dog"}] * 4,
@@ -113,11 +135,16 @@ def test_rows_that_are_not_tokens_alone_are_refused(folder: Path) -> None:
     )  # fmt: skip
     loader = ps.Loader(pairs, batch_size=2, max_length=64, packing="none")
     for serve in (MegatronBatches, ps.Loader.as_map_dataset):
-        with pytest.raises(PlanError, match="takes rows of tokens, and this Loader has pairs; iterate over the Loader"):
+        with pytest.raises(
+            PlanError,
+            match="takes rows of tokens, and this Loader has pairs; iterate over the Loader",
+        ):
             serve(loader)
 
 
-def test_torchtitan_builds_the_loader_and_its_checkpoint_resumes_on_other_ranks(folder: Path) -> None:
+def test_torchtitan_builds_the_loader_and_its_checkpoint_resumes_on_other_ranks(
+    folder: Path,
+) -> None:
     from torch.distributed.checkpoint import load, save
 
     from penstock.integrations.torchtitan import PenstockDataLoader
@@ -130,7 +157,9 @@ def test_torchtitan_builds_the_loader_and_its_checkpoint_resumes_on_other_ranks(
     def build(rank: int, size: int, batch_size: int, seq_len: int = 64) -> Any:
         config = PenstockDataLoader.Config(load=partial(ps.load, recipe, epochs=2))
         given = {"tokenizer": None, "snapshot_every_n_steps": None}
-        return config.build(dp_rank=rank, dp_world_size=size, local_batch_size=batch_size, seq_len=seq_len, **given)
+        return config.build(
+            dp_rank=rank, dp_world_size=size, local_batch_size=batch_size, seq_len=seq_len, **given
+        )
 
     whole = list(build(0, 1, 4))
     loader = build(0, 1, 4)
@@ -161,7 +190,9 @@ def test_composer_saves_and_loads_the_state_of_the_dataset_of_its_dataloader(fol
     batches = iter(dataloader)
     for expected in whole[:3]:
         batch = next(batches)
-        assert torch.equal(batch["input_ids"], expected["input_ids"]) and batch.step == expected.step
+        assert (
+            torch.equal(batch["input_ids"], expected["input_ids"]) and batch.step == expected.step
+        )
     state = dataloader.dataset.state_dict(3 * len(whole[0]["input_ids"]), True)
     again = composer_dataloader(open_loader(folder))
     again.dataset.load_state_dict(state)
@@ -215,13 +246,17 @@ def test_jax_says_which_process_this_is(folder: Path, tmp_path: Path) -> None:
     )
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANKS, str(port), str(rank), str(recipe)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", RANKS, str(port), str(rank), str(recipe)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
     said = [process.communicate(timeout=240)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     assert [line.split(maxsplit=2)[:2] for line in said] == [["0", "2"], ["1", "2"]]
-    rows = [row for line in said for batch in json.loads(line.split(maxsplit=2)[2]) for row in batch]
+    rows = [
+        row for line in said for batch in json.loads(line.split(maxsplit=2)[2]) for row in batch
+    ]
     alone = ps.load(str(recipe), output="numpy", batch_size=2, rank=0, world_size=1)
     assert sorted(rows) == sorted(row for batch in alone for row in ids(batch))

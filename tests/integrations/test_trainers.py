@@ -26,7 +26,12 @@ def drive(name: str, folder: Path) -> None:
     for package in NEEDS[name]:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {
+        **os.environ,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     job = [sys.executable, "-m", "tests.integrations.runs", name, folder]
     result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -41,7 +46,9 @@ def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
     drive(name, folder)
     lines = {part: logged(folder / f"{part}.jsonl") for part in ("whole", "cut", "rest")}
     loader = open_loader(folder, output="numpy")
-    assert [line["ids"] for line in lines["whole"]] == [batch["input_ids"].tolist() for batch in loader]
+    assert [line["ids"] for line in lines["whole"]] == [
+        batch["input_ids"].tolist() for batch in loader
+    ]
     assert len(lines["cut"]) == DIE_AT and lines["cut"] == lines["whole"][:DIE_AT]
     kept = len(lines["whole"]) - len(lines["rest"])
     assert 0 < kept < DIE_AT  # it went on from a checkpoint, not from the start
@@ -50,13 +57,22 @@ def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
 
 def test_the_trainer_on_two_ranks_is_killed_and_goes_on_with_one(folder):
     drive("ranks", folder)
-    whole = [batch["input_ids"].tolist() for batch in open_loader(folder, output="numpy", batch_size=4)]
+    whole = [
+        batch["input_ids"].tolist() for batch in open_loader(folder, output="numpy", batch_size=4)
+    ]
     cut = [[line["ids"] for line in logged(folder / f"cut-{rank}.jsonl")] for rank in range(2)]
     steps = min(map(len, cut))
     assert steps >= DIE_AT - 1
-    ranks = [open_loader(folder, output="numpy", batch_size=2, rank=rank, world_size=2) for rank in range(2)]
-    for step, *both in zip(range(steps), *ranks, strict=False):  # the Trainer did not deal them out again
-        assert [cut[rank][step] for rank in range(2)] == [batch["input_ids"].tolist() for batch in both]
+    ranks = [
+        open_loader(folder, output="numpy", batch_size=2, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    for step, *both in zip(
+        range(steps), *ranks, strict=False
+    ):  # the Trainer did not deal them out again
+        assert [cut[rank][step] for rank in range(2)] == [
+            batch["input_ids"].tolist() for batch in both
+        ]
         assert sorted(cut[0][step] + cut[1][step]) == sorted(whole[step])
     rest = [line["ids"] for line in logged(folder / "rest.jsonl")]
     assert 0 < len(whole) - len(rest) < DIE_AT

@@ -19,7 +19,12 @@ from .models import llama  # noqa: E402
 from .runs import DIE_AT, open_loader  # noqa: E402
 from .test_trainers import drive, logged  # noqa: E402
 
-FORMS: list[dict[str, Any]] = [{}, {"padding_free": True}, {"align": 8}, {"packing": "first_fit", "pad_to": 64}]
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"padding_free": True},
+    {"align": 8},
+    {"packing": "first_fit", "pad_to": 64},
+]
 
 
 @pytest.fixture(scope="module", params=vlm.FAMILIES)
@@ -42,23 +47,33 @@ def alone(folder: Path, model: Any) -> list[tuple[list[int], Any]]:
     processor, found = vlm.whole_processor(folder / "model", vlm.family_of(folder)), []
     for line in (folder / "data.jsonl").read_text().splitlines():
         messages = json.loads(line)["messages"]
-        images = [load_image(str(folder / p["image"])) for p in messages[0]["content"] if p["type"] == "image"]
+        images = [
+            load_image(str(folder / p["image"]))
+            for p in messages[0]["content"]
+            if p["type"] == "image"
+        ]
         text = processor.apply_chat_template(messages, tokenize=False)
         inputs = processor(text=[text], images=images or None, return_tensors="pt")
         with torch.no_grad():
-            found.append((inputs["input_ids"][0].tolist(), model(**inputs, use_cache=False).logits[0]))
+            found.append(
+                (inputs["input_ids"][0].tolist(), model(**inputs, use_cache=False).logits[0])
+            )
     return found
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_packed_samples_have_the_logits_that_they_have_alone(folder: Path, store: Any, form: dict[str, Any]) -> None:
+def test_packed_samples_have_the_logits_that_they_have_alone(
+    folder: Path, store: Any, form: dict[str, Any]
+) -> None:
     model = vlm.tiny_model(vlm.family_of(folder)).eval()
     expected, inputs, seen, packed = alone(folder, model), ModelInputs(model), 0, 0
     for batch in ps.Loader(store, **{"batch_size": 2, "max_length": 128, "seed": 1, **form}):
         with torch.no_grad():
             logits = model(**inputs(batch)).logits.flatten(0, 1)
         flat, numbers = batch["input_ids"].reshape(-1), batch["seq_idx"].reshape(-1)
-        begins = ((batch["position_ids"][0].reshape(-1) == 0) & (numbers >= 0)).nonzero()[:, 0].tolist()
+        begins = (
+            ((batch["position_ids"][0].reshape(-1) == 0) & (numbers >= 0)).nonzero()[:, 0].tolist()
+        )
         packed += len(begins) > len(batch["input_ids"])
         for begin, span in zip(begins, batch.rows.spans, strict=True):
             ids, own = expected[int(span["sample"])]
@@ -71,7 +86,9 @@ def test_packed_samples_have_the_logits_that_they_have_alone(folder: Path, store
 def test_the_images_matter(folder: Path, store: Any) -> None:
     """Were they left out or exchanged, the test above would notice."""
     model = vlm.tiny_model(vlm.family_of(folder)).eval()
-    batch = next(batch for batch in ps.Loader(store, batch_size=2, max_length=128) if "pixel_values" in batch)
+    batch = next(
+        batch for batch in ps.Loader(store, batch_size=2, max_length=128) if "pixel_values" in batch
+    )
     inputs = ModelInputs(model)(batch)
     with torch.no_grad():
         right = model(**inputs).logits
@@ -87,13 +104,17 @@ def loss_by_hand(folder: Path, loader: Any, model: Any) -> list[float]:
         for _, sample, _, _ in batch.rows.spans.tolist():
             ids, logits = own[sample]
             mask = torch.from_numpy(loader.stores[0][sample].loss_mask.copy())[1:]
-            each = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none")
+            each = torch.nn.functional.cross_entropy(
+                logits[:-1], torch.tensor(ids[1:]), reduction="none"
+            )
             total, targets = total + float(each[mask].sum()), targets + int(mask.sum())
         losses.append(total / targets)
     return losses
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # trl's own default
+@pytest.mark.filterwarnings(
+    "ignore:`gradient_checkpointing` is deprecated:FutureWarning"
+)  # trl's own default
 @pytest.mark.parametrize("trainer", ["hf", "trl"])
 def test_a_trainer_has_the_loss_of_the_samples_alone(
     folder: Path, store: Any, trainer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -136,7 +157,9 @@ def test_a_trainer_has_the_loss_of_the_samples_alone(
 
 @pytest.mark.parametrize("trainer", ["hf", "trl"])
 @pytest.mark.parametrize("family", vlm.FAMILIES)
-def test_killed_and_resumed_it_trains_the_same_batches(family: str, trainer: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_trains_the_same_batches(
+    family: str, trainer: str, tmp_path: Path
+) -> None:
     vlm.make_data(tmp_path, family, count=48)
     open_loader(tmp_path, output="numpy")
     drive(trainer, tmp_path)
@@ -169,7 +192,9 @@ def test_two_ranks_are_killed_and_one_goes_on(tmp_path: Path) -> None:
 def test_the_isolation_check_compares_images_and_passes(
     folder: Path, store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_isolation(vlm.tiny_model(vlm.family_of(folder)), ps.Loader(store, batch_size=2, max_length=128))
+    check_isolation(
+        vlm.tiny_model(vlm.family_of(folder)), ps.Loader(store, batch_size=2, max_length=128)
+    )
     assert not caplog.records
 
 
@@ -183,19 +208,30 @@ def test_the_isolation_check_refuses_a_cache(folder: Path, store: Any) -> None:
 
 
 def test_a_text_model_is_refused(store: Any) -> None:
-    batch = next(batch for batch in ps.Loader(store, batch_size=2, max_length=128) if "pixel_values" in batch)
+    batch = next(
+        batch for batch in ps.Loader(store, batch_size=2, max_length=128) if "pixel_values" in batch
+    )
     with pytest.raises(PlanError, match="does not take them: it would train on placeholders alone"):
         ModelInputs(llama())(batch)
 
 
-def test_a_model_with_other_placeholders_is_refused(folder: Path, store: Any, tmp_path: Path) -> None:
+def test_a_model_with_other_placeholders_is_refused(
+    folder: Path, store: Any, tmp_path: Path
+) -> None:
     from transformers import TrainingArguments
 
     from penstock.integrations.hf_trainer import LoaderTrainer
 
     model = vlm.tiny_model(vlm.family_of(folder))
     model.config.image_token_id = 3
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
-    trainer = LoaderTrainer(model=model, args=args, loader=ps.Loader(store, batch_size=2, max_length=128))
-    with pytest.raises(PlanError, match="has image_token_id=3 in its config, and the store's image placeholders are"):
+    args = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    trainer = LoaderTrainer(
+        model=model, args=args, loader=ps.Loader(store, batch_size=2, max_length=128)
+    )
+    with pytest.raises(
+        PlanError,
+        match="has image_token_id=3 in its config, and the store's image placeholders are",
+    ):
         trainer.train()

@@ -16,7 +16,12 @@ from penstock.integrations.model_inputs import ModelInputs  # noqa: E402
 from tests import vlm  # noqa: E402
 from tests.loader.test_media_families import SHAPES, make  # noqa: E402
 
-VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 TOKENS = {
     "llava": {},
     "internvl": {"image_seq_length": 16},
@@ -36,7 +41,9 @@ def tiny(family: str, tokenizer: Any) -> Any:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if family == "llava":
-        vision = transformers.CLIPVisionConfig(**VISION, image_size=56, patch_size=14, projection_dim=32)
+        vision = transformers.CLIPVisionConfig(
+            **VISION, image_size=56, patch_size=14, projection_dim=32
+        )
         config = transformers.LlavaConfig(
             vision_config=vision, text_config=transformers.LlamaConfig(**text), image_token_id=token("<image>"),
             image_token_index=token("<image>"), vision_feature_select_strategy="default", vision_feature_layer=-1,
@@ -82,7 +89,9 @@ def test_packed_samples_have_the_logits_that_they_have_alone(
     inputs, alone, seen = ModelInputs(model), {}, 0
     with torch.no_grad():
         for batch in ps.Loader(store, batch_size=1, max_length=2048, packing="none", shuffle=False):
-            alone[int(batch.rows.spans["sample"][0])] = model(**inputs(batch), use_cache=False).logits[0]
+            alone[int(batch.rows.spans["sample"][0])] = model(
+                **inputs(batch), use_cache=False
+            ).logits[0]
         for batch in ps.Loader(store, batch_size=2, max_length=1024, seed=1):
             logits = model(**inputs(batch)).logits.flatten(0, 1)
             for begin, span in zip(begins_of(batch), batch.rows.spans, strict=True):
@@ -100,5 +109,7 @@ def test_the_isolation_check_finds_that_gemma_3_looks_in_the_wrong_sample(
     """Were the loader to pack it: transformers reads where images are from the first sample of a row, whose images have other places."""
     store, model = prepared(tmp_path, "gemma3")
     monkeypatch.setattr("penstock.loader.media.refuse_packed", lambda *_: None)
-    with pytest.raises(PlanError, match="does not keep the samples of a row apart: sample 2 of a row"):
+    with pytest.raises(
+        PlanError, match="does not keep the samples of a row apart: sample 2 of a row"
+    ):
         check_isolation(model, ps.Loader(store, batch_size=2, max_length=1024))

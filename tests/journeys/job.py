@@ -15,11 +15,24 @@ import penstock as ps
 SAVE_EVERY = 4
 
 
-def open_loader(folder: Path, rank: int | None, world_size: int | None, **options: Any) -> ps.Loader:
+def open_loader(
+    folder: Path, rank: int | None, world_size: int | None, **options: Any
+) -> ps.Loader:
     store = ps.prepare(
-        folder / "data.jsonl", tokenizer=folder / "tokenizer", template="text", cache_dir=folder / "cache", num_proc=1
+        folder / "data.jsonl",
+        tokenizer=folder / "tokenizer",
+        template="text",
+        cache_dir=folder / "cache",
+        num_proc=1,
     )
-    options = {"batch_size": 2, "max_length": 64, "overflow": "split", "seed": 7, "output": "numpy", **options}
+    options = {
+        "batch_size": 2,
+        "max_length": 64,
+        "overflow": "split",
+        "seed": 7,
+        "output": "numpy",
+        **options,
+    }
     return ps.Loader(store, rank=rank, world_size=world_size, **options)
 
 

@@ -23,8 +23,12 @@ SAVE_EVERY = 3
 
 def train(folder: Path, run: int, rank: int, world_size: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{run}", rank=rank, world_size=world_size)
-    loader = open_loader(folder, None, None, workers=2, output="torch")  # ranks as torch.distributed says
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet-{run}", rank=rank, world_size=world_size
+    )
+    loader = open_loader(
+        folder, None, None, workers=2, output="torch"
+    )  # ranks as torch.distributed says
     assert (loader.world.rank, loader.world.size) == (rank, world_size)
     saved = folder / "state.json"
     if saved.exists():
@@ -40,7 +44,9 @@ def train(folder: Path, run: int, rank: int, world_size: int) -> None:
 
 def disagree(folder: Path, run: int, rank: int, world_size: int) -> None:
     """Rank 1 has another seed, or another position."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{run}", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet-{run}", rank=rank, world_size=world_size
+    )
     loader = open_loader(folder, None, None, seed=8 if rank == 1 and run == 0 else 7)
     if rank == 1 and run == 1:
         loader.seek(2)
@@ -91,7 +97,10 @@ def kill_again_and_again(folder: Path, kills: int, chance: random.Random) -> Non
     for run in range(kills):
         world_size = 3 if run == 0 else chance.randrange(1, 5)
         ranks = fork(train, folder, run, world_size)
-        steps, more = chance.randrange(6), chance.random() / 50  # short: a quick machine must not finish the epoch
+        steps, more = (
+            chance.randrange(6),
+            chance.random() / 50,
+        )  # short: a quick machine must not finish the epoch
         begun = time.monotonic()
         while _lines(folder / f"log-{run}-0.jsonl") < steps and time.monotonic() < begun + 20:
             time.sleep(0.005)
@@ -99,7 +108,9 @@ def kill_again_and_again(folder: Path, kills: int, chance: random.Random) -> Non
         alive = processes(ranks)
         workers = max(workers, len(alive) - len(ranks))
         for rank in ranks:
-            os.kill(rank, signal.SIGKILL)  # the rank alone: its workers have to see by themselves that it is gone
+            os.kill(
+                rank, signal.SIGKILL
+            )  # the rank alone: its workers have to see by themselves that it is gone
         ends = set(wait(ranks))
         assert ends <= {-signal.SIGKILL, 0}
         hits += -signal.SIGKILL in ends
@@ -107,10 +118,16 @@ def kill_again_and_again(folder: Path, kills: int, chance: random.Random) -> Non
         while left := processes(ranks):
             assert time.monotonic() < begun + 10, f"{left} outlive their parent"
             time.sleep(0.05)
-        shared = [path for path in Path("/dev/shm").iterdir() if any(f"_{pid}_" in path.name for pid in alive)]
+        shared = [
+            path
+            for path in Path("/dev/shm").iterdir()
+            if any(f"_{pid}_" in path.name for pid in alive)
+        ]
         assert shared == [], shared
         state = folder / "state.json"
-        (folder / f"kept-{run}").write_text(str(json.loads(state.read_text())["step"] if state.exists() else 0))
+        (folder / f"kept-{run}").write_text(
+            str(json.loads(state.read_text())["step"] if state.exists() else 0)
+        )
     assert workers >= 2  # there were workers to leave behind
     assert hits > kills // 2  # most kills came while a run was under way
     assert wait(fork(train, folder, kills, 2)) == [0, 0]

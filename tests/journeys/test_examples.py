@@ -18,18 +18,28 @@ def missing(example: Path) -> list[str]:
     nodes = list(ast.walk(ast.parse(example.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return sorted(top for top in {name.partition(".")[0] for name in names} if importlib.util.find_spec(top) is None)
+    return sorted(
+        top
+        for top in {name.partition(".")[0] for name in names}
+        if importlib.util.find_spec(top) is None
+    )
 
 
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path.name != ON_RAY], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example", [path for path in EXAMPLES if path.name != ON_RAY], ids=lambda path: path.name
+)
 def test_the_example_runs(example: Path, tmp_path: Path) -> None:
     if absent := missing(example):
         pytest.skip(f"{', '.join(absent)} not installed")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run([sys.executable, example], cwd=tmp_path, env=env, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, example], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout
-    kept = ["demo-output"] if example.name == "demo.py" else []  # what it makes otherwise, it takes away again
+    kept = (
+        ["demo-output"] if example.name == "demo.py" else []
+    )  # what it makes otherwise, it takes away again
     assert [path.name for path in tmp_path.iterdir()] == kept
     assert not kept or (tmp_path / "demo-output" / "report.html").stat().st_size > 10_000
 

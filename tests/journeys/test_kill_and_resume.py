@@ -25,7 +25,8 @@ def folder(tmp_path: Path, tokenizer_path: Path) -> Path:
     with (tmp_path / "data.jsonl").open("w") as file:
         for n in range(NUM_RECORDS):
             text = " ".join(
-                rng.choice(["fox", "dog", "runs", "over", "away", "lazy"]) for _ in range(rng.randrange(60))
+                rng.choice(["fox", "dog", "runs", "over", "away", "lazy"])
+                for _ in range(rng.randrange(60))
             )
             file.write(json.dumps({"text": text, "n": n}) + "\n")
     shutil.copytree(tokenizer_path, tmp_path / "tokenizer")
@@ -36,7 +37,11 @@ def folder(tmp_path: Path, tokenizer_path: Path) -> Path:
 def start(folder: Path, run: int, world_size: int) -> list[subprocess.Popen]:
     env = {**os.environ, "RUN": str(run)}
     return [
-        subprocess.Popen([sys.executable, JOB, folder, str(rank), str(world_size)], env=env, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, JOB, folder, str(rank), str(world_size)],
+            env=env,
+            start_new_session=True,
+        )
         for rank in range(world_size)
     ]
 
@@ -85,7 +90,10 @@ def expect_one_epoch(folder: Path, kept: list[dict]) -> None:
     """What all runs together kept is one epoch: every step once by each rank, every row in its order, every token once."""
     # Every step once, by each of its ranks.
     steps = Counter(line["step"] for line in kept)
-    assert all(count == next(x["world"] for x in kept if x["step"] == step) for step, count in steps.items())
+    assert all(
+        count == next(x["world"] for x in kept if x["step"] == step)
+        for step, count in steps.items()
+    )
     assert sorted(steps) == list(range(len(steps)))
 
     # The rows, in order, are those of an uninterrupted run.
@@ -102,7 +110,9 @@ def expect_one_epoch(folder: Path, kept: list[dict]) -> None:
     assert [row for row in together if row] == [row for row in alone if row]
 
     # And they hold every token of every record once.
-    tokens = Counter((where, t) for row in together for where, start, stop in row for t in range(start, stop))
+    tokens = Counter(
+        (where, t) for row in together for where, start, stop in row for t in range(start, stop)
+    )
     assert set(tokens.values()) == {1}
     store = open_loader(folder, 0, 1).stores[0]
     assert sum(tokens.values()) == sum(len(sample) for sample in store)

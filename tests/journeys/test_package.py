@@ -16,7 +16,9 @@ PACKAGE = ROOT / "src" / "penstock"
 
 
 def run(*command: object, cwd: Path) -> str:
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -29,7 +31,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def package_files() -> set[str]:
-    files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return {path.relative_to(PACKAGE.parent).as_posix() for path in files}
 
 
@@ -61,7 +65,17 @@ def install_and_use(package: Path, tokenizer_path: Path, home: Path) -> None:
     run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package, cwd=home)
     assert run(command, "--version", cwd=home) == f"penstock {penstock.__version__}\n"
     cache = home / f"cache of {package.name}"
-    run(command, "init", "data", "--tokenizer", tokenizer_path, "--cache-dir", cache, "--force", cwd=home)
+    run(
+        command,
+        "init",
+        "data",
+        "--tokenizer",
+        tokenizer_path,
+        "--cache-dir",
+        cache,
+        "--force",
+        cwd=home,
+    )
     run(command, "prepare", "recipe.yaml", "--cache-dir", cache, cwd=home)
     run(command, "report", "recipe.yaml", "--cache-dir", cache, cwd=home)
     script = (

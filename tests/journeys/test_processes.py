@@ -63,7 +63,9 @@ def test_a_worker_that_dies_is_an_error(folder):
     workers = children() - before
     assert len(workers) == 2
     os.kill(min(workers), signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)"):
+    with pytest.raises(
+        RuntimeError, match=r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)"
+    ):
         for _ in batches:
             pass
     state = loader.state_dict()  # what was handed over before still counts, and can be gone on from
@@ -106,11 +108,15 @@ def test_thousands_of_shards_need_few_open_files(tokenizer_path, tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         samples, mapped = 0, 0
-        for batch in ps.Loader(store, batch_size=8, max_length=64, window="all", epochs=2, output="numpy"):
+        for batch in ps.Loader(
+            store, batch_size=8, max_length=64, window="all", epochs=2, output="numpy"
+        ):
             samples += len(batch.rows.spans)
             if batch.step % 16 == 0:
                 mapped = max(mapped, Path("/proc/self/maps").read_text().count(".arrow"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert samples == 2 * NUM_SHARDS
-    assert 256 < mapped < 0.9 * NUM_SHARDS  # shards stay mapped without an open file each, and not all of them
+    assert (
+        256 < mapped < 0.9 * NUM_SHARDS
+    )  # shards stay mapped without an open file each, and not all of them

@@ -37,7 +37,9 @@ def test_ranks_that_disagree_fail_in_seconds_and_name_the_field(folder):
     for run, field in enumerate(["seed 7 → 8", "step 0 → 2"]):
         said = [(folder / f"said-{run}-{rank}").read_text() for rank in range(3)]
         assert field in said[0] and "rank 0 → rank 1" in said[0]
-        assert all("ranks disagree on what to train" in text for text in said)  # none of them waited in vain
+        assert all(
+            "ranks disagree on what to train" in text for text in said
+        )  # none of them waited in vain
 
 
 def test_a_bare_loop_under_torchrun_is_restarted_and_goes_on_with_fewer_ranks(folder):
@@ -47,8 +49,20 @@ def test_a_bare_loop_under_torchrun_is_restarted_and_goes_on_with_fewer_ranks(fo
     quiet = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "PENSTOCK_PATIENCE": "60"}
     codes = []
     for run, ranks, die_at in [(0, 3, 7), (2, 2, -1)]:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        job = [*torchrun, "--max-restarts=1", "--monitor-interval=0.1", "-m", "tests.journeys.torchrun_job"]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+        ]
+        job = [
+            *torchrun,
+            "--max-restarts=1",
+            "--monitor-interval=0.1",
+            "-m",
+            "tests.journeys.torchrun_job",
+        ]
         result = subprocess.run(
             [*job, folder, str(run), str(die_at)],
             cwd=ROOT,
@@ -59,6 +73,8 @@ def test_a_bare_loop_under_torchrun_is_restarted_and_goes_on_with_fewer_ranks(fo
         codes.append(result.returncode)
     assert codes == [1, 0], result.stdout + result.stderr
     began = [int((folder / f"began-{run}").read_text()) for run in range(3)]
-    assert began == sorted(set(began)) and began[0] == 0  # each start went on from a later checkpoint
+    assert (
+        began == sorted(set(began)) and began[0] == 0
+    )  # each start went on from a later checkpoint
     kept = [row for run in range(3) for row in trained(folder, run, [*began[1:], None][run])]
     expect_one_epoch(folder, kept)

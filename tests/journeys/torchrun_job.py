@@ -48,7 +48,9 @@ def main(folder: Path, run: int, die_at: int) -> None:
         for batch in loader:
             logits = model(batch["input_ids"])
             targets = batch["labels"][:, 1:].reshape(-1)
-            loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 400), targets, reduction="sum")
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].reshape(-1, 400), targets, reduction="sum"
+            )
             optimizer.zero_grad()
             loss.backward()
             for weight in model.parameters():
@@ -57,9 +59,15 @@ def main(folder: Path, run: int, die_at: int) -> None:
             log.write(line(batch, rank, size))
             log.flush()
             if rank == 0 and (batch.step + 1) % SAVE_EVERY == 0:
-                torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, saved.with_suffix(".tmp"))
+                torch.save(
+                    {"model": model.state_dict(), "loader": loader.state_dict()},
+                    saved.with_suffix(".tmp"),
+                )
                 saved.with_suffix(".tmp").replace(saved)
-            if batch.step == die_at * (1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"])) and rank == 1:
+            if (
+                batch.step == die_at * (1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+                and rank == 1
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
     dist.destroy_process_group()
 

@@ -31,7 +31,9 @@ WINDOWS = "tests/laws/test_mixing.py::test_windows_hold_1024_shards_and_a_small_
 LAW_11 = "tests/laws/test_prompts.py::TestLaw11"
 BALANCE = "tests/plan/test_balance.py"
 CHANGES = "tests/laws/test_changes.py"
-CHANGED_EPOCH = f"{CHANGES}::test_an_epoch_holds_every_sample_of_every_source_equally_often_across_changes"
+CHANGED_EPOCH = (
+    f"{CHANGES}::test_an_epoch_holds_every_sample_of_every_source_equally_often_across_changes"
+)
 REPLAY = f"{CHANGES}::test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step"
 GROWN = f"{CHANGES}::test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice"
 COUNTED = f"{CHANGES}::test_counters_count_every_sample_once_across_changes"
@@ -73,13 +75,18 @@ def apply(name: str) -> None:
     """Change the function in place, so that every reference to it, also in tables and caches, gets the mistake."""
     mutant = MUTANTS[name]
     function = find(mutant.function)
-    right = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    right = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
     right.__kwdefaults__ = function.__kwdefaults__
     assert not function.__closure__, f"{mutant.function} is a closure"
     key = f"mutant of {mutant.function}"
     function.__globals__[key] = mutant.change(right)
     namespace: dict[str, Any] = {}
-    exec(f"def wrong(*given, **options):\n    return globals()[{key!r}](*given, **options)", namespace)
+    exec(
+        f"def wrong(*given, **options):\n    return globals()[{key!r}](*given, **options)",
+        namespace,
+    )
     function.__code__ = namespace["wrong"].__code__
     function.__defaults__ = function.__kwdefaults__ = None
 
@@ -109,7 +116,9 @@ def the_permutation_of_a_window_is_shorter_than_the_window(right):
 
 @mutant("plan.permutation:Permutation._network", PERMUTATION)
 def the_permutation_loses_a_digit(right):
-    return lambda self, values, inverse: right(self, values, inverse) & ~np.uint64(0 if inverse else 1)
+    return lambda self, values, inverse: (
+        right(self, values, inverse) & ~np.uint64(0 if inverse else 1)
+    )
 
 
 @mutant("plan.permutation:_round", PERMUTATION)

@@ -35,17 +35,36 @@ WHOLE = ["best_fit", "first_fit", "next_fit", "window_5", "none", "group_4"]
 
 @st.composite
 def histories(draw, *, weighted=None, packings=(*WHOLE, "concat"), grows=True):
-    world = draw(worlds(most=300, tails=("pad", "wrap", "repeat"), weighted=True, packings=packings, masked=False))
+    world = draw(
+        worlds(
+            most=300,
+            tails=("pad", "wrap", "repeat"),
+            weighted=True,
+            packings=packings,
+            masked=False,
+        )
+    )
     count = len(world.lengths)
     is_weighted = draw(st.booleans()) if weighted is None else weighted
-    changes, grown = [], [draw(st.sampled_from([0.3, 0.7, 1.0])) if grows else 1.0 for _ in range(count)]
+    changes, grown = (
+        [],
+        [draw(st.sampled_from([0.3, 0.7, 1.0])) if grows else 1.0 for _ in range(count)],
+    )
     for _ in range(draw(st.integers(1, 4))):
         sources = tuple(draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True)))
-        weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7]))) for _ in sources) if is_weighted else None
-        changes.append(Change(draw(st.integers(0, 6)), draw(st.integers(1, 7)), sources, tuple(grown), weights))
+        weights = (
+            tuple(str(draw(st.sampled_from([1, 2, 3, 7]))) for _ in sources)
+            if is_weighted
+            else None
+        )
+        changes.append(
+            Change(draw(st.integers(0, 6)), draw(st.integers(1, 7)), sources, tuple(grown), weights)
+        )
         grown = [max(old, draw(st.sampled_from([old, 1.0]))) if grows else 1.0 for old in grown]
     weights = tuple("1" for _ in range(count)) if is_weighted else None
-    last = Change(draw(st.integers(0, 3)), 3, tuple(range(count)), tuple(grown), weights)  # every source comes back
+    last = Change(
+        draw(st.integers(0, 3)), 3, tuple(range(count)), tuple(grown), weights
+    )  # every source comes back
     return History(world, (*changes, last))
 
 
@@ -57,7 +76,11 @@ def source_of(world: World, number: int, share: float) -> PlanSource:
     if not world_delivers(world, number, size):
         size = len(lengths)
     borders = np.concatenate(([0], np.cumsum(sizes)))
-    cut = sizes if size == len(lengths) else np.diff(np.clip(borders, 0, size))[: int(np.searchsorted(borders, size))]
+    cut = (
+        sizes
+        if size == len(lengths)
+        else np.diff(np.clip(borders, 0, size))[: int(np.searchsorted(borders, size))]
+    )
     return PlanSource(name=f"source {number}", key=f"key {number} {size}", shard_sizes=cut)
 
 
@@ -75,7 +98,9 @@ def mixture(history: History, number: int, at=(0, 0, 0), rows=0) -> Mixture:
     )  # fmt: skip
 
 
-def make_plan(history: History, mixtures: list[Mixture], start: Start | None = None, known=None) -> Plan:
+def make_plan(
+    history: History, mixtures: list[Mixture], start: Start | None = None, known=None
+) -> Plan:
     """`known`: the sources whose lengths may be asked for; else all."""
     world, numbers = history.world, check_mixtures(mixtures)
     own = [int(name.split()[1]) for name in numbers]
@@ -110,7 +135,13 @@ class Life:
 def live(history: History, *, batch=None, through_state=False) -> Life:
     """Run a history: some steps, a change, some steps …  With `through_state`, every change is also a kill and a resume."""
     mixtures = [mixture(history, 0)]
-    plan, position, rows, borders, counters = make_plan(history, mixtures), Position(), [], [0], Counters()
+    plan, position, rows, borders, counters = (
+        make_plan(history, mixtures),
+        Position(),
+        [],
+        [0],
+        Counters(),
+    )
     for number, change in enumerate(history.changes):
         for _ in range(change.steps):
             step = plan.step(position, batch or change.rows, epochs=None)
@@ -125,7 +156,9 @@ def live(history: History, *, batch=None, through_state=False) -> Life:
         start = Start.from_json(json.loads(json.dumps(start.as_json()))) if through_state else start
         plan = make_plan(history, mixtures, start)
         if position.row:
-            counters = counters + plan.blocks.pack(*at[:2])[1] + minus(before.blocks.pack(*at[:2])[1])
+            counters = (
+                counters + plan.blocks.pack(*at[:2])[1] + minus(before.blocks.pack(*at[:2])[1])
+            )
         borders.append(len(rows))
     return Life(rows, borders, mixtures, plan, position, counters)
 
@@ -133,7 +166,8 @@ def live(history: History, *, batch=None, through_state=False) -> Life:
 def minus(counters: Counters) -> Counters:
     values = {name: getattr(counters, name) for name in Counters.__slots__}
     negative = {
-        name: type(v)({key: -n for key, n in v.items()}) if hasattr(v, "items") else -v for name, v in values.items()
+        name: type(v)({key: -n for key, n in v.items()}) if hasattr(v, "items") else -v
+        for name, v in values.items()
     }
     return Counters(**negative)
 
@@ -142,7 +176,10 @@ def rest(life: Life, history: History) -> list:
     """The rows after a life: to the end of an epoch of the last mixture, or with weights until every source has gone through it."""
     epoch, block, row = life.position.epoch, life.position.block, life.position.row
     rows, times = [], times_of(history, life.rows)
-    goal, is_weighted = [count.max(initial=0) + 2 for count in times], history.changes[-1].weights is not None
+    goal, is_weighted = (
+        [count.max(initial=0) + 2 for count in times],
+        history.changes[-1].weights is not None,
+    )
     while True:
         packed = life.plan.blocks.pack(epoch, block)
         if packed is None:
@@ -154,7 +191,9 @@ def rest(life: Life, history: History) -> list:
         new = in_world(packed[0].slice(min(row, packed[0].num_rows), packed[0].num_rows), life.plan)
         rows, block, row = rows + new, block + 1, 0
         times = [before + more for before, more in zip(times, times_of(history, new), strict=True)]
-        if is_weighted and all((count >= most).all() for count, most in zip(times, goal, strict=True)):
+        if is_weighted and all(
+            (count >= most).all() for count, most in zip(times, goal, strict=True)
+        ):
             return rows
 
 
@@ -162,8 +201,15 @@ def times_of(history: History, rows: list) -> list[np.ndarray]:
     """How often each sample that can be delivered was delivered, per source; of a sample in pieces, its first one counts."""
     made = []
     for number, lengths in enumerate(history.world.lengths):
-        starts = [sample for row in rows for source, sample, start, _ in row if source == number and start == 0]
-        kept = [sample for sample in range(len(lengths)) if history.world.wanted(number, sample).any()]
+        starts = [
+            sample
+            for row in rows
+            for source, sample, start, _ in row
+            if source == number and start == 0
+        ]
+        kept = [
+            sample for sample in range(len(lengths)) if history.world.wanted(number, sample).any()
+        ]
         made.append(np.bincount(np.array(starts, np.int64), minlength=len(lengths))[kept])
     return made
 
@@ -226,7 +272,11 @@ def test_counters_count_every_sample_once_across_changes(history):
         place == (life.position.epoch, life.position.block) and life.position.row
     ):
         packed = again.blocks.pack(*place)
-        total, place = (total, (place[0] + 1, 0)) if packed is None else (total + packed[1], (place[0], place[1] + 1))
+        total, place = (
+            (total, (place[0] + 1, 0))
+            if packed is None
+            else (total + packed[1], (place[0], place[1] + 1))
+        )
     assert life.counters.samples_in == total.samples_in
     assert life.counters.tokens_in == total.tokens_in
     assert total.tokens_in == total.tokens_out + sum(total.tokens_dropped.values())
@@ -239,7 +289,10 @@ def test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice(h
     """Without weights, an epoch that sees its sources grow still holds each of their samples at most once per pass."""
     life = live(history)
     for source, times in enumerate(times_of(history, life.rows + rest(life, history))):
-        sizes = [source_of(history.world, source, change.grown[source]).num_samples for change in history.changes]
+        sizes = [
+            source_of(history.world, source, change.grown[source]).num_samples
+            for change in history.changes
+        ]
         kept = [sample for sample in range(sizes[-1]) if history.world.wanted(source, sample).any()]
         born = np.searchsorted(sizes, kept, side="right")  # the change with which each sample came
         for number in np.unique(born).tolist():

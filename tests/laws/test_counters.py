@@ -15,7 +15,10 @@ def firsts(rows: list) -> list[Counter]:
     start = {}
     for source, sample, first, _ in (span for row in rows for span in row):
         start[source, sample] = min(first, start.get((source, sample), first))
-    return [Counter(source for source, sample, first, _ in row if start[source, sample] == first) for row in rows]
+    return [
+        Counter(source for source, sample, first, _ in row if start[source, sample] == first)
+        for row in rows
+    ]
 
 
 def total(counts: list[Counter]) -> Counter:
@@ -23,18 +26,39 @@ def total(counts: list[Counter]) -> Counter:
 
 
 @examples(40)
-@given(worlds(most=120, weighted=False), st.integers(1, 9), st.integers(1, 9), st.floats(0, 1), st.data())
-def test_law_9_counters_of_a_run_that_resumes_with_other_steps_and_skips_some(world, before, after, cut, data):
+@given(
+    worlds(most=120, weighted=False),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.floats(0, 1),
+    st.data(),
+)
+def test_law_9_counters_of_a_run_that_resumes_with_other_steps_and_skips_some(
+    world, before, after, cut, data
+):
     plan, epochs = world.plan(), world.epochs
     steps = list(plan.steps(num_rows=before, epochs=epochs))
-    position = through_json(steps[place - 1].after) if (place := int(cut * len(steps))) else Position()
+    position = (
+        through_json(steps[place - 1].after) if (place := int(cut * len(steps))) else Position()
+    )
     rows = [firsts(each) for each in straight(world, 1)]
-    done = int(plan.table(position.epoch)[position.block]) + position.row if position.epoch < epochs else 0
-    to_come = [each[done * (epoch == position.epoch) :] for epoch, each in enumerate(rows)][position.epoch :]
+    done = (
+        int(plan.table(position.epoch)[position.block]) + position.row
+        if position.epoch < epochs
+        else 0
+    )
+    to_come = [each[done * (epoch == position.epoch) :] for epoch, each in enumerate(rows)][
+        position.epoch :
+    ]
     if world.settings.tail == "wrap":
         to_come = [[row for each in to_come for row in each]]
     plan, here, skip = world.plan(), position, data.draw(st.sets(st.integers(0, 20), max_size=5))
-    found, given, skipped, number = plan.rest_of_block(here) if here.row else Counters(), Counter(), Counter(), 0
+    found, given, skipped, number = (
+        plan.rest_of_block(here) if here.row else Counters(),
+        Counter(),
+        Counter(),
+        0,
+    )
     while (step := plan.step(here, after, epochs=epochs)) is not None:
         while not to_come[0] or (len(to_come[0]) < after and world.settings.tail == "drop"):
             to_come.pop(0)
@@ -46,14 +70,26 @@ def test_law_9_counters_of_a_run_that_resumes_with_other_steps_and_skips_some(wo
         waiting = Counter()
         if here.row:
             first = int(plan.table(here.epoch)[here.block])
-            waiting = total(rows[here.epoch][first + here.row : first + plan.pack(here.epoch, here.block)[0].num_rows])
+            waiting = total(
+                rows[here.epoch][
+                    first + here.row : first + plan.pack(here.epoch, here.block)[0].num_rows
+                ]
+            )
         assert found.samples_by_source == given + waiting
     found += plan.undelivered(here, after, epochs=epochs)
     check_counters(found)
     assert found.samples_by_source == given and found.samples_dropped["skipped"] == skipped.total()
-    dropped = {reason: n for reason, n in found.samples_dropped.items() if reason not in ("tail", "skipped")}
+    dropped = {
+        reason: n
+        for reason, n in found.samples_dropped.items()
+        if reason not in ("tail", "skipped")
+    }
     left = total(
-        [total(each[done * (epoch == position.epoch) :]) for epoch, each in enumerate(rows) if epoch >= position.epoch]
+        [
+            total(each[done * (epoch == position.epoch) :])
+            for epoch, each in enumerate(rows)
+            if epoch >= position.epoch
+        ]
     )
     assert found.samples_in - sum(dropped.values()) == left.total()
     if position == Position():
@@ -61,8 +97,16 @@ def test_law_9_counters_of_a_run_that_resumes_with_other_steps_and_skips_some(wo
 
 
 @examples(30)
-@given(worlds(most=300, weighted=True), st.integers(1, 9), st.integers(1, 9), st.integers(0, 30), st.integers(0, 20))
-def test_law_9_counters_of_a_mixture_that_resumes_are_never_negative(world, before, after, cut, skip):
+@given(
+    worlds(most=300, weighted=True),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(0, 30),
+    st.integers(0, 20),
+)
+def test_law_9_counters_of_a_mixture_that_resumes_are_never_negative(
+    world, before, after, cut, skip
+):
     plan, here = world.plan(), Position()
     for _, step in zip(range(cut), plan.steps(num_rows=before, epochs=world.epochs), strict=False):
         here = step.after

@@ -17,12 +17,16 @@ BATCH = 3
 def a_world(tail: str) -> World:
     rng = np.random.default_rng(0)
     lengths = (rng.integers(0, 60, 3000), rng.integers(1, 200, 700))
-    return World(lengths, 100, PlanSettings(max_length=64, overflow="split", block=900, tail=tail), 2)
+    return World(
+        lengths, 100, PlanSettings(max_length=64, overflow="split", block=900, tail=tail), 2
+    )
 
 
 def remaining(plan, position: Position, num_rows: int) -> list:
     return [
-        row for step in plan.steps(start=position, num_rows=num_rows) for row in as_list(step.rows)[: step.num_real]
+        row
+        for step in plan.steps(start=position, num_rows=num_rows)
+        for row in as_list(step.rows)[: step.num_real]
     ]
 
 
@@ -37,7 +41,9 @@ def test_every_cut_to_every_world_size(before):
         position, done, cuts = through_json(step.after), done + step.num_real, cuts + 1
         for after in SIZES:
             taken, here = [], position
-            for _ in range(3):  # three steps show the place; what follows is the next cut's business
+            for _ in range(
+                3
+            ):  # three steps show the place; what follows is the next cut's business
                 if (again := plan.step(here, after * BATCH)) is not None:
                     taken += as_list(again.rows)[: again.num_real]
                     here = again.after
@@ -51,7 +57,9 @@ def test_every_cut_to_the_end_of_the_epoch(after, tail):
     world = replace(a_world(tail), epochs=1)
     plan = world.plan()
     steps = list(plan.steps(num_rows=24, epochs=1))
-    whole = [row for step in steps for row in as_list(step.rows)[: step.num_real - step.num_repeated]]
+    whole = [
+        row for step in steps for row in as_list(step.rows)[: step.num_real - step.num_repeated]
+    ]
     done = 0
     for step in steps[:100]:
         done += step.num_real - step.num_repeated

@@ -20,7 +20,12 @@ SIZES = np.array([400, 350, 0, 600], np.int64)
 def make(settings: PlanSettings, *, names=("chat", "math"), key="k", sizes=SIZES) -> Plan:
     """Lengths by arithmetic, so that golden orders depend on nothing but the plan."""
     sources = [PlanSource(name=name, key=f"{key}-{name}", shard_sizes=sizes) for name in names]
-    return Plan(sources, lambda source, samples: (samples * 7919 + source * 31) % 257, settings, targets=targets)
+    return Plan(
+        sources,
+        lambda source, samples: (samples * 7919 + source * 31) % 257,
+        settings,
+        targets=targets,
+    )
 
 
 def targets(source: int, samples: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -58,14 +63,21 @@ def test_every_setting_is_part_of_the_fingerprint_and_named_in_the_refusal(field
     mine, other = make(base), make(replace(base, **{field: CHANGES[field]}))
     assert mine.fingerprint != other.fingerprint
     for a, b in ((mine, other), (other, mine)):
-        with pytest.raises(PlanMismatch, match=rf"belongs to plan {a.fingerprint[:8]}.*{field} ") as caught:
+        with pytest.raises(
+            PlanMismatch, match=rf"belongs to plan {a.fingerprint[:8]}.*{field} "
+        ) as caught:
             b.check_summary(a.fingerprint, json.loads(json.dumps(a.summary())))
         assert str(caught.value).count(" → ") == 1  # nothing else is blamed
 
 
 def test_how_ranks_share_a_step_is_not_part_of_the_fingerprint():
     """It moves no row of the global order: a run may change it at any step, and states of releases before it resume."""
-    for other in ({"balance": "none"}, {"cost_linear": 9}, {"cost_attention": 2}, {"balance_rows": 3}):
+    for other in (
+        {"balance": "none"},
+        {"cost_linear": 9},
+        {"cost_attention": 2},
+        {"balance_rows": 3},
+    ):
         assert make(replace(BASE, **other)).identity == make(BASE).identity
     assert not set(BALANCE) & set(make(BASE).identity)
 
@@ -112,14 +124,18 @@ def test_plans_that_cannot_be_are_refused():
         make(replace(BASE, weights=("1",)))
     with pytest.raises(PlanError, match="'chat' has a weight but no samples"):
         make(replace(BASE, weights=("1", "1")), sizes=np.zeros(3, np.int64))
-    with pytest.raises(PlanError, match="window is None, expected a whole number ≥ 1 or auto or all"):
+    with pytest.raises(
+        PlanError, match="window is None, expected a whole number ≥ 1 or auto or all"
+    ):
         replace(BASE, window=None)
 
 
 @pytest.mark.parametrize("mix_by", ["rows", "tokens"])
 def test_a_source_of_which_everything_is_dropped_cannot_give_its_share(mix_by):
     settings = replace(BASE, weights=("1", "1"), mix_by=mix_by, max_length=16)
-    dead = Plan(make(settings).sources, lambda source, samples: np.full(samples.size, 100), settings)
+    dead = Plan(
+        make(settings).sources, lambda source, samples: np.full(samples.size, 100), settings
+    )
     with pytest.raises(PlanError, match="'chat': all 1,350 samples are empty or dropped"):
         dead.step(Position(), 4)
 
@@ -128,14 +144,18 @@ def test_an_uneven_tail_is_an_error_when_asked_for():
     plan = make(replace(BASE, tail="error"))
     rows = plan.num_rows(0)
     assert plan.num_steps(rows, epochs=1) == 1
-    with pytest.raises(UnevenTail, match=f"epoch 0 has {rows} rows, which do not divide into steps of {rows - 1}"):
+    with pytest.raises(
+        UnevenTail, match=f"epoch 0 has {rows} rows, which do not divide into steps of {rows - 1}"
+    ):
         plan.num_steps(rows - 1, epochs=1)
     with pytest.raises(UnevenTail, match=r"epoch 0 ends with a step of 1 of"):
         list(plan.steps(num_rows=rows - 1, epochs=1))
 
 
 def test_an_endless_plan_of_nothing_stops_with_a_reason():
-    nothing = Plan(make(BASE).sources, lambda source, samples: np.zeros(samples.size, np.int64), BASE)
+    nothing = Plan(
+        make(BASE).sources, lambda source, samples: np.zeros(samples.size, np.int64), BASE
+    )
     assert nothing.step(Position(), 4, epochs=3) is None
     assert nothing.num_steps(4, epochs=3) == 0
     for tail in ("pad", "wrap", "drop", "repeat"):
@@ -160,7 +180,9 @@ GOLDEN_RECIPES = {
     "truncated": replace(BASE, overflow="truncate", max_length=100),
     "grouped by length": replace(BASE, packing="group_16"),
     "unpacked, wrapped": replace(BASE, packing="none", tail="wrap"),
-    "split, small blocks": replace(BASE, overflow="split", max_length=100, block=200, max_per_row=3),
+    "split, small blocks": replace(
+        BASE, overflow="split", max_length=100, block=200, max_per_row=3
+    ),
     "weighted by rows": replace(BASE, weights=("0.7", "0.3"), stop="all", tail="repeat"),
     "rows of similar cost together": replace(BASE, balance="block", balance_rows=20),
     "weighted by tokens": replace(BASE, weights=("0.7", "0.3"), mix_by="tokens", tail="drop"),
@@ -170,7 +192,11 @@ GOLDEN_RECIPES = {
 def order_digest(settings: PlanSettings) -> dict:
     steps = list(make(settings).steps(num_rows=8, epochs=2))
     content = b"".join(step.rows.spans.tobytes() + step.rows.starts.tobytes() for step in steps)
-    return {"fingerprint": make(settings).fingerprint, "steps": len(steps), "order": digest(content)}
+    return {
+        "fingerprint": make(settings).fingerprint,
+        "steps": len(steps),
+        "order": digest(content),
+    }
 
 
 @pytest.mark.parametrize("name", GOLDEN_RECIPES)
@@ -185,4 +211,7 @@ def test_golden_orders_stay(name):
 if __name__ == "__main__":  # python -m tests.laws.test_fail_closed pins the orders anew
     GOLDEN.parent.mkdir(exist_ok=True)
     recipes = {name: order_digest(settings) for name, settings in GOLDEN_RECIPES.items()}
-    GOLDEN.write_text(json.dumps({"order_version": plan_module.ORDER_VERSION, "recipes": recipes}, indent=1) + "\n")
+    GOLDEN.write_text(
+        json.dumps({"order_version": plan_module.ORDER_VERSION, "recipes": recipes}, indent=1)
+        + "\n"
+    )

@@ -45,14 +45,21 @@ def test_law_1_order_does_not_depend_on_ranks_or_batch_size(world, ranks, batch_
     ]
     for step, *mine in zip(steps, *shares, strict=True):
         places = [share.places.tolist() for share in mine]
-        assert all(len(each) == batch_size for each in places)  # law 4: every rank gets a batch, of the same size
+        assert all(
+            len(each) == batch_size for each in places
+        )  # law 4: every rank gets a batch, of the same size
         assert all(each == sorted(each) for each in places) and places == sorted(places)
         assert sorted(place for each in places for place in each) == list(range(ranks * batch_size))
-        whole, num_real = as_list(step.rows), [sum(place < step.num_real for place in each) for each in places]
+        whole, num_real = (
+            as_list(step.rows),
+            [sum(place < step.num_real for place in each) for each in places],
+        )
         assert [row for share in mine for row in as_list(share.rows)] == [
             whole[place] for each in places for place in each
         ]
-        assert max(num_real) - min(num_real) <= 1  # a padded step of pairs divides among the ranks if its rows do
+        assert (
+            max(num_real) - min(num_real) <= 1
+        )  # a padded step of pairs divides among the ranks if its rows do
         if world.settings.balance == "none":
             assert places == [list(range(rank, ranks * batch_size, ranks)) for rank in range(ranks)]
     assert straight(world, ranks * batch_size) == straight(world, 7)
@@ -78,7 +85,9 @@ def check_that_nothing_is_lost(world):
     if world.drops_rows:  # of the rows of one stream, those with a target come, and no others
         every = straight(replace(world, masks=None), 64)
         for rows, whole in zip(epochs, every, strict=True):
-            assert row_counter(rows) == row_counter([row for row in whole if any(world.has_target(*s) for s in row)])
+            assert row_counter(rows) == row_counter(
+                [row for row in whole if any(world.has_target(*s) for s in row)]
+            )
         return
     tokens = delivered(world)
     if world.settings.weights is None:
@@ -103,7 +112,9 @@ def test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block(world):
     world = replace(world, epochs=1)
     plan, weights = world.plan(), [Fraction(w) for w in world.settings.weights]
     tokens = delivered(world)
-    amounts = tokens if world.settings.mix_by == "tokens" else [(n > 0).astype(np.int64) for n in tokens]
+    amounts = (
+        tokens if world.settings.mix_by == "tokens" else [(n > 0).astype(np.int64) for n in tokens]
+    )
     largest = max(int(amount.max()) for amount in amounts)
     places, given_amounts, number = [0] * len(weights), [0] * len(weights), 0
     while (part := plan.blocks.shares(0, number)) is not None:
@@ -114,7 +125,9 @@ def test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block(world):
         number += 1
         least = max(Fraction(n - largest) / w for n, w in zip(given_amounts, weights, strict=True))
         assert least < min(Fraction(n) / w for n, w in zip(given_amounts, weights, strict=True))
-    passes = [Fraction(place, len(lengths)) for place, lengths in zip(places, world.lengths, strict=True)]
+    passes = [
+        Fraction(place, len(lengths)) for place, lengths in zip(places, world.lengths, strict=True)
+    ]
     assert max(passes) == 1 if world.settings.stop == "first" else min(passes) >= 1
     assert plan.blocks.samples_taken(0) == tuple(places)
 
@@ -122,7 +135,11 @@ def test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block(world):
 @examples(130)
 @given(
     worlds(most=800),
-    st.lists(st.tuples(st.floats(0, 1), st.sampled_from(RANKS), st.integers(1, 4)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.floats(0, 1), st.sampled_from(RANKS), st.integers(1, 4)),
+        min_size=1,
+        max_size=5,
+    ),
 )
 def test_law_3_resume_after_any_cuts_under_any_world(world, events):
     """Each event: go on for a share of the steps left, save, and start anew with other ranks and batch size."""
@@ -195,11 +212,17 @@ def test_law_9_counts_a_dropped_tail_that_began_in_an_earlier_step():
     plan = world.plan()
     (step,) = plan.steps(num_rows=2)
     found = step.counters + plan.undelivered(step.after, 2)
-    assert found == plan.count(0, 2) and found.samples_by_source == {0: 2} and found.samples_dropped == {"tail": 1}
+    assert (
+        found == plan.count(0, 2)
+        and found.samples_by_source == {0: 2}
+        and found.samples_dropped == {"tail": 1}
+    )
 
 
 @examples(80)
-@given(worlds() | worlds(packings=("concat",), masked=True), st.integers(1, 50))  # the second: rows without a target
+@given(
+    worlds() | worlds(packings=("concat",), masked=True), st.integers(1, 50)
+)  # the second: rows without a target
 def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
     plan = world.plan()
     handed = [[] for _ in range(world.epochs)]
@@ -234,19 +257,29 @@ def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
 
 def check_what_was_dropped(world, counter):
     """The counts of an epoch in which every sample comes once."""
-    recipe, lengths, tokens = world.settings, np.concatenate(world.lengths), np.concatenate(delivered(world))
+    recipe, lengths, tokens = (
+        world.settings,
+        np.concatenate(world.lengths),
+        np.concatenate(delivered(world)),
+    )
     room = recipe.max_length // recipe.align * recipe.align
     is_lost, is_cut = (tokens == 0) & (lengths > 0), lengths > room
     tail = counter.tokens_dropped["tail"]
     assert counter.tokens_dropped.total() - tail == int(lengths.sum() - tokens.sum())
     lost = "overlong" if recipe.overflow == "drop" else "nothing_to_train"
     assert counter.samples_dropped[lost] == int(is_lost.sum())
-    assert counter.tokens_dropped["overlong"] == (int(lengths[is_lost].sum()) if lost == "overlong" else 0)
+    assert counter.tokens_dropped["overlong"] == (
+        int(lengths[is_lost].sum()) if lost == "overlong" else 0
+    )
     truncated = recipe.overflow == "truncate"
-    assert counter.tokens_dropped["truncated"] == (int((lengths - tokens)[~is_lost].sum()) if truncated else 0)
+    assert counter.tokens_dropped["truncated"] == (
+        int((lengths - tokens)[~is_lost].sum()) if truncated else 0
+    )
     if recipe.packing != "concat":
         assert counter.samples_truncated == (int((is_cut & ~is_lost).sum()) if truncated else 0)
-        assert counter.samples_split == (int((is_cut & ~is_lost).sum()) if recipe.overflow == "split" else 0)
+        assert counter.samples_split == (
+            int((is_cut & ~is_lost).sum()) if recipe.overflow == "split" else 0
+        )
 
 
 @examples(80)
@@ -254,12 +287,19 @@ def check_what_was_dropped(world, counter):
 def test_every_epoch_has_a_new_order_of_the_same_samples(world):
     world = replace(world, epochs=2, settings=replace(world.settings, overflow="split"))
     first, second = straight(world, 8)
-    tokens = [sorted(t for row in rows for s, i, a, b in row for t in [(s, i)] * (b - a)) for rows in (first, second)]
+    tokens = [
+        sorted(t for row in rows for s, i, a, b in row for t in [(s, i)] * (b - a))
+        for rows in (first, second)
+    ]
     assert tokens[0] == tokens[1]
     distinct = {tuple(row) for row in first} if world.settings.shuffle else set()
     if len(distinct) > 20 and sum(map(len, world.lengths)) > 50 and len(row_counter(first)) > 20:
         assert first != second
-    if not world.settings.shuffle and world.settings.block >= 600 and sum(map(len, world.lengths)) <= 1024:
+    if (
+        not world.settings.shuffle
+        and world.settings.block >= 600
+        and sum(map(len, world.lengths)) <= 1024
+    ):
         assert first == second  # one block either way: without shuffling nothing may move
 
 
@@ -269,7 +309,13 @@ def test_ranks_of_a_model_parallel_group_see_the_same_rows(world, batch_size, re
     groups = 3
     for step in world.plan().steps(num_rows=groups * batch_size, epochs=1):
         shares = [
-            as_list(rank_rows(step.rows, data_parallel(r, groups * replicas, replicas=replicas), world.settings))
+            as_list(
+                rank_rows(
+                    step.rows,
+                    data_parallel(r, groups * replicas, replicas=replicas),
+                    world.settings,
+                )
+            )
             for r in range(groups * replicas)
         ]
         for r, share in enumerate(shares):

@@ -25,12 +25,22 @@ def default_runs(draw):
     """
     num_sources = draw(st.integers(1, 3))
     kinds = [
-        draw(st.sampled_from(["one shard", "a few", "hundreds", "more than a window"])) for _ in range(num_sources)
+        draw(st.sampled_from(["one shard", "a few", "hundreds", "more than a window"]))
+        for _ in range(num_sources)
     ]
-    shards = {"one shard": (1, 6000), "a few": (5, 2000), "hundreds": (700, 12), "more than a window": (2500, 4)}
+    shards = {
+        "one shard": (1, 6000),
+        "a few": (5, 2000),
+        "hundreds": (700, 12),
+        "more than a window": (2500, 4),
+    }
     sizes = [np.full(*shards[kind], np.int64) for kind in kinds]
     weighted = num_sources > 1 and draw(st.booleans())
-    options = {"weights": tuple(draw(st.sampled_from(["1", "2", "5"])) for _ in kinds)} if weighted else {}
+    options = (
+        {"weights": tuple(draw(st.sampled_from(["1", "2", "5"])) for _ in kinds)}
+        if weighted
+        else {}
+    )
     if weighted:
         options["mix_by"] = draw(st.sampled_from(["rows", "tokens"]))
     if draw(st.booleans()):
@@ -40,8 +50,13 @@ def default_runs(draw):
 
 
 def make(sizes: list[np.ndarray], settings: PlanSettings) -> Plan:
-    sources = [PlanSource(name=f"source {i}", key=f"key {i}", shard_sizes=size) for i, size in enumerate(sizes)]
-    return Plan(sources, lambda source, samples: 5 + (samples * 7919 + source) % 71, settings)  # some are too long
+    sources = [
+        PlanSource(name=f"source {i}", key=f"key {i}", shard_sizes=size)
+        for i, size in enumerate(sizes)
+    ]
+    return Plan(
+        sources, lambda source, samples: 5 + (samples * 7919 + source) % 71, settings
+    )  # some are too long
 
 
 def delivered_in_tenths(plan: Plan, epoch: int) -> list[np.ndarray]:
@@ -68,7 +83,9 @@ def assert_alike(tenths: list[np.ndarray], name: str, few: float) -> None:
     share = np.concatenate(tenths).mean()
     for number, found in enumerate(tenths):
         error = np.sqrt(share * (1 - share) * (1 / found.size + few)) + 0.5 / found.size
-        assert abs(found.mean() - share) <= SIGMAS * error, f"{name}, tenth {number}: {found.mean():.3f} of {share:.3f}"
+        assert abs(found.mean() - share) <= SIGMAS * error, (
+            f"{name}, tenth {number}: {found.mean():.3f} of {share:.3f}"
+        )
 
 
 @examples(40)
@@ -107,7 +124,8 @@ def test_windows_hold_1024_shards_and_a_small_rest_joins_the_last(num_shards, ex
 
 
 @pytest.mark.parametrize(
-    ("window", "expected"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5]), ("all", [0, 5])]
+    ("window", "expected"),
+    [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5]), ("all", [0, 5])],
 )
 def test_a_window_that_was_asked_for_has_that_size_in_every_epoch(window, expected):
     settings = PlanSettings(max_length=64, window=window)

@@ -20,8 +20,20 @@ def test_every_mutant_names_a_function_that_exists():
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_laws_notice(name):
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-p", "tests.laws.mutants"]
-    options += ["--assert=plain"]  # in CI, pytest explains the difference of two long lists for a minute
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--no-header",
+        "-p",
+        "tests.laws.mutants",
+    ]
+    options += [
+        "--assert=plain"
+    ]  # in CI, pytest explains the difference of two long lists for a minute
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, MUTANTS[name].noticed_by],
         cwd=ROOT,
@@ -30,5 +42,7 @@ def test_the_laws_notice(name):
         text=True,
         timeout=280,  # a loaded machine takes minutes; the test's own limit is 300
     )
-    assert run.returncode == 1, f"the tests did not notice that {name}:\n{(run.stdout + run.stderr)[-2000:]}"
+    assert run.returncode == 1, (
+        f"the tests did not notice that {name}:\n{(run.stdout + run.stderr)[-2000:]}"
+    )
     assert "1 failed" in run.stdout, run.stdout[-2000:]  # in a test, not in collecting them

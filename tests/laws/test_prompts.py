@@ -39,8 +39,12 @@ class Histories(RuleBasedStateMachine):
             epochs=epochs, seed=seed, shuffle=shuffle, lease=lease, repeats=2, clock=lambda: self.now,
         )  # fmt: skip
         self.now, self.prompts = 0.0, self.make()
-        self.held: list[tuple[Prompt, str, float]] = []  # prompt, worker, time at which its lease runs out
-        self.over: list[Prompt] = []  # leases that have ended, which a slow worker may still believe in
+        self.held: list[
+            tuple[Prompt, str, float]
+        ] = []  # prompt, worker, time at which its lease runs out
+        self.over: list[
+            Prompt
+        ] = []  # leases that have ended, which a slow worker may still believe in
         self.records: dict[int, tuple[int, int]] = {}  # ordinal → epoch and id, as first seen
         self.fresh, self.again = 0, {}  # the next ordinal; ordinal → its next attempt
         self.trained: Counter[int] = Counter()
@@ -83,9 +87,15 @@ class Histories(RuleBasedStateMachine):
     def train(self, data, by_ordinal):
         """The trainer gets rollouts, and with them some of leases that are over."""
         chosen = [each for each, _, _ in self.choose(data)]
-        late = data.draw(st.lists(st.sampled_from(self.over), max_size=3, unique_by=id)) if self.over else []
+        late = (
+            data.draw(st.lists(st.sampled_from(self.over), max_size=3, unique_by=id))
+            if self.over
+            else []
+        )
         assert self.prompts.accept([*chosen, *late]) == [each.ordinal for each in chosen]
-        self.now += data.draw(st.sampled_from([0.0, LEASE * 2]))  # the step takes longer than the lease
+        self.now += data.draw(
+            st.sampled_from([0.0, LEASE * 2])
+        )  # the step takes longer than the lease
         self.take(data.draw(st.integers(1, 4)), "c")  # another worker meanwhile
         self.prompts.done([each.ordinal for each in chosen] if by_ordinal else chosen)
         self.trained.update(each.ordinal for each in chosen)
@@ -108,7 +118,9 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data):
         chosen = self.choose(data)
-        assert self.prompts.renew([each for each, _, _ in chosen]) == [each.ordinal for each, _, _ in chosen]
+        assert self.prompts.renew([each for each, _, _ in chosen]) == [
+            each.ordinal for each, _, _ in chosen
+        ]
         self.held += [(each, worker, self.due()) for each, worker, _ in chosen]
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -151,7 +163,9 @@ class Histories(RuleBasedStateMachine):
         state, again, self.fresh, trained, dropped = self.saved
         ended = [*self.over, *(each for each, _, _ in self.held)]
         if not in_place:
-            self.prompts = self.make()  # another process; clients of the old one are refused by its server
+            self.prompts = (
+                self.make()
+            )  # another process; clients of the old one are refused by its server
         self.over = ended if in_place else []
         self.held, self.again = [], dict(again)
         self.trained, self.dropped = trained.copy(), dict(dropped)
@@ -167,10 +181,17 @@ class Histories(RuleBasedStateMachine):
         is_open = {each.ordinal for each, _, _ in self.held} | set(self.again)
         settled = set(self.trained) | set(self.dropped)
         assert is_open | settled == set(range(self.fresh)) and not is_open & settled
-        assert max(self.trained.values(), default=1) == 1 and not set(self.trained) & set(self.dropped)
-        assert (counts["done"], counts["dropped"]) == (len(self.trained), Counter(self.dropped.values()))
+        assert max(self.trained.values(), default=1) == 1 and not set(self.trained) & set(
+            self.dropped
+        )
+        assert (counts["done"], counts["dropped"]) == (
+            len(self.trained),
+            Counter(self.dropped.values()),
+        )
         assert (counts["leased"], counts["returned"]) == (len(self.held), len(self.again))
-        assert counts["frontier"] == min(is_open, default=self.fresh) and counts["next"] == self.fresh
+        assert (
+            counts["frontier"] == min(is_open, default=self.fresh) and counts["next"] == self.fresh
+        )
         assert self.prompts.finished == (len(settled) == self.total)
 
     def teardown(self):
@@ -195,7 +216,10 @@ class TestLaw11(Histories.TestCase):
 
 
 def test_a_weighted_mixture_is_given_in_its_shares_and_by_number():
-    sources = {name: ps.open([{"id": f"{name}{n}"} for n in range(size)]) for name, size in (("a", 30), ("b", 90))}
+    sources = {
+        name: ps.open([{"id": f"{name}{n}"} for n in range(size)])
+        for name, size in (("a", 30), ("b", 90))
+    }
     make = lambda: Prompts({"a": (sources["a"], 0.5), "b": (sources["b"], 0.5)}, epochs=3)  # noqa: E731
     straight = [(each.ordinal, each.epoch, each.record["id"]) for each in make().take(10**6)]
     assert [ordinal for ordinal, _, _ in straight] == list(range(make().counts["total"]))

@@ -25,7 +25,9 @@ def examples(count: int):
     """`count` random recipes in `make test`, thirty times as many in `make soak`."""
     return settings(
         max_examples=count * 30 if SOAK else count,
-        phases=[Phase.generate] if MUTANT else list(Phase),  # a mutant need only be noticed, not explained
+        phases=[Phase.generate]
+        if MUTANT
+        else list(Phase),  # a mutant need only be noticed, not explained
         deadline=None,
         derandomize=not RANDOM_EXAMPLES,
         database=None,
@@ -33,7 +35,17 @@ def examples(count: int):
     )
 
 
-PACKINGS = ["best_fit", "first_fit", "next_fit", "window_1", "window_5", "window_9999", "concat", "none", "group_4"]
+PACKINGS = [
+    "best_fit",
+    "first_fit",
+    "next_fit",
+    "window_1",
+    "window_5",
+    "window_9999",
+    "concat",
+    "none",
+    "group_4",
+]
 TAILS = ["pad", "drop", "repeat", "wrap"]
 
 
@@ -45,17 +57,30 @@ class World:
     shard_size: int
     settings: PlanSettings
     epochs: int
-    masks: tuple[list[np.ndarray], ...] | None = None  # per source and sample: which tokens are trained; None is all
+    masks: tuple[list[np.ndarray], ...] | None = (
+        None  # per source and sample: which tokens are trained; None is all
+    )
 
     def plan(self) -> Plan:
         sources = [
-            PlanSource(name=f"source {i}", key=f"key {i}", shard_sizes=shard_sizes(len(lengths), self.shard_size))
+            PlanSource(
+                name=f"source {i}",
+                key=f"key {i}",
+                shard_sizes=shard_sizes(len(lengths), self.shard_size),
+            )
             for i, lengths in enumerate(self.lengths)
         ]
         targets = None if self.masks is None else self.targets
-        return Plan(sources, lambda source, samples: self.lengths[source][samples], self.settings, targets=targets)
+        return Plan(
+            sources,
+            lambda source, samples: self.lengths[source][samples],
+            self.settings,
+            targets=targets,
+        )
 
-    def targets(self, source: int, samples: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    def targets(
+        self, source: int, samples: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> np.ndarray:
         pieces = zip(samples.tolist(), starts.tolist(), stops.tolist(), strict=True)
         return np.array([self.has_target(source, *piece) for piece in pieces], np.bool_)
 
@@ -74,7 +99,9 @@ class World:
             wanted[:room] = self.has_target(source, sample, 0, room)
         elif recipe.overflow == "split":
             for start in range(0, length, room):
-                wanted[start : start + room] = self.has_target(source, sample, start, min(start + room, length))
+                wanted[start : start + room] = self.has_target(
+                    source, sample, start, min(start + room, length)
+                )
         return wanted
 
     @property
@@ -127,27 +154,48 @@ def random_masks(lengths: np.ndarray, kind: str, rng: np.random.Generator) -> li
 
 
 @st.composite
-def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKINGS), weighted=None, masked=None):
+def worlds(
+    draw,
+    *,
+    most: int = 5000,
+    tails=tuple(TAILS),
+    packings=tuple(PACKINGS),
+    weighted=None,
+    masked=None,
+):
     num_sources = draw(st.integers(1, 6))
     lengths = tuple(draw(source_lengths(most // num_sources)) for _ in range(num_sources))
     weights = None
     if weighted if weighted is not None else draw(st.booleans()):
         # Few samples: under stop="all" a light source makes the heavy ones repeat up to a hundred times.
-        lengths = tuple(values[:100] if values[:100].any() else np.array([3, 5, 8]) for values in lengths)
+        lengths = tuple(
+            values[:100] if values[:100].any() else np.array([3, 5, 8]) for values in lengths
+        )
         weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7, 0.1]))) for _ in lengths)
     packing = draw(st.sampled_from(packings))
-    overflow = draw(st.sampled_from(["drop", "split"] if packing == "concat" else ["drop", "truncate", "split"]))
+    overflow = draw(
+        st.sampled_from(["drop", "split"] if packing == "concat" else ["drop", "truncate", "split"])
+    )
     max_length = draw(st.integers(8, 128))
-    if weights is not None and overflow == "drop" and packing != "concat":  # a source must have something left to give
-        lengths = tuple(values if (values[values <= 8] > 0).any() else np.append(values, 4) for values in lengths)
+    if (
+        weights is not None and overflow == "drop" and packing != "concat"
+    ):  # a source must have something left to give
+        lengths = tuple(
+            values if (values[values <= 8] > 0).any() else np.append(values, 4)
+            for values in lengths
+        )
     masks = None
     if masked if masked is not None else draw(st.booleans()):
         rng = np.random.default_rng(draw(st.integers(0, 2**32)))
         kinds = [draw(st.sampled_from(["few", "half", "end", "edges"])) for _ in lengths]
-        lengths = tuple(np.where(values == 1, 2, values) for values in lengths)  # one token is no target
+        lengths = tuple(
+            np.where(values == 1, 2, values) for values in lengths
+        )  # one token is no target
         if weights is not None:
             lengths = tuple(np.append(values, 4) for values in lengths)
-        masks = tuple(random_masks(values, kind, rng) for values, kind in zip(lengths, kinds, strict=True))
+        masks = tuple(
+            random_masks(values, kind, rng) for values, kind in zip(lengths, kinds, strict=True)
+        )
     shuffle = draw(st.booleans())
     recipe = PlanSettings(
         max_length=max_length,
@@ -164,7 +212,9 @@ def worlds(draw, *, most: int = 5000, tails=tuple(TAILS), packings=tuple(PACKING
         align=draw(st.sampled_from([1, 1, 8])),
         max_per_row=None if packing == "concat" else draw(st.sampled_from([None, None, 1, 3])),
         balance=draw(
-            st.sampled_from(["none", "rank", "block"] if shuffle and packing != "group_4" else ["none", "rank"])
+            st.sampled_from(
+                ["none", "rank", "block"] if shuffle and packing != "group_4" else ["none", "rank"]
+            )
         ),
         balance_rows=draw(st.sampled_from([1, 7, 256])),
         cost_attention=draw(st.sampled_from([1, 1, 0])),
@@ -198,7 +248,9 @@ def check_row(row: list, world: World) -> None:
     recipe = world.settings
     used = sum(-(-(stop - start) // recipe.align) * recipe.align for _, _, start, stop in row)
     assert 0 < used <= recipe.max_length
-    assert all(0 <= start < stop <= world.lengths[source][sample] for source, sample, start, stop in row)
+    assert all(
+        0 <= start < stop <= world.lengths[source][sample] for source, sample, start, stop in row
+    )
     assert any(world.has_target(*span) for span in row)
     assert recipe.max_per_row is None or len(row) <= recipe.max_per_row
     if recipe.packing in ("none", "group_4"):
@@ -211,7 +263,9 @@ def coverage(rows: list, world: World) -> list[np.ndarray]:
     for number, lengths in enumerate(world.lengths):
         offsets = np.concatenate(([0], np.cumsum(lengths + 1)))
         change = np.zeros(offsets[-1] + 1, np.int64)
-        spans = np.array([span for row in rows for span in row if span[0] == number], np.int64).reshape(-1, 4)
+        spans = np.array(
+            [span for row in rows for span in row if span[0] == number], np.int64
+        ).reshape(-1, 4)
         np.add.at(change, offsets[spans[:, 1]] + spans[:, 2], 1)
         np.add.at(change, offsets[spans[:, 1]] + spans[:, 3], -1)
         out.append(np.cumsum(change)[:-1])
@@ -221,7 +275,9 @@ def coverage(rows: list, world: World) -> list[np.ndarray]:
 def samples_seen(rows: list, world: World) -> list[np.ndarray]:
     """How often each sample was handed over; fails when some of its tokens came more often than others."""
     seen = []
-    for source, (covered, lengths) in enumerate(zip(coverage(rows, world), world.lengths, strict=True)):
+    for source, (covered, lengths) in enumerate(
+        zip(coverage(rows, world), world.lengths, strict=True)
+    ):
         offsets = np.concatenate(([0], np.cumsum(lengths + 1)))
         times = np.zeros(len(lengths), np.int64)
         for sample, length in enumerate(lengths.tolist()):
@@ -229,7 +285,9 @@ def samples_seen(rows: list, world: World) -> list[np.ndarray]:
             counts = covered[offsets[sample] : offsets[sample] + length]
             assert (counts[~wanted] == 0).all(), f"tokens beyond what sample {sample} should give"
             if wanted.any():
-                assert (counts[wanted] == counts[wanted][0]).all(), f"sample {sample} was handed over in part"
+                assert (counts[wanted] == counts[wanted][0]).all(), (
+                    f"sample {sample} was handed over in part"
+                )
                 times[sample] = counts[wanted][0]
         seen.append(times)
     return seen
@@ -238,7 +296,9 @@ def samples_seen(rows: list, world: World) -> list[np.ndarray]:
 def delivered(world: World) -> list[np.ndarray]:
     """Tokens of each sample that reach a row, per source."""
     return [
-        np.array([int(world.wanted(source, sample).sum()) for sample in range(len(lengths))], np.int64)
+        np.array(
+            [int(world.wanted(source, sample).sum()) for sample in range(len(lengths))], np.int64
+        )
         for source, lengths in enumerate(world.lengths)
     ]
 
@@ -247,7 +307,9 @@ def check_counters(found: Counters) -> None:
     """No counter is negative, and what comes in goes out or is dropped."""
     for name in Counters.__slots__:
         value = getattr(found, name)
-        assert min(value.values(), default=1) > 0 if isinstance(value, Counter) else value >= 0, f"{name}: {found}"
+        assert min(value.values(), default=1) > 0 if isinstance(value, Counter) else value >= 0, (
+            f"{name}: {found}"
+        )
     assert found.tokens_in == found.tokens_out + found.tokens_dropped.total()
     assert found.samples_in == found.samples_out + found.samples_dropped.total()
     assert found.samples_out == found.samples_by_source.total()
@@ -259,7 +321,9 @@ def row_counter(rows: list) -> Counter:
 
 def rows_upto(world: World, epochs: int) -> list[int]:
     """Samples that each source must have delivered after so many epochs of a mixture by rows, by the definition in words."""
-    weights = [Fraction(w) / sum(map(Fraction, world.settings.weights)) for w in world.settings.weights]
+    weights = [
+        Fraction(w) / sum(map(Fraction, world.settings.weights)) for w in world.settings.weights
+    ]
     choose = min if world.settings.stop == "first" else max
     counts = [int(np.count_nonzero(tokens)) for tokens in delivered(world)]
     rows = choose(Fraction(n) / w for n, w in zip(counts, weights, strict=True))

@@ -23,8 +23,12 @@ def make_store(tokenizer_path, tmp_path_factory):
 
     def make(name: str, count: int | None = None, *, word: str = "fox", cache_dir=cache):
         rng = np.random.default_rng(sum(map(ord, name)))
-        records = [{"text": f"{word} " * int(rng.integers(1, 20))} for _ in range(SIZES.get(name, 300))][:count]
-        return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+        records = [
+            {"text": f"{word} " * int(rng.integers(1, 20))} for _ in range(SIZES.get(name, 300))
+        ][:count]
+        return ps.prepare(
+            records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+        )
 
     return make
 
@@ -42,7 +46,10 @@ def spans(loader, batches) -> list[tuple[str, int]]:
     """(source, sample) of every span, in order."""
     names = [source.name for source in loader.plan.sources]
     return [
-        (names[s], i) for batch in batches for r in range(batch.rows.num_rows) for s, i, _, _ in batch.rows[r].tolist()
+        (names[s], i)
+        for batch in batches
+        for r in range(batch.rows.num_rows)
+        for s, i, _, _ in batch.rows[r].tolist()
     ]
 
 
@@ -57,23 +64,38 @@ def run(loader, steps=None) -> list:
 
 
 def rows_of(loader, batches) -> list:
-    return [batch.rows[r].tolist() for batch in batches for r in range(batch.rows.num_rows) if len(batch.rows[r])]
+    return [
+        batch.rows[r].tolist()
+        for batch in batches
+        for r in range(batch.rows.num_rows)
+        if len(batch.rows[r])
+    ]
 
 
-def test_a_change_inside_a_loop_takes_effect_at_the_next_step_and_nothing_is_lost_or_repeated(stores):
+def test_a_change_inside_a_loop_takes_effect_at_the_next_step_and_nothing_is_lost_or_repeated(
+    stores,
+):
     loader, before, after = make({"web": stores["web"], "code": stores["code"]}), [], []
     for batch in loader:
         (after if batch.step > 2 else before).append(batch)
         if batch.step == 2:
             loader.change_mixture({"web": stores["web"], "chat": stores["chat"]})
     seen, later = Counter(spans(loader, before)), Counter(spans(loader, after))
-    assert {name for name, _ in seen} == {"web", "code"} and {name for name, _ in later} == {"web", "chat"}
+    assert {name for name, _ in seen} == {"web", "code"} and {name for name, _ in later} == {
+        "web",
+        "chat",
+    }
     assert set((seen + later).values()) == {1}, "a sample came twice"
     assert sum(name == "web" for name, _ in seen + later) == SIZES["web"]
     assert sum(name == "chat" for name, _ in later) == SIZES["chat"]
-    assert loader.counters.samples_in == len(seen + later) and loader.counters.rows == loader.metrics.as_dict()["rows"]
+    assert (
+        loader.counters.samples_in == len(seen + later)
+        and loader.counters.rows == loader.metrics.as_dict()["rows"]
+    )
     assert [batch.step for batch in before + after] == list(range(len(loader)))
-    assert loader.look_up(1).rows.spans.tolist() == before[1].rows.spans.tolist(), "a step before the change"
+    assert loader.look_up(1).rows.spans.tolist() == before[1].rows.spans.tolist(), (
+        "a step before the change"
+    )
 
 
 def test_a_removed_source_that_comes_back_goes_on_where_it_was(stores):
@@ -103,13 +125,19 @@ def test_a_loader_of_the_last_mixture_resumes_with_any_number_of_ranks(stores, r
     found = [list(one) for one in each]
     step_by_step = []
     for step in zip(*found, strict=True):
-        rows = {place: batch.rows[r].tolist() for batch in step for r, place in enumerate(batch.places.tolist())}
+        rows = {
+            place: batch.rows[r].tolist()
+            for batch in step
+            for r, place in enumerate(batch.places.tolist())
+        }
         step_by_step += [rows[place] for place in sorted(rows)]
     assert [row for row in step_by_step if row] == expected
     assert each[0].plan.fingerprint == loader.plan.fingerprint and each[0].journal == loader.journal
 
 
-def test_a_run_goes_on_without_the_store_of_a_removed_source_and_says_which_is_missing(make_store, tmp_path):
+def test_a_run_goes_on_without_the_store_of_a_removed_source_and_says_which_is_missing(
+    make_store, tmp_path
+):
     web, code = make_store("web", cache_dir=tmp_path), make_store("code", cache_dir=tmp_path)
     loader = make({"web": web, "code": code})
     first = run(loader, 2)
@@ -117,14 +145,18 @@ def test_a_run_goes_on_without_the_store_of_a_removed_source_and_says_which_is_m
     state, expected = loader.state_dict(), rows_of(loader, run(loader))
     again = make({"code": code})
     again.load_journal(state)
-    assert rows_of(again, run(again, 2)) == rows_of(loader, first), "the whole run is replayed from its journal"
+    assert rows_of(again, run(again, 2)) == rows_of(loader, first), (
+        "the whole run is replayed from its journal"
+    )
     key = web.fingerprint
     (tmp_path / "stores" / key[:2] / f"{key}.json").unlink()
     again = make({"code": code})
     again.load_state_dict(state)
     assert rows_of(again, again) == expected
     again.load_journal(state)
-    with pytest.raises(StoreError, match=f"the store of source 'web', {key[:8]}, is not in .*prepare it again"):
+    with pytest.raises(
+        StoreError, match=f"the store of source 'web', {key[:8]}, is not in .*prepare it again"
+    ):
         again.explain(0)
 
 
@@ -145,13 +177,16 @@ def test_without_the_word_for_it_another_mixture_is_refused_and_with_it_the_run_
     state = loader.state_dict()
     own = {"web": (stores["web"], 1), "chat": (stores["chat"], 1)}
     with pytest.raises(
-        PlanMismatch, match=r"weights .*penstock resume --changes, or load_state_dict\(state, changes=True\)"
+        PlanMismatch,
+        match=r"weights .*penstock resume --changes, or load_state_dict\(state, changes=True\)",
     ):
         make(own).load_state_dict(state)
     changed = make(own)
     changed.load_state_dict(state, changes=True)
     step, rows, words = changed.last_change()
-    assert (step, rows) == (3, 12) and any(word.startswith("source 'code' removed") for word in words)
+    assert (step, rows) == (3, 12) and any(
+        word.startswith("source 'code' removed") for word in words
+    )
     loader.change_mixture(own)
     assert loader.state_dict() == changed.state_dict()
     rest = list(changed)
@@ -188,8 +223,16 @@ def test_what_cannot_be_proven_is_refused_by_name(stores, make_store):
     before = loader.state_dict()
     for mixture, options, problem in (
         ({"again": web}, {}, "source 'again' has the data of 'web'"),
-        ({"web": make_store("web", 40)}, {}, "source 'web' has other data than before: 40 samples instead of 50"),
-        ({"web": make_store("web", 60, word="dog")}, {}, "source 'web' has other data than before: sample 0 differs"),
+        (
+            {"web": make_store("web", 40)},
+            {},
+            "source 'web' has other data than before: 40 samples instead of 50",
+        ),
+        (
+            {"web": make_store("web", 60, word="dog")},
+            {},
+            "source 'web' has other data than before: sample 0 differs",
+        ),
         ({"web": web}, {"at": 1}, "cannot change the mixture at step 1: the run is at step 2"),
         ({"web": ps.open([{"n": 1}])}, {}, "one run cannot hold records and tokens"),
         ({"web": (web, 0)}, {}, "weight 0 is not positive"),
@@ -214,7 +257,9 @@ def test_a_table_of_weights_changes_them_at_its_steps_on_any_number_of_ranks(sto
     other = make(table, epochs=None, batch_size=2, rank=0, world_size=1)
     assert [entry["rows"] for entry in other.journal] == [0, 6]
     other.load_state_dict(state)
-    assert [entry["rows"] for entry in other.journal] == [0, 12], "the steps of the run's start count"
+    assert [entry["rows"] for entry in other.journal] == [0, 12], (
+        "the steps of the run's start count"
+    )
     assert rows_of(other, run(other, 10)) == rows_of(loader, later)
     changed = {"web": (stores["web"], {0: 9, 4: 1}), "code": (stores["code"], {0: 1, 4: 9})}
     with pytest.raises(PlanMismatch, match="another mixture now: the table of weights"):
@@ -223,7 +268,11 @@ def test_a_table_of_weights_changes_them_at_its_steps_on_any_number_of_ranks(sto
 
 def test_a_table_counts_tokens_and_goes_from_point_to_point_in_stages(stores):
     weights = {0: 1, 3200: 0.5}
-    loader = make({"web": (stores["web"], weights), "code": (stores["code"], 1)}, schedule="tokens", anneal=True)
+    loader = make(
+        {"web": (stores["web"], weights), "code": (stores["code"], 1)},
+        schedule="tokens",
+        anneal=True,
+    )
     journal = loader.journal
     assert len(journal) == 17 and journal[8]["sources"] == {"web": "3/4", "code": "1"}
     assert [journal[number]["rows"] for number in (0, 8, 16)] == [0, 50, 100]
@@ -241,9 +290,16 @@ def test_where_samples_are_cut_the_change_comes_at_the_end_of_the_block(stores, 
     step, rows, _ = loader.last_change()
     assert rows > 4 and step == rows // 4
     state, rest = loader.state_dict(), list(loader)
-    names = [{loader.plan.sources[s].name for s, *_ in row} for row in rows_of(loader, first + rest)]
+    names = [
+        {loader.plan.sources[s].name for s, *_ in row} for row in rows_of(loader, first + rest)
+    ]
     assert "code" in set().union(*names[:rows]) and set().union(*names[rows:]) == {"web"}
-    tokens = Counter((s, i, t) for row in rows_of(loader, first + rest) for s, i, a, b in row for t in range(a, b))
+    tokens = Counter(
+        (s, i, t)
+        for row in rows_of(loader, first + rest)
+        for s, i, a, b in row
+        for t in range(a, b)
+    )
     assert set(tokens.values()) == {1}
     again = make({"web": stores["web"]}, **options)
     again.load_state_dict(state)
@@ -254,7 +310,9 @@ def test_worker_processes_deliver_the_changed_mixture(stores):
     pytest.importorskip("torch")
     made = []
     for workers in (0, 1):
-        loader = ps.Loader({"web": stores["web"]}, batch_size=4, max_length=32, block=64, workers=workers)
+        loader = ps.Loader(
+            {"web": stores["web"]}, batch_size=4, max_length=32, block=64, workers=workers
+        )
         batches = []
         for batch in loader:
             batches.append(batch)
@@ -275,7 +333,9 @@ def test_ranks_that_change_to_different_mixtures_are_named(stores, monkeypatch):
         try:
             for batch in loaders[rank]:
                 if batch.step == 0:
-                    loaders[rank].change_mixture({"web": stores["web"]} if rank else {"code": stores["code"]})
+                    loaders[rank].change_mixture(
+                        {"web": stores["web"]} if rank else {"code": stores["code"]}
+                    )
         except PlanMismatch as error:
             problems.append(str(error))
 
@@ -284,18 +344,26 @@ def test_ranks_that_change_to_different_mixtures_are_named(stores, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(problems) == 2 and all("ranks disagree on what to train" in problem for problem in problems)
+    assert len(problems) == 2 and all(
+        "ranks disagree on what to train" in problem for problem in problems
+    )
 
 
 def test_a_state_stays_small_over_many_changes(make_store):
     stores = {name: make_store(name) for name in ("large", "larger")}
-    loader = make({"large": (stores["large"], 1), "larger": (stores["larger"], 1)}, epochs=None, block=65_536)
+    loader = make(
+        {"large": (stores["large"], 1), "larger": (stores["larger"], 1)}, epochs=None, block=65_536
+    )
     plain, sizes = len(json.dumps(loader.state_dict())), []
     for number in range(8):
         run(loader, 3)
-        loader.change_mixture({"large": (stores["large"], number + 1), "larger": (stores["larger"], 1)})
+        loader.change_mixture(
+            {"large": (stores["large"], number + 1), "larger": (stores["larger"], 1)}
+        )
         sizes.append(len(json.dumps(loader.state_dict())))
-    assert sizes[-1] < plain + 9 * 200 + 1000, sizes  # entries of the journal, and one bit for each waiting sample
+    assert sizes[-1] < plain + 9 * 200 + 1000, (
+        sizes
+    )  # entries of the journal, and one bit for each waiting sample
     assert max(np.diff(sizes)) < 600
 
 

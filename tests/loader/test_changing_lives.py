@@ -35,7 +35,11 @@ def stores(tokenizer_path, tmp_path_factory):
         records = [{"text": f"{name} {'fox ' * int(rng.integers(1, 12))}"} for _ in range(40)]
         for size in (1, 3, 20, 40):
             made[name, size] = ps.prepare(
-                records[:size], tokenizer=tokenizer_path, template="text", cache_dir=cache, num_proc=1
+                records[:size],
+                tokenizer=tokenizer_path,
+                template="text",
+                cache_dir=cache,
+                num_proc=1,
             )
     return made
 
@@ -43,7 +47,10 @@ def stores(tokenizer_path, tmp_path_factory):
 def rows_of(loader, batch) -> list:
     """The rows of a batch, by the names of their sources."""
     names = [source.name for source in loader.plan.sources]
-    rows = [[(names[s], *rest) for s, *rest in batch.rows[r].tolist()] for r in range(batch.rows.num_rows)]
+    rows = [
+        [(names[s], *rest) for s, *rest in batch.rows[r].tolist()]
+        for r in range(batch.rows.num_rows)
+    ]
     return [row for row in rows if row]
 
 
@@ -65,7 +72,10 @@ class Life:
             "prefetch": chance.choice([0, 2]), **chance.choice(CUTS if self.cuts else WHOLE),
         }  # fmt: skip
         if self.is_weighted:
-            self.options |= {"stop": chance.choice(["first", "all"]), "mix_by": chance.choice(["rows", "tokens"])}
+            self.options |= {
+                "stop": chance.choice(["first", "all"]),
+                "mix_by": chance.choice(["rows", "tokens"]),
+            }
         if "balance" not in self.options:
             self.options |= {"shuffle": chance.random() < 0.7, "window": chance.choice(["auto", 1])}
         self.mixture = self.mix()
@@ -75,10 +85,14 @@ class Life:
     def mix(self):
         names = self.draw.sample(NAMES, self.draw.randint(1, 3))
         for name in names:
-            self.sizes[name] = self.draw.choice([size for size in (1, 3, 20, 40) if size >= self.sizes[name]])
+            self.sizes[name] = self.draw.choice(
+                [size for size in (1, 3, 20, 40) if size >= self.sizes[name]]
+            )
         found = {name: self.stores[name, self.sizes[name]] for name in names}
         return (
-            {name: (store, self.draw.choice([1, 2, 5])) for name, store in found.items()} if self.is_weighted else found
+            {name: (store, self.draw.choice([1, 2, 5])) for name, store in found.items()}
+            if self.is_weighted
+            else found
         )
 
     def make(self):
@@ -96,7 +110,9 @@ class Life:
     def counted(self) -> Counter:
         """What the loader's counters say, by name."""
         names = [source.name for source in self.loader.plan.sources]
-        return Counter({names[source]: n for source, n in self.loader.counters.samples_by_source.items()})
+        return Counter(
+            {names[source]: n for source, n in self.loader.counters.samples_by_source.items()}
+        )
 
     def count(self, rows: list) -> None:
         """Compare the counters with what this loader has given and what waits in its current block."""
@@ -109,7 +125,9 @@ class Life:
             spans = rows.slice(here.row, rows.num_rows).spans.tolist()
             waiting.update(begun([[(names[s], *rest) for s, *rest in spans]]))
         if self.options["tail"] != "repeat":  # repeated rows are not told from others here
-            assert self.counted() == self.given + waiting, f"{self.counted()} != {self.given} + {waiting}"
+            assert self.counted() == self.given + waiting, (
+                f"{self.counted()} != {self.given} + {waiting}"
+            )
 
     def change(self) -> None:
         step, new, sizes = self.loader.state_dict()["step"], self.mix(), dict(self.sizes)
@@ -123,7 +141,9 @@ class Life:
             return
         self.mixture, at = new, step if at is None else at
         self.first = {name: size or self.sizes[name] for name, size in self.first.items()}
-        self.planned = [(first, names) for first, names in self.planned if first < at] + [(at, set(new))]
+        self.planned = [(first, names) for first, names in self.planned if first < at] + [
+            (at, set(new))
+        ]
 
     def resume(self) -> None:
         state = json.loads(json.dumps(self.loader.state_dict()))
@@ -142,12 +162,17 @@ class Life:
         if self.is_weighted or self.options["tail"] in ("repeat", "drop"):
             return
         times = defaultdict(Counter)
-        for name, sample, start, _ in (span for _, rows in self.steps for row in rows for span in row):
+        for name, sample, start, _ in (
+            span for _, rows in self.steps for row in rows for span in row
+        ):
             times[name][sample] += start == 0
         for name, found in times.items():
-            old = [found[sample] for sample in range(self.first[name])]  # samples that came later may be behind
+            old = [
+                found[sample] for sample in range(self.first[name])
+            ]  # samples that came later may be behind
             is_whole = (
-                self.loader.finished and name in [known for step, known in self.planned if step < len(self.steps)][-1]
+                self.loader.finished
+                and name in [known for step, known in self.planned if step < len(self.steps)][-1]
             )
             assert max(found.values()) - min(old) <= (not is_whole), f"{name}: {old}"
 
@@ -157,7 +182,10 @@ class Life:
             again.load_journal(state)
         while len(found) < len(self.steps):
             before = len(found)
-            found += [(b.step, rows_of(again, b)) for b in itertools.islice(again, len(self.steps) - len(found))]
+            found += [
+                (b.step, rows_of(again, b))
+                for b in itertools.islice(again, len(self.steps) - len(found))
+            ]
             assert len(found) > before, "the replay is shorter"
         assert found == self.steps
 
@@ -199,9 +227,14 @@ def test_two_planned_changes_come_one_after_the_other(stores):
     loader = Loader({"a": stores["a", 40]}, **OPTIONS, packing="none")
     loader.change_mixture({"b": stores["b", 40]}, at=2)
     loader.change_mixture({"c": stores["c", 40]}, at=4)
-    names = ["".join(sorted({name for row in rows_of(loader, batch) for name, *_ in row})) for batch in loader]
+    names = [
+        "".join(sorted({name for row in rows_of(loader, batch) for name, *_ in row}))
+        for batch in loader
+    ]
     assert names[:5] == ["a", "a", "b", "b", "c"]
-    assert loader.counters.samples_in == 8 + 8 + 40, "samples that a change leaves were counted with their old block"
+    assert loader.counters.samples_in == 8 + 8 + 40, (
+        "samples that a change leaves were counted with their old block"
+    )
 
 
 def test_counters_of_a_resumed_run_do_not_count_what_came_before(stores):
@@ -220,18 +253,28 @@ def test_counters_of_a_resumed_run_do_not_count_what_came_before(stores):
 
 
 def test_a_mixture_without_anything_left_in_this_epoch_resumes_in_the_next(stores):
-    loader = Loader({"a": stores["a", 1], "b": stores["b", 40]}, **OPTIONS, packing="none", shuffle=False, epochs=2)
+    loader = Loader(
+        {"a": stores["a", 1], "b": stores["b", 40]},
+        **OPTIONS,
+        packing="none",
+        shuffle=False,
+        epochs=2,
+    )
     seen = [row for batch in itertools.islice(loader, 6) for row in rows_of(loader, batch)]
     assert any(name == "a" for row in seen for name, *_ in row)
     loader.change_mixture({"a": stores["a", 1]})
     again = Loader({"a": stores["a", 1]}, **OPTIONS, packing="none", shuffle=False, epochs=2)
     again.load_state_dict(loader.state_dict())
     found = [rows_of(again, batch) for batch in again]
-    assert found == [rows_of(loader, batch) for batch in loader] and len(found) == len(found[0]) == 1
+    assert (
+        found == [rows_of(loader, batch) for batch in loader] and len(found) == len(found[0]) == 1
+    )
     assert found[0][0][0][:2] == ("a", 0)
 
 
-def test_without_shuffle_a_change_after_the_first_pass_is_refused_and_at_its_end_is_replayed(stores):
+def test_without_shuffle_a_change_after_the_first_pass_is_refused_and_at_its_end_is_replayed(
+    stores,
+):
     loader = Loader({"a": stores["a", 20]}, **OPTIONS, shuffle=False)
     first = [rows_of(loader, batch) for batch in loader]
     loader.change_mixture({"a": stores["a", 20], "b": stores["b", 20]})
@@ -245,7 +288,9 @@ def test_without_shuffle_a_change_after_the_first_pass_is_refused_and_at_its_end
     with pytest.raises(PlanError, match="after the first pass of a run with shuffle=False"):
         loader.change_mixture({"b": stores["b", 20]})
     with pytest.raises(PlanError, match="after the first pass of a run with shuffle=False"):
-        Loader({"b": stores["b", 20]}, **OPTIONS, shuffle=False).load_state_dict(loader.state_dict(), changes=True)
+        Loader({"b": stores["b", 20]}, **OPTIONS, shuffle=False).load_state_dict(
+            loader.state_dict(), changes=True
+        )
 
 
 def test_the_new_stop_and_mix_by_come_with_the_change_and_other_settings_are_named(stores):
@@ -259,7 +304,9 @@ def test_the_new_stop_and_mix_by_come_with_the_change_and_other_settings_are_nam
     again.load_state_dict(new.state_dict())
     for state in (old.state_dict(), new.state_dict()):
         with pytest.raises(PlanMismatch, match="max_length 48 → 32"):
-            Loader({"c": stores["c", 20]}, **{**OPTIONS, "max_length": 32}).load_state_dict(state, changes=True)
+            Loader({"c": stores["c", 20]}, **{**OPTIONS, "max_length": 32}).load_state_dict(
+                state, changes=True
+            )
 
 
 def test_a_table_over_tokens_is_not_one_over_steps(stores):
@@ -277,7 +324,9 @@ def test_a_loader_that_was_made_a_dataset_refuses_a_change_by_name(stores, metho
     loader.change_mixture({"b": stores["b", 40]})
     state = loader.state_dict()
     made = getattr(loader, method)()
-    with pytest.raises(PlanError, match=rf"what {method}\(\) returned would go on with the old one"):
+    with pytest.raises(
+        PlanError, match=rf"what {method}\(\) returned would go on with the old one"
+    ):
         loader.change_mixture({"a": stores["a", 40]})
     assert loader.state_dict() == state
     other = Loader({"b": stores["b", 40]}, **OPTIONS)
@@ -324,7 +373,11 @@ def test_counters_of_a_resume_inside_a_block_are_not_negative_with_a_dropped_tai
         resumed.load_state_dict(loader.state_dict())
         list(resumed)
     found = resumed.counters  # 27 samples before the state, and the rest after it
-    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (40, 36, {"tail": 4})
+    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (
+        40,
+        36,
+        {"tail": 4},
+    )
     again = Loader({"a": stores["a", 40]}, **options)
     again.seek(3)
     list(again)
@@ -332,7 +385,9 @@ def test_counters_of_a_resume_inside_a_block_are_not_negative_with_a_dropped_tai
 
 
 def test_a_loop_broken_off_at_its_last_step_counts_the_dropped_tail_before_the_next_pass(stores):
-    loader = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9})
+    loader = Loader(
+        {"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9}
+    )
     list(itertools.islice(loader, 4))
     assert dict(loader.counters.samples_dropped) == {}
     list(itertools.islice(loader, 1))
@@ -340,10 +395,16 @@ def test_a_loop_broken_off_at_its_last_step_counts_the_dropped_tail_before_the_n
 
 
 def test_skipped_steps_are_counted(stores):
-    loader = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "block": 8, "skip": [0, 1, 4, 9]})
+    loader = Loader(
+        {"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "block": 8, "skip": [0, 1, 4, 9]}
+    )
     list(loader)
     found = loader.counters
-    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (40, 24, {"skipped": 16})
+    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (
+        40,
+        24,
+        {"skipped": 16},
+    )
 
 
 def test_a_loader_that_goes_elsewhere_does_not_count_the_rows_that_wait(stores):
@@ -352,7 +413,9 @@ def test_a_loader_that_goes_elsewhere_does_not_count_the_rows_that_wait(stores):
         next(iter(loader))
         loader.set_epoch(epoch)
     assert loader.counters.samples_out == loader.counters.rows == 8
-    short = Loader({"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9})
+    short = Loader(
+        {"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9}
+    )
     list(short)
     short.seek(0)  # its tail was counted as dropped, and waits no longer
     assert (short.counters.samples_in, short.counters.samples_out) == (40, 36)

@@ -41,7 +41,13 @@ def make(tmp_path, monkeypatch):
     def make(*changes: dict, run_id: str = "run 1/a") -> list[ps.Loader]:
         loaders = []
         for rank, change in enumerate(changes):
-            options = {"batch_size": 2, "rank": rank, "world_size": len(changes), "run_id": run_id, **change}
+            options = {
+                "batch_size": 2,
+                "rank": rank,
+                "world_size": len(changes),
+                "run_id": run_id,
+                **change,
+            }
             loaders.append(Loader(ps.open(options.pop("records", RECORDS)), **options))
             loaders[-1]._number = 0  # ranks are processes, and this is the first loader of each
         return loaders
@@ -70,7 +76,10 @@ def test_ranks_compare_at_every_pass(make):
         thread.join()
     assert steps == [list(range(3 * len(loaders[0])))] * 3
     loaders[1].set_epoch(7)
-    assert all("epoch 3 → 7" in str(found) or "epoch 7 → 3" in str(found) for found in start(*loaders[:2], loaders[2]))
+    assert all(
+        "epoch 3 → 7" in str(found) or "epoch 7 → 3" in str(found)
+        for found in start(*loaders[:2], loaders[2])
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,10 @@ def test_ranks_compare_at_every_pass(make):
         ({"skip": [4]}, "skip [] → [4]"),
         ({"records": RECORDS[1:]}, "content of source 'data'"),
         ({"tail": "drop"}, 'tail "pad" → "drop"'),
-        ({"balance": "none"}, 'balance "rank" → "none"'),  # not in the plan's fingerprint, and rows would be lost
+        (
+            {"balance": "none"},
+            'balance "rank" → "none"',
+        ),  # not in the plan's fingerprint, and rows would be lost
         ({"balance": "block"}, 'balance "rank" → "block"'),
         ({"cost_linear": 7}, "cost_linear 24576 → 7"),
     ],
@@ -110,7 +122,10 @@ def test_a_rank_that_resumed_elsewhere_is_named(make):
 
 def test_files_of_an_earlier_start_do_not_count(make):
     assert start(*make({}, {})) == [0, 0]
-    assert start(*make({"seed": 1}, {"seed": 1})) == [0, 0]  # under the same name, and both have changed
+    assert start(*make({"seed": 1}, {"seed": 1})) == [
+        0,
+        0,
+    ]  # under the same name, and both have changed
 
 
 def test_a_rank_may_be_late_where_an_earlier_start_left_its_file(tmp_path):
@@ -139,7 +154,10 @@ def test_a_rank_may_be_late_where_an_earlier_start_left_its_file(tmp_path):
         return found
 
     assert begin([PLAN, PLAN]) == ["agreed", "agreed"]
-    assert begin([PLAN, PLAN]) == ["agreed", "agreed"]  # the old file says the same: its rank is waited for, too
+    assert begin([PLAN, PLAN]) == [
+        "agreed",
+        "agreed",
+    ]  # the old file says the same: its rank is waited for, too
     assert begin([{**PLAN, "step": 7}, {**PLAN, "step": 7}]) == ["agreed", "agreed"]
     first, second = begin([{**PLAN, "step": 9}, {**PLAN, "step": 8}])
     assert "rank 0 → rank 1: step 9 → 8" in first and "rank 1 → rank 0: step 8 → 9" in second
@@ -163,7 +181,12 @@ def test_without_a_name_for_the_run_nobody_waits(make):
 
 
 def test_the_name_that_torchrun_gives_is_enough(make, monkeypatch):
-    for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+    for name, value in {
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_PATIENCE", "0.1")
     ranks = {"rank": None, "world_size": None}
@@ -172,7 +195,9 @@ def test_the_name_that_torchrun_gives_is_enough(make, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert next(iter(loader)).step == 1  # what torchrun says when the run has no name
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7f3a")
-    with pytest.raises(PlanMismatch, match=r"rank 2 has waited 0 s for ranks \[3\]"):  # those of this node only
+    with pytest.raises(
+        PlanMismatch, match=r"rank 2 has waited 0 s for ranks \[3\]"
+    ):  # those of this node only
         next(iter(loader))
 
 
@@ -181,7 +206,8 @@ def test_a_cache_that_cannot_be_written_to_is_a_hindrance_only_where_a_compariso
 ):
     (tmp_path / "runs").write_text("in the way, also of root")
     with pytest.raises(
-        PlanError, match=r"compare their plans in .*runs.*, which cannot be written to: .*leave out run_id"
+        PlanError,
+        match=r"compare their plans in .*runs.*, which cannot be written to: .*leave out run_id",
     ):
         next(iter(make({}, {})[0]))
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "7f3a"}

@@ -22,10 +22,13 @@ def make(tokenizer_path, tmp_path_factory):
     def make(num_records: int, longest: int = 30):
         rng = np.random.default_rng(num_records)
         records = [
-            {"text": " ".join(rng.choice(WORDS, 1 + rng.integers(longest)).tolist())} for _ in range(num_records)
+            {"text": " ".join(rng.choice(WORDS, 1 + rng.integers(longest)).tolist())}
+            for _ in range(num_records)
         ]
         cache_dir = tmp_path_factory.mktemp("cache")
-        return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+        return ps.prepare(
+            records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+        )
 
     return make
 
@@ -37,7 +40,9 @@ def store(make):
 
 def ranks(store, world_size: int, batch_size: int = 2, state=None, **options) -> list[ps.Loader]:
     loaders = [
-        Loader(store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size, **options)
+        Loader(
+            store, batch_size=batch_size, max_length=64, rank=r, world_size=world_size, **options
+        )
         for r in range(world_size)
     ]
     for loader in loaders:
@@ -108,7 +113,10 @@ def test_no_shuffle_or_packing_buffer_is_lost_at_any_cut(make, packing):
     for done in range(len(whole) + 1):
         [loader] = ranks(small, 1, batch_size=1, **options)
         loader.seek(done)
-        assert take(ranks(small, 1, batch_size=3, state=loader.state_dict(), **options)) == whole[done:]
+        assert (
+            take(ranks(small, 1, batch_size=3, state=loader.state_dict(), **options))
+            == whole[done:]
+        )
 
 
 def test_rows_are_counted_as_rows_and_samples_as_samples(store):
@@ -141,7 +149,9 @@ def test_a_tail_smaller_than_the_ranks(store):
     assert {len(steps) for steps in batches} == {2}
     last = [len(steps[1].rows.spans) for steps in batches]
     assert last[0] > 0 and set(last[1:]) == {0}
-    assert all((steps[1]["labels"] == -100).all() for steps in batches[1:])  # and nothing is trained there
+    assert all(
+        (steps[1]["labels"] == -100).all() for steps in batches[1:]
+    )  # and nothing is trained there
     loaders = ranks(store, world_size, batch_size=1)
     assert take(loaders) == take(ranks(store, 1, batch_size=1))
     assert loaders[0].state_dict()["rows"] == world_size + 1  # padding is not counted
@@ -171,8 +181,11 @@ def test_every_sample_dropped_is_an_error_with_the_count(make):
     long = make(20, longest=1)
     for world_size in (1, 3):
         for loader in [
-            Loader(long, batch_size=2, max_length=1, rank=r, world_size=world_size) for r in range(world_size)
+            Loader(long, batch_size=2, max_length=1, rank=r, world_size=world_size)
+            for r in range(world_size)
         ]:
-            with pytest.raises(PlanError, match="the run has no step: 20 samples dropped: overlong"):
+            with pytest.raises(
+                PlanError, match="the run has no step: 20 samples dropped: overlong"
+            ):
                 list(loader)
             assert loader.counters.samples_dropped["overlong"] == 20

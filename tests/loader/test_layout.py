@@ -57,9 +57,13 @@ def test_packed_rows(store, align, window):
                 assert np.array_equal(batch["input_ids"][r, place:end], ids)
                 assert np.array_equal(batch["labels"][r, place:end], labels)
                 assert np.array_equal(batch["position_ids"][r, place:end], np.arange(len(ids)))
-                assert (batch["seq_idx"][r, place:end] == number).all() and r * 48 + place in borders
+                assert (
+                    batch["seq_idx"][r, place:end] == number
+                ).all() and r * 48 + place in borders
                 place = place + -(-len(ids) // align) * align
-            assert (batch["input_ids"][r, place:] == 7).all() and (batch["seq_idx"][r, place:] == -1).all()
+            assert (batch["input_ids"][r, place:] == 7).all() and (
+                batch["seq_idx"][r, place:] == -1
+            ).all()
         assert "attention_mask" not in batch
 
 
@@ -67,23 +71,39 @@ def test_packed_rows(store, align, window):
 def wide_store(cache):
     """Ids of four bytes, all of them trained."""
     rng = np.random.default_rng(4)
-    records = [{"input_ids": rng.integers(0, 150_000, rng.integers(2, 30)).tolist()} for _ in range(150)]
+    records = [
+        {"input_ids": rng.integers(0, 150_000, rng.integers(2, 30)).tolist()} for _ in range(150)
+    ]
     template = open_template("pretokenized", None, {"vocab_size": 150_000})
     source = open_source(records, cache=cache)
     return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=50)
 
 
 @pytest.mark.parametrize(
-    "form", [{}, {"padding_free": True, "pad_to": 8}, {"align": 4}, {"packing": "none", "pad_side": "right"}], ids=str
+    "form",
+    [
+        {},
+        {"padding_free": True, "pad_to": 8},
+        {"align": 4},
+        {"packing": "none", "pad_side": "right"},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("mixed", [False, True])
 def test_stores_of_narrow_and_wide_ids_of_all_and_part_trained(store, wide_store, form, mixed):
     stores = [store, wide_store] if mixed else [wide_store]
-    assert {str(found.tokens(0).input_ids.dtype) for found in stores} == ({"uint16", "uint32"} if mixed else {"uint32"})
+    assert {str(found.tokens(0).input_ids.dtype) for found in stores} == (
+        {"uint16", "uint32"} if mixed else {"uint32"}
+    )
     for batch in Loader(stores, batch_size=3, max_length=48, **form):
         spans = batch.rows.spans.tolist()
-        ids = [stores[source][sample].input_ids[start:stop] for source, sample, start, stop in spans]
-        masks = [stores[source][sample].loss_mask[start:stop].copy() for source, sample, start, stop in spans]
+        ids = [
+            stores[source][sample].input_ids[start:stop] for source, sample, start, stop in spans
+        ]
+        masks = [
+            stores[source][sample].loss_mask[start:stop].copy()
+            for source, sample, start, stop in spans
+        ]
         for mask in masks:
             mask[0] = False
         real = batch["seq_idx"] >= 0
@@ -94,7 +114,10 @@ def test_stores_of_narrow_and_wide_ids_of_all_and_part_trained(store, wide_store
             inside = np.full(int(real.sum()), True)
         assert np.array_equal(batch["input_ids"][real][inside], np.concatenate(ids))
         labels = np.where(np.concatenate(masks), np.concatenate(ids).astype(np.int64), -100)
-        assert np.array_equal(batch["labels"][real][inside], labels) and (batch["labels"][~real] == -100).all()
+        assert (
+            np.array_equal(batch["labels"][real][inside], labels)
+            and (batch["labels"][~real] == -100).all()
+        )
         assert batch.trained == int(np.concatenate(masks).sum())
 
 
@@ -122,7 +145,14 @@ def test_shifted_labels_are_what_a_model_that_shifts_would_compare_with(store):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("padding", ["longest", "max_length"])
 def test_unpacked_rows_are_padded(store, side, padding):
-    options = {"batch_size": 4, "max_length": 64, "packing": "none", "padding": padding, "pad_side": side, "pad_to": 8}
+    options = {
+        "batch_size": 4,
+        "max_length": 64,
+        "packing": "none",
+        "padding": padding,
+        "pad_side": side,
+        "pad_to": 8,
+    }
     for batch in Loader(store, **options):
         lengths = (batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist()
         width = batch["input_ids"].shape[1]
@@ -131,7 +161,9 @@ def test_unpacked_rows_are_padded(store, side, padding):
         for r, length in enumerate(lengths):
             real = slice(width - length, width) if side == "left" else slice(0, length)
             ids, labels = expected(store, batch.rows, r)[0]
-            assert np.array_equal(batch["input_ids"][r, real], ids) and np.array_equal(batch["labels"][r, real], labels)
+            assert np.array_equal(batch["input_ids"][r, real], ids) and np.array_equal(
+                batch["labels"][r, real], labels
+            )
             assert batch["attention_mask"][r, real].all()
             assert np.array_equal(batch["position_ids"][r, real], np.arange(length))
 
@@ -139,7 +171,9 @@ def test_unpacked_rows_are_padded(store, side, padding):
 @pytest.mark.parametrize("pad_to", [1, 6])
 @pytest.mark.parametrize("packing", ["none", "group_4"])
 def test_unpacked_rows_have_their_alignment(store, packing, pad_to):
-    for batch in Loader(store, batch_size=3, max_length=48, packing=packing, align=4, pad_to=pad_to, pad_id=7):
+    for batch in Loader(
+        store, batch_size=3, max_length=48, packing=packing, align=4, pad_to=pad_to, pad_id=7
+    ):
         found = [expected(store, batch.rows, r) for r in range(3)]
         room = max(-(-len(ids) // 4) * 4 for row in found for ids, _ in row)
         assert batch["input_ids"].shape == (3, -(-room // pad_to) * pad_to)
@@ -147,7 +181,9 @@ def test_unpacked_rows_have_their_alignment(store, packing, pad_to):
             for ids, labels in row:  # one; none where a last step is filled up
                 assert np.array_equal(batch["input_ids"][r, : len(ids)], ids)
                 assert np.array_equal(batch["labels"][r, : len(ids)], labels)
-                assert (batch["input_ids"][r, len(ids) :] == 7).all() and (batch["labels"][r, len(ids) :] == -100).all()
+                assert (batch["input_ids"][r, len(ids) :] == 7).all() and (
+                    batch["labels"][r, len(ids) :] == -100
+                ).all()
 
 
 def test_a_block_mask_lets_a_token_see_its_own_sample_only(store):
@@ -167,7 +203,9 @@ def test_tensors_hold_what_arrays_hold(store):
     for arrays, tensors in pairs:
         for name, value in arrays.items():
             if isinstance(value, np.ndarray):
-                assert isinstance(tensors[name], torch.Tensor) and np.array_equal(tensors[name].numpy(), value)
+                assert isinstance(tensors[name], torch.Tensor) and np.array_equal(
+                    tensors[name].numpy(), value
+                )
     documents, index = next(iter(Loader(store, **options)))["seq_idx"][0], np.arange(48)
     block = next(iter(Loader(store, **options, attention_mask="4d")))["attention_mask"][0, 0]
     assert np.array_equal(block, (documents[:, None] == documents) & (index[:, None] >= index))
@@ -197,7 +235,9 @@ def test_rows_of_several_samples_say_that_no_cache_may_be_used(store):
         assert first(output="torch", **several)["use_cache"] is False
     for without in ({"use_cache": None}, {"packing": "none"}, {"output": "numpy"}):
         assert "use_cache" not in first(**{"output": "torch", **without})
-    with pytest.raises(PlanError, match="use_cache is True, expected False or None: with a cache, packed samples"):
+    with pytest.raises(
+        PlanError, match="use_cache is True, expected False or None: with a cache, packed samples"
+    ):
         first(output="torch", use_cache=True)
 
 
@@ -209,5 +249,8 @@ def test_every_setting_carries_its_documentation(settings):
 def test_the_parameters_of_a_loader_are_the_documented_ones():
     parameters = dict(signature(ps.Loader).parameters)
     del parameters["stores"], parameters["max_length"], parameters["options"]
-    defaults = {name: MISSING if each.default is each.empty else each.default for name, each in parameters.items()}
+    defaults = {
+        name: MISSING if each.default is each.empty else each.default
+        for name, each in parameters.items()
+    }
     assert defaults == {field.name: field.default for field in fields(LoaderSettings)}

@@ -23,16 +23,25 @@ WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 def make_store(tokenizer_path, cache):
     def make(num_records: int, *, seed: int = 0, rows_per_shard: int = 40, name: str = "made"):
         rng = np.random.default_rng(seed)
-        records = [{"text": " ".join(rng.choice(WORDS, rng.integers(0, 40)).tolist())} for _ in range(num_records)]
+        records = [
+            {"text": " ".join(rng.choice(WORDS, rng.integers(0, 40)).tolist())}
+            for _ in range(num_records)
+        ]
         source = open_source(records, cache=cache, name=name)
         template = TextTemplate(open_tokenizer(tokenizer_path))
-        return build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=rows_per_shard)
+        return build(
+            source, template, engine=LocalEngine(1), cache=cache, shard_rows=rows_per_shard
+        )
 
     return make
 
 
 def contents(batches) -> list:
-    return [[tuple(span) for span in batch.rows[r].tolist()] for batch in batches for r in range(len(batch.rows))]
+    return [
+        [tuple(span) for span in batch.rows[r].tolist()]
+        for batch in batches
+        for r in range(len(batch.rows))
+    ]
 
 
 def test_a_batch_holds_the_tokens_of_its_spans(make_store):
@@ -60,7 +69,10 @@ def test_a_batch_holds_the_tokens_of_its_spans(make_store):
 
 def test_an_epoch_is_every_token_once_over_all_ranks(make_store):
     store = make_store(500)
-    loaders = [Loader(store, batch_size=2, max_length=64, overflow="split", rank=r, world_size=3) for r in range(3)]
+    loaders = [
+        Loader(store, batch_size=2, max_length=64, overflow="split", rank=r, world_size=3)
+        for r in range(3)
+    ]
     steps = [list(loader) for loader in loaders]
     assert {len(batches) for batches in steps} == {len(loaders[0])}
     spans = [span for batches in steps for row in contents(batches) for span in row]
@@ -106,7 +118,11 @@ def test_a_second_and_third_resume_under_other_worlds(make_store):
             if batches[0] is None:
                 assert batches == [None] * world_size
                 break
-            rows = {p: row for batch in batches for p, row in zip(batch.places, contents([batch]), strict=True)}
+            rows = {
+                p: row
+                for batch in batches
+                for p, row in zip(batch.places, contents([batch]), strict=True)
+            }
             seen += [rows[place] for place in range(world_size * batch_size)]
             taken += 1
         states = [loader.state_dict() for loader in loaders]
@@ -133,7 +149,9 @@ def test_explain_names_the_lines_without_running(make_store):
     for step, (mine, theirs) in enumerate(zip(loader, other, strict=True)):
         rows = Loader(store, batch_size=2, max_length=64, rank=0, world_size=2).explain(step)
         placed = [
-            (place, row) for each in (mine, theirs) for place, row in zip(each.places, each.provenance, strict=True)
+            (place, row)
+            for each in (mine, theirs)
+            for place, row in zip(each.places, each.provenance, strict=True)
         ]
         assert rows == [row for _, row in sorted(placed, key=lambda each: each[0])]
         break
@@ -276,11 +294,18 @@ def test_samples_that_are_dropped_behind_the_last_step_are_counted_and_said(
 ):
     """The blocks at the end of an epoch hold nothing but samples that are too long: no step begins in them."""
     texts = [{"text": "the dog" if row < 32 else "the dog " * 50} for row in range(64)]
-    store = ps.prepare(write_jsonl(texts), tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache")
-    loader = Loader(store, batch_size=2, max_length=16, shuffle=False, block=16, epochs=2, output="numpy")
+    store = ps.prepare(
+        write_jsonl(texts), tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache"
+    )
+    loader = Loader(
+        store, batch_size=2, max_length=16, shuffle=False, block=16, epochs=2, output="numpy"
+    )
     assert len(list(loader)) == len(loader)
     assert loader.counters == loader.plan.count(0, 2) + loader.plan.count(1, 2)
-    assert loader.counters.samples_dropped["overlong"] == 64 and "32 samples dropped: overlong" in caplog.text
+    assert (
+        loader.counters.samples_dropped["overlong"] == 64
+        and "32 samples dropped: overlong" in caplog.text
+    )
     list(loader)  # the next pass counts on
     assert loader.counters.samples_in == 4 * 64
 
@@ -312,7 +337,14 @@ def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
         "a": (make_store(900, seed=1, rows_per_shard=5), 0.5),
         "b": (make_store(900, seed=2, rows_per_shard=5), 0.5),
     }
-    options = {"batch_size": 4, "max_length": 64, "mix_by": "tokens", "window": 1, "block": 50, "overflow": "split"}
+    options = {
+        "batch_size": 4,
+        "max_length": 64,
+        "mix_by": "tokens",
+        "window": 1,
+        "block": 50,
+        "overflow": "split",
+    }
     whole = contents(Loader(stores, **options, prefetch=0))
     for _ in range(5):
         loader, seen = Loader(stores, **options, prefetch=8), []
@@ -331,7 +363,9 @@ def test_a_loader_can_seek_skip_and_stop_at_an_epochs_end(make_store):
     loader.seek(7)
     assert contents(loader) == contents(whole[7:])
     skipping = Loader(store, **options, skip=[3, 4])
-    assert [batch.step for batch in skipping] == [batch.step for batch in whole if batch.step not in (3, 4)]
+    assert [batch.step for batch in skipping] == [
+        batch.step for batch in whole if batch.step not in (3, 4)
+    ]
     by_epoch = Loader(store, **options, per_epoch=True)
     seen = []
     for epoch in range(3):
@@ -353,15 +387,28 @@ def test_metrics_add_up(make_store):
     assert metrics["trained_tokens"] == sum(int((batch["labels"] >= 0).sum()) for batch in batches)
     assert metrics["steps"] == len(batches) and metrics["rows"] == loader.counters.rows
     assert metrics["padding_tokens"] == sum(int((batch["seq_idx"] < 0).sum()) for batch in batches)
-    assert sum(metrics["shares"].values()) == pytest.approx(1) and 0.4 < metrics["shares"]["a"] < 0.6
-    assert metrics["row_length"]["min"] <= metrics["row_length"]["mean"] <= metrics["row_length"]["max"] <= 64
+    assert (
+        sum(metrics["shares"].values()) == pytest.approx(1) and 0.4 < metrics["shares"]["a"] < 0.6
+    )
+    assert (
+        metrics["row_length"]["min"]
+        <= metrics["row_length"]["mean"]
+        <= metrics["row_length"]["max"]
+        <= 64
+    )
     assert json.loads(json.dumps(metrics)) == metrics
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_rank_knows_what_all_ranks_were_given_in_a_step(make_store, workers):
     """Without communication: the numbers are those of all ranks' own batches."""
-    options = {"batch_size": 3, "max_length": 64, "cost_attention": 5, "cost_linear": 100, "workers": workers}
+    options = {
+        "batch_size": 3,
+        "max_length": 64,
+        "cost_attention": 5,
+        "cost_linear": 100,
+        "workers": workers,
+    }
     ranks = [Loader(make_store(150), rank=rank, world_size=3, **options) for rank in range(3)]
     assert ranks[0].metrics.as_dict()["ranks"]["tokens"] == {"min": 0, "mean": 0.0, "max": 0}
     ratios = []
@@ -371,9 +418,17 @@ def test_every_rank_knows_what_all_ranks_were_given_in_a_step(make_store, worker
         ratios.append(max(work) / (sum(work) / 3))
         for loader in ranks if batches[0].step % 5 == 0 else ():
             found = loader.metrics.as_dict()["ranks"]
-            assert found["cost"] == {"min": min(work), "mean": pytest.approx(sum(work) / 3), "max": max(work)}
+            assert found["cost"] == {
+                "min": min(work),
+                "mean": pytest.approx(sum(work) / 3),
+                "max": max(work),
+            }
             tokens = [sum(sizes) for sizes in spans]
-            assert found["tokens"] == {"min": min(tokens), "mean": pytest.approx(sum(tokens) / 3), "max": max(tokens)}
+            assert found["tokens"] == {
+                "min": min(tokens),
+                "mean": pytest.approx(sum(tokens) / 3),
+                "max": max(tokens),
+            }
             assert found["slowest"] == pytest.approx(sum(ratios) / len(ratios))
 
 
@@ -385,7 +440,10 @@ def test_records_are_served_by_the_same_plan(make_store):
     assert sorted(seen) == list(range(50)) and seen != list(range(50))
     assert len(loaders[0]) == len(list(Loader(source, batch_size=3, rank=1, world_size=2)))
     texts = [
-        batch["batch"] for batch in Loader(source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r])
+        batch["batch"]
+        for batch in Loader(
+            source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r]
+        )
     ]
     assert [n for batch in texts for n in batch] == list(range(50))
     loader = Loader(source, batch_size=4)

@@ -14,8 +14,20 @@ from .test_layout import store
 __all__ = ["store"]  # a fixture
 
 FORMS = [
-    *({}, {"labels": "shifted"}, {"align": 4}, {"pad_to": 64}, {"pad_side": "left"}, {"attention_mask": "4d"}),
-    *({"packing": "none"}, {"packing": "none", "padding": "max_length"}, {"padding_free": True}, {"tail": "drop"}),
+    *(
+        {},
+        {"labels": "shifted"},
+        {"align": 4},
+        {"pad_to": 64},
+        {"pad_side": "left"},
+        {"attention_mask": "4d"},
+    ),
+    *(
+        {"packing": "none"},
+        {"packing": "none", "padding": "max_length"},
+        {"padding_free": True},
+        {"tail": "drop"},
+    ),
 ]
 
 
@@ -30,16 +42,26 @@ def test_steps_made_at_once_are_those_made_one_by_one(store, form):
         expected.append(({name: np.array(array) for name, array in arrays.items()}, trained))
     for start in range(0, len(steps), 5):
         made = [found for some in together.many(steps[start : start + 5]) for found in some]
-        for (arrays, trained), (wanted, count) in zip(made, expected[start : start + 5], strict=True):
+        for (arrays, trained), (wanted, count) in zip(
+            made, expected[start : start + 5], strict=True
+        ):
             assert trained == count and arrays.keys() == wanted.keys()
             for name, array in arrays.items():
-                assert np.array_equal(array, wanted[name]) and np.asarray(array).dtype == wanted[name].dtype, name
+                assert (
+                    np.array_equal(array, wanted[name])
+                    and np.asarray(array).dtype == wanted[name].dtype
+                ), name
 
 
 def test_small_steps_are_made_together_and_large_ones_alone(store):
     assert Loader(store, batch_size=2, max_length=48)._most_at_once() == 32
     assert Loader(store, batch_size=256, max_length=4096)._most_at_once() == 1
-    assert Loader(store, batch_size=2, max_length=48, collate=lambda arrays, rows: arrays)._most_at_once() == 1
+    assert (
+        Loader(
+            store, batch_size=2, max_length=48, collate=lambda arrays, rows: arrays
+        )._most_at_once()
+        == 1
+    )
 
 
 def test_an_error_comes_behind_what_came_before_it():
@@ -61,14 +83,18 @@ def test_an_error_comes_behind_what_came_before_it():
 
 def test_a_damaged_shard_is_met_at_its_step(store):
     """A step whose tokens cannot be read does not take the steps before it along."""
-    loader = Loader(store, batch_size=1, max_length=48, shuffle=False, packing="next_fit", prefetch=0)
+    loader = Loader(
+        store, batch_size=1, max_length=48, shuffle=False, packing="next_fit", prefetch=0
+    )
     whole = [
         batch["input_ids"].tolist()
         for batch in Loader(store, batch_size=1, max_length=48, shuffle=False, packing="next_fit")
     ]
     batches, got = iter(loader), []
     got.append(next(batches)["input_ids"].tolist())
-    missing = next(path for path in store.cache.root.rglob("*.arrow") if store._keys[-1] in path.name)
+    missing = next(
+        path for path in store.cache.root.rglob("*.arrow") if store._keys[-1] in path.name
+    )
     store._shards.clear()
     missing.rename(missing.with_suffix(".away"))
     with pytest.raises((ValueError, OSError)):

@@ -18,9 +18,13 @@ OPTIONS: dict[str, Any] = {"batch_size": 3, "max_length": 48, "seed": 4, "output
 @pytest.fixture(scope="module")
 def store(tokenizer_path, tmp_path_factory):
     rng = np.random.default_rng(3)
-    records = [{"text": " ".join(rng.choice(WORDS, 1 + rng.integers(40)).tolist())} for _ in range(120)]
+    records = [
+        {"text": " ".join(rng.choice(WORDS, 1 + rng.integers(40)).tolist())} for _ in range(120)
+    ]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 def open_loader(store, **options: Any) -> ps.Loader:
@@ -33,12 +37,20 @@ def stacked(rows: list[dict[str, np.ndarray]]) -> list[list[int]]:
 
 def batches_of(loader: ps.Loader, kind: Any = DataLoader, workers: int = 0) -> Any:
     dataset, sampler = loader.as_map_dataset()
-    return kind(dataset, batch_size=loader.batch_size, sampler=sampler, collate_fn=stacked, num_workers=workers)
+    return kind(
+        dataset,
+        batch_size=loader.batch_size,
+        sampler=sampler,
+        collate_fn=stacked,
+        num_workers=workers,
+    )
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "concat"])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_dataloader_gets_the_batches_of_every_rank_pass_after_pass(store, packing, world_size) -> None:
+def test_a_dataloader_gets_the_batches_of_every_rank_pass_after_pass(
+    store, packing, world_size
+) -> None:
     for rank in range(world_size):
         options = {"rank": rank, "world_size": world_size, "packing": packing, "skip": [2]}
         loader, batches = open_loader(store, **options), batches_of(open_loader(store, **options))
@@ -69,7 +81,11 @@ def test_torchdata_saves_the_sampler_whatever_its_workers_made_ahead(store, work
     batches = batches_of(open_loader(store), StatefulDataLoader, workers)
     turns = iter(batches)
     taken = [next(turns) for _ in range(4)]
-    state = json.loads(json.dumps(batches.state_dict(), default=repr)) if not workers else batches.state_dict()
+    state = (
+        json.loads(json.dumps(batches.state_dict(), default=repr))
+        if not workers
+        else batches.state_dict()
+    )
     again = batches_of(open_loader(store), StatefulDataLoader, workers)
     again.load_state_dict(state)
     assert taken + list(again) == expected
@@ -91,9 +107,12 @@ def test_a_state_between_two_steps_resumes_on_other_ranks_and_no_other_state_doe
     next(rows)
     state = sampler.state_dict()
     with pytest.raises(
-        PlanMismatch, match="after 1 rows of a step that was dealt otherwise: batch_size 3 → 1; world_size 1 → 2"
+        PlanMismatch,
+        match="after 1 rows of a step that was dealt otherwise: batch_size 3 → 1; world_size 1 → 2",
     ):
-        open_loader(store, rank=0, world_size=2, batch_size=1).as_map_dataset()[1].load_state_dict(state)
+        open_loader(store, rank=0, world_size=2, batch_size=1).as_map_dataset()[1].load_state_dict(
+            state
+        )
     with pytest.raises(
         PlanMismatch, match='dealt otherwise: balance "rank" → "none"'
     ):  # a rank has other rows of the step
@@ -108,7 +127,9 @@ def test_a_length_is_that_of_the_next_iteration_also_between_passes(store, per_e
     batches = batches_of(open_loader(store, per_epoch=per_epoch, epochs=2))
     for _ in range(3):
         expected, turns = len(batches), iter(batches)
-        assert len([next(turns) for _ in range(expected)]) == expected  # as Lightning: it does not ask for one more
+        assert (
+            len([next(turns) for _ in range(expected)]) == expected
+        )  # as Lightning: it does not ask for one more
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
@@ -123,7 +144,10 @@ def test_an_iteration_that_was_left_early_goes_on_from_a_state_only(store) -> No
         if len(taken) == 3:
             state = batches.state_dict()
             break
-    with pytest.raises(PlanError, match="left early, and rows that workers had read ahead would be lost; load a state"):
+    with pytest.raises(
+        PlanError,
+        match="left early, and rows that workers had read ahead would be lost; load a state",
+    ):
         next(iter(batches))
     batches.load_state_dict(state)
     assert taken + list(batches) == expected

@@ -91,7 +91,9 @@ def test_positions_of_every_sample_are_those_of_the_model(folder: Path, store: A
             types = (flat[begin:end] == image_token).long()
             count = int((torch.diff(types, prepend=torch.zeros(1)) > 0).sum())
             own = torch.stack([next(grids) for _ in range(count)]) if count else None
-            expected, _ = model.get_rope_index(flat[None, begin:end], types[None], image_grid_thw=own)
+            expected, _ = model.get_rope_index(
+                flat[None, begin:end], types[None], image_grid_thw=own
+            )
             assert positions[0, begin:end].tolist() == list(range(end - begin))
             assert positions[1:, begin:end].tolist() == expected[:, 0].tolist()
             seen += count
@@ -108,7 +110,13 @@ def test_no_placeholder_has_a_label(store: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"prefetch": 0}, {"prefetch": 5, "media_threads": 1}, {"media_bytes": 1}, {"media_threads": 3}, {"workers": 2}],
+    [
+        {"prefetch": 0},
+        {"prefetch": 5, "media_threads": 1},
+        {"media_bytes": 1},
+        {"media_threads": 3},
+        {"workers": 2},
+    ],
     ids=str,
 )
 def test_threads_workers_and_limits_change_nothing(store: Any, options: dict[str, Any]) -> None:
@@ -123,7 +131,12 @@ def test_threads_workers_and_limits_change_nothing(store: Any, options: dict[str
 @pytest.mark.parametrize(
     "form",
     [
-        *({"padding_free": True}, {"align": 8}, {"pad_side": "left", "packing": "none"}, {"labels": "shifted"}),
+        *(
+            {"padding_free": True},
+            {"align": 8},
+            {"pad_side": "left", "packing": "none"},
+            {"labels": "shifted"},
+        ),
         *({"pad_to": 64}, {"output": "numpy"}, {"packing": "group_4"}),
     ],
     ids=str,
@@ -132,10 +145,15 @@ def test_every_layout_has_the_same_images_and_positions(store: Any, form: dict[s
     """Each sample's positions and pixels are those it has alone."""
     alone = {
         batch.rows.spans["sample"].item(): batch
-        for batch in ps.Loader(store, batch_size=1, max_length=256, packing="none", shuffle=False, output="numpy")
+        for batch in ps.Loader(
+            store, batch_size=1, max_length=256, packing="none", shuffle=False, output="numpy"
+        )
     }
     for batch in ps.Loader(store, **{"batch_size": 3, "max_length": 128, "seed": 2, **form}):
-        positions, numbers = np.asarray(batch["position_ids"]), np.asarray(batch["seq_idx"]).reshape(-1)
+        positions, numbers = (
+            np.asarray(batch["position_ids"]),
+            np.asarray(batch["seq_idx"]).reshape(-1),
+        )
         flat = positions.reshape(4, -1)
         begins = np.flatnonzero((flat[0] == 0) & (numbers >= 0))
         spans = batch.rows.spans
@@ -144,15 +162,25 @@ def test_every_layout_has_the_same_images_and_positions(store: Any, form: dict[s
             expected = alone[int(span["sample"])]["position_ids"][:, 0, :size]
             assert np.array_equal(flat[:, begin : begin + size], expected)
         pixels = [
-            alone[sample]["pixel_values"] for sample in spans["sample"].tolist() if "pixel_values" in alone[sample]
+            alone[sample]["pixel_values"]
+            for sample in spans["sample"].tolist()
+            if "pixel_values" in alone[sample]
         ]
-        assert np.array_equal(batch["pixel_values"], np.concatenate(pixels)) if pixels else "pixel_values" not in batch
+        assert (
+            np.array_equal(batch["pixel_values"], np.concatenate(pixels))
+            if pixels
+            else "pixel_values" not in batch
+        )
 
 
 def test_a_run_resumes_on_other_ranks(store: Any) -> None:
     def rows(batch: Any) -> list[Any]:
         """Each row as its spans, positions and images."""
-        found, patches, taken = [], batch.get("image_grid_thw", np.empty((0, 3), int)).prod(axis=1).tolist(), 0
+        found, patches, taken = (
+            [],
+            batch.get("image_grid_thw", np.empty((0, 3), int)).prod(axis=1).tolist(),
+            0,
+        )
         for number, media in enumerate(batch.media):
             size = sum(patches[: len(media)])
             patches, pixels, taken = (
@@ -191,17 +219,25 @@ def test_a_batch_says_which_files_its_images_are(folder: Path, store: Any) -> No
             assert {"type": "image", "image": item.place} in record["messages"][0]["content"]
 
 
-def test_a_mixture_with_a_store_without_media(folder: Path, store: Any, tokenizer_path: Path) -> None:
+def test_a_mixture_with_a_store_without_media(
+    folder: Path, store: Any, tokenizer_path: Path
+) -> None:
     text = folder / "text.jsonl"
     text.write_text("".join(json.dumps({"text": f"{word} dog"}) + "\n" for word in vlm.WORDS))
-    words = ps.prepare(text, tokenizer=folder / "model", template="text", cache_dir=folder / "cache", num_proc=1)
-    loader = ps.Loader({"images": (store, 0.5), "words": (words, 0.5)}, batch_size=2, max_length=128)
+    words = ps.prepare(
+        text, tokenizer=folder / "model", template="text", cache_dir=folder / "cache", num_proc=1
+    )
+    loader = ps.Loader(
+        {"images": (store, 0.5), "words": (words, 0.5)}, batch_size=2, max_length=128
+    )
     batches = list(loader)
     assert {source for batch in batches for source in batch.rows.spans["source"].tolist()} == {0, 1}
     assert all(batch["position_ids"].ndim == 3 for batch in batches)
 
 
-@pytest.mark.parametrize("options", [{"packing": "concat"}, {"overflow": "split"}, {"overflow": "truncate"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"packing": "concat"}, {"overflow": "split"}, {"overflow": "truncate"}], ids=str
+)
 def test_samples_with_images_are_never_cut(store: Any, options: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match="cuts samples, and column 'media' is a list"):
         ps.Loader(store, batch_size=2, max_length=64, **options)
@@ -228,12 +264,16 @@ def test_the_table_of_pixels_is_used_and_equals_the_processor(folder: Path, stor
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
         expected = processor(images=[image], return_tensors="np")
         pixels, grid = decoder._pixels(image)
-        assert np.array_equal(pixels, expected["pixel_values"]) and np.array_equal(grid, expected["image_grid_thw"])
+        assert np.array_equal(pixels, expected["pixel_values"]) and np.array_equal(
+            grid, expected["image_grid_thw"]
+        )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK", "I;16"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_an_image_is_opened_as_transformers_opens_a_path(tmp_path: Path, mode: str, orientation: int) -> None:
+def test_an_image_is_opened_as_transformers_opens_a_path(
+    tmp_path: Path, mode: str, orientation: int
+) -> None:
     from PIL import Image
     from transformers.image_utils import load_image
 
@@ -244,9 +284,10 @@ def test_an_image_is_opened_as_transformers_opens_a_path(tmp_path: Path, mode: s
     exif[0x0112] = orientation
     path = tmp_path / ("image.tiff" if mode == "CMYK" else "image.png")
     # transformers opens the path: Pillow does not turn TIFFs without compression that it maps into memory
-    options: dict[str, Any] = {"P": {"transparency": bytes(range(256))}, "CMYK": {"compression": "tiff_lzw"}}.get(
-        mode, {}
-    )
+    options: dict[str, Any] = {
+        "P": {"transparency": bytes(range(256))},
+        "CMYK": {"compression": "tiff_lzw"},
+    }.get(mode, {})
     image.save(path, exif=exif, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transparency in palettes
@@ -264,11 +305,20 @@ def test_a_transparent_colour_becomes_what_the_processor_makes_of_a_path(
     values = np.random.default_rng(2).integers(0, 5, (40, 52, 3), np.uint8) * 60
     image, path = Image.fromarray(values), tmp_path / "image.png"
     number = image.convert("P").getpixel((0, 0))
-    colours = {"P": number, "P with alpha": bytes(range(200)), "RGB": tuple(values[0, 0].tolist()), "L": 60}
+    colours = {
+        "P": number,
+        "P with alpha": bytes(range(200)),
+        "RGB": tuple(values[0, 0].tolist()),
+        "L": 60,
+    }
     if transparent == "GIF":
         image.convert("P").save(path, "GIF", transparency=number)
     else:
-        mode = image.convert("L").convert("I;16") if transparent == "I;16" else image.convert(transparent.split()[0])
+        mode = (
+            image.convert("L").convert("I;16")
+            if transparent == "I;16"
+            else image.convert(transparent.split()[0])
+        )
         mode.save(path, transparency=colours.get(transparent, 60))
     decoder = open_decoder(store.template.media.processor)
     assert decoder._table is not None
@@ -306,7 +356,9 @@ def test_a_broken_image_names_record_and_file(own: Path, options: dict[str, Any]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255  # same number of bytes
     path.write_bytes(content)
-    with pytest.raises(MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': it cannot be decoded \(OSError"):
+    with pytest.raises(
+        MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': it cannot be decoded \(OSError"
+    ):
         load_all(store, **options)
 
 
@@ -314,7 +366,8 @@ def test_another_file_in_its_place_is_noticed(own: Path) -> None:
     store = vlm.prepare(own)
     shutil.copy(own / "images" / "1-0.png", own / "images" / "4-0.png")
     with pytest.raises(
-        MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': .*changed since it was prepared.*refresh=True"
+        MediaError,
+        match=r"data.jsonl:5: image 0, 'images/4-0.png': .*changed since it was prepared.*refresh=True",
     ):
         load_all(store)
 
@@ -326,7 +379,9 @@ def test_a_refreshed_store_has_the_other_file(own: Path) -> None:
 
 
 def test_samples_that_are_too_long_are_not_told_to_be_cut(store: Any) -> None:
-    with pytest.raises(PlanError, match=r"24 samples dropped: overlong; raise max_length; see loader.counters"):
+    with pytest.raises(
+        PlanError, match=r"24 samples dropped: overlong; raise max_length; see loader.counters"
+    ):
         list(ps.Loader(store, batch_size=2, max_length=4))
 
 
@@ -345,7 +400,9 @@ def test_another_size_with_as_many_bytes_is_noticed(own: Path) -> None:
     before = path.read_bytes()
     vlm.write_image(path, 60, 40, seed=1)
     assert len(path.read_bytes()) == len(before)
-    with pytest.raises(MediaError, match=r"it has 60 × 40 pixels \(height × width\), but its header said 40 × 60"):
+    with pytest.raises(
+        MediaError, match=r"it has 60 × 40 pixels \(height × width\), but its header said 40 × 60"
+    ):
         load_all(store)
 
 

@@ -16,7 +16,14 @@ from penstock.errors import PlanError
 from tests import vlm
 from tests.templates import processors
 
-SHAPES = [[(50, 90), (120, 40)], [(64, 64)], [], [(33, 200)], [(20, 30), (31, 47), (90, 88)], [(64, 61)]]
+SHAPES = [
+    [(50, 90), (120, 40)],
+    [(64, 64)],
+    [],
+    [(33, 200)],
+    [(20, 30), (31, 47), (90, 88)],
+    [(64, 61)],
+]
 
 
 def messages(images: list[str], number: int) -> list[dict[str, Any]]:
@@ -36,27 +43,39 @@ def make(folder: Path, family: str) -> tuple[Any, list[list[dict[str, Any]]]]:
         for place, (name, shape) in enumerate(zip(names, shapes, strict=True)):
             vlm.write_image(folder / name, *shape, seed=10 * number + place)
         talks.append(messages(names, number))
-    (folder / "data.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"messages": talk}) + "\n" for talk in talks)
+    )
     return processor, talks
 
 
 def opened(folder: Path, talk: list[dict[str, Any]]) -> list[Any]:
     from transformers.image_utils import load_image
 
-    return [load_image(str(folder / part["image"])) for part in talk[0]["content"] if part["type"] == "image"]
+    return [
+        load_image(str(folder / part["image"]))
+        for part in talk[0]["content"]
+        if part["type"] == "image"
+    ]
 
 
 @pytest.mark.parametrize("family", processors.VISION)
 def test_unpacked_batches_equal_the_processor_bit_by_bit(family: str, tmp_path: Path) -> None:
     processor, talks = make(tmp_path, family)
     store = vlm.prepare(tmp_path)
-    loader = ps.Loader(store, batch_size=2, max_length=2048, packing="none", shuffle=False, output="numpy")
+    loader = ps.Loader(
+        store, batch_size=2, max_length=2048, packing="none", shuffle=False, output="numpy"
+    )
     batches = list(loader)
     assert len(batches) == 3
     for number, batch in enumerate(batches):
         some = talks[2 * number : 2 * number + 2]
-        render = processor.tokenizer.apply_chat_template  # the processor's own asks for a video processor
-        texts = [render(talk, chat_template=processor.chat_template, tokenize=False) for talk in some]
+        render = (
+            processor.tokenizer.apply_chat_template
+        )  # the processor's own asks for a video processor
+        texts = [
+            render(talk, chat_template=processor.chat_template, tokenize=False) for talk in some
+        ]
         images = [opened(tmp_path, talk) for talk in some]
         flat = [image for several in images for image in several]
         nested = images if family in ("idefics3", "smolvlm", "gemma3") else flat
@@ -78,18 +97,24 @@ def test_unpacked_batches_equal_the_processor_bit_by_bit(family: str, tmp_path: 
 @pytest.mark.parametrize("form", [{}, {"padding_free": True, "packing": "none"}], ids=str)
 def test_gemma_3_is_not_packed_with_images(form: dict[str, Any], tmp_path: Path) -> None:
     make(tmp_path, "gemma3")
-    with pytest.raises(PlanError, match=r"Gemma 3 cannot train images in packed rows: .*set packing='none'"):
+    with pytest.raises(
+        PlanError, match=r"Gemma 3 cannot train images in packed rows: .*set packing='none'"
+    ):
         list(ps.Loader(vlm.prepare(tmp_path), batch_size=2, max_length=1024, **form))
 
 
 @pytest.mark.parametrize("family", [family for family in processors.VISION if family != "gemma3"])
 @pytest.mark.parametrize("form", [{}, {"padding_free": True}], ids=str)
-def test_packed_batches_hold_the_same_images(family: str, form: dict[str, Any], tmp_path: Path) -> None:
+def test_packed_batches_hold_the_same_images(
+    family: str, form: dict[str, Any], tmp_path: Path
+) -> None:
     make(tmp_path, family)
     store = vlm.prepare(tmp_path)
     rng = random.Random(0)
     sizes = []
-    for batch in ps.Loader(store, batch_size=2, max_length=1024, seed=rng.randrange(9), output="numpy", **form):
+    for batch in ps.Loader(
+        store, batch_size=2, max_length=1024, seed=rng.randrange(9), output="numpy", **form
+    ):
         sizes.append(sum(len(row) for row in batch.media))
         if family in ("idefics3", "smolvlm") and sizes[-1]:
             assert batch["pixel_values"].shape[:2] == batch["pixel_attention_mask"].shape[:2]

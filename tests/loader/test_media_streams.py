@@ -20,7 +20,12 @@ from penstock.types import MediaItem  # noqa: E402
 from tests import vlm  # noqa: E402
 from tests.templates import processors  # noqa: E402
 
-VIDEOS = [(10, 48, 64, 5), (7, 64, 48, 8), (20, 32, 96, 10), (5, 80, 80, 24)]  # frames, height, width, rate
+VIDEOS = [
+    (10, 48, 64, 5),
+    (7, 64, 48, 8),
+    (20, 32, 96, 10),
+    (5, 80, 80, 24),
+]  # frames, height, width, rate
 
 
 @pytest.fixture(scope="module", params=vlm.FAMILIES)
@@ -32,7 +37,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for number, video in enumerate(VIDEOS):
         vlm.write_video(folder / f"{number}.mp4", *video, seed=number)
         vlm.write_image(folder / f"{number}.png", 40 + 9 * number, 70, seed=number)
-        for files in ([f"{number}.mp4"], [f"{number}.png", f"{number}.mp4"], [f"{number}.mp4", f"{number}.png"], []):
+        for files in (
+            [f"{number}.mp4"],
+            [f"{number}.png", f"{number}.mp4"],
+            [f"{number}.mp4", f"{number}.png"],
+            [],
+        ):
             lines.append(vlm.conversation(rng, files))
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -52,14 +62,18 @@ def seconds_per_moment(item: MediaItem, chosen: Any) -> float:
     """As transformers' processor of Qwen2.5-VL says."""
     from transformers.video_utils import VideoMetadata
 
-    metadata = VideoMetadata(total_num_frames=item.size[0], fps=item.rate, frames_indices=chosen.tolist())
+    metadata = VideoMetadata(
+        total_num_frames=item.size[0], fps=item.rate, frames_indices=chosen.tolist()
+    )
     return 2 / metadata.sampled_fps
 
 
 def test_each_frame_is_what_the_image_processor_makes_of_it(folder: Path, store: Any) -> None:
     image_processor, processor = vlm.image_processor(folder.name), store.template.media.processor
     seen = 0
-    for batch in ps.Loader(store, batch_size=1, max_length=512, packing="none", shuffle=False, output="numpy"):
+    for batch in ps.Loader(
+        store, batch_size=1, max_length=512, packing="none", shuffle=False, output="numpy"
+    ):
         [row] = batch.media
         begin = 0
         for _, item in row:
@@ -72,9 +86,13 @@ def test_each_frame_is_what_the_image_processor_makes_of_it(folder: Path, store:
             assert times == len(frames) // 2
             size = (across * image_processor.patch_size, down * image_processor.patch_size)
             for place in range(times):
-                found = batch["pixel_values_videos"][begin : begin + down * across].reshape(down * across, 3, 2, -1)
+                found = batch["pixel_values_videos"][begin : begin + down * across].reshape(
+                    down * across, 3, 2, -1
+                )
                 for time, frame in enumerate(frames[2 * place : 2 * place + 2]):
-                    own = image_processor(frame.resize(size, image_processor.resample), do_resize=False)["pixel_values"]
+                    own = image_processor(
+                        frame.resize(size, image_processor.resample), do_resize=False
+                    )["pixel_values"]
                     assert np.array_equal(found[:, :, time], own.reshape(found.shape)[:, :, time])
                 begin += down * across
             seen += 1
@@ -88,13 +106,19 @@ def alone(folder: Path, store: Any, model: Any) -> dict[int, tuple[Any, Any]]:
     for batch in ps.Loader(store, batch_size=1, max_length=512, packing="none", shuffle=False):
         ids = batch["input_ids"]
         types = (ids == token("<|image_pad|>")).long() + 2 * (ids == token("<|video_pad|>")).long()
-        media = {name: batch[name] for name in ("image_grid_thw", "video_grid_thw") if name in batch}
-        pixels = {name: batch[name] for name in ("pixel_values", "pixel_values_videos") if name in batch}
+        media = {
+            name: batch[name] for name in ("image_grid_thw", "video_grid_thw") if name in batch
+        }
+        pixels = {
+            name: batch[name] for name in ("pixel_values", "pixel_values_videos") if name in batch
+        }
         options = dict(media)
         videos = [item for row in batch.media for _, item in row if item.kind == "video"]
         if folder.name == "qwen2_5_vl" and videos:
             processor = store.template.media.processor
-            each = [seconds_per_moment(item, processor.frames(item.size, item.rate)) for item in videos]
+            each = [
+                seconds_per_moment(item, processor.frames(item.size, item.rate)) for item in videos
+            ]
             options["second_per_grid_ts"] = torch.tensor(each)
         positions, _ = model.model.get_rope_index(ids, types, **options)
         with torch.no_grad():
@@ -110,7 +134,9 @@ def alone(folder: Path, store: Any, model: Any) -> dict[int, tuple[Any, Any]]:
     return found
 
 
-def test_packed_videos_have_the_positions_and_logits_that_they_have_alone(folder: Path, store: Any) -> None:
+def test_packed_videos_have_the_positions_and_logits_that_they_have_alone(
+    folder: Path, store: Any
+) -> None:
     model = vlm.tiny_model(folder.name).eval()
     expected, inputs, seen = alone(folder, store, model), ModelInputs(model), 0
     for batch in ps.Loader(store, batch_size=2, max_length=420, seed=1):
@@ -127,7 +153,9 @@ def test_packed_videos_have_the_positions_and_logits_that_they_have_alone(folder
     assert seen == 16
 
 
-def test_the_isolation_check_takes_videos(folder: Path, store: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_isolation_check_takes_videos(
+    folder: Path, store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     check_isolation(vlm.tiny_model(folder.name), ps.Loader(store, batch_size=2, max_length=420))
     assert not caplog.records
 
@@ -135,7 +163,9 @@ def test_the_isolation_check_takes_videos(folder: Path, store: Any, caplog: pyte
 def test_a_video_that_is_cut_short_is_named(tmp_path: Path) -> None:
     vlm.processor_folder(tmp_path / "model", "qwen3_vl")
     path = vlm.write_video(tmp_path / "a.mp4", 20, 48, 64, rate=5, seed=0)
-    (tmp_path / "data.jsonl").write_text(json.dumps(vlm.conversation(random.Random(0), ["a.mp4"])) + "\n")
+    (tmp_path / "data.jsonl").write_text(
+        json.dumps(vlm.conversation(random.Random(0), ["a.mp4"])) + "\n"
+    )
     store = vlm.prepare(tmp_path)
     content = bytearray(path.read_bytes())
     begin = content.find(b"mdat") + 4
@@ -149,7 +179,9 @@ def test_positions_of_videos_need_the_models_config(tmp_path: Path) -> None:
     vlm.processor_folder(tmp_path / "model", "qwen2_5_vl")
     (tmp_path / "model" / "config.json").unlink()
     vlm.write_video(tmp_path / "a.mp4", 10, 48, 64, rate=5, seed=0)
-    (tmp_path / "data.jsonl").write_text(json.dumps(vlm.conversation(random.Random(0), ["a.mp4"])) + "\n")
+    (tmp_path / "data.jsonl").write_text(
+        json.dumps(vlm.conversation(random.Random(0), ["a.mp4"])) + "\n"
+    )
     store = vlm.prepare(tmp_path)
     with pytest.raises(MediaError, match=r"tokens_per_second, but no config.json in .* has it"):
         list(ps.Loader(store, batch_size=1, max_length=512))
@@ -166,8 +198,14 @@ def make_audio(folder: Path, rate: int = 16_000) -> Any:
     for number, channels in enumerate([1, 2, 1]):
         samples = rng.uniform(-0.5, 0.5, (rate // 2 + 977 * number, channels)).astype(np.float32)
         soundfile.write(folder / f"{number}.wav", samples, rate, subtype="FLOAT")
-        parts = [{"type": "audio", "audio": f"{number}.wav"}, {"type": "text", "text": "What is it?"}]
-        talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": "a dog " * (number + 1)}]
+        parts = [
+            {"type": "audio", "audio": f"{number}.wav"},
+            {"type": "text", "text": "What is it?"},
+        ]
+        talk = [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": "a dog " * (number + 1)},
+        ]
         lines.append({"messages": talk})
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return processor
@@ -176,14 +214,23 @@ def make_audio(folder: Path, rate: int = 16_000) -> Any:
 def test_audio_equals_the_processor_bit_by_bit(tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile")
     processor = make_audio(tmp_path)
-    lines = [json.loads(line)["messages"] for line in (tmp_path / "data.jsonl").read_text().splitlines()]
-    loader = ps.Loader(vlm.prepare(tmp_path), batch_size=3, max_length=256, packing="none", shuffle=False)
+    lines = [
+        json.loads(line)["messages"] for line in (tmp_path / "data.jsonl").read_text().splitlines()
+    ]
+    loader = ps.Loader(
+        vlm.prepare(tmp_path), batch_size=3, max_length=256, packing="none", shuffle=False
+    )
     [batch] = loader
-    clips = [soundfile.read(tmp_path / f"{n}.wav", dtype="float32", always_2d=True)[0].mean(axis=1) for n in range(3)]
+    clips = [
+        soundfile.read(tmp_path / f"{n}.wav", dtype="float32", always_2d=True)[0].mean(axis=1)
+        for n in range(3)
+    ]
     render = processor.tokenizer.apply_chat_template
     texts = [render(talk, chat_template=processor.chat_template, tokenize=False) for talk in lines]
     processor.tokenizer.pad_token = "<|im_end|>"
-    made = processor(text=texts, audio=clips, sampling_rate=16_000, padding=True, return_tensors="pt")
+    made = processor(
+        text=texts, audio=clips, sampling_rate=16_000, padding=True, return_tensors="pt"
+    )
     for name in ("input_features", "feature_attention_mask"):
         assert batch[name].dtype == made[name].dtype and torch.equal(batch[name], made[name])
     for row, text, clip in zip(batch["input_ids"], texts, clips, strict=True):
@@ -193,5 +240,8 @@ def test_audio_equals_the_processor_bit_by_bit(tmp_path: Path) -> None:
 
 def test_audio_of_another_rate_is_refused(tmp_path: Path) -> None:
     make_audio(tmp_path, rate=8_000)
-    with pytest.raises(MediaError, match=r"it has 8000 samples a second, and the model takes 16000; resample the file"):
+    with pytest.raises(
+        MediaError,
+        match=r"it has 8000 samples a second, and the model takes 16000; resample the file",
+    ):
         list(ps.Loader(vlm.prepare(tmp_path), batch_size=3, max_length=256))

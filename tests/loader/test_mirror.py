@@ -48,7 +48,9 @@ def test_no_rule_misses_less_often(accesses: list[str], capacity: int) -> None:
             return 1 + accesses.index(other, at) if other in accesses[at:] else float("inf")
 
         excess = len(present) + 1 - capacity
-        victims = choose_victims(present, next_use, kept={name}, excess=excess) if excess > 0 else []
+        victims = (
+            choose_victims(present, next_use, kept={name}, excess=excess) if excess > 0 else []
+        )
         for victim in victims:
             del present[victim]
         present[name] = 1
@@ -81,15 +83,21 @@ def test_what_is_open_or_needed_earlier_is_never_removed(
 class Shards:
     """A store of shards in a bucket, as far as a plan and a mirror look at it."""
 
-    def __init__(self, name: str, rows: list[int], lengths: list[int] | None = None, num_bytes: int = 100) -> None:
+    def __init__(
+        self, name: str, rows: list[int], lengths: list[int] | None = None, num_bytes: int = 100
+    ) -> None:
         self.shard_sizes = np.array(rows)
         self.shard_starts = np.concatenate(([0], np.cumsum(rows)))
         entries = [
-            SimpleNamespace(num_bytes=num_bytes, key=f"{n:032x}", file=Fetch(f"{name}{n}", num_bytes))
+            SimpleNamespace(
+                num_bytes=num_bytes, key=f"{n:032x}", file=Fetch(f"{name}{n}", num_bytes)
+            )
             for n in range(len(rows))
         ]
         self.lengths = np.array([10] * len(self) if lengths is None else lengths, np.int32)
-        self.cache = SimpleNamespace(is_remote=True, where=f"s3://{name}", mirror_bytes=None, budget=10**9)
+        self.cache = SimpleNamespace(
+            is_remote=True, where=f"s3://{name}", mirror_bytes=None, budget=10**9
+        )
         self.manifest = SimpleNamespace(shards=entries)
         self.counts = SimpleNamespace(samples=len(self), tokens=int(self.lengths.sum()))
 
@@ -115,7 +123,9 @@ def some_targets(source: int, samples: Any, starts: Any, stops: Any) -> Any:
     return (samples + starts + source) % 3 > 0
 
 
-def fetched_per_epoch(share: float, *, lru: bool = False, num_shards: int = 80, epochs: int = 4) -> float:
+def fetched_per_epoch(
+    share: float, *, lru: bool = False, num_shards: int = 80, epochs: int = 4
+) -> float:
     """The part of a store that a mirror of a share of it fetches in an epoch, from the second on: every epoch in a new order."""
     store = Shards("a", [16] * num_shards)
     plan = plan_of({"a": store}, window=1, block=16)
@@ -133,10 +143,18 @@ def fetched_per_epoch(share: float, *, lru: bool = False, num_shards: int = 80, 
             misses += block[0].epoch > 0
 
             def next_use(other: str) -> float:
-                return len(present) - list(present).index(other) if lru else future.next_use(("s3://a", other))
+                return (
+                    len(present) - list(present).index(other)
+                    if lru
+                    else future.next_use(("s3://a", other))
+                )
 
             excess = len(present) + 1 - capacity
-            for victim in (choose_victims(present, next_use, kept=(), excess=excess) or ()) if excess > 0 else ():
+            for victim in (
+                (choose_victims(present, next_use, kept=(), excess=excess) or ())
+                if excess > 0
+                else ()
+            ):
                 del present[victim]
             present[name] = 1
     return misses / (epochs - 1) / num_shards
@@ -177,7 +195,9 @@ def test_with_weights_the_present_block_is_exact_and_the_next_one_nearly(overflo
         name: Shards(name, [16] * num, chance.choice([4, 9, 25, 60], 16 * num).tolist())
         for name, num in (("a", 60), ("b", 11))
     }
-    plan = plan_of(stores, some_targets, weights=("0.7", "0.3"), window=2, block=48, overflow=overflow)
+    plan = plan_of(
+        stores, some_targets, weights=("0.7", "0.3"), window=2, block=48, overflow=overflow
+    )
     future, missed, read = Future(plan, list(stores.values()), Position()), 0, 0
     names = [*stores]
     for epoch in range(4):
@@ -222,7 +242,9 @@ def mixtures(draw: st.DrawFn) -> tuple[dict[str, Shards], dict[str, Any]]:
 
 
 @given(mixtures())
-def test_two_blocks_fit_into_a_mirror_that_was_not_refused(world: tuple[dict[str, Shards], dict[str, Any]]) -> None:
+def test_two_blocks_fit_into_a_mirror_that_was_not_refused(
+    world: tuple[dict[str, Shards], dict[str, Any]],
+) -> None:
     """The bound is made from sizes and lengths, with weights and without; in three epochs no block and the one before it need more."""
     stores, settings = world
     plan, own = plan_of(stores, some_targets, **settings), [*stores.values()]
@@ -239,5 +261,8 @@ def test_two_blocks_fit_into_a_mirror_that_was_not_refused(world: tuple[dict[str
             if (shards := plan.blocks.shards(epoch, number)) is None:
                 break
             needed = {*shards} | before
-            assert sum(own[source].manifest.shards[shard].num_bytes for source, shard in needed) <= bound
+            assert (
+                sum(own[source].manifest.shards[shard].num_bytes for source, shard in needed)
+                <= bound
+            )
             before = {*shards}

@@ -19,7 +19,9 @@ OPTIONS = {"batch_size": 2, "max_length": 64}
 def store(tokenizer_path, tmp_path_factory):
     records = [{"text": "fox dog runs over " * (1 + number % 7)} for number in range(60)]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 def test_steps_that_are_none_are_refused(store):
@@ -29,7 +31,11 @@ def test_steps_that_are_none_are_refused(store):
             loader.seek(wrong)
         with pytest.raises(PlanError, match="step is"):
             loader.explain(wrong)
-    for wrong, message in [(3, "skip is 3, expected steps"), ("12", "skip is '12'"), (["a"], "a step in skip is 'a'")]:
+    for wrong, message in [
+        (3, "skip is 3, expected steps"),
+        ("12", "skip is '12'"),
+        (["a"], "a step in skip is 'a'"),
+    ]:
         with pytest.raises(PlanError, match=message):
             Loader(store, **OPTIONS, skip=wrong)
     loader.seek(np.int64(3))
@@ -39,7 +45,10 @@ def test_steps_that_are_none_are_refused(store):
 def test_a_run_without_steps_says_why(store):
     with pytest.raises(PlanError, match="the run has no step: epochs is 0"):
         list(Loader(store, **OPTIONS, epochs=0))
-    with pytest.raises(PlanError, match="60 samples dropped: overlong; raise max_length, or choose overflow='split'"):
+    with pytest.raises(
+        PlanError,
+        match="60 samples dropped: overlong; raise max_length, or choose overflow='split'",
+    ):
         list(Loader(store, batch_size=2, max_length=3))
     with pytest.raises(PlanError, match="60 samples dropped: overlong"):
         list(Loader(store, batch_size=2, max_length=3, epochs=None, per_epoch=True))
@@ -48,13 +57,18 @@ def test_a_run_without_steps_says_why(store):
         list(Loader(store, **OPTIONS, skip=range(len(loader))))
 
 
-def test_a_loop_after_the_state_of_a_finished_pass_was_loaded_says_that_nothing_is_left(store, caplog):
+def test_a_loop_after_the_state_of_a_finished_pass_was_loaded_says_that_nothing_is_left(
+    store, caplog
+):
     loader = Loader(store, **OPTIONS)
     steps = len(list(loader))
     loader.load_state_dict(loader.state_dict())
     assert "no batch is left" not in caplog.text
     assert list(loader) == []
-    assert f"saved at the end of a pass, at step {steps}; iterate again for the next pass" in caplog.text
+    assert (
+        f"saved at the end of a pass, at step {steps}; iterate again for the next pass"
+        in caplog.text
+    )
     loader.seek(steps)
     assert len(list(loader)) == steps
 

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader  # noqa: E402
 def store(tokenizer_path, tmp_path_factory):
     records = [{"text": "fox dog runs over " * (1 + number % 7)} for number in range(60)]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 @pytest.fixture
@@ -24,14 +26,18 @@ def loader(store):
     return ps.Loader(store, batch_size=2, max_length=64)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"batch_size": None}, {"shuffle": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"batch_size": None}, {"shuffle": True}], ids=str
+)
 def test_a_dataloader_over_a_loader_names_as_dataset(loader, options):
     with pytest.raises(TypeError, match=r"DataLoader\(loader\.as_dataset\(\), batch_size=None\)"):
         list(DataLoader(loader, **options))
 
 
 def test_an_item_of_a_loader_names_what_to_do(loader):
-    with pytest.raises(TypeError, match=r"iterate over it; for the Trainers use LoaderTrainer\(loader=loader\)"):
+    with pytest.raises(
+        TypeError, match=r"iterate over it; for the Trainers use LoaderTrainer\(loader=loader\)"
+    ):
         loader[0]
 
 
@@ -60,7 +66,12 @@ def test_a_dataloader_of_a_data_set_has_a_length(store, workers):
     own = DataLoader(loader.as_dataset(), batch_size=None, num_workers=workers)
     assert len(own) == sum(1 for _ in own) == len(loader) - 3
     with pytest.raises(TypeError, match="endless"):
-        len(DataLoader(ps.Loader(store, batch_size=2, max_length=64, epochs=None).as_dataset(), batch_size=None))
+        len(
+            DataLoader(
+                ps.Loader(store, batch_size=2, max_length=64, epochs=None).as_dataset(),
+                batch_size=None,
+            )
+        )
 
 
 TRAINERS = {
@@ -93,6 +104,10 @@ def test_a_trainer_that_is_given_a_loader_as_data_set_says_what_to_use(name, tmp
         {TRAINERS[name]}
     """
     lines = [line.removeprefix("        ") for line in code.splitlines()]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines), str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines), str(tmp_path)], capture_output=True, text=True
+    )
     [said] = [line for line in done.stderr.splitlines() if line.startswith("TypeError: ")]
-    assert done.returncode == 1 and "LoaderTrainer(loader=loader)" in said and "as_dataset()" in said, done.stderr
+    assert (
+        done.returncode == 1 and "LoaderTrainer(loader=loader)" in said and "as_dataset()" in said
+    ), done.stderr

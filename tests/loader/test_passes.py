@@ -26,9 +26,13 @@ OPTIONS = {"batch_size": 2, "max_length": 48}
 @pytest.fixture(scope="module")
 def store(tokenizer_path, tmp_path_factory):
     rng = np.random.default_rng(5)
-    records = [{"text": " ".join(rng.choice(WORDS, 1 + rng.integers(30)).tolist())} for _ in range(90)]
+    records = [
+        {"text": " ".join(rng.choice(WORDS, 1 + rng.integers(30)).tolist())} for _ in range(90)
+    ]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 def rows(batch) -> list:
@@ -90,7 +94,8 @@ def test_a_loop_that_was_broken_off_goes_on(store):
 
 
 @pytest.mark.parametrize(
-    "options", [{"shuffle": False}, {"epochs": 2}, {"tail": "drop"}, {"per_epoch": True, "epochs": 2}]
+    "options",
+    [{"shuffle": False}, {"epochs": 2}, {"tail": "drop"}, {"per_epoch": True, "epochs": 2}],
 )
 def test_a_cut_in_any_pass_is_resumed_exactly(store, options):
     loader = Loader(store, **OPTIONS, **options)
@@ -113,11 +118,14 @@ def test_a_cut_in_any_pass_is_resumed_exactly(store, options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": False}, {"tail": "drop", "epochs": 2}, {"tail": "wrap", "epochs": 2}]
+    "options",
+    [{}, {"shuffle": False}, {"tail": "drop", "epochs": 2}, {"tail": "wrap", "epochs": 2}],
 )
 def test_a_cut_in_a_later_pass_is_resumed_on_other_ranks(store, options):
     def make(rank: int, world_size: int) -> ps.Loader:
-        return Loader(store, batch_size=2, max_length=48, rank=rank, world_size=world_size, **options)
+        return Loader(
+            store, batch_size=2, max_length=48, rank=rank, world_size=world_size, **options
+        )
 
     check_resume(make, cuts=5, passes=3)
 
@@ -179,7 +187,9 @@ def test_steps_of_every_pass_can_be_explained_and_sought(store):
     found = [*loader, *loader]
     for batch in found[:: len(found) // 9]:
         assert loader.explain(batch.step) == batch.provenance
-    with pytest.raises(PlanError, match=f"cannot seek to step {len(found) + 1}: the run has {len(found)} steps"):
+    with pytest.raises(
+        PlanError, match=f"cannot seek to step {len(found) + 1}: the run has {len(found)} steps"
+    ):
         loader.seek(len(found) + 1)
     loader.seek(found[-3].step)
     assert contents(loader) == contents(found[-3:])
@@ -193,7 +203,9 @@ def test_an_evaluation_that_ends_early_can_start_over(store):
     for limit in (2, 3, None, 2, None):
         loader.restart()
         seen.append(contents(islice(loader, limit)))
-    assert seen == [seen[2][:2], seen[2][:3], seen[2], seen[2][:2], seen[2]] and len(seen[2]) == len(loader)
+    assert seen == [seen[2][:2], seen[2][:3], seen[2], seen[2][:2], seen[2]] and len(
+        seen[2]
+    ) == len(loader)
     other = Loader(store, **OPTIONS)
     other.load_state_dict({**loader.state_dict()})
     other.restart()
@@ -206,7 +218,9 @@ def test_skipped_steps_are_passed_over_in_their_pass(store):
     loader = Loader(store, **OPTIONS, shuffle=False, skip=skip)
     steps = [[batch.step for batch in loader] for _ in range(3)]
     assert steps[0] == list(range(length - 1))
-    assert [step for loop in steps for step in loop] == [step for step in range(3 * length) if step not in skip]
+    assert [step for loop in steps for step in loop] == [
+        step for step in range(3 * length) if step not in skip
+    ]
 
 
 def test_workers_and_threads_hand_over_the_same_passes(store):
@@ -227,7 +241,11 @@ def test_a_dataloader_of_ones_own_gets_the_next_pass_each_time(store, workers, p
     loader = Loader(store, **OPTIONS)
     loops = [contents(loader) for _ in range(4)]
     options = {"batch_size": None, "collate_fn": lambda x: x, "num_workers": workers}
-    own = DataLoader(Loader(store, **OPTIONS).as_dataset(), **options, persistent_workers=persistent and workers > 0)
+    own = DataLoader(
+        Loader(store, **OPTIONS).as_dataset(),
+        **options,
+        persistent_workers=persistent and workers > 0,
+    )
     assert [contents(own) for _ in range(2)] == loops[:2]
     next(iter(own))  # broken off
     assert contents(own) == loops[3]
@@ -259,7 +277,12 @@ def loops_in_turn(store, folder, *, taken, persistent, **order):
     """What a DataLoader of two workers hands over in each loop; `taken`: batches, None for all."""
     data = InTurn(Loader(store, **OPTIONS).as_dataset(), folder, **order)
     own = DataLoader(
-        data, batch_size=None, collate_fn=lambda x: x, num_workers=2, prefetch_factor=1, persistent_workers=persistent
+        data,
+        batch_size=None,
+        collate_fn=lambda x: x,
+        num_workers=2,
+        prefetch_factor=1,
+        persistent_workers=persistent,
     )
     for loop, batches in enumerate(taken):
         data.loop.fill_(loop)
@@ -271,16 +294,27 @@ def loops_in_turn(store, folder, *, taken, persistent, **order):
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("late", [(1, 1, 1), (0, 0, 0), (1, 0, 1), (0, 1, 0)])
-def test_a_worker_that_starts_late_joins_the_pass_that_the_other_has_begun(store, tmp_path, late, persistent):
+def test_a_worker_that_starts_late_joins_the_pass_that_the_other_has_begun(
+    store, tmp_path, late, persistent
+):
     loader = Loader(store, **OPTIONS)
     expected = [contents(loader) for _ in range(3)]
-    assert list(loops_in_turn(store, tmp_path, taken=(None,) * 3, late=late, persistent=persistent)) == expected
+    assert (
+        list(loops_in_turn(store, tmp_path, taken=(None,) * 3, late=late, persistent=persistent))
+        == expected
+    )
 
 
-def test_a_worker_that_never_started_in_a_loop_that_was_left_is_in_the_right_pass_in_the_next(store, tmp_path):
+def test_a_worker_that_never_started_in_a_loop_that_was_left_is_in_the_right_pass_in_the_next(
+    store, tmp_path
+):
     loader = Loader(store, **OPTIONS)
     first, second, third = (contents(loader) for _ in range(3))
-    found = list(loops_in_turn(store, tmp_path, taken=(1, None, None), late=(1, 0, 1), never=(0,), persistent=False))
+    found = list(
+        loops_in_turn(
+            store, tmp_path, taken=(1, None, None), late=(1, 0, 1), never=(0,), persistent=False
+        )
+    )
     assert found == [first[:1], second, third]
 
 
@@ -292,7 +326,9 @@ def test_a_stateful_dataloader_resumes_in_a_later_pass(store, workers, cut):
 
     def make():
         steps = Loader(store, **OPTIONS).as_dataset()
-        return stateful.StatefulDataLoader(steps, batch_size=None, collate_fn=lambda x: x, num_workers=workers)
+        return stateful.StatefulDataLoader(
+            steps, batch_size=None, collate_fn=lambda x: x, num_workers=workers
+        )
 
     loader = Loader(store, **OPTIONS)
     loops = [contents(loader) for _ in range(4)]
@@ -303,7 +339,9 @@ def test_a_stateful_dataloader_resumes_in_a_later_pass(store, workers, cut):
     state = first.state_dict()
     again = make()
     again.load_state_dict(state)
-    expected = loops[1][cut:] if cut is not None else loops[2]  # its own rule: a finished state begins the next one
+    expected = (
+        loops[1][cut:] if cut is not None else loops[2]
+    )  # its own rule: a finished state begins the next one
     assert contents(again) == expected
     assert contents(again) == loops[2 if cut is not None else 3]
 
@@ -313,7 +351,9 @@ def test_an_uneven_pass_is_refused_before_its_first_step(store):
     uneven = next(size for size in range(2, length) if length % size)
     for epochs in (1, None):
         with pytest.raises(ps.errors.UnevenTail, match="do not divide into steps"):
-            Loader(store, batch_size=uneven, max_length=48, tail="error", shuffle=False, epochs=epochs)
+            Loader(
+                store, batch_size=uneven, max_length=48, tail="error", shuffle=False, epochs=epochs
+            )
     loader = Loader(store, batch_size=1, max_length=48, tail="error", shuffle=False)
     assert [len(list(loader)) for _ in range(2)] == [length, length]
 
@@ -333,7 +373,9 @@ def test_random_passes_cuts_and_ranks_give_one_uninterrupted_run(store):
             while len(found) < len(expected):
                 world_size, batch_size = chance.randint(1, 3), chance.randint(1, 3)
                 ranks = [
-                    Loader(store, batch_size=batch_size, **options, rank=rank, world_size=world_size)
+                    Loader(
+                        store, batch_size=batch_size, **options, rank=rank, world_size=world_size
+                    )
                     for rank in range(world_size)
                 ]
                 for rank in ranks:
@@ -344,7 +386,9 @@ def test_random_passes_cuts_and_ranks_give_one_uninterrupted_run(store):
                 steps = chance.randint(1, 8)
                 for batches in islice(zip(*ranks, strict=True), steps):
                     placed = {
-                        place: row for each in batches for place, row in zip(each.places, rows(each), strict=True)
+                        place: row
+                        for each in batches
+                        for place, row in zip(each.places, rows(each), strict=True)
                     }
                     found += [placed[place] for place in sorted(placed) if placed[place]]
                 assert len({json.dumps(rank.state_dict(), sort_keys=True) for rank in ranks}) == 1

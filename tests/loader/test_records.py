@@ -36,7 +36,11 @@ def numbers(batches) -> list[int]:
 
 VIEWS = {
     "plain": (lambda source: source, lambda n: n, lambda n: True),
-    "mapped": (lambda source: source.map(lambda r: {"n": 2 * r["n"]}), lambda n: 2 * n, lambda n: True),
+    "mapped": (
+        lambda source: source.map(lambda r: {"n": 2 * r["n"]}),
+        lambda n: 2 * n,
+        lambda n: True,
+    ),
     "filtered": (lambda source: source.filter(lambda r: r["n"] % 3), lambda n: n, lambda n: n % 3),
     "sliced": (lambda source: source[50:10:-1], lambda n: n, lambda n: 10 < n <= 50),
     "joined": (lambda source: ps.concat([source[:30], source[30:]]), lambda n: n, lambda n: True),
@@ -70,7 +74,9 @@ def test_a_run_over_bad_rows_resumes_exactly_on_other_ranks(path):
     check_resume(make, cuts=6)
 
 
-def test_a_bad_row_is_in_the_quarantine_once_however_often_and_in_however_many_processes_it_is_met(path, tmp_path):
+def test_a_bad_row_is_in_the_quarantine_once_however_often_and_in_however_many_processes_it_is_met(
+    path, tmp_path
+):
     quarantine = tmp_path / "bad.jsonl"
 
     def quarantined() -> list[int]:
@@ -98,20 +104,29 @@ def test_a_bad_row_is_in_the_quarantine_once_however_often_and_in_however_many_p
     assert [*entries[:3], last] == whole.splitlines() and entries[3] == whole[:-5].splitlines()[-1]
 
 
-def test_max_bad_and_the_quarantine_are_about_all_rows_of_a_store_that_was_prepared_before(tmp_path, tokenizer_path):
+def test_max_bad_and_the_quarantine_are_about_all_rows_of_a_store_that_was_prepared_before(
+    tmp_path, tokenizer_path
+):
     path, quarantine, cache_dir = tmp_path / "p.jsonl", tmp_path / "bad.jsonl", tmp_path / "cache"
-    lines = ["{bad" if n % 3 == 0 else '{"text": ""}' if n % 3 == 1 else '{"text": "a fox"}' for n in range(60)]
+    lines = [
+        "{bad" if n % 3 == 0 else '{"text": ""}' if n % 3 == 1 else '{"text": "a fox"}'
+        for n in range(60)
+    ]
     path.write_text("\n".join(lines))
 
     def prepare(**options):
         source = ps.open(path, cache_dir=cache_dir, **options)
-        ps.prepare(source, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+        ps.prepare(
+            source, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+        )
         return source.bad_counts
 
     prepare(on_bad="skip")
     for _ in range(2):
         assert prepare(on_bad="quarantine", quarantine=quarantine) == {"bad_json": 20}
-        assert [json.loads(line)["row"] for line in quarantine.read_text().splitlines()] == list(range(0, 60, 3))
+        assert [json.loads(line)["row"] for line in quarantine.read_text().splitlines()] == list(
+            range(0, 60, 3)
+        )
     assert prepare(on_bad="skip", max_bad=20) == {"bad_json": 20}
     with pytest.raises(BadRecord, match="this is bad row number 20 and max_bad is 19"):
         prepare(on_bad="skip", max_bad=19)
@@ -121,7 +136,8 @@ def test_a_source_of_bad_rows_alone_says_so(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text("no\n" * 5)
     with pytest.raises(
-        PlanError, match=r"the run has no step: all 5 samples are empty \(5 rows → 0 records; 5 dropped: bad_json 5"
+        PlanError,
+        match=r"the run has no step: all 5 samples are empty \(5 rows → 0 records; 5 dropped: bad_json 5",
     ):
         list(Loader(open_source(path), batch_size=2))
 
@@ -160,7 +176,9 @@ def test_a_loader_of_unchanged_files_reads_them_once(path, monkeypatch):
     first = Loader(open_source(path), batch_size=4)
     digested, read = [], []
     digest, records = file_source.FilesSource.digest, jsonl.JsonlPart.records
-    monkeypatch.setattr(file_source.FilesSource, "digest", lambda *a: digested.append(a) or digest(*a))
+    monkeypatch.setattr(
+        file_source.FilesSource, "digest", lambda *a: digested.append(a) or digest(*a)
+    )
     monkeypatch.setattr(jsonl.JsonlPart, "records", lambda *a: read.append(a) or records(*a))
     again = Loader(open_source(path), batch_size=4)
     assert again.plan.fingerprint == first.plan.fingerprint and not digested and not read
@@ -176,7 +194,10 @@ def test_rows_read_together_are_those_read_one_by_one(path, tmp_path):
     rng = np.random.default_rng(0)
     entries = []
     for number, samples in enumerate((7, 1, 12)):
-        sequences = {"a": torch.from_numpy(rng.integers(0, 9, (samples, 5))), "b": torch.rand(samples, 2, 3)}
+        sequences = {
+            "a": torch.from_numpy(rng.integers(0, 9, (samples, 5))),
+            "b": torch.rand(samples, 2, 3),
+        }
         half = {"c": torch.rand(samples, 4).bfloat16(), "d": torch.rand(4, samples).T}
         torch.save(({**sequences, **half}, torch.arange(samples)), folder / f"{number}.pt")
         entries.append({"path": f"{number}.pt", "samples": samples})
@@ -207,7 +228,9 @@ def test_rows_read_together_are_those_read_one_by_one(path, tmp_path):
 def test_the_digest_of_chunks_says_what_rows_hold_and_not_how_they_were_cut(tmp_path):
     torch = pytest.importorskip("torch")
 
-    def make(name: str, cuts: list[int], change: int | None = None, dtype=torch.int64, second="b", more=0) -> str:
+    def make(
+        name: str, cuts: list[int], change: int | None = None, dtype=torch.int64, second="b", more=0
+    ) -> str:
         folder = tmp_path / name
         folder.mkdir()
         values = torch.arange(40, dtype=dtype).reshape(10, 4)
@@ -215,13 +238,20 @@ def test_the_digest_of_chunks_says_what_rows_hold_and_not_how_they_were_cut(tmp_
             values[change, 2] += 1
         entries = []
         for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, 10], strict=True)):
-            torch.save({"a": values[start:stop].clone(), second: values[start:stop, 0] + more}, folder / f"{number}.pt")
+            torch.save(
+                {"a": values[start:stop].clone(), second: values[start:stop, 0] + more},
+                folder / f"{number}.pt",
+            )
             entries.append({"path": f"{number}.pt", "samples": stop - start})
-        (folder / "metadata.json").write_text(json.dumps({"total_samples": 10, "batch_files": entries}))
+        (folder / "metadata.json").write_text(
+            json.dumps({"total_samples": 10, "batch_files": entries})
+        )
         return ps.open(str(folder)).digest(0, 10)
 
     assert make("one", []) == make("three", [3, 8])
-    others = [make(f"row{row}", [5], change=row) for row in (0, 9)] + [make("narrow", [], dtype=torch.int32)]
+    others = [make(f"row{row}", [5], change=row) for row in (0, 9)] + [
+        make("narrow", [], dtype=torch.int32)
+    ]
     others += [make("renamed", [], second="c"), make("other second", [], more=1)]
     assert len({make("again", [5]), *others}) == 6
 

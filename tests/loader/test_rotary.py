@@ -28,7 +28,13 @@ def config(family: str) -> Any:
         "num_key_value_heads": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
     }
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
     if family == "Qwen2VL":
         vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2}
     if family == "Qwen2_5_VL":
@@ -55,7 +61,11 @@ def sample(
         interval = 1.0
         if kind == 2:
             seconds.append(rng.choice((0.5, 1.0, 2 / 1.7, 2 / 23.976, 1.3)))
-            interval = float(np.float32(seconds[-1]) * TOKENS_PER_SECOND) if family == "Qwen2_5_VL" else 1.0
+            interval = (
+                float(np.float32(seconds[-1]) * TOKENS_PER_SECOND)
+                if family == "Qwen2_5_VL"
+                else 1.0
+            )
         moments = [(1, height, width)] * times if family == "Qwen3VL" else [(times, height, width)]
         for shape in moments:  # Qwen3-VL writes a time stamp before each moment
             types += [0] * rng.randrange(1, 6)

@@ -53,8 +53,12 @@ class Sequences:
         counts = np.cumsum([0, *(len(row["sequences"]) for row in rows)])
         steps = np.where(ids % 3 == 0, 1, -100).astype(np.int8)
         found = {
-            SEQUENCE_LENGTHS: Values(np.array([len(sequence) for sequence in flat], np.int32), counts),
-            PROMPT_LENGTHS: Values(np.array([len(sequence) for sequence in flat], np.int32), counts),
+            SEQUENCE_LENGTHS: Values(
+                np.array([len(sequence) for sequence in flat], np.int32), counts
+            ),
+            PROMPT_LENGTHS: Values(
+                np.array([len(sequence) for sequence in flat], np.int32), counts
+            ),
             DESIRABLE: Values(np.array([row["label"] for row in rows], np.int8)),
             MARGIN: Values(np.array([row["label"] / 4 for row in rows], np.float32)),
             STEP_LABELS: Values(steps),
@@ -96,7 +100,14 @@ def make(cache: Cache, kind: str, count: int = 40) -> tuple[Store, Rows]:
 
 
 def open_loader(store: Store, **options: Any) -> ps.Loader:
-    usual = {"batch_size": 4, "max_length": 64, "packing": "none", "output": "numpy", "pad_id": PAD, "seed": 1}
+    usual = {
+        "batch_size": 4,
+        "max_length": 64,
+        "packing": "none",
+        "output": "numpy",
+        "pad_id": PAD,
+        "seed": 1,
+    }
     return ps.Loader(store, **{**usual, **options})
 
 
@@ -116,7 +127,11 @@ def expected(kind: str, rows: Rows) -> dict[str, Any]:
     }
     if kind in ("pairs", "judged answers"):
         made["completion_mask"] = padded(
-            [[0] * prompt + [1] * (len(each) - prompt) for each, prompt in zip(flat, prompts, strict=True)], 0
+            [
+                [0] * prompt + [1] * (len(each) - prompt)
+                for each, prompt in zip(flat, prompts, strict=True)
+            ],
+            0,
         )
     if kind == "pairs":
         made["margin"] = [row["label"] / 4 for row in rows]
@@ -125,11 +140,17 @@ def expected(kind: str, rows: Rows) -> dict[str, Any]:
         asked = [row["sequences"][0][: row["prompt"]] for row in rows]
         mixed = [(prompt, answers[place - 1]) for place, prompt in enumerate(asked)]
         made["KL_input_ids"] = padded([prompt + answer for prompt, answer in mixed], PAD)
-        made["KL_attention_mask"] = padded([[1] * len(prompt + answer) for prompt, answer in mixed], 0)
-        made["KL_completion_mask"] = padded([[0] * len(prompt) + [1] * len(answer) for prompt, answer in mixed], 0)
+        made["KL_attention_mask"] = padded(
+            [[1] * len(prompt + answer) for prompt, answer in mixed], 0
+        )
+        made["KL_completion_mask"] = padded(
+            [[0] * len(prompt) + [1] * len(answer) for prompt, answer in mixed], 0
+        )
         made["label"] = [bool(row["label"]) for row in rows]
     if kind == "judged steps":
-        made["labels"] = padded([[1 if token % 3 == 0 else -100 for token in each] for each in flat], -100)
+        made["labels"] = padded(
+            [[1 if token % 3 == 0 else -100 for token in each] for each in flat], -100
+        )
     return made
 
 
@@ -174,7 +195,9 @@ def test_the_last_batch_is_shorter_and_ranks_share_a_step(cache: Cache, kind: st
 def test_a_run_is_resumed_on_any_number_of_ranks(cache: Cache, kind: str) -> None:
     """Where a rank would have too few rows of the last step, the loader says so; with tail="drop" there is no such step."""
     store, _ = make(cache, kind, 36)
-    options = {"tail": "drop", "epochs": 2} if kind == "judged answers" else {"tail": "wrap", "epochs": 2}
+    options = (
+        {"tail": "drop", "epochs": 2} if kind == "judged answers" else {"tail": "wrap", "epochs": 2}
+    )
 
     def start(rank: int, size: int) -> ps.Loader:
         return open_loader(store, rank=rank, world_size=size, batch_size=2, **options)
@@ -186,7 +209,9 @@ def test_tensors_are_torchs_and_tokens_are_counted(cache: Cache) -> None:
     store, rows = make(cache, "judged answers")
     batch = next(iter(open_loader(store, output="torch")))
     check_batch(
-        "judged answers", type(batch)({name: value.numpy() for name, value in batch.items()}, batch.share, [], 0), rows
+        "judged answers",
+        type(batch)({name: value.numpy() for name, value in batch.items()}, batch.share, [], 0),
+        rows,
     )
     mine = [rows[sample] for sample in batch.rows.spans["sample"].tolist()]
     assert batch.trained == sum(len(row["sequences"][0]) - row["prompt"] for row in mine)
@@ -199,7 +224,10 @@ def test_prompts_are_padded_on_the_left_for_generation(cache: Cache) -> None:
     flat = [rows[sample]["sequences"][0] for sample in batch.rows.spans["sample"].tolist()]
     most = max(map(len, flat))
     assert batch["input_ids"].tolist() == [[PAD] * (most - len(each)) + each for each in flat]
-    assert batch["attention_mask"].sum() == sum(map(len, flat)) and set(batch) == {"input_ids", "attention_mask"}
+    assert batch["attention_mask"].sum() == sum(map(len, flat)) and set(batch) == {
+        "input_ids",
+        "attention_mask",
+    }
     assert batch.trained == 0
 
 
@@ -209,7 +237,9 @@ def test_rows_are_padded_as_asked(cache: Cache) -> None:
     assert next(iter(open_loader(store, pad_to=16)))["input_ids"].shape[1] % 16 == 0
 
 
-def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_trl_does(cache: Cache) -> None:
+def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_trl_does(
+    cache: Cache,
+) -> None:
     store, rows = make(cache, "judged answers")
     loader = open_loader(store, max_length=20, tail="drop")
     batches = list(loader)
@@ -246,7 +276,9 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
         ("pairs", {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 30}, "choose tail='drop'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_right_is_refused_by_name(cache: Cache, kind: str, options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_right_is_refused_by_name(
+    cache: Cache, kind: str, options: dict[str, Any], said: str
+) -> None:
     store, _ = make(cache, kind)
     with pytest.raises(PlanError) as error:
         open_loader(store, **options)
@@ -257,7 +289,9 @@ def test_what_cannot_be_right_is_refused_by_name(cache: Cache, kind: str, option
 def test_numbers_show_what_such_a_loader_takes_and_delivers(cache: Cache, kind: str) -> None:
     loader = open_loader(make(cache, kind)[0], batch_size=6)
     *_, last_batch = loader
-    assert len(last_batch["input_ids"]) == (40 % 6) * (2 if kind == "pairs" else 1)  # no row is added
+    assert len(last_batch["input_ids"]) == (40 % 6) * (
+        2 if kind == "pairs" else 1
+    )  # no row is added
     found = numbers.epoch(loader)
     assert (found.tail_rows, found.counters.rows_padded) == (40 % 6, 0)
     last = next(row for row in layout.epoch(found)[1].rows if row[0] == "last step")
@@ -269,19 +303,28 @@ def test_other_columns_are_carried_or_refused(cache: Cache) -> None:
     rows = make_rows(8, 3)
     three = build(ListSource(rows), Sequences(SEQUENCE_LENGTHS), engine=LocalEngine(1), cache=cache)
     with pytest.raises(
-        PlanError, match="sequence_lengths must be 2 lengths whose sum is the number of its tokens; fix the template"
+        PlanError,
+        match="sequence_lengths must be 2 lengths whose sum is the number of its tokens; fix the template",
     ):
         next(iter(open_loader(three)))
     steps = build(
-        ListSource(rows), Sequences(SEQUENCE_LENGTHS, STEP_LABELS, DESIRABLE), engine=LocalEngine(1), cache=cache
+        ListSource(rows),
+        Sequences(SEQUENCE_LENGTHS, STEP_LABELS, DESIRABLE),
+        engine=LocalEngine(1),
+        cache=cache,
     )
     assert open_loader(steps).kind == "judged answers"
     weights = Column(name="other", dtype="int8", per="token")
     with pytest.raises(
-        PlanError, match="column 'other' has values per token, but batches of pairs can carry only columns per sample"
+        PlanError,
+        match="column 'other' has values per token, but batches of pairs can carry only columns per sample",
     ):
         check_sequences(
-            "pairs", (SEQUENCE_LENGTHS, weights), PlanSettings(max_length=8, packing="none"), BatchForm(), 2
+            "pairs",
+            (SEQUENCE_LENGTHS, weights),
+            PlanSettings(max_length=8, packing="none"),
+            BatchForm(),
+            2,
         )
 
 
@@ -320,11 +363,18 @@ class Gated(Sequences):
         return super().encode(rows)
 
 
-def test_a_store_that_is_being_made_needs_a_tail_that_fills_or_drops(cache: Cache, tmp_path: Path) -> None:
+def test_a_store_that_is_being_made_needs_a_tail_that_fills_or_drops(
+    cache: Cache, tmp_path: Path
+) -> None:
     rows = make_rows(40, 2)
     template = Gated(tmp_path / "gate", *COLUMNS["pairs"])
     store = build(
-        ListSource(rows), template, engine=LocalEngine(1, inline=False), cache=cache, shard_rows=7, background=True
+        ListSource(rows),
+        template,
+        engine=LocalEngine(1, inline=False),
+        cache=cache,
+        shard_rows=7,
+        background=True,
     )
     with pytest.raises(PlanError, match="the number of rows in the last step is not known"):
         open_loader(store, shuffle=False)

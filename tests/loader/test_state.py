@@ -32,7 +32,11 @@ def mixture(tokenizer_path, tmp_path_factory):
     for _ in range(2):
         records = [{"text": "fox dog " * int(rng.integers(1, 20))} for _ in range(40)]
         cache_dir = tmp_path_factory.mktemp("cache")
-        stores.append(ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1))
+        stores.append(
+            ps.prepare(
+                records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+            )
+        )
     return {"a": (stores[0], 0.5), "b": (stores[1], 0.5)}
 
 
@@ -56,7 +60,11 @@ def middle(source, **options) -> dict:
 @pytest.mark.parametrize("name", [*NUMBERS, "plan", "settings", "check"])
 def test_a_changed_state_is_refused_by_the_field_that_was_changed_and_its_value(source, name):
     state = middle(source)
-    changed = {"plan": "0" * 32, "settings": {**state["settings"], "seed": 9}, "check": state["check"][:-1] + "x"}
+    changed = {
+        "plan": "0" * 32,
+        "settings": {**state["settings"], "seed": 9},
+        "check": state["check"][:-1] + "x",
+    }
     value = changed.get(name, state[name] + 1 if name in NUMBERS else None)
     found = f"the state is damaged: {name} is {str(repr(value))[:40]}"
     with pytest.raises(PlanMismatch) as raised:
@@ -96,7 +104,11 @@ def test_a_number_that_is_not_one_is_refused_by_its_field(source, name, value):
 )
 @pytest.mark.parametrize("kind", ["records", "mixture"])
 def test_a_forged_place_that_the_plan_does_not_have_is_refused(source, mixture, name, value, kind):
-    given = (source, {}) if kind == "records" else (mixture, {"max_length": 64, "mix_by": "tokens", "packing": "none"})
+    given = (
+        (source, {})
+        if kind == "records"
+        else (mixture, {"max_length": 64, "mix_by": "tokens", "packing": "none"})
+    )
     loader = make(given[0], **given[1])
     loader.seek(7)
     state = {**loader.state_dict(), "pass_step": 1}
@@ -140,7 +152,9 @@ def test_other_fields_are_held_to_their_types(source, change, message):
         make(source).load_state_dict({**middle(source), **change})
 
 
-@pytest.mark.parametrize("state", [None, [], "state", 5, {}, {"version": 2}, json.dumps({"version": 2})])
+@pytest.mark.parametrize(
+    "state", [None, [], "state", 5, {}, {"version": 2}, json.dumps({"version": 2})]
+)
 def test_what_is_not_a_state_is_refused(source, state):
     with pytest.raises(PlanMismatch, match="not a Penstock state"):
         make(source).load_state_dict(state)
@@ -160,7 +174,9 @@ VALUES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    changes=st.dictionaries(st.sampled_from([*NUMBERS, "version", "plan", "settings", "check"]), VALUES, max_size=3),
+    changes=st.dictionaries(
+        st.sampled_from([*NUMBERS, "version", "plan", "settings", "check"]), VALUES, max_size=3
+    ),
     seal=st.booleans(),
 )
 def test_any_change_of_a_state_is_refused_or_is_a_place_of_the_plan(source, changes, seal):

@@ -34,7 +34,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def loader(store: Store, **options: Any) -> ps.Loader:
-    given = {"batch_size": 1, "max_length": 256, "rank": 0, "world_size": 1, "output": "numpy", **options}
+    given = {
+        "batch_size": 1,
+        "max_length": 256,
+        "rank": 0,
+        "world_size": 1,
+        "output": "numpy",
+        **options,
+    }
     return ps.Loader(store, **given)
 
 
@@ -68,7 +75,9 @@ def test_no_batch_is_without_a_target_when_long_chats_are_cut(
         assert counts.tokens_dropped["nothing_to_train"] > 0
 
 
-def test_a_chat_that_is_truncated_before_its_answer_is_dropped_as_nothing_to_train(store: Store) -> None:
+def test_a_chat_that_is_truncated_before_its_answer_is_dropped_as_nothing_to_train(
+    store: Store,
+) -> None:
     made = loader(store, overflow="truncate")
     cut = [mask for mask in map(mask_of, range(120)) if len(mask) > 256]
     lost = [mask for mask in cut if not any(mask[1:256])]
@@ -86,13 +95,19 @@ def test_the_loss_of_every_step_is_finite(store: Store) -> None:
         for batch in loader(store, overflow=overflow, output="torch"):
             logits = weight[batch["input_ids"]]
             labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORE)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE
+            )
             assert torch.isfinite(loss)
 
 
-@pytest.mark.parametrize("options", [{"overflow": "truncate"}, {"overflow": "split"}, {"packing": "concat"}])
+@pytest.mark.parametrize(
+    "options", [{"overflow": "truncate"}, {"overflow": "split"}, {"packing": "concat"}]
+)
 def test_a_run_that_drops_pieces_resumes_exactly(store: Store, options: dict[str, str]) -> None:
-    check_resume(lambda rank, world_size: loader(store, rank=rank, world_size=world_size, **options))
+    check_resume(
+        lambda rank, world_size: loader(store, rank=rank, world_size=world_size, **options)
+    )
 
 
 def test_a_store_knows_which_pieces_hold_a_target(store: Store) -> None:
@@ -103,7 +118,9 @@ def test_a_store_knows_which_pieces_hold_a_target(store: Store) -> None:
     stops = starts + 1 + (rng.random(4000) * (lengths - starts)).astype(np.int64)
     found = store.has_target(samples, starts, stops)
     pieces = zip(samples.tolist(), starts.tolist(), stops.tolist(), strict=True)
-    assert found.tolist() == [bool(store[sample].loss_mask[start + 1 : stop].any()) for sample, start, stop in pieces]
+    assert found.tolist() == [
+        bool(store[sample].loss_mask[start + 1 : stop].any()) for sample, start, stop in pieces
+    ]
     assert 0 < np.count_nonzero(found) < 4000
 
 
@@ -141,7 +158,9 @@ def test_a_whole_sample_without_a_target_is_dropped_when_the_store_is_made(tmp_p
     records = [{"mask": mask} for mask in masks]
     own = ps.prepare(records, template=OwnTemplate(), cache_dir=tmp_path / "own", num_proc=1)
     ids = [{"input_ids": [1] * len(mask), "loss_mask": mask} for mask in masks]
-    ready = ps.prepare(ids, template="pretokenized", vocab_size=10, cache_dir=tmp_path / "ready", num_proc=1)
+    ready = ps.prepare(
+        ids, template="pretokenized", vocab_size=10, cache_dir=tmp_path / "ready", num_proc=1
+    )
     for store in (own, ready):
         assert [len(sample) for sample in store] == [0, 2, 0, 0, 2]
         assert store.counts.dropped["nothing_to_train"].count == 3
@@ -149,7 +168,9 @@ def test_a_whole_sample_without_a_target_is_dropped_when_the_store_is_made(tmp_p
         assert all((batch["labels"] != IGNORE).any() for batch in batches) and len(batches) == 2
 
 
-def test_the_warning_states_what_the_whole_epoch_drops(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_states_what_the_whole_epoch_drops(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     made = loader(store, overflow="drop", block=10, window=1)
     next(iter(made))
     overlong = sum(len(mask_of(row)) > 256 for row in range(120))
@@ -158,5 +179,7 @@ def test_the_warning_states_what_the_whole_epoch_drops(store: Store, caplog: pyt
 
 
 def test_a_run_without_targets_says_to_raise_max_length(store: Store) -> None:
-    with pytest.raises(ps.errors.PlanError, match=r"\d+ samples dropped: nothing_to_train; raise max_length; "):
+    with pytest.raises(
+        ps.errors.PlanError, match=r"\d+ samples dropped: nothing_to_train; raise max_length; "
+    ):
         list(loader(store, max_length=16, overflow="truncate", packing="none"))

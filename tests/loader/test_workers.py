@@ -22,7 +22,9 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from .arrays import Loader  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")  # on two cores
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create 3 worker processes"
+)  # on two cores
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 OPTIONS = {"batch_size": 2, "max_length": 64, "epochs": 2}
 
@@ -30,14 +32,22 @@ OPTIONS = {"batch_size": 2, "max_length": 64, "epochs": 2}
 @pytest.fixture(scope="module")
 def store(tokenizer_path, tmp_path_factory):
     rng = np.random.default_rng(2)
-    records = [{"text": " ".join(rng.choice(WORDS, rng.integers(0, 40)).tolist())} for _ in range(200)]
+    records = [
+        {"text": " ".join(rng.choice(WORDS, rng.integers(0, 40)).tolist())} for _ in range(200)
+    ]
     cache_dir = tmp_path_factory.mktemp("cache")
-    return ps.prepare(records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1)
+    return ps.prepare(
+        records, tokenizer=tokenizer_path, template="text", cache_dir=cache_dir, num_proc=1
+    )
 
 
 def contents(batches) -> list:
     return [
-        (batch.step, batch["input_ids"].tolist(), [batch.rows[r].tolist() for r in range(len(batch.rows))])
+        (
+            batch.step,
+            batch["input_ids"].tolist(),
+            [batch.rows[r].tolist() for r in range(len(batch.rows))],
+        )
         for batch in batches
     ]
 
@@ -53,17 +63,27 @@ def test_workers_change_neither_order_nor_state(store, workers, output):
     loader = Loader(store, **OPTIONS, output=output, workers=workers)
     for number, batch in enumerate(loader):
         assert contents([batch]) == contents([whole[number]])
-        assert loader.state_dict() == states[number + 1]  # what the workers have ready is not counted
+        assert (
+            loader.state_dict() == states[number + 1]
+        )  # what the workers have ready is not counted
         assert batch.provenance == whole[number].provenance
     assert number == len(whole) - 1
     mine, theirs = loader.metrics.as_dict(), alone.metrics.as_dict()
-    assert {**mine, "wait_seconds": 0} == {**theirs, "wait_seconds": 0} and loader.counters == alone.counters
+    assert {**mine, "wait_seconds": 0} == {
+        **theirs,
+        "wait_seconds": 0,
+    } and loader.counters == alone.counters
 
 
 def test_cuts_that_are_no_multiple_of_the_workers(store):
     whole = contents(Loader(store, **OPTIONS))
     seen, state = [], None
-    for workers, steps in [(2, 3), (3, 4), (0, 2), (2, None)]:  # a second and a third resume, with other workers
+    for workers, steps in [
+        (2, 3),
+        (3, 4),
+        (0, 2),
+        (2, None),
+    ]:  # a second and a third resume, with other workers
         loader = Loader(store, **OPTIONS, workers=workers, prefetch=3)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
@@ -80,7 +100,9 @@ def test_workers_pass_over_skipped_steps_and_end_with_the_epoch(store):
     loader = Loader(store, **OPTIONS, per_epoch=True, workers=2)
     epochs = []
     for epoch in range(2):
-        loader.set_epoch(epoch)  # the workers of the epoch before are gone; those of this one begin where it begins
+        loader.set_epoch(
+            epoch
+        )  # the workers of the epoch before are gone; those of this one begin where it begins
         epochs += contents(loader)
     assert epochs == contents(Loader(store, **OPTIONS))
 
@@ -95,11 +117,15 @@ def test_a_data_set_for_a_dataloader_of_ones_own(store):
     whole = contents(Loader(store, **OPTIONS))
     for workers in (0, 2):
         loader = Loader(store, **OPTIONS)
-        own = DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=workers)
+        own = DataLoader(
+            loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=workers
+        )
         assert len(own) == len(whole)
         assert contents(own) == whole
     loader.seek(5)
-    batches = list(DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=2))
+    batches = list(
+        DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x, num_workers=2)
+    )
     assert contents(batches) == whole[5:]
     with pytest.raises(PlanError, match=r"without its stores; ask loader\.explain\(5\)"):
         batches[0].provenance
@@ -108,7 +134,9 @@ def test_a_data_set_for_a_dataloader_of_ones_own(store):
 def test_persistent_workers_see_the_new_epoch(store):
     whole = contents(Loader(store, **OPTIONS))
     steps = Loader(store, **OPTIONS, per_epoch=True).as_dataset()
-    own = DataLoader(steps, batch_size=None, collate_fn=lambda x: x, num_workers=2, persistent_workers=True)
+    own = DataLoader(
+        steps, batch_size=None, collate_fn=lambda x: x, num_workers=2, persistent_workers=True
+    )
     passes = []
     for epoch in range(2):
         steps.set_epoch(epoch)
@@ -129,7 +157,10 @@ def test_a_loader_travels_to_another_process(store):
     iterator = iter(loader)
     next(iterator)
     again = pickle.loads(pickle.dumps(loader))
-    assert again.state_dict() == loader.state_dict() and again.plan.fingerprint == loader.plan.fingerprint
+    assert (
+        again.state_dict() == loader.state_dict()
+        and again.plan.fingerprint == loader.plan.fingerprint
+    )
     iterator.close()
     assert contents(again) == contents(loader)
 
@@ -160,7 +191,9 @@ LEAVES = """
 
 def leave(tmp_path, how):
     data = tmp_path / "ids.jsonl"
-    data.write_text("".join(json.dumps({"input_ids": list(range(n % 50 + 2))}) + "\n" for n in range(100)))
+    data.write_text(
+        "".join(json.dumps({"input_ids": list(range(n % 50 + 2))}) + "\n" for n in range(100))
+    )
     (tmp_path / "job.py").write_text(textwrap.dedent(LEAVES))
     command = [sys.executable, str(tmp_path / "job.py"), str(data), str(tmp_path / "cache"), how]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -170,14 +203,20 @@ def leave(tmp_path, how):
 @pytest.mark.parametrize("how", ["end", "error"])
 def test_a_job_that_ends_in_the_middle_does_not_wait_for_its_workers(tmp_path, how):
     job = leave(tmp_path, how)
-    _, err = job.communicate(timeout=100)  # an iteration that is still held does not keep the process from ending
-    assert job.returncode == (how == "error") and ("ValueError: the job fails" in err) == (how == "error")
+    _, err = job.communicate(
+        timeout=100
+    )  # an iteration that is still held does not keep the process from ending
+    assert job.returncode == (how == "error") and ("ValueError: the job fails" in err) == (
+        how == "error"
+    )
 
 
 def test_workers_go_with_their_owner_and_not_by_the_word_of_others(tmp_path):
     job = leave(tmp_path, "wait")
     assert job.stdout.readline() == "begun\n"
-    workers = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+    workers = [
+        int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    ]
     assert len(workers) >= 2
     for pid in workers:
         os.kill(pid, signal.SIGTERM)

@@ -67,12 +67,20 @@ def write_tokenizer(folder: Path, chat_template: str) -> Path:
     """A byte-level tokenizer without merges: one id per byte, then the special tokens."""
     folder.mkdir(parents=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    made = Tokenizer(
+        models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
+    )
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    made.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     made.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|endoftext|>", "chat_template": chat_template, "model_max_length": 4096}
+    config = {
+        "eos_token": "<|endoftext|>",
+        "chat_template": chat_template,
+        "model_max_length": 4096,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
@@ -82,9 +90,14 @@ def text(rng: random.Random, most: int = 30) -> str:
 
 
 def conversation(rng: random.Random) -> dict[str, Any]:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": text(rng, 5)}] if rng.random() < 0.4 else []
+    messages: list[dict[str, Any]] = (
+        [{"role": "system", "content": text(rng, 5)}] if rng.random() < 0.4 else []
+    )
     for _ in range(rng.randint(1, 3)):
-        messages += [{"role": "user", "content": text(rng)}, {"role": "assistant", "content": text(rng)}]
+        messages += [
+            {"role": "user", "content": text(rng)},
+            {"role": "assistant", "content": text(rng)},
+        ]
     return {"messages": messages}
 
 
@@ -96,12 +109,19 @@ def agent(rng: random.Random) -> dict[str, Any]:
             "type": "function",
             "function": {"name": rng.choice(["look_up", "add"]), "arguments": {"x": text(rng, 3)}},
         }
-        messages.append({"role": "assistant", "content": rng.choice(["", text(rng, 4)]), "tool_calls": [call]})
+        messages.append(
+            {"role": "assistant", "content": rng.choice(["", text(rng, 4)]), "tool_calls": [call]}
+        )
         messages.append({"role": "tool", "content": text(rng, 6)})
     messages.append({"role": "assistant", "content": text(rng)})
     if rng.random() < 0.5:
         messages[-1]["reasoning_content"] = text(rng, 8)
-    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+        }
+    ]
     return {"messages": messages, "tools": tools}
 
 
@@ -114,12 +134,21 @@ def records(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
             return [agent(rng) for _ in range(count)]
         case "sharegpt":
             return [
-                {"conversations": [{"from": "human", "value": text(rng)}, {"from": "gpt", "value": text(rng)}]}
+                {
+                    "conversations": [
+                        {"from": "human", "value": text(rng)},
+                        {"from": "gpt", "value": text(rng)},
+                    ]
+                }
                 for _ in range(count)
             ]
         case "alpaca":
             return [
-                {"instruction": text(rng), "input": rng.choice(["", text(rng, 5)]), "output": text(rng)}
+                {
+                    "instruction": text(rng),
+                    "input": rng.choice(["", text(rng, 5)]),
+                    "output": text(rng),
+                }
                 for _ in range(count)
             ]
         case "pairs":
@@ -148,23 +177,36 @@ def write_data(folder: Path) -> None:
     """One file or folder per file format."""
     folder.mkdir(parents=True)
     (folder / "chat.jsonl").write_text(lines(records("chat", 120, 0)))
-    (folder / "agents.json").write_text(json.dumps(records("agents", 60, 0), ensure_ascii=False, indent=1))
-    (folder / "sharegpt.jsonl.gz").write_bytes(gzip.compress(lines(records("sharegpt", 80, 0)).encode(), mtime=0))
+    (folder / "agents.json").write_text(
+        json.dumps(records("agents", 60, 0), ensure_ascii=False, indent=1)
+    )
+    (folder / "sharegpt.jsonl.gz").write_bytes(
+        gzip.compress(lines(records("sharegpt", 80, 0)).encode(), mtime=0)
+    )
     (folder / "text.jsonl.bz2").write_bytes(bz2.compress(lines(records("text", 90, 0)).encode()))
-    (folder / "plain.txt").write_text("\n".join(row["text"] for row in records("text", 70, 1)) + "\n")
+    (folder / "plain.txt").write_text(
+        "\n".join(row["text"] for row in records("text", 70, 1)) + "\n"
+    )
     (folder / "segments.jsonl").write_text(lines(records("segments", 50, 0)))
     with (folder / "pairs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["prompt", "completion"])
         writer.writeheader()
         writer.writerows(records("pairs", 75, 0))
-    pq.write_table(pa.Table.from_pylist(records("ids", 110, 0)), folder / "ids.parquet", row_group_size=40)
+    pq.write_table(
+        pa.Table.from_pylist(records("ids", 110, 0)), folder / "ids.parquet", row_group_size=40
+    )
     alpaca = pa.Table.from_pylist(records("alpaca", 65, 0))
-    with pa.OSFile(str(folder / "alpaca.arrow"), "wb") as sink, pa.ipc.new_stream(sink, alpaca.schema) as stream:
+    with (
+        pa.OSFile(str(folder / "alpaca.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, alpaca.schema) as stream,
+    ):
         stream.write_table(alpaca, max_chunksize=20)
     (folder / "parts").mkdir()
     for part in range(3):
         (folder / "parts" / f"{part}.jsonl").write_text(lines(records("text", 40, 10 + part)))
-    (folder / "bad.jsonl").write_text(lines(records("text", 20, 3)) + "{not json}\n" + lines(records("text", 5, 4)))
+    (folder / "bad.jsonl").write_text(
+        lines(records("text", 20, 3)) + "{not json}\n" + lines(records("text", 5, 4))
+    )
 
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -196,7 +238,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "batch_size": 4,
         "packing": "concat",
     },
-    "ids": {"data": "data/ids.parquet", "tokenizer": "inst", "max_length": 64, "batch_size": 8, "packing": "first_fit"},
+    "ids": {
+        "data": "data/ids.parquet",
+        "tokenizer": "inst",
+        "max_length": 64,
+        "batch_size": 8,
+        "packing": "first_fit",
+    },
     "pairs": {
         "data": "data/pairs.csv",
         "tokenizer": "inst",

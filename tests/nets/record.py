@@ -86,7 +86,11 @@ def stores(folder: Path) -> dict[str, Any]:
 
     def made(path: Path, tokenizer: str, **options: Any) -> Any:
         common = {"cache_dir": folder / "cache", "num_proc": 1, "progress": "none"}
-        return outcome(lambda: store_record(ps.prepare(path, tokenizer=folder / tokenizer, **common, **options)))
+        return outcome(
+            lambda: store_record(
+                ps.prepare(path, tokenizer=folder / tokenizer, **common, **options)
+            )
+        )
 
     found = {}
     path = folder / "rows.jsonl"
@@ -102,7 +106,9 @@ def stores(folder: Path) -> dict[str, Any]:
             for train_on in TRAIN_ON:
                 for more in ({}, {"fan_out": True}, {"train_reasoning": False}):
                     name = f"{kind} {tokenizer} {train_on} {json.dumps(more)}"
-                    found[name] = made(path, tokenizer, template=template, train_on=train_on, **more)
+                    found[name] = made(
+                        path, tokenizer, template=template, train_on=train_on, **more
+                    )
     return found
 
 
@@ -139,11 +145,16 @@ def batches_record(loader: Any) -> dict[str, Any]:
             value = batch[name]
             parts.append(name.encode())
             parts.append(
-                np.asarray(value).astype(np.int64).tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+                np.asarray(value).astype(np.int64).tobytes()
+                if isinstance(value, np.ndarray)
+                else repr(value).encode()
             )
         parts.append(
             repr(
-                [[(Path(where.file).name, where.line, *span) for where, *span in row] for row in batch.provenance]
+                [
+                    [(Path(where.file).name, where.line, *span) for where, *span in row]
+                    for row in batch.provenance
+                ]
             ).encode()
         )
         tokens += int(np.asarray(batch["input_ids"]).size)
@@ -155,7 +166,12 @@ def batches_record(loader: Any) -> dict[str, Any]:
 
 def batches(folder: Path, count: int = 60) -> dict[str, Any]:
     """`count` accepted random settings, and those refused between them, × ranks, over one store, two, and two with weights."""
-    common = {"cache_dir": folder / "cache", "num_proc": 1, "progress": "none", "tokenizer": folder / "chatml"}
+    common = {
+        "cache_dir": folder / "cache",
+        "num_proc": 1,
+        "progress": "none",
+        "tokenizer": folder / "chatml",
+    }
     chat = ps.prepare(folder / "data" / "chat.jsonl", **common)
     text = ps.prepare(folder / "data" / "parts", template="text", **common)
     mixtures: list[Any] = [chat, text, [chat, text], {"chat": (chat, 0.6), "text": (text, 0.4)}]
@@ -166,11 +182,16 @@ def batches(folder: Path, count: int = 60) -> dict[str, Any]:
         rng = random.Random(f"recipe {number}")
         chosen, settings = rng.choice(mixtures), random_settings(rng)
         if isinstance(chosen, dict):
-            settings |= {"mix_by": rng.choice(["rows", "tokens"]), "stop": rng.choice(["first", "all"])}
+            settings |= {
+                "mix_by": rng.choice(["rows", "tokens"]),
+                "stop": rng.choice(["first", "all"]),
+            }
         for rank, size in ((0, 1), (1, 2), (2, 3)):
             world = {"rank": rank, "world_size": size, "output": "numpy"}
             found[f"{number} rank {rank} of {size}"] = outcome(
-                lambda chosen=chosen, settings=settings | world: batches_record(ps.Loader(chosen, **settings))
+                lambda chosen=chosen, settings=settings | world: batches_record(
+                    ps.Loader(chosen, **settings)
+                )
             )
         accepted += isinstance(found[f"{number} rank 0 of 1"], dict)
     return found
@@ -199,7 +220,10 @@ def commands(folder: Path) -> dict[str, Any]:
         os.environ["PENSTOCK_CACHE"] = str(folder / "command cache")
         for recipe in RECIPES:
             for name, arguments in COMMANDS.items():
-                with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+                with (
+                    contextlib.redirect_stdout(io.StringIO()) as out,
+                    contextlib.redirect_stderr(io.StringIO()),
+                ):
                     code = run([argument.format(f"{recipe}.yaml") for argument in arguments])
                 printed = out.getvalue()
                 found[f"{recipe}: {name}"] = {
@@ -234,7 +258,11 @@ def differences(old: Any, new: Any, at: str = "") -> list[str]:
 def without_keys(recorded: Any) -> Any:
     """The record without the keys of stores, which name the versions of the tokenizer and template engines."""
     if isinstance(recorded, dict):
-        return {name: without_keys(value) for name, value in recorded.items() if name not in ("key", "versions")}
+        return {
+            name: without_keys(value)
+            for name, value in recorded.items()
+            if name not in ("key", "versions")
+        }
     return recorded
 
 
@@ -243,5 +271,7 @@ if __name__ == "__main__":
         found = record(Path(scratch).resolve())
     old = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     changed = differences(old, found)
-    sys.stdout.write("\n".join([*(line[:300] for line in changed[:100]), f"{len(changed)} differences"]) + "\n")
+    sys.stdout.write(
+        "\n".join([*(line[:300] for line in changed[:100]), f"{len(changed)} differences"]) + "\n"
+    )
     RECORDED.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

@@ -31,7 +31,11 @@ def test_globs_folders_and_paths(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert [Path(path).name for path in find(tmp_path / "*.jsonl")] == ["p-9.jsonl", "p-10.jsonl"]
-    assert [Path(path).name for path in find(f"{tmp_path}/**/*.jsonl")] == ["p-9.jsonl", "p-10.jsonl", "x.jsonl"]
+    assert [Path(path).name for path in find(f"{tmp_path}/**/*.jsonl")] == [
+        "p-9.jsonl",
+        "p-10.jsonl",
+        "x.jsonl",
+    ]
     assert [Path(path).name for path in find(tmp_path)] == ["other.txt", "p-9.jsonl", "p-10.jsonl"]
     assert find(tmp_path / "p-9.jsonl") == [str(tmp_path / "p-9.jsonl")]
 
@@ -49,13 +53,17 @@ def test_nothing_there_is_an_error_with_the_name(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"nothing found, expected a file in this folder$"):
         find(tmp_path)
     (tmp_path / "below").mkdir()
-    with pytest.raises(SourceError, match=r"the folder has 1 folder in it: .*/\*\* selects all files below"):
+    with pytest.raises(
+        SourceError, match=r"the folder has 1 folder in it: .*/\*\* selects all files below"
+    ):
         find(tmp_path)
     with pytest.raises(SourceError, match=r"no\.jsonl: nothing found"):
         identify(str(tmp_path / "no.jsonl"))
     with pytest.raises(SourceError, match="not a regular file"):
         identify(str(tmp_path))
-    with pytest.raises(SourceError, match="unknown kind of place ftp://, expected a local path or one of s3://"):
+    with pytest.raises(
+        SourceError, match="unknown kind of place ftp://, expected a local path or one of s3://"
+    ):
         find("ftp://host/a.jsonl")
 
 
@@ -84,7 +92,9 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789")
     file = open_file(identify(str(path)))
     os.truncate(path, 4)
-    with pytest.raises(SourceChanged, match=r"a: changed while open: ends at byte 4, expected 10 bytes"):
+    with pytest.raises(
+        SourceChanged, match=r"a: changed while open: ends at byte 4, expected 10 bytes"
+    ):
         file.read(0, 10)
     with pytest.raises(SourceChanged, match="has 4 bytes"):
         file.check()
@@ -106,12 +116,25 @@ def test_a_glob_that_meets_a_folder_which_may_not_be_listed_is_an_error_with_its
         f"try:\n    print(find({f'{public_path}/{pattern}'!r}))\nexcept SourceError as error:\n    print(error)\n"
     )
     found = run(script, uid=NOBODY)
-    assert found.stdout.startswith(f"{public_path}/closed") and "Permission denied" in found.stdout, found
-    assert [Path(path).name for path in find(f"{public_path}/{pattern}")] == ["b.jsonl", "b.jsonl"]  # as root
+    assert (
+        found.stdout.startswith(f"{public_path}/closed") and "Permission denied" in found.stdout
+    ), found
+    assert [Path(path).name for path in find(f"{public_path}/{pattern}")] == [
+        "b.jsonl",
+        "b.jsonl",
+    ]  # as root
 
 
 def test_globs_find_what_the_glob_module_finds(tmp_path: Path) -> None:
-    for name in ("a/b/c.jsonl", "a/c.jsonl", "a/.h/c.jsonl", "x.jsonl", "[q]/c.jsonl", "a/b/d.txt", ".top.jsonl"):
+    for name in (
+        "a/b/c.jsonl",
+        "a/c.jsonl",
+        "a/.h/c.jsonl",
+        "x.jsonl",
+        "[q]/c.jsonl",
+        "a/b/d.txt",
+        ".top.jsonl",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")

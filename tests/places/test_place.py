@@ -23,6 +23,7 @@ def test_a_trusted_folder_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["ftp://host/a.jsonl", "s3+x://bucket/a", "gdrive://a/b"])
 def test_a_scheme_that_is_not_built_is_refused_with_advice(url: str) -> None:
     with pytest.raises(
-        SourceError, match=rf"{re.escape(url)}: unknown kind of place .*expected a local path or one of s3://"
+        SourceError,
+        match=rf"{re.escape(url)}: unknown kind of place .*expected a local path or one of s3://",
     ):
         open_place(url)

@@ -19,22 +19,32 @@ RANK = PlanSettings(max_length=MAX_LENGTH)
 @cache
 def lengths() -> np.ndarray:
     """With next_fit, rows of these vary as much as those of the measurements that the goals come from."""
-    return np.clip(np.random.default_rng(0).lognormal(6, 1.2, 60_000), 1, MAX_LENGTH).astype(np.int64)
+    return np.clip(np.random.default_rng(0).lognormal(6, 1.2, 60_000), 1, MAX_LENGTH).astype(
+        np.int64
+    )
 
 
 def make(**settings) -> Plan:
     source = PlanSource(name="lognormal", key="k", shard_sizes=np.full(60, 1000))
-    return Plan([source], lambda _, samples: lengths()[samples], PlanSettings(max_length=MAX_LENGTH, **settings))
+    return Plan(
+        [source],
+        lambda _, samples: lengths()[samples],
+        PlanSettings(max_length=MAX_LENGTH, **settings),
+    )
 
 
 def slowest(plan: Plan, ranks: int, batch_size: int) -> tuple[float, float]:
     """Slowest over mean rank, mean over full steps: dealt in turn, and as the plan says.  Counted from lengths, row by row."""
     in_turn, found, per_step = [], [], ranks * batch_size
     steps = [step.rows for step in plan.steps(num_rows=per_step) if step.num_real == per_step]
-    shares = [rank_shares(steps, World(rank=rank, size=ranks), plan.settings) for rank in range(ranks)]
+    shares = [
+        rank_shares(steps, World(rank=rank, size=ranks), plan.settings) for rank in range(ranks)
+    ]
     for step, *mine in zip(steps, *shares, strict=True):
         sizes = (step.spans["stop"] - step.spans["start"]).tolist()
-        costs = [sum(n * n + 6 * 4096 * n for n in sizes[a:b]) for a, b in pairwise(step.starts.tolist())]
+        costs = [
+            sum(n * n + 6 * 4096 * n for n in sizes[a:b]) for a, b in pairwise(step.starts.tolist())
+        ]
         mean = sum(costs) / ranks
         in_turn.append(max(sum(costs[rank::ranks]) for rank in range(ranks)) / mean)
         work = [sum(costs[place] for place in share.places.tolist()) for share in mine]
@@ -63,26 +73,43 @@ def test_goals_on_lognormal_lengths(packing, ranks, batch_size, balance, before,
         counter.add(rows.slice(start, min(start + 100, rows.num_rows)))
     result = counter.result()
     assert plan.blocks.pack(0, 1) is None and result.steps == rows.num_rows // (ranks * batch_size)
-    assert (result.slowest_in_turn, result.slowest) == (pytest.approx(in_turn), pytest.approx(found))
+    assert (result.slowest_in_turn, result.slowest) == (
+        pytest.approx(in_turn),
+        pytest.approx(found),
+    )
 
 
 def deal_by_hand(costs: list[int], ranks: int) -> list[list[int]]:
     """The definition in words, row by row."""
     rows = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
-    turns, per_rank, over = [rows[at : at + ranks] for at in range(0, len(rows), ranks)], len(rows) // ranks, 0
-    while all(costs) and over < ranks and per_rank > 1:  # ranks that exceed the mean even with the cheapest rows
+    turns, per_rank, over = (
+        [rows[at : at + ranks] for at in range(0, len(rows), ranks)],
+        len(rows) // ranks,
+        0,
+    )
+    while (
+        all(costs) and over < ranks and per_rank > 1
+    ):  # ranks that exceed the mean even with the cheapest rows
         cheapest = rows[::-1][over * (per_rank - 1) : (over + 1) * (per_rank - 1)]
         if ranks * sum(costs[row] for row in [rows[over], *cheapest]) <= sum(costs):
             break
         over += 1
     if over:
-        middle, cheap = rows[ranks : len(rows) - over * (per_rank - 1)], rows[len(rows) - over * (per_rank - 1) :]
+        middle, cheap = (
+            rows[ranks : len(rows) - over * (per_rank - 1)],
+            rows[len(rows) - over * (per_rank - 1) :],
+        )
         rest = ranks - over
         for turn in range(1, per_rank):
-            turns[turn] = middle[(turn - 1) * rest : turn * rest] + cheap[(turn - 1) * over : turn * over]
+            turns[turn] = (
+                middle[(turn - 1) * rest : turn * rest] + cheap[(turn - 1) * over : turn * over]
+            )
     hands = [(0, number, []) for number in range(ranks)]  # work, number, rows
     for turn in turns:
-        hands = [(work + costs[row], n, [*mine, row]) for (work, n, mine), row in zip(sorted(hands), turn, strict=True)]
+        hands = [
+            (work + costs[row], n, [*mine, row])
+            for (work, n, mine), row in zip(sorted(hands), turn, strict=True)
+        ]
     hands = [mine for _, _, mine in sorted(hands, key=lambda hand: hand[1])]
     for number in range(2 if all(costs) else 0):
         by_work, half = sorted(hands, key=lambda mine: sum(costs[row] for row in mine)), ranks // 2
@@ -95,7 +122,9 @@ def exchange_by_hand(most: list[int], least: list[int], costs: list[int]) -> Non
     """Exchange the first pair of rows after which the two lists cost most nearly the same."""
     gap = sum(costs[row] for row in most) - sum(costs[row] for row in least)
     pairs = [(a, b) for a in range(len(most)) for b in range(len(least))]
-    a, b = min(pairs, key=lambda pair: abs(gap - 2 * (costs[most[pair[0]]] - costs[least[pair[1]]])))
+    a, b = min(
+        pairs, key=lambda pair: abs(gap - 2 * (costs[most[pair[0]]] - costs[least[pair[1]]]))
+    )
     if abs(gap - 2 * (costs[most[a]] - costs[least[b]])) < gap:
         most[a], least[b] = least[b], most[a]
 
@@ -106,7 +135,9 @@ def least_of_the_slowest(costs: list[int], ranks: int) -> float:
     bounds = [sum(costs) / ranks]
     for n in range(1, ranks + 1):
         apart = (sum(falling[:n]) + sum(falling[::-1][: n * (per_rank - 1)])) / n
-        together = falling[n - 2] + falling[n - 1] + sum(falling[::-1][: per_rank - 2]) if n > 1 else apart
+        together = (
+            falling[n - 2] + falling[n - 1] + sum(falling[::-1][: per_rank - 2]) if n > 1 else apart
+        )
         bounds.append(min(apart, together))
     return max(bounds)
 
@@ -116,16 +147,27 @@ def test_rows_of_the_default_packing_are_dealt_within_half_a_percent_of_the_best
     plan, bounds = make(), []
     for step in plan.steps(num_rows=256):
         sizes = (step.rows.spans["stop"] - step.rows.spans["start"]).tolist()
-        costs = [sum(n * n + 24_576 * n for n in sizes[a:b]) for a, b in pairwise(step.rows.starts.tolist())]
-        bounds += [64 * least_of_the_slowest(costs, 64) / sum(costs)] if step.num_real == 256 else []
+        costs = [
+            sum(n * n + 24_576 * n for n in sizes[a:b])
+            for a, b in pairwise(step.rows.starts.tolist())
+        ]
+        bounds += (
+            [64 * least_of_the_slowest(costs, 64) / sum(costs)] if step.num_real == 256 else []
+        )
     assert sum(bounds) / len(bounds) <= slowest(plan, 64, 4)[1] < 1.005 * sum(bounds) / len(bounds)
 
 
-@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 5), (2, 1), (2, 3), (3, 4), (5, 3), (8, 4), (64, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "batch_size"), [(1, 5), (2, 1), (2, 3), (3, 4), (5, 3), (8, 4), (64, 2)]
+)
 def test_rows_are_dealt_as_the_definition_says_also_many_steps_at_once(ranks, batch_size):
     rng = np.random.default_rng(ranks)
-    costs = rng.integers(1, 9, (40, ranks * batch_size)) ** rng.integers(1, 20, (40, 1))  # ties and huge numbers
-    costs[:10] = rng.integers(100, 120, (10, ranks * batch_size))  # as rows of best_fit: a few cost much more
+    costs = rng.integers(1, 9, (40, ranks * batch_size)) ** rng.integers(
+        1, 20, (40, 1)
+    )  # ties and huge numbers
+    costs[:10] = rng.integers(
+        100, 120, (10, ranks * batch_size)
+    )  # as rows of best_fit: a few cost much more
     costs[:10, :3] *= 2
     costs[20:] *= rng.integers(0, 9, (20, ranks * batch_size)) > 0  # steps with padding
     dealt = deal(costs, ranks, RANK)
@@ -156,25 +198,34 @@ def test_block_keeps_the_rows_of_a_block_and_brings_alike_ones_together():
         assert all(left[1] <= right[0] for left, right in pairwise(ends))  # runs do not overlap
         assert [run[0] for run in runs] != [low for low, _ in ends]  # and come in random order
     assert (
-        make(balance="none").step(Position(), 64).rows.spans.tolist() == plain.step(Position(), 64).rows.spans.tolist()
+        make(balance="none").step(Position(), 64).rows.spans.tolist()
+        == plain.step(Position(), 64).rows.spans.tolist()
     )
 
 
 def test_rows_of_equal_cost_are_shuffled_under_block_too():
     """Else best_fit would hand them over with the longest samples first."""
     options = {"packing": "best_fit", "cost_attention": 0, "cost_linear": 1}
-    longest = [row["stop"].max() for row in make(balance="block", balance_rows=4096, **options).blocks.pack(0, 0)[0]]
+    longest = [
+        row["stop"].max()
+        for row in make(balance="block", balance_rows=4096, **options).blocks.pack(0, 0)[0]
+    ]
     middle = len(longest) // 2
     assert abs(np.mean(longest[:middle]) - np.mean(longest[middle:])) < 0.3 * np.mean(longest)
 
 
 def test_settings_that_contradict_balance_are_refused():
-    with pytest.raises(PlanError, match="balance='block' orders rows by their cost, and shuffle=False"):
+    with pytest.raises(
+        PlanError, match="balance='block' orders rows by their cost, and shuffle=False"
+    ):
         PlanSettings(max_length=8, balance="block", shuffle=False)
-    with pytest.raises(PlanError, match="balance='block' orders rows by their cost, and packing='group_8'"):
+    with pytest.raises(
+        PlanError, match="balance='block' orders rows by their cost, and packing='group_8'"
+    ):
         PlanSettings(max_length=8, balance="block", packing="group_8")
     with pytest.raises(
-        PlanError, match="cost_attention 0 and cost_linear 0 make a row of 8 tokens cost 0; expected more"
+        PlanError,
+        match="cost_attention 0 and cost_linear 0 make a row of 8 tokens cost 0; expected more",
     ):
         PlanSettings(max_length=8, cost_attention=0, cost_linear=0)
     with pytest.raises(PlanError, match=r"cost 288230.*less than 2⁵⁰"):

@@ -61,7 +61,9 @@ def test_first_fit_equals_the_slow_version(lengths, capacity, bound):
     spaces: list[list[int]] = []
     expected = []
     for length in lengths.tolist():
-        row = next((i for i, (space, left) in enumerate(spaces) if space >= length and left), len(spaces))
+        row = next(
+            (i for i, (space, left) in enumerate(spaces) if space >= length and left), len(spaces)
+        )
         if row == len(spaces):
             spaces.append([capacity, bound])
         spaces[row] = [spaces[row][0] - length, spaces[row][1] - 1]
@@ -100,7 +102,9 @@ def test_best_fit_fills_rows():
 
 def block_of(lengths, settings: PlanSettings) -> Block:
     array = np.array(lengths, np.int64)
-    return Block(np.zeros(array.size, np.int64), np.arange(array.size) + 100, array, settings, ["made"])
+    return Block(
+        np.zeros(array.size, np.int64), np.arange(array.size) + 100, array, settings, ["made"]
+    )
 
 
 def rows_of(lengths, **options) -> tuple[list, object]:
@@ -108,14 +112,19 @@ def rows_of(lengths, **options) -> tuple[list, object]:
     rows, counters = block_of(lengths, settings).pack(epoch=0, number=0)
     assert block_of(lengths, settings).num_rows() == rows.num_rows
     return [
-        [(int(s["sample"]) - 100, int(s["start"]), int(s["stop"])) for s in rows[r]] for r in range(rows.num_rows)
+        [(int(s["sample"]) - 100, int(s["start"]), int(s["stop"])) for s in rows[r]]
+        for r in range(rows.num_rows)
     ], counters
 
 
 def test_concat_cuts_one_stream():
     rows, counters = rows_of([4, 0, 13, 5], packing="concat")
     assert rows == [[(0, 0, 4), (2, 0, 6)], [(2, 6, 13), (3, 0, 3)], [(3, 3, 5)]]
-    assert counters.samples_split == 2 and counters.samples_dropped == {"empty": 1} and counters.tokens_out == 22
+    assert (
+        counters.samples_split == 2
+        and counters.samples_dropped == {"empty": 1}
+        and counters.tokens_out == 22
+    )
 
 
 def test_concat_with_alignment_starts_samples_at_multiples():
@@ -136,12 +145,16 @@ def test_overlong_samples(overflow, expected, dropped):
     assert rows == expected
     assert counters.tokens_dropped == dropped
     assert counters.samples_dropped.total() == (overflow == "drop")
-    assert (counters.samples_truncated, counters.samples_split) == (overflow == "truncate", overflow == "split")
+    assert (counters.samples_truncated, counters.samples_split) == (
+        overflow == "truncate",
+        overflow == "split",
+    )
 
 
 def test_overlong_error_names_the_sample():
     with pytest.raises(
-        Overlong, match=r"sample 101 of source 'made' has 23 tokens, max_length is 10 .*overflow='drop'"
+        Overlong,
+        match=r"sample 101 of source 'made' has 23 tokens, max_length is 10 .*overflow='drop'",
     ):
         rows_of([4, 23], overflow="error")
 
@@ -214,6 +227,7 @@ def test_the_name_of_a_packing_says_what_it_does(name, is_packed, cuts, orders, 
 )
 def test_other_names_of_packings_are_refused(name):
     with pytest.raises(
-        PlanError, match="is not known; choose best_fit, first_fit, next_fit, window_N, concat, none or"
+        PlanError,
+        match="is not known; choose best_fit, first_fit, next_fit, window_N, concat, none or",
     ):
         parse_packing(name)

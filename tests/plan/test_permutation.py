@@ -115,6 +115,8 @@ def test_batches_of_a_sorted_source_hold_every_part_of_it():
     size, labels = 1 << 17, 8
     for key in keys(4):
         label = Permutation(size, key).index(np.arange(size)) * labels // size
-        counts = np.stack([np.bincount(batch, minlength=labels) for batch in label.reshape(-1, 256)])
+        counts = np.stack(
+            [np.bincount(batch, minlength=labels) for batch in label.reshape(-1, 256)]
+        )
         chi_square = ((counts - 32) ** 2 / 32).sum(axis=1)
         assert abs(chi_square.mean() - (labels - 1)) < 5 * np.sqrt(2 * (labels - 1) / len(counts))

@@ -19,12 +19,16 @@ def make(*lengths, names=None, shard=50, **settings) -> Plan:
         PlanSource(
             name=names[i] if names else f"source {i}",
             key=f"key {i}",
-            shard_sizes=np.array([min(shard, len(a) - at) for at in range(0, len(a), shard)], np.int64),
+            shard_sizes=np.array(
+                [min(shard, len(a) - at) for at in range(0, len(a), shard)], np.int64
+            ),
         )
         for i, a in enumerate(arrays)
     ]
     return Plan(
-        sources, lambda source, samples: arrays[source][samples], PlanSettings(**{"max_length": 64, **settings})
+        sources,
+        lambda source, samples: arrays[source][samples],
+        PlanSettings(**{"max_length": 64, **settings}),
     )
 
 
@@ -41,7 +45,11 @@ def test_an_endless_wrap_over_tiny_epochs_pads_nothing():
 
 def test_a_weight_below_one_sample_per_epoch_is_given_in_the_long_run():
     plan = make(np.full(100, 10), np.full(100, 10), weights=("0.004", "0.996"), packing="none")
-    seen = Counter(int(span["source"]) for step in plan.steps(num_rows=10, epochs=100) for span in step.rows.spans)
+    seen = Counter(
+        int(span["source"])
+        for step in plan.steps(num_rows=10, epochs=100)
+        for span in step.rows.spans
+    )
     assert abs(seen[0] - 40) <= 1 and seen.total() == pytest.approx(10_040, abs=2)
 
 
@@ -81,7 +89,13 @@ def test_names_and_seeds_that_print_differently_order_alike():
 
 
 def test_weights_are_read_as_written():
-    assert weights_as_text([0.1, 1, 1.0, np.float64(0.7), "1/3"]) == ("1/10", "1", "1", "7/10", "1/3")
+    assert weights_as_text([0.1, 1, 1.0, np.float64(0.7), "1/3"]) == (
+        "1/10",
+        "1",
+        "1",
+        "7/10",
+        "1/3",
+    )
     assert weights_as_text(None) is None
     with pytest.raises(PlanError, match="not all numbers"):
         weights_as_text(["a few"])
@@ -111,7 +125,10 @@ def test_a_short_epoch_is_repeated_as_often_as_a_step_needs():
     plan = make([10, 20], tail="repeat", packing="none")
     step = plan.step(Position(), 7)
     assert step.num_repeated == 5 and step.rows.num_rows == 7
-    assert Counter(step.rows.spans["sample"].tolist()).most_common() in ([(0, 4), (1, 3)], [(1, 4), (0, 3)])
+    assert Counter(step.rows.spans["sample"].tolist()).most_common() in (
+        [(0, 4), (1, 3)],
+        [(1, 4), (0, 3)],
+    )
 
 
 def test_seek_from_a_position_goes_on_from_there():
@@ -148,13 +165,21 @@ def test_dealt_rows_says_what_ranks_get(world_size):
     step = plan.step(Position(), 24)
     for rank, places in enumerate(dealt_rows(step.rows, world_size, plan.settings).tolist()):
         mine = rank_rows(step.rows, World(rank=rank, size=world_size), plan.settings)
-        assert [mine[row].tolist() for row in range(24 // world_size)] == [step.rows[row].tolist() for row in places]
+        assert [mine[row].tolist() for row in range(24 // world_size)] == [
+            step.rows[row].tolist() for row in places
+        ]
 
 
 def test_an_overlong_sample_of_a_mixture_stops_the_run_where_it_comes_and_not_before():
     lengths = np.full(400, 10)
     lengths[399] = 100
-    options = {"overflow": "error", "shuffle": False, "block": 50, "packing": "none", "weights": ("1", "1")}
+    options = {
+        "overflow": "error",
+        "shuffle": False,
+        "block": 50,
+        "packing": "none",
+        "weights": ("1", "1"),
+    }
     plan, delivered = make(lengths, np.full(400, 10), **options), 0
     with pytest.raises(Overlong, match="sample 399 of source 'source 0' has 100 tokens"):
         for step in plan.steps(num_rows=10):

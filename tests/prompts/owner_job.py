@@ -14,7 +14,9 @@ from penstock.prompts import serve
 folder, run = Path(sys.argv[1]), Path(sys.argv[1]) / sys.argv[2]
 checkpoint = folder / "checkpoint.json"
 
-prompts = ps.Prompts(ps.open(folder / "data.jsonl", cache_dir=folder / "cache"), epochs=2, lease=2.0, repeats=1)
+prompts = ps.Prompts(
+    ps.open(folder / "data.jsonl", cache_dir=folder / "cache"), epochs=2, lease=2.0, repeats=1
+)
 weights: list[list[int]] = []
 if checkpoint.exists():
     saved = json.loads(checkpoint.read_text())

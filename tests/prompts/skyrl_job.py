@@ -94,7 +94,10 @@ class Trainer(PromptsFullyAsyncTrainer):
 
 
 def open_prompts(**options):
-    rows = [{"prompt": [{"role": "user", "content": str(n)}], "id": n, "easy": n % 5 == 0} for n in range(NUM_PROMPTS)]
+    rows = [
+        {"prompt": [{"role": "user", "content": str(n)}], "id": n, "easy": n % 5 == 0}
+        for n in range(NUM_PROMPTS)
+    ]
     return ps.Prompts(ps.open(rows), **{"repeats": 2, "seed": 3, **options})
 
 
@@ -106,7 +109,12 @@ def make(*, full: bool, prompts=None, mini_batch: int = MINI_BATCH) -> Trainer:
     trainer.fully_async.num_parallel_generation_workers = mini_batch + 6
     trainer.fully_async.sample_full_batch = trainer.algorithm.zero_variance_filter = full
     trainer.train_batch_size = trainer.policy_mini_batch_size = mini_batch
-    trainer.epochs, trainer.ckpt_interval, trainer.hf_save_interval, trainer.eval_interval = EPOCHS, 2, -1, -1
+    trainer.epochs, trainer.ckpt_interval, trainer.hf_save_interval, trainer.eval_interval = (
+        EPOCHS,
+        2,
+        -1,
+        -1,
+    )
     trainer.ckpt_path, trainer.resume_mode = str(folder / f"checkpoints-{full}"), "latest"
     trainer.algorithm.policy_loss_type = "rollout_is"
     trainer.critic.model.path = None
@@ -153,7 +161,9 @@ def refusals() -> dict:
         "small": refused(lambda: make(full=False, mini_batch=24)),
     }
     other = make(full=False, prompts=ps.Prompts(ps.open([{"id": n} for n in range(9)]), repeats=2))
-    found["key"] = refused(lambda: asyncio.run(other.async_train_dataloader.get_next_non_consumed_data()))
+    found["key"] = refused(
+        lambda: asyncio.run(other.async_train_dataloader.get_next_non_consumed_data())
+    )
     for file in folder.glob("checkpoints-False/*/penstock_prompts.json"):
         file.unlink()
     found["file"] = refused(make(full=False).load_checkpoints)

@@ -20,7 +20,9 @@ EPOCHS = 2
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, HERE / script, *map(str, arguments)], start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, HERE / script, *map(str, arguments)], start_new_session=True
+    )
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -38,7 +40,9 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 def live(folder: Path, rng: random.Random, most: int) -> int:
     """Train all prompts of all epochs; kill workers and owners up to `most` times; return the number of kills."""
-    (folder / "data.jsonl").write_text("".join(json.dumps({"id": n}) + "\n" for n in range(NUM_PROMPTS)))
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"id": n}) + "\n" for n in range(NUM_PROMPTS))
+    )
     kills, lives = 0, 0
     while True:
         run = folder / f"run-{lives}"
@@ -79,4 +83,7 @@ def test_killed_owners_and_workers_train_every_prompt_once(tmp_path: Path) -> No
         folder.mkdir()
         kills += live(folder, rng, KILLS - kills)
         runs += 1
-        print(f"{kills} kills, {runs} runs, {runs * NUM_PROMPTS * EPOCHS:,} prompts trained once each", flush=True)
+        print(
+            f"{kills} kills, {runs} runs, {runs * NUM_PROMPTS * EPOCHS:,} prompts trained once each",
+            flush=True,
+        )

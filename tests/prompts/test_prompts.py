@@ -29,7 +29,11 @@ def resumed(prompts: ps.Prompts, state: str, count: int = 100, **options: object
 
 def test_nemo_rl_3599_prompts_in_flight_at_a_restore_are_given_again_the_long_ones_too():
     """There, 30 % of the data reached was skipped, and those were the long rollouts."""
-    prompts, trained, lengths = ps.Prompts(source(1000), epochs=1), [], {n: n % 97 for n in range(1000)}
+    prompts, trained, lengths = (
+        ps.Prompts(source(1000), epochs=1),
+        [],
+        {n: n % 97 for n in range(1000)},
+    )
     flying: list[ps.Prompts] = []
     for restart in range(200):
         flying += prompts.take(24 - len(flying))
@@ -46,7 +50,10 @@ def test_nemo_rl_3599_prompts_in_flight_at_a_restore_are_given_again_the_long_on
 def test_openrlhf_1322_prompts_that_were_oversampled_and_not_trained_survive_a_checkpoint():
     prompts = ps.Prompts(source(), epochs=1)
     generated = prompts.take(48)
-    kept, untrained = generated[:32], generated[32:]  # a step needs 32, the rest waits for the next one
+    kept, untrained = (
+        generated[:32],
+        generated[32:],
+    )  # a step needs 32, the rest waits for the next one
     assert prompts.accept(generated) == [each.ordinal for each in generated]
     prompts.done(kept)
     again = resumed(prompts, json.dumps(prompts.state_dict()), epochs=1)
@@ -94,7 +101,8 @@ def test_a_worker_that_is_too_late_does_not_count_and_the_error_names_who_has_th
     assert (given.ordinal, given.attempt) == (1, 1)
     assert prompts.accept(slow) == [0, 2]
     with pytest.raises(
-        LeaseError, match="done: prompt 1 was given again, to 'quick' as attempt 1, so this lease is over"
+        LeaseError,
+        match="done: prompt 1 was given again, to 'quick' as attempt 1, so this lease is over",
     ):
         prompts.done(slow)
     prompts.done([slow[0], given, slow[2]])
@@ -111,7 +119,9 @@ def test_each_mistake_with_an_acknowledgement_is_an_error_that_changes_nothing()
         prompts.done([0, 1, 1])
     with pytest.raises(PlanError, match="ordinal is 'x', expected a whole number"):
         prompts.done(["x"])
-    with pytest.raises(LeaseError, match=r"the note has [\d,]+ bytes, expected at most 4,096; write a file"):
+    with pytest.raises(
+        LeaseError, match=r"the note has [\d,]+ bytes, expected at most 4,096; write a file"
+    ):
         prompts.back(taken, note="x" * 5000)
     with pytest.raises(LeaseError, match="why is None, expected a short name"):
         prompts.drop(taken, why=None)
@@ -126,7 +136,8 @@ def test_reasons_are_names_and_not_sentences_with_numbers():
     for n in range(16):
         prompts.drop(prompts.take(1), why=f"reward {n}")
     with pytest.raises(
-        LeaseError, match=r"why='reward 16' would be reason number 17, expected at most 16: reward 0, reward 1"
+        LeaseError,
+        match=r"why='reward 16' would be reason number 17, expected at most 16: reward 0, reward 1",
     ):
         prompts.drop(prompts.take(1), why="reward 16")
 
@@ -149,7 +160,10 @@ def test_the_end_is_empty_and_an_endless_run_goes_on_with_another_order():
     assert prompts.finished
     endless = [each.record["id"] for each in ps.Prompts(source(10)).take(30)]
     epochs = [endless[n : n + 10] for n in (0, 10, 20)]
-    assert all(sorted(each) == list(range(10)) for each in epochs) and epochs[0] != epochs[1] != epochs[2]
+    assert (
+        all(sorted(each) == list(range(10)) for each in epochs)
+        and epochs[0] != epochs[1] != epochs[2]
+    )
     assert endless[:10] == [each.record["id"] for each in taken]
 
 
@@ -157,8 +171,12 @@ def test_more_epochs_may_be_asked_for_at_a_resume_and_fewer_are_refused():
     prompts = ps.Prompts(source(10), epochs=2)
     prompts.done(prompts.take(15))
     state = json.dumps(prompts.state_dict())
-    assert [each.ordinal for each in resumed(prompts, state, 10, epochs=3).take(99)] == list(range(15, 30))
-    with pytest.raises(PlanMismatch, match="the state has given 15 prompts, and this run has 10; raise epochs"):
+    assert [each.ordinal for each in resumed(prompts, state, 10, epochs=3).take(99)] == list(
+        range(15, 30)
+    )
+    with pytest.raises(
+        PlanMismatch, match="the state has given 15 prompts, and this run has 10; raise epochs"
+    ):
         resumed(prompts, state, 10, epochs=1)
     with pytest.raises(PlanMismatch, match="this is not a state of Prompts"):
         prompts.load_state_dict(ps.Loader(source(10), batch_size=1).state_dict())
@@ -170,7 +188,10 @@ def test_more_epochs_may_be_asked_for_at_a_resume_and_fewer_are_refused():
 @pytest.fixture
 def math(tmp_path: Path, tokenizer_path: Path) -> Path:
     """A folder with questions, of which one is long, and a recipe."""
-    rows = [{"prompt": f"what is {n} {'far away ' * (200 if n == 7 else 0)}", "gold": n} for n in range(20)]
+    rows = [
+        {"prompt": f"what is {n} {'far away ' * (200 if n == 7 else 0)}", "gold": n}
+        for n in range(20)
+    ]
     (tmp_path / "math.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = f"data: math.jsonl\ntokenizer: {tokenizer_path}\ntemplate: prompt\nmax_length: 64\nseed: 4\ncache_dir: cache\nnum_proc: 1\n"
     (tmp_path / "recipe.yaml").write_text(recipe)
@@ -180,16 +201,25 @@ def math(tmp_path: Path, tokenizer_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_recipe_gives_rendered_prompts_and_counts_those_that_are_too_long(math, tokenizer_path, caplog):
+def test_a_recipe_gives_rendered_prompts_and_counts_those_that_are_too_long(
+    math, tokenizer_path, caplog
+):
     with caplog.at_level(logging.WARNING, "penstock"):
         prompts = ps.Prompts(math / "recipe.yaml", repeats=4, epochs=1)
-    assert "1 samples dropped" in caplog.text or "overlong" in caplog.text or "longer than max_length" in caplog.text
+    assert (
+        "1 samples dropped" in caplog.text
+        or "overlong" in caplog.text
+        or "longer than max_length" in caplog.text
+    )
     assert prompts.prompts_per_epoch == 19
     taken = prompts.take(99)
     assert sorted(each.record["gold"] for each in taken) == [n for n in range(20) if n != 7]
     truth = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path / "tokenizer.json"))
     for each in taken:
-        assert each.input_ids is not None and each.input_ids.tolist() == truth(each.record["prompt"])["input_ids"]
+        assert (
+            each.input_ids is not None
+            and each.input_ids.tolist() == truth(each.record["prompt"])["input_ids"]
+        )
         assert each.where.line == each.record["gold"] + 1 and each.repeats == 4
 
 
@@ -199,7 +229,9 @@ def test_a_recipe_of_records_serves_records_as_prompts_and_as_batches(math):
     assert sorted(each.record["gold"] for each in taken) == list(range(20))
     assert all(each.input_ids is None for each in taken)
     batches = list(ps.load(math / "records.yaml"))
-    assert [record for batch in batches for record in batch["records"]] == [each.record for each in taken]
+    assert [record for batch in batches for record in batch["records"]] == [
+        each.record for each in taken
+    ]
 
 
 def test_records_and_tokens_in_one_recipe_are_refused(math, tokenizer_path):
@@ -207,7 +239,9 @@ def test_records_and_tokens_in_one_recipe_are_refused(math, tokenizer_path):
         f"data:\n  a: {{path: math.jsonl, template: records}}\n  b: {{path: math.jsonl, template: prompt}}\n"
         f"tokenizer: {tokenizer_path}\nbatch_size: 2\n"
     )
-    with pytest.raises(RecipeError, match="data set 'a' has template: records, and 'b' has another"):
+    with pytest.raises(
+        RecipeError, match="data set 'a' has template: records, and 'b' has another"
+    ):
         ps.Prompts(math / "both.yaml")
 
 
@@ -215,12 +249,15 @@ def test_what_is_no_prompt_is_refused(math, tokenizer_path):
     rows = [{"prompt": "fox", "completion": "dog"}]
     options = {"tokenizer": tokenizer_path, "cache_dir": math / "cache", "num_proc": 1}
     store = ps.prepare(rows, template="prompt_completion", **options)
-    with pytest.raises(PlanError, match="does not hold prompts, expected a store made with template='prompt'"):
+    with pytest.raises(
+        PlanError, match="does not hold prompts, expected a store made with template='prompt'"
+    ):
         ps.Prompts(store)
     with pytest.raises(PlanError, match="max_length=9 counts tokens, and plain records have none"):
         ps.Prompts(source(), max_length=9)
     with pytest.raises(
-        PlanError, match=r"there are no prompts: .*longer than max_length|there are no prompts: .*overlong"
+        PlanError,
+        match=r"there are no prompts: .*longer than max_length|there are no prompts: .*overlong",
     ):
         ps.Prompts(math / "recipe.yaml", max_length=1)
     with pytest.raises(PlanError, match="packing='best_fit' has no effect on prompts"):
@@ -244,7 +281,9 @@ def test_a_record_that_cannot_be_read_stays_untaken(math):
 
 def test_a_worker_that_renews_does_not_end_what_the_trainer_has_accepted() -> None:
     now = [0.0]
-    prompts = ps.Prompts(ps.open([{"id": n} for n in range(4)]), epochs=1, lease=10.0, clock=lambda: now[0])
+    prompts = ps.Prompts(
+        ps.open([{"id": n} for n in range(4)]), epochs=1, lease=10.0, clock=lambda: now[0]
+    )
     taken = prompts.take(2)
     prompts.accept(taken)
     assert prompts.renew(taken) == [0, 1]  # a heartbeat that comes late
@@ -255,7 +294,9 @@ def test_a_worker_that_renews_does_not_end_what_the_trainer_has_accepted() -> No
 
 def test_a_clock_that_goes_back_does_not_give_a_prompt_again_early() -> None:
     now = [100.0]
-    prompts = ps.Prompts(ps.open([{"id": n} for n in range(2)]), epochs=1, lease=10.0, clock=lambda: now[0])
+    prompts = ps.Prompts(
+        ps.open([{"id": n} for n in range(2)]), epochs=1, lease=10.0, clock=lambda: now[0]
+    )
     taken = prompts.take(2)
     now[0] = 50.0
     assert prompts.renew(taken) == [0, 1] and prompts.take(2) == []

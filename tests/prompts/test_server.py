@@ -21,9 +21,13 @@ def numbered(count: int) -> Prompts:
     return Prompts(ps.open([{"id": n, "tags": ["a", None, 1.5]} for n in range(count)]), epochs=1)
 
 
-def test_a_worker_gets_what_the_owner_would_have_given(tmp_path: Path, tokenizer_path: Path, write_jsonl) -> None:
+def test_a_worker_gets_what_the_owner_would_have_given(
+    tmp_path: Path, tokenizer_path: Path, write_jsonl
+) -> None:
     path = write_jsonl([{"prompt": f"fox {n} runs", "gold": n} for n in range(20)])
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="prompt", cache_dir=tmp_path / "cache", num_proc=1)
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="prompt", cache_dir=tmp_path / "cache", num_proc=1
+    )
     here, there = Prompts(store, seed=3), Prompts(store, seed=3)
     with serve(there) as server, connect(server.address, name="w") as client:
         for mine, theirs in zip(here.take(20), client.take(20), strict=True):
@@ -74,10 +78,14 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_taken_twice() -> None:
 
             def cut(data: bytes, sent=sent, client=client) -> None:
                 sent(data)
-                client._socket.shutdown(socket.SHUT_RD)  # the owner carries it out, and its answer is lost
+                client._socket.shutdown(
+                    socket.SHUT_RD
+                )  # the owner carries it out, and its answer is lost
 
             client._socket = Hooked(client._socket, cut)
-            assert [each.ordinal for each in client.take(5)] == list(range(5 * number, 5 * number + 5))
+            assert [each.ordinal for each in client.take(5)] == list(
+                range(5 * number, 5 * number + 5)
+            )
         assert prompts.counts["leased"] == 50
         client.done(range(50))
     assert prompts.finished
@@ -98,7 +106,8 @@ def test_an_error_of_the_owner_is_raised_in_the_worker() -> None:
         taken = client.take(2)
         client.done(taken)
         with pytest.raises(
-            LeaseError, match=r"done: prompt 0 is already done or dropped.*and 1 more of 2.*nothing was changed"
+            LeaseError,
+            match=r"done: prompt 0 is already done or dropped.*and 1 more of 2.*nothing was changed",
         ):
             client.done(taken)
         with pytest.raises(LeaseError, match="back: prompt 4 was never taken: prompts 0 to 1 were"):
@@ -116,7 +125,8 @@ def test_a_record_that_json_would_change_is_refused_with_its_place(tmp_path: Pat
     prompts.back(0)
     with serve(prompts) as server, connect(server.address) as client:
         with pytest.raises(
-            PenstockError, match=r"images.parquet:1: the record cannot be sent to a worker: JSON would change 'image'"
+            PenstockError,
+            match=r"images.parquet:1: the record cannot be sent to a worker: JSON would change 'image'",
         ):
             client.take(1)
         assert prompts.counts["leased"] == 0 and prompts.counts["returned"] == 1
@@ -133,7 +143,10 @@ def test_a_restarted_owner_is_noticed() -> None:
     again._secret = server._secret
     with (
         again,
-        pytest.raises(LeaseError, match="the owner of the prompts was restarted, so all leases of before are over"),
+        pytest.raises(
+            LeaseError,
+            match="the owner of the prompts was restarted, so all leases of before are over",
+        ),
     ):
         client.done(taken)
     client.close()
@@ -152,7 +165,9 @@ def test_a_missing_owner_a_wrong_secret_and_a_wrong_address_are_errors() -> None
         address = server.address
     with pytest.raises(LeaseError, match=r"no owner of prompts answers at 127.0.0.1:\d+"):
         connect(address, patience=0.1)
-    with pytest.raises(LeaseError, match="expected the address of a server: penstock://host:port/secret"):
+    with pytest.raises(
+        LeaseError, match="expected the address of a server: penstock://host:port/secret"
+    ):
         connect("http://127.0.0.1")
 
 
@@ -172,11 +187,16 @@ def test_a_peer_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch)
         assert len(client.take(3)) == 3  # a worker that was silent for longer is not
 
 
-def test_prompts_whose_answer_cannot_be_sent_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_whose_answer_cannot_be_sent_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prompts = numbered(20)
     with serve(prompts) as owner, connect(owner.address) as client:
         monkeypatch.setattr(server, "_MOST_BYTES", 1000)
-        with pytest.raises(PenstockError, match=r"the answer has .* bytes, expected at most 1,000; take fewer prompts"):
+        with pytest.raises(
+            PenstockError,
+            match=r"the answer has .* bytes, expected at most 1,000; take fewer prompts",
+        ):
             client.take(20)
         assert prompts.counts["leased"] == 0 and prompts.counts["returned"] == 20
         monkeypatch.undo()

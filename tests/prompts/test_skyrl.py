@@ -13,7 +13,11 @@ pytest.importorskip("skyrl", reason="make installs it: tests/requirements-no-dep
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    job = [sys.executable, str(Path(__file__).with_name("skyrl_job.py")), str(tmp_path_factory.mktemp("skyrl"))]
+    job = [
+        sys.executable,
+        str(Path(__file__).with_name("skyrl_job.py")),
+        str(tmp_path_factory.mktemp("skyrl")),
+    ]
     done = subprocess.run(job, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -34,7 +38,9 @@ def test_prompts_that_skyrl_filters_are_counted_and_not_given_again(runs: dict) 
     trained = Counter(ordinal for step in run["trained"] for ordinal in step)
     counts = run["counts"]
     assert max(trained.values()) == 1 and run["kills"] >= 3
-    assert counts["done"] == len(trained) and counts["dropped"]["filtered"] == counts["next"] - len(trained)
+    assert counts["done"] == len(trained) and counts["dropped"]["filtered"] == counts["next"] - len(
+        trained
+    )
     assert counts["frontier"] == counts["next"] == 80
 
 
@@ -48,4 +54,7 @@ def test_mistakes_are_refused(runs: dict) -> None:
     assert "expected endless Prompts (epochs=None) with repeats=2" in runs["refused"]["repeats"]
     assert "has 23 prompts, which is less than a mini-batch" in runs["refused"]["small"]
     assert "the record has ['id'], expected the key 'prompt'" in runs["refused"]["key"]
-    assert "penstock_prompts.json does not exist: this checkpoint was saved without Prompts" in runs["refused"]["file"]
+    assert (
+        "penstock_prompts.json does not exist: this checkpoint was saved without Prompts"
+        in runs["refused"]["file"]
+    )

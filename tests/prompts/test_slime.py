@@ -51,7 +51,8 @@ class Sample:
 def adapter(request, monkeypatch):
     """The module, imported beside a package that has the interface."""
     modules = {
-        name: types.ModuleType(name) for name in ("", ".rollout", ".rollout.data_source", ".utils", ".utils.types")
+        name: types.ModuleType(name)
+        for name in ("", ".rollout", ".rollout.data_source", ".utils", ".utils.types")
     }
     modules[".rollout.data_source"].DataSource = DataSource
     modules[".utils.types"].Sample = Sample
@@ -76,7 +77,12 @@ class Rollouts:
         class Mine(adapter.PromptsDataSource):
             def open_prompts(self, args):
                 rows = [{"prompt": f"p{n}", "gold": n} for n in range(60)]
-                return ps.Prompts(ps.open(rows), repeats=args.n_samples_per_prompt, seed=args.rollout_seed, **options)
+                return ps.Prompts(
+                    ps.open(rows),
+                    repeats=args.n_samples_per_prompt,
+                    seed=args.rollout_seed,
+                    **options,
+                )
 
         self.source = Mine(self.args)
 
@@ -115,10 +121,15 @@ def test_killed_and_resumed_rollouts_train_each_prompt_once_or_drop_it(adapter, 
     seen = Counter(ordinal for group in trained for ordinal in group)
     assert max(seen.values()) == 1
     assert counts["done"] == len(seen) and counts["leased"] + counts["returned"] <= 6
-    assert counts["done"] + counts["dropped"]["not_selected"] + counts["leased"] + counts["returned"] == counts["next"]
+    assert (
+        counts["done"] + counts["dropped"]["not_selected"] + counts["leased"] + counts["returned"]
+        == counts["next"]
+    )
 
 
-def test_vime_324_a_partial_group_goes_on_with_its_tokens_and_is_given_again_after_a_resume(adapter, tmp_path):
+def test_vime_324_a_partial_group_goes_on_with_its_tokens_and_is_given_again_after_a_resume(
+    adapter, tmp_path
+):
     run = Rollouts(adapter, tmp_path)
     run.generate()
     (partial,) = run.source._groups.values()
@@ -133,7 +144,9 @@ def test_vime_324_a_partial_group_goes_on_with_its_tokens_and_is_given_again_aft
 
 
 def test_a_lease_time_does_not_train_a_prompt_twice(adapter, tmp_path):
-    run = Rollouts(adapter, tmp_path, lease=1e-9)  # over before the next call; slime would train both
+    run = Rollouts(
+        adapter, tmp_path, lease=1e-9
+    )  # over before the next call; slime would train both
     trained = [group[0].group_index for _ in range(5) for group in run.generate()]
     run.source.save(4)
     assert max(Counter(trained).values()) == 1 and run.source.prompts.counts["done"] == len(trained)
@@ -147,21 +160,28 @@ def test_a_rollout_that_is_generated_ahead_of_training_is_not_done(adapter, tmp_
     fresh = Rollouts(adapter, tmp_path)
     fresh.source.load(0)
     given = {group[0].group_index for group in fresh.source.get_samples(12)}
-    assert {group[0].group_index for group in ahead} <= given and not {group[0].group_index for group in first} & given
+    assert {group[0].group_index for group in ahead} <= given and not {
+        group[0].group_index for group in first
+    } & given
 
 
 def test_what_cannot_be_known_is_refused(adapter, tmp_path):
     run = Rollouts(adapter, tmp_path)
     run.source.get_samples(3)
     with pytest.raises(
-        PlanError, match=r"save: rollout 0 was not settled.*--rollout-sample-filter-path penstock.integrations.slime"
+        PlanError,
+        match=r"save: rollout 0 was not settled.*--rollout-sample-filter-path penstock.integrations.slime",
     ):
         run.source.save(0)
-    with pytest.raises(PlanMismatch, match=r"penstock_4.json does not exist: rollout 4 was saved without Prompts"):
+    with pytest.raises(
+        PlanMismatch, match=r"penstock_4.json does not exist: rollout 4 was saved without Prompts"
+    ):
         run.source.load(4)
     with pytest.raises(PlanError, match="add_samples: group 99 was not given by this data source"):
         run.source.add_samples([[Sample(group_index=99)]])
     run.args.input_key = "question"
-    with pytest.raises(PlanError, match=r"the record has \['gold', 'prompt'\], expected input_key 'question'"):
+    with pytest.raises(
+        PlanError, match=r"the record has \['gold', 'prompt'\], expected input_key 'question'"
+    ):
         run.source.get_samples(1)
     assert len(run.source) == 60

@@ -41,7 +41,11 @@ def make_loader(adapter, tmp_path: Path):
     from verl.utils.dataset.rl_dataset import collate_fn
 
     rows = [
-        {"prompt": [{"role": "user", "content": f"p{n}"}], "data_source": "math", "reward_model": {"ground_truth": n}}
+        {
+            "prompt": [{"role": "user", "content": f"p{n}"}],
+            "data_source": "math",
+            "reward_model": {"ground_truth": n},
+        }
         for n in range(SIZE)
     ]
     for name in ("train", "val"):
@@ -63,7 +67,9 @@ def make_loader(adapter, tmp_path: Path):
         }  # fmt: skip
         config = OmegaConf.create({"data": data, "trainer": {"use_v1": use_v1}})
         most = config.data.get("train_max_samples", -1)
-        dataset = create_rl_dataset(config.data[f"{part}_files"], config.data, None, None, max_samples=most)
+        dataset = create_rl_dataset(
+            config.data[f"{part}_files"], config.data, None, None, max_samples=most
+        )
         return StatefulDataLoader(
             dataset=dataset, batch_size=BATCH, drop_last=part == "train", num_workers=0, collate_fn=collate_fn,
             sampler=create_rl_sampler(config.data, dataset),
@@ -103,7 +109,9 @@ def resume(loader: StatefulDataLoader, state: bytes) -> StatefulDataLoader:
 
 def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(make_loader):
     straight = list(train(make_loader(), steps=14))
-    assert [n for batch, _, _ in straight for n in batch] == list(range(14 * BATCH))  # an incomplete batch is not lost
+    assert [n for batch, _, _ in straight for n in batch] == list(
+        range(14 * BATCH)
+    )  # an incomplete batch is not lost
     for stop in range(1, 14):
         resumed = resume(make_loader(), straight[stop - 1][1])
         rest = [batch for batch, _, _ in train(resumed, steps=14 - stop)]
@@ -113,10 +121,16 @@ def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(make_load
 def test_verl_4199_what_waits_in_the_queue_of_an_asynchronous_trainer_is_given_once(make_loader):
     """The trainer saves its queue and generates it again; the data set gives what comes after."""
     straight = list(train(make_loader(), steps=6, is_async=True))
-    trained, state, queue = [n for batch, _, _ in straight for n in batch], straight[-1][1], straight[-1][2]
+    trained, state, queue = (
+        [n for batch, _, _ in straight for n in batch],
+        straight[-1][1],
+        straight[-1][2],
+    )
     resumed = resume(make_loader(), state)
     given = [n for batch, _, _ in train(resumed, steps=3) for n in batch]
-    assert Counter([*trained, *queue, *given]) == Counter(range(len(trained) + len(queue) + len(given)))
+    assert Counter([*trained, *queue, *given]) == Counter(
+        range(len(trained) + len(queue) + len(given))
+    )
 
 
 def test_a_lease_time_does_not_train_a_prompt_twice(make_loader):
@@ -136,15 +150,22 @@ def test_mistakes_are_refused(make_loader, tmp_path):
         make_loader(own={"epochs": 2})
     with pytest.raises(PlanError, match="dataloader_num_workers=8: workers fetch ahead"):
         make_loader(dataloader_num_workers=8)
-    with pytest.raises(PlanError, match=r"trainer\.use_v1 is not true: verl's older trainer forgets the state"):
+    with pytest.raises(
+        PlanError, match=r"trainer\.use_v1 is not true: verl's older trainer forgets the state"
+    ):
         make_loader(use_v1=False)
-    with pytest.raises(PlanError, match=r"train_max_samples=9 has no effect on Prompts; open a slice"):
+    with pytest.raises(
+        PlanError, match=r"train_max_samples=9 has no effect on Prompts; open a slice"
+    ):
         make_loader(train_max_samples=9)
     with pytest.raises(
-        PlanError, match=r"may be longer than data.max_prompt_length=512: open them with max_length=512"
+        PlanError,
+        match=r"may be longer than data.max_prompt_length=512: open them with max_length=512",
     ):
         make_loader(filter_overlong_prompts=True, max_prompt_length=512)
     with pytest.raises(PlanError, match="cannot be distinguished; name other files for validation"):
         make_loader(val_files=str(tmp_path / "train.jsonl"))
-    with pytest.raises(PlanError, match=r"train.jsonl:\d+: the record has .* expected data.prompt_key 'question'"):
+    with pytest.raises(
+        PlanError, match=r"train.jsonl:\d+: the record has .* expected data.prompt_key 'question'"
+    ):
         next(iter(make_loader(prompt_key="question")))

@@ -17,7 +17,12 @@ from penstock.errors import RecipeError
 from penstock.recipe.foreign import import_config
 
 CHAT = [
-    {"messages": [{"role": "user", "content": f"Q {n}?"}, {"role": "assistant", "content": f"A {n}."}]}
+    {
+        "messages": [
+            {"role": "user", "content": f"Q {n}?"},
+            {"role": "assistant", "content": f"A {n}."},
+        ]
+    }
     for n in range(20)
 ]
 CHATML = (
@@ -32,7 +37,9 @@ def folder(tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tok").mkdir()
-    for file in tokenizer_path.parent.glob("*") if tokenizer_path.is_file() else tokenizer_path.glob("*"):
+    for file in (
+        tokenizer_path.parent.glob("*") if tokenizer_path.is_file() else tokenizer_path.glob("*")
+    ):
         if file.name.startswith("tokenizer") and file.is_file():
             (tmp_path / "tok" / file.name).write_bytes(file.read_bytes())
     config = {"eos_token": "<|endoftext|>", "chat_template": CHATML}
@@ -42,21 +49,40 @@ def folder(tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "data").mkdir()
     share = [{"conv": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}] * 20
     (tmp_path / "data" / "share.json").write_text(json.dumps(share))
-    (tmp_path / "data" / "alpaca.json").write_text(json.dumps([{"instruction": "Q", "input": "", "output": "A"}] * 20))
+    (tmp_path / "data" / "alpaca.json").write_text(
+        json.dumps([{"instruction": "Q", "input": "", "output": "A"}] * 20)
+    )
     tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
     entries: dict[str, Any] = {
         "al": {"file_name": "alpaca.json"},
-        "sh": {"file_name": "share.json", "formatting": "sharegpt", "columns": {"messages": "conv"}, "tags": tags},
+        "sh": {
+            "file_name": "share.json",
+            "formatting": "sharegpt",
+            "columns": {"messages": "conv"},
+            "tags": tags,
+        },
     }
-    turns = [[{"from": "human", "value": "hi"}], {"from": "gpt", "value": "good"}, {"from": "gpt", "value": "bad"}]
+    turns = [
+        [{"from": "human", "value": "hi"}],
+        {"from": "gpt", "value": "good"},
+        {"from": "gpt", "value": "bad"},
+    ]
     pairs = [dict(zip(("conv", "chosen", "rejected"), turns, strict=True))] * 20
     (tmp_path / "dpo.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     (tmp_path / "data" / "dpo.json").write_text(json.dumps(pairs))
-    (tmp_path / "data" / "kto.json").write_text(json.dumps([{**share[0], "good": row % 2 == 0} for row in range(20)]))
+    (tmp_path / "data" / "kto.json").write_text(
+        json.dumps([{**share[0], "good": row % 2 == 0} for row in range(20)])
+    )
     (tmp_path / "text.jsonl").write_text('{"text": "the quick brown fox"}\n' * 20)
     answers = {"messages": "conv", "chosen": "chosen", "rejected": "rejected"}
     entries |= {
-        "dpo": {"file_name": "dpo.json", "formatting": "sharegpt", "ranking": True, "columns": answers, "tags": tags},
+        "dpo": {
+            "file_name": "dpo.json",
+            "formatting": "sharegpt",
+            "ranking": True,
+            "columns": answers,
+            "tags": tags,
+        },
         "kto": {
             "file_name": "kto.json",
             "formatting": "sharegpt",
@@ -68,9 +94,13 @@ def folder(tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def imported(folder: Path, config: dict[str, Any] | str, name: str = "theirs.yaml") -> tuple[dict[str, Any], str]:
+def imported(
+    folder: Path, config: dict[str, Any] | str, name: str = "theirs.yaml"
+) -> tuple[dict[str, Any], str]:
     """Import a configuration; return the recipe's keys and its text."""
-    (folder / name).write_text(config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
+    (folder / name).write_text(
+        config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False)
+    )
     assert run(["import", str(folder / name), "-o", str(folder / "r.yaml"), "--force"]) == 0
     text = (folder / "r.yaml").read_text()
     ps.Recipe.read(folder / "r.yaml")
@@ -79,8 +109,16 @@ def imported(folder: Path, config: dict[str, Any] | str, name: str = "theirs.yam
 
 
 TRL: dict[str, Any] = {"model_name_or_path": "tok", "dataset_name": "chat.jsonl"}
-AXOLOTL: dict[str, Any] = {"base_model": "tok", "datasets": [{"path": "chat.jsonl", "type": "chat_template"}]}
-FACTORY: dict[str, Any] = {"model_name_or_path": "tok", "stage": "sft", "dataset": "al,sh", "template": "qwen3"}
+AXOLOTL: dict[str, Any] = {
+    "base_model": "tok",
+    "datasets": [{"path": "chat.jsonl", "type": "chat_template"}],
+}
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "tok",
+    "stage": "sft",
+    "dataset": "al,sh",
+    "template": "qwen3",
+}
 
 
 def test_defaults_of_trl_are_written_out(folder: Path) -> None:
@@ -101,7 +139,10 @@ def test_defaults_of_trl_are_written_out(folder: Path) -> None:
 def test_trl_trains_completions_where_records_have_them(folder: Path) -> None:
     assert imported(folder, {**TRL, "dataset_name": "pairs.jsonl"})[0]["train_on"] == "completion"
     assert (
-        imported(folder, {**TRL, "dataset_name": "pairs.jsonl", "completion_only_loss": False})[0]["train_on"] == "all"
+        imported(folder, {**TRL, "dataset_name": "pairs.jsonl", "completion_only_loss": False})[0][
+            "train_on"
+        ]
+        == "all"
     )
     assert imported(folder, {**TRL, "assistant_only_loss": True})[0]["train_on"] == "assistant"
     assert "write train_on: completion" in imported(folder, {**TRL, "dataset_name": "org/name"})[1]
@@ -109,7 +150,11 @@ def test_trl_trains_completions_where_records_have_them(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "expected"),
-    [("bfd", ("best_fit", "truncate")), ("bfd_split", ("best_fit", "split")), ("wrapped", ("concat", "split"))],
+    [
+        ("bfd", ("best_fit", "truncate")),
+        ("bfd_split", ("best_fit", "split")),
+        ("wrapped", ("concat", "split")),
+    ],
 )
 def test_packings_of_trl(strategy: str, expected: tuple[str, str], folder: Path) -> None:
     found, _ = imported(folder, {**TRL, "packing": True, "packing_strategy": strategy})
@@ -119,11 +164,24 @@ def test_packings_of_trl(strategy: str, expected: tuple[str, str], folder: Path)
 def test_mixtures_of_trl_keep_shares_and_splits(folder: Path) -> None:
     mixture = [
         {"path": "json", "data_files": "chat.jsonl", "fraction": 0.3},
-        {"path": "org/name", "name": "small", "split": "train[:10%]", "fraction": 0.7, "columns": ["a"]},
+        {
+            "path": "org/name",
+            "name": "small",
+            "split": "train[:10%]",
+            "fraction": 0.7,
+            "columns": ["a"],
+        },
     ]
-    found, text = imported(folder, {"model_name_or_path": "tok", "max_length": 64, "datasets": mixture})
+    found, text = imported(
+        folder, {"model_name_or_path": "tok", "max_length": 64, "datasets": mixture}
+    )
     assert found["data"]["chat"] == {"path": "chat.jsonl", "weight": 0.3}
-    assert found["data"]["name"] == {"path": "org/name", "config": "small", "split": "train[:10%]", "weight": 0.7}
+    assert found["data"]["name"] == {
+        "path": "org/name",
+        "config": "small",
+        "split": "train[:10%]",
+        "weight": 0.7,
+    }
     assert "datasets[1].columns: ['a']" in text
 
 
@@ -157,7 +215,12 @@ def test_axolotl_s_settings(folder: Path) -> None:
         "role_key": "role", "content_key": "content", "role_map": {"user": ["human"]}, "shape": "jsonl",
     }  # fmt: skip
     assert found["eval"] == {"held_out": {"path": "chat.jsonl"}}
-    assert (found["packing"], found["overflow"], found["epochs"], found["batch_size"]) == ("best_fit", "error", 3, 1)
+    assert (found["packing"], found["overflow"], found["epochs"], found["batch_size"]) == (
+        "best_fit",
+        "error",
+        3,
+        1,
+    )
     for said in (
         "stop after 2.5 of 3",
         "datasets[0].shards: 4  (no equivalent)",
@@ -176,9 +239,19 @@ def test_axolotl_s_settings(folder: Path) -> None:
 
 def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
     found, text = imported(
-        folder, {**FACTORY, "interleave_probs": "0.3,0.7", "mix_strategy": "interleave_over", "max_samples": 10}
+        folder,
+        {
+            **FACTORY,
+            "interleave_probs": "0.3,0.7",
+            "mix_strategy": "interleave_over",
+            "max_samples": 10,
+        },
     )
-    assert found["data"]["al"] == {"path": "data/alpaca.json@[:10]", "weight": 0.3, "template": "alpaca"}
+    assert found["data"]["al"] == {
+        "path": "data/alpaca.json@[:10]",
+        "weight": 0.3,
+        "template": "alpaca",
+    }
     assert found["data"]["sh"]["role_map"] == {"user": ["human"], "assistant": ["gpt"]}
     assert (found["max_length"], found["overflow"], found["train_on"], found["stop"]) == (
         2048,
@@ -189,7 +262,10 @@ def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
     assert "the first 10, there a random choice" in text
     assert imported(folder, {**FACTORY, "neat_packing": True})[0]["packing"] == "best_fit"
     assert imported(folder, {**FACTORY, "mask_history": True})[0]["train_on"] == "last"
-    assert imported(folder, {**FACTORY, "stage": "pt", "cutoff_len": 99})[0]["data"]["al"]["template"] == "text"
+    assert (
+        imported(folder, {**FACTORY, "stage": "pt", "cutoff_len": 99})[0]["data"]["al"]["template"]
+        == "text"
+    )
 
 
 DPO = {
@@ -219,7 +295,9 @@ PRETRAINING = {
         {**FACTORY, "stage": "kto", "dataset": "kto"},
     ],
 )
-def test_the_recipe_passes_its_check_and_makes_batches(config: dict[str, Any], folder: Path) -> None:
+def test_the_recipe_passes_its_check_and_makes_batches(
+    config: dict[str, Any], folder: Path
+) -> None:
     imported(folder, config)
     assert run(["check", str(folder / "r.yaml")]) == 0
     assert next(iter(ps.load(folder / "r.yaml", output="numpy", progress="none")))["input_ids"].size
@@ -243,14 +321,25 @@ def test_every_field_of_trl_s_classes_is_known(folder: Path) -> None:
         *(name for name in names if name.startswith("dataloader_")),
     }  # fmt: skip
     assert about_data <= names
-    values = {"datasets": [], "max_length": 64, "packing_strategy": "bfd", "dataset_name": "chat.jsonl"}
-    (folder / "all.yaml").write_text(yaml.safe_dump({name: values.get(name, 1) for name in sorted(names)}))
+    values = {
+        "datasets": [],
+        "max_length": 64,
+        "packing_strategy": "bfd",
+        "dataset_name": "chat.jsonl",
+    }
+    (folder / "all.yaml").write_text(
+        yaml.safe_dump({name: values.get(name, 1) for name in sorted(names)})
+    )
     found = import_config(folder / "all.yaml", tool="trl")
     text = found.text(folder / "r.yaml")
     assert found.unknown == []
-    assert {name for name in about_data if f"#   {name}: 1  (the trainer's or the model's)" in text} == set()
     assert {
-        name for name in names - about_data if f"#   {name}: 1  (the trainer's or the model's)" not in text
+        name for name in about_data if f"#   {name}: 1  (the trainer's or the model's)" in text
+    } == set()
+    assert {
+        name
+        for name in names - about_data
+        if f"#   {name}: 1  (the trainer's or the model's)" not in text
     } == set()
 
 
@@ -301,13 +390,33 @@ def test_mistakes_are_named(folder: Path) -> None:
         ("echo hello\n", "a.sh", "no settings found"),
         ("echo 'open\n", "a.sh", "not a command line"),
         ("def x(:\n", "a.py", "a.py:1: not Python"),
-        ({**TRL, "packing_strategy": "best"}, "a.yaml", "packing_strategy is 'best', expected one of bfd"),
-        ({**TRL, "num_train_epochs": "many"}, "a.yaml", "num_train_epochs is many, expected a number"),
+        (
+            {**TRL, "packing_strategy": "best"},
+            "a.yaml",
+            "packing_strategy is 'best', expected one of bfd",
+        ),
+        (
+            {**TRL, "num_train_epochs": "many"},
+            "a.yaml",
+            "num_train_epochs is many, expected a number",
+        ),
         ({**AXOLOTL, "datasets": "x"}, "a.yaml", "datasets is x, expected a list"),
-        ({**AXOLOTL, "datasets": ["x"]}, "a.yaml", "datasets[0] is x, expected a mapping with a path"),
-        ({**AXOLOTL, "excess_length_strategy": "cut"}, "a.yaml", "expected drop, truncate or raise"),
+        (
+            {**AXOLOTL, "datasets": ["x"]},
+            "a.yaml",
+            "datasets[0] is x, expected a mapping with a path",
+        ),
+        (
+            {**AXOLOTL, "excess_length_strategy": "cut"},
+            "a.yaml",
+            "expected drop, truncate or raise",
+        ),
         ({**FACTORY, "stage": "ppo"}, "a.yaml", "stage is 'ppo', expected sft, pt, dpo, rm or kto"),
-        ({**FACTORY, "dataset": "gone"}, "a.yaml", "the data set 'gone' is not in dataset_info.json"),
+        (
+            {**FACTORY, "dataset": "gone"},
+            "a.yaml",
+            "the data set 'gone' is not in dataset_info.json",
+        ),
         ({**FACTORY, "dataset_dir": "gone"}, "a.yaml", "name the file with --dataset-info"),
         ({**FACTORY, "interleave_probs": "1"}, "a.yaml", "1 interleave_probs for 2 data sets"),
     ]
@@ -326,13 +435,18 @@ def test_scripts_with_variables_pipes_and_several_calls(folder: Path) -> None:
     found, text = imported(folder, line, "run.sh")
     assert "tokenizer" not in found and (found["packing"], found["seed"]) == ("none", 3)
     assert "model_name_or_path: $MODEL  (computed by the script)" in text and "log.txt" not in text
-    assert "**more: more  (computed by the script)" in imported(folder, "SFTConfig(max_length=64, **more)\n", "a.py")[1]
+    assert (
+        "**more: more  (computed by the script)"
+        in imported(folder, "SFTConfig(max_length=64, **more)\n", "a.py")[1]
+    )
     for name, twice in (
         ("a.sh", "x --max_length 5\ny --max_length 6\n"),
         ("a.py", "SFTConfig(seed=1)\nSFTConfig(seed=2)\n"),
     ):
         (folder / name).write_text(twice)
-        with pytest.raises(RecipeError, match="is there twice; keep the command or the call that trains"):
+        with pytest.raises(
+            RecipeError, match="is there twice; keep the command or the call that trains"
+        ):
             import_config(folder / name, tool="trl")
 
 
@@ -341,20 +455,35 @@ def test_files_by_split_and_shares_of_axolotl_choose_rows(folder: Path) -> None:
     part = {"path": "json", "data_files": files, "split": "dev[:50%]"}
     found, _ = imported(folder, {"model_name_or_path": "tok", "datasets": [part]})
     assert found["data"] == {"pairs": {"path": "pairs.jsonl", "split": "train[:50%]"}}
-    (folder / "a.yaml").write_text(yaml.safe_dump({"model_name_or_path": "tok", "datasets": [{**part, "split": "x"}]}))
+    (folder / "a.yaml").write_text(
+        yaml.safe_dump({"model_name_or_path": "tok", "datasets": [{**part, "split": "x"}]})
+    )
     with pytest.raises(RecipeError, match="has no split 'x', expected one of dev, train"):
         import_config(folder / "a.yaml")
-    found, text = imported(folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], "weight": 0.25}]})
-    assert found["data"]["chat"]["path"] == "chat.jsonl@[:25%]" and "axolotl takes a random choice" in text
+    found, text = imported(
+        folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], "weight": 0.25}]}
+    )
+    assert (
+        found["data"]["chat"]["path"] == "chat.jsonl@[:25%]"
+        and "axolotl takes a random choice" in text
+    )
     (folder / "a.yaml").write_text(yaml.safe_dump({**AXOLOTL, "rl": "grpo"}))
-    with pytest.raises(RecipeError, match="rl is 'grpo', expected one of dpo, ipo, orpo, simpo, kto"):
+    with pytest.raises(
+        RecipeError, match="rl is 'grpo', expected one of dpo, ipo, orpo, simpo, kto"
+    ):
         import_config(folder / "a.yaml")
 
 
 def test_a_share_for_evaluation_is_the_last_rows(folder: Path) -> None:
     found, text = imported(folder, {**AXOLOTL, "val_set_size": 0.1, "eval_sample_packing": False})
-    assert found["data"]["chat"]["path"] == "chat.jsonl@[:90%]" and "axolotl takes a random choice" in text
-    assert found["eval"]["chat_held_out"].items() >= {"path": "chat.jsonl@[90%:]", "packing": "none"}.items()
+    assert (
+        found["data"]["chat"]["path"] == "chat.jsonl@[:90%]"
+        and "axolotl takes a random choice" in text
+    )
+    assert (
+        found["eval"]["chat_held_out"].items()
+        >= {"path": "chat.jsonl@[90%:]", "packing": "none"}.items()
+    )
     assert [len(ps.open(f"chat.jsonl@{rows}")) for rows in ("[:90%]", "[90%:]")] == [18, 2]
     assert next(iter(ps.load(folder / "r.yaml", part="eval", output="numpy")))["input_ids"].size
     found, _ = imported(folder, {**FACTORY, "dataset": "sh", "val_size": 5, "max_samples": 10})
@@ -367,7 +496,10 @@ def test_a_share_for_evaluation_is_the_last_rows(folder: Path) -> None:
 
 def test_members_of_a_data_set_are_named_whatever_they_hold(folder: Path) -> None:
     odd = {"note": "first\nlast: 1", "field_messages": None, "field": "a", "text_column": "b"}
-    _, text = imported(folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], **odd}], "sample_packing": "false"})
+    _, text = imported(
+        folder,
+        {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], **odd}], "sample_packing": "false"},
+    )
     assert "datasets[0].note: first last: 1  (no equivalent)" in text and "packing: none" in text
     assert "datasets[0].field_messages: none  (not set)" in text
     assert "datasets[0].text_column: b  (datasets[0].field is read)" in text
@@ -376,16 +508,27 @@ def test_members_of_a_data_set_are_named_whatever_they_hold(folder: Path) -> Non
 def test_a_command_line_may_name_a_file_of_settings(folder: Path) -> None:
     (folder / "sft.yaml").write_text("max_length: 5\nseed: 7\n")
     command = "accelerate launch --num_processes 8 -m trl.scripts.sft --config sft.yaml --model_name_or_path tok"
-    found, text = imported(folder, f"{command} --dataset_name chat.jsonl --max_length 6\n", "train.sh")
-    assert (found["max_length"], found["seed"]) == (6, 7) and "config: sft.yaml  (its settings are here, too)" in text
-    found, _ = imported(folder, "python sft.py sft.yaml model_name_or_path=tok dataset_name=chat.jsonl\n", "train.sh")
+    found, text = imported(
+        folder, f"{command} --dataset_name chat.jsonl --max_length 6\n", "train.sh"
+    )
+    assert (found["max_length"], found["seed"]) == (
+        6,
+        7,
+    ) and "config: sft.yaml  (its settings are here, too)" in text
+    found, _ = imported(
+        folder,
+        "python sft.py sft.yaml model_name_or_path=tok dataset_name=chat.jsonl\n",
+        "train.sh",
+    )
     assert (found["max_length"], found["tokenizer"]) == (5, "tok")
     (folder / "train.sh").write_text(f"{command.replace('sft.yaml', 'gone.yaml')}\n")
     with pytest.raises(RecipeError, match=r"names the settings gone[.]yaml, which are not here"):
         import_config(folder / "train.sh")
 
 
-def test_a_recipe_that_does_not_load_is_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_does_not_load_is_not_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "theirs.yaml").write_text(yaml.safe_dump({**AXOLOTL, "sequence_len": "long"}))
     before = sorted(folder.iterdir())
     assert run(["import", "theirs.yaml", "-o", "new.yaml"]) == 3
@@ -403,7 +546,10 @@ def test_a_set_of_llama_factory_may_be_trained_and_evaluated(folder: Path) -> No
 # What trl itself makes of records, with the settings that were imported.
 
 CHAT_PAIRS = [
-    {"prompt": [*CHAT[row]["messages"], CHAT[row]["messages"][0]], "completion": [CHAT[row]["messages"][1]]}
+    {
+        "prompt": [*CHAT[row]["messages"], CHAT[row]["messages"][0]],
+        "completion": [CHAT[row]["messages"][1]],
+    }
     for row in range(20)
 ]
 OF_TRL: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
@@ -418,7 +564,9 @@ OF_TRL: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def prepared_by_trl(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+def prepared_by_trl(
+    rows: list[dict[str, Any]], config: dict[str, Any]
+) -> list[tuple[list[int], list[int]]]:
     """Return ids and labels as SFTTrainer prepares them; no model is needed for that."""
     trl = pytest.importorskip("trl")
     from datasets import Dataset
@@ -429,9 +577,15 @@ def prepared_by_trl(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[
     tokenizer.eos_token = args.eos_token or tokenizer.eos_token
     is_pair = {"prompt", "completion"} <= rows[0].keys()
     is_cut = is_pair if args.completion_only_loss is None else args.completion_only_loss
-    trainer = types.SimpleNamespace(_tokenizer=tokenizer, chat_template=None, completion_only_loss=is_cut)
-    made = trl.SFTTrainer._prepare_dataset(trainer, Dataset.from_list(rows), tokenizer, args, False, None, "train")
-    return [(row["input_ids"], [-100, *row["labels"][1:]]) for row in made]  # the first token is never a target
+    trainer = types.SimpleNamespace(
+        _tokenizer=tokenizer, chat_template=None, completion_only_loss=is_cut
+    )
+    made = trl.SFTTrainer._prepare_dataset(
+        trainer, Dataset.from_list(rows), tokenizer, args, False, None, "train"
+    )
+    return [
+        (row["input_ids"], [-100, *row["labels"][1:]]) for row in made
+    ]  # the first token is never a target
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")  # trl's own default
@@ -439,18 +593,27 @@ def prepared_by_trl(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[
 def test_an_imported_recipe_trains_the_tokens_that_trl_trains(name: str, folder: Path) -> None:
     rows, configs = OF_TRL[name]
     text = "{{ m.content }}<|endoftext|>"
-    tagged = (
-        f"{{% if m.role == 'assistant' %}}{{% generation %}}{text}{{% endgeneration %}}{{% else %}}{text}{{% endif %}}"
-    )
+    tagged = f"{{% if m.role == 'assistant' %}}{{% generation %}}{text}{{% endgeneration %}}{{% else %}}{text}{{% endif %}}"
     template = CHATML.replace(text, tagged)
     (folder / "tok" / "tokenizer_config.json").write_text(
         json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": template}
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|endoftext|>",
+                "chat_template": template,
+            }
         )
     )
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for config in configs:
         imported(folder, {**TRL, "dataset_name": "rows.jsonl", **config})
-        loader = ps.load(folder / "r.yaml", output="numpy", progress="none", batch_size=1, epochs=1, shuffle=False)
+        loader = ps.load(
+            folder / "r.yaml",
+            output="numpy",
+            progress="none",
+            batch_size=1,
+            epochs=1,
+            shuffle=False,
+        )
         found = [(batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) for batch in loader]
         assert found == prepared_by_trl(rows, config), config

@@ -45,7 +45,11 @@ OTHERS = sorted(
         # not the functions of datasets; and keys of the other pages are for `penstock import`
         if tool.startswith("coming-from ") and tool != "coming-from datasets"
         for name, value in their_options(theirs)
-        if not mark and "_" in name and name not in keys() and name not in ALIASES and not is_taken(name, value)
+        if not mark
+        and "_" in name
+        and name not in keys()
+        and name not in ALIASES
+        and not is_taken(name, value)
     }
 )
 
@@ -67,5 +71,16 @@ def test_no_hint_is_about_a_key_that_is_taken() -> None:
 
 @pytest.mark.parametrize("said", sorted(set(HINTS.values())))
 def test_a_hint_names_keys_that_are_there(said: str) -> None:
-    known = {*keys(), "data", "eval", "path", "weight", "template", "chat", "held_out", "trains", "there"}
+    known = {
+        *keys(),
+        "data",
+        "eval",
+        "path",
+        "weight",
+        "template",
+        "chat",
+        "held_out",
+        "trains",
+        "there",
+    }
     assert set(re.findall(r"write ([a-z_]+):", said)) <= known

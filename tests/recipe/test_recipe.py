@@ -24,7 +24,12 @@ Write = Callable[..., Path]
 
 TEXTS = [{"text": f"the quick brown fox {row} " * (row % 5 + 1)} for row in range(60)]
 CHATS = [
-    {"messages": [{"role": "user", "content": f"fox {row}"}, {"role": "assistant", "content": "the lazy dog"}]}
+    {
+        "messages": [
+            {"role": "user", "content": f"fox {row}"},
+            {"role": "assistant", "content": "the lazy dog"},
+        ]
+    }
     for row in range(40)
 ]
 
@@ -37,7 +42,9 @@ def write(tmp_path: Path, tokenizer_path: Path, write_jsonl: Write) -> Callable[
 
     def make(text: str, name: str = "recipe.yaml") -> Path:
         path = tmp_path / name
-        path.write_text(text.replace("TOKENIZER", str(tokenizer_path)).replace("CACHE", str(tmp_path / "cache")))
+        path.write_text(
+            text.replace("TOKENIZER", str(tokenizer_path)).replace("CACHE", str(tmp_path / "cache"))
+        )
         return path
 
     return make
@@ -73,7 +80,9 @@ def test_a_file_is_the_keyword_arguments(write: Any, tokenizer_path: Path, tmp_p
         cache_dir=tmp_path / "cache",
         num_proc=1,
     )
-    by_hand = ps.Loader(store, max_length=64, batch_size=2, seed=7, output="numpy", rank=0, world_size=1)
+    by_hand = ps.Loader(
+        store, max_length=64, batch_size=2, seed=7, output="numpy", rank=0, world_size=1
+    )
     from_file = ps.load(path, rank=0, world_size=1)
     assert from_file.plan.fingerprint == by_hand.plan.fingerprint
     assert batches(from_file) == batches(by_hand) != []
@@ -142,13 +151,23 @@ def test_eval_sets_are_one_pass_in_the_order_of_the_file(write: Any) -> None:
     )
     assert Recipe.read(path).parts == ("train", "held_out", "short")
     held_out = ps.load(path, part="held_out", rank=0, world_size=1)
-    assert held_out.epochs == 1 and held_out.plan.settings.tail == "pad" and not held_out.plan.settings.shuffle
+    assert (
+        held_out.epochs == 1
+        and held_out.plan.settings.tail == "pad"
+        and not held_out.plan.settings.shuffle
+    )
     lines = [where.line for batch in held_out for row in batch.provenance for where, _, _ in row]
     assert sorted(lines) == [1, 2, 3, 4, 5]
     short = ps.load(path, part="short", rank=0, world_size=1)
-    assert short.batch_size == 1 and short.plan.settings.max_length == 16 and short.plan.settings.packing == "none"
+    assert (
+        short.batch_size == 1
+        and short.plan.settings.max_length == 16
+        and short.plan.settings.packing == "none"
+    )
     assert len(list(short)) == 60
-    with pytest.raises(RecipeError, match=r"unknown part 'eval', expected one of train, held_out, short"):
+    with pytest.raises(
+        RecipeError, match=r"unknown part 'eval', expected one of train, held_out, short"
+    ):
         ps.load(path, part="eval")
     one = Recipe.of("a.jsonl", eval="b.jsonl")
     assert one.part("eval") == one.part("b") == one.eval_sets
@@ -161,16 +180,22 @@ def test_changes_count_for_every_data_set(write: Any) -> None:
     )
     recipe = Recipe.read(path).changed(eos=True, max_length=32)
     assert [recipe.prepare_options(data)["eos"] for data in recipe.data] == [True, True]
-    assert recipe.settings["max_length"] == 32 and Recipe.read(path).settings.get("max_length") is None
+    assert (
+        recipe.settings["max_length"] == 32 and Recipe.read(path).settings.get("max_length") is None
+    )
     loader = ps.load(path, max_length=32, rank=1, world_size=2, batch_size=3)
     assert (loader.world.rank, loader.world.size, loader.batch_size) == (1, 2, 3)
     other = Recipe.read(path).changed(data="chat.jsonl", template="messages")
     assert [data.path for data in other.data] == ["chat.jsonl"]
-    with pytest.raises(RecipeError, match=r"^unknown key 'max_lenght'; did you mean 'max_length'\?"):
+    with pytest.raises(
+        RecipeError, match=r"^unknown key 'max_lenght'; did you mean 'max_length'\?"
+    ):
         ps.load(path, max_lenght=32)
 
 
-def test_paths_are_relative_to_the_recipe(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_recipe(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
     (tmp_path / "tok").mkdir()
     path = write(
@@ -179,11 +204,21 @@ def test_paths_are_relative_to_the_recipe(write: Any, tmp_path: Path, monkeypatc
     monkeypatch.setenv("HOME", "/home/somebody")
     recipe = Recipe.read(path)
     (data,) = recipe.data
-    assert data.path == (f"{tmp_path}/text.jsonl", "/home/somebody/more.jsonl", "s3://bucket/x.jsonl")
-    assert recipe.settings["tokenizer"] == f"{tmp_path}/tok" and recipe.settings["cache_dir"] == f"{tmp_path}/../cache"
+    assert data.path == (
+        f"{tmp_path}/text.jsonl",
+        "/home/somebody/more.jsonl",
+        "s3://bucket/x.jsonl",
+    )
+    assert (
+        recipe.settings["tokenizer"] == f"{tmp_path}/tok"
+        and recipe.settings["cache_dir"] == f"{tmp_path}/../cache"
+    )
     assert recipe.prepare_options(data)["chat_template"] == "{{ messages[0].content }}"
     hub = Recipe.read(write("data: text.jsonl\ntokenizer: org/model\nchat_template: tool_use\n"))
-    assert hub.settings["tokenizer"] == "org/model" and hub.prepare_options(hub.data[0])["chat_template"] == "tool_use"
+    assert (
+        hub.settings["tokenizer"] == "org/model"
+        and hub.prepare_options(hub.data[0])["chat_template"] == "tool_use"
+    )
 
 
 def test_environment_variables_stand_for_text(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +264,15 @@ def test_a_recipe_is_written_back(write: Any, tmp_path: Path) -> None:
 def test_every_argument_of_the_verbs_is_a_key() -> None:
     taken = set(keys())
     for verb in (ps.open, ps.prepare, ps.Loader.__init__):
-        names = {name for name, p in inspect.signature(verb).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        names = {
+            name
+            for name, p in inspect.signature(verb).parameters.items()
+            if p.kind is p.KEYWORD_ONLY
+        }
         assert names - {"name"} <= taken
-    assert {field.name for settings in (PlanSettings, BatchForm) for field in fields(settings)} - {"weights"} <= taken
+    assert {field.name for settings in (PlanSettings, BatchForm) for field in fields(settings)} - {
+        "weights"
+    } <= taken
 
 
 def test_defaults_are_those_of_the_signatures() -> None:
@@ -301,11 +342,14 @@ def test_streaming_gives_way_to_what_is_written_beside_it(write: Any) -> None:
 
 
 @pytest.mark.parametrize("lines", ["", "window: auto\n", "window: all\n"])
-def test_background_without_a_window_of_some_shards_is_refused_with_the_reason(write: Any, lines: str) -> None:
+def test_background_without_a_window_of_some_shards_is_refused_with_the_reason(
+    write: Any, lines: str
+) -> None:
     path = write(f"data: text.jsonl\n{lines}background: true\n")
     line = 2 + bool(lines)
     with pytest.raises(
-        RecipeError, match=rf":{line}: background: true .* would need every one of them; write window: 16"
+        RecipeError,
+        match=rf":{line}: background: true .* would need every one of them; write window: 16",
     ):
         Recipe.read(path)
     with pytest.raises(RecipeError, match="write window: 16"):
@@ -323,7 +367,9 @@ def test_data_of_other_tools(write: Any) -> None:
     assert recipe.data[0].path.endswith("/text.jsonl") and recipe.eval_sets[0].name == "held"
     assert recipe.eval_sets[0].options == {"template": "messages"}
     listed = Recipe.read(
-        write("datasets:\n  - json_path: text.jsonl\n    sampling_ratio: 2\n  - {data_path: chat.jsonl, ratio: 1}\n")
+        write(
+            "datasets:\n  - json_path: text.jsonl\n    sampling_ratio: 2\n  - {data_path: chat.jsonl, ratio: 1}\n"
+        )
     )
     assert [(data.name, data.weight) for data in listed.data] == [("text", 2.0), ("chat", 1.0)]
 
@@ -336,7 +382,9 @@ def test_data_of_other_tools(write: Any) -> None:
         ("packing: false\npacking_strategy: next_fit", "none", "packing_strategy"),
     ],
 )
-def test_whether_and_how_to_pack_may_be_two_keys(write: Any, lines: str, expected: str, unused: str) -> None:
+def test_whether_and_how_to_pack_may_be_two_keys(
+    write: Any, lines: str, expected: str, unused: str
+) -> None:
     recipe = Recipe.read(write(f"data: text.jsonl\n{lines}\n"))
     assert recipe.settings["packing"] == expected
     assert any(f": {unused} is not used: " in notice for notice in recipe.notices)
@@ -362,7 +410,11 @@ packing_strategy: first_fit
     (folder / "models/qwen").mkdir(parents=True)
     recipe = Recipe.read(path)
     assert recipe.data[0].options == {"shape": "jsonl", "media_root": str(folder / "media")}
-    ours = {"tokenizer": str(folder / "models/qwen"), "processor": str(folder / "models/qwen"), "packing": "first_fit"}
+    ours = {
+        "tokenizer": str(folder / "models/qwen"),
+        "processor": str(folder / "models/qwen"),
+        "packing": "first_fit",
+    }
     assert recipe.settings.items() >= {**ours, "background": True, "window": 16}.items()
     assert any(":6: data_folder is read as media_root: media" in each for each in recipe.notices)
 
@@ -379,7 +431,14 @@ def test_a_tokenizer_beside_a_processor_config_counts(write: Any) -> None:
 def test_every_foreign_name_leads_to_a_key() -> None:
     for name, alias in ALIASES.items():
         assert name not in keys(), f"{name} is our own"
-        assert alias.keys and set(alias.keys) <= {*keys(), "data", "eval", "path", "weight", "options"}, name
+        assert alias.keys and set(alias.keys) <= {
+            *keys(),
+            "data",
+            "eval",
+            "path",
+            "weight",
+            "options",
+        }, name
 
 
 # Mistakes
@@ -461,7 +520,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_a_mistake_is_named_by_its_line(write: Any, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+def test_a_mistake_is_named_by_its_line(
+    write: Any, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
     monkeypatch.setenv("EMPTY_VARIABLE", "")
     path = write(text)
     with pytest.raises(RecipeError, match=message) as raised:
@@ -473,7 +534,9 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none.yaml: cannot be read: No such file"):
         Recipe.read(tmp_path / "none.yaml")
     (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 20) + b"\n")
-    with pytest.raises(RecipeError, match=r"1,048,577 bytes, expected at most 1,048,576; is this data\?"):
+    with pytest.raises(
+        RecipeError, match=r"1,048,577 bytes, expected at most 1,048,576; is this data\?"
+    ):
         Recipe.read(tmp_path / "big.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"data: \xff\n")
     with pytest.raises(RecipeError, match=r"byte 6 is not UTF-8"):
@@ -509,17 +572,28 @@ def test_merged_keys_stand_behind_written_ones(write: Any) -> None:
         )
     )
     assert [data.options["eos"] for data in recipe.data] == [False, True]
-    assert recipe.data[1].options["template"] == "text" and recipe.data[1].path.endswith("chat.jsonl")
+    assert recipe.data[1].options["template"] == "text" and recipe.data[1].path.endswith(
+        "chat.jsonl"
+    )
 
 
 def test_records_from_python_are_data_too(tokenizer_path: Path, tmp_path: Path) -> None:
-    recipe = Recipe.of(TEXTS, tokenizer=tokenizer_path, batch_size=1, cache_dir=tmp_path, num_proc=1, output="numpy")
+    recipe = Recipe.of(
+        TEXTS,
+        tokenizer=tokenizer_path,
+        batch_size=1,
+        cache_dir=tmp_path,
+        num_proc=1,
+        output="numpy",
+    )
     assert len(ps.load(recipe, rank=0, world_size=1).stores[0]) == 60
     state = json.dumps(ps.load(recipe, rank=0, world_size=1).state_dict())
     assert json.loads(state)["step"] == 0
 
 
-def test_the_folder_of_a_recipe_may_be_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_recipe_may_be_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "talk").mkdir()
     (tmp_path / "talk" / "a.jsonl").write_text('{"text": "one two"}\n' * 9)

@@ -19,10 +19,15 @@ TRICKY = ["no", "On", "null", "~", "", "1e5", "010", "0x1F", "1_000", ".inf", "1
           "\x1b[2J", "\u202e", "\u2028x", "😀", "é", "\\n", "?", ":", "-", "a #b", "\r\n", "\x85"]  # fmt: skip
 
 words = st.one_of(
-    st.sampled_from(TRICKY), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+    st.sampled_from(TRICKY),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12),
 )
 plain = st.one_of(
-    st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False, allow_infinity=False), words
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.floats(allow_nan=False, allow_infinity=False),
+    words,
 )
 nested = st.recursive(
     plain,
@@ -43,8 +48,12 @@ def again(recipe: Recipe) -> Recipe:
     run_id=words,
     roles=st.dictionaries(words, st.lists(words, max_size=2), max_size=3),
 )
-def test_what_is_written_is_read(kwargs: dict[str, Any], run_id: str, roles: dict[str, Any]) -> None:
-    recipe = Recipe.of("/data/x.jsonl", template_kwargs=kwargs, run_id=run_id, role_map=roles, batch_size=2)
+def test_what_is_written_is_read(
+    kwargs: dict[str, Any], run_id: str, roles: dict[str, Any]
+) -> None:
+    recipe = Recipe.of(
+        "/data/x.jsonl", template_kwargs=kwargs, run_id=run_id, role_map=roles, batch_size=2
+    )
     found = again(recipe)
     assert found == recipe and repr(dict(found.settings)) == repr(dict(recipe.settings))
 
@@ -68,7 +77,11 @@ def test_data_sets_are_read_as_written(sets: dict[str, Any], evals: list[str]) -
         name: {"path": [f"/d/{path}" for path in paths], "weight": weight, "fan_out": fan_out}
         for name, (paths, weight, fan_out) in sets.items()
     }
-    more = {"eval": {name: {"path": f"/d/{name}.jsonl", "batch_size": 1} for name in evals}} if evals else {}
+    more = (
+        {"eval": {name: {"path": f"/d/{name}.jsonl", "batch_size": 1} for name in evals}}
+        if evals
+        else {}
+    )
     recipe = Recipe.of(data, max_length=64, **more)
     found = again(recipe)
     assert found == recipe
@@ -92,7 +105,11 @@ def test_a_recipe_travels_between_processes() -> None:
 
 
 def test_changes_reach_eval_sets_and_are_checked_with_the_rest(tmp_path: Path) -> None:
-    mixed = Recipe.of({"a": {"path": "x", "weight": 1}, "b": {"path": "y", "weight": 2}}, eval="z", max_length=16_384)
+    mixed = Recipe.of(
+        {"a": {"path": "x", "weight": 1}, "b": {"path": "y", "weight": 2}},
+        eval="z",
+        max_length=16_384,
+    )
     assert mixed.changed(mix_by="tokens", align=8192).plan_settings().mix_by == "tokens"
     assert (
         mixed.loader_options("z")["shuffle"] is False

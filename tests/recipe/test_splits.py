@@ -47,15 +47,27 @@ def test_the_folder_itself_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_hub_layout_is_found_below_its_readme(tmp_path: Path) -> None:
-    folder = make(tmp_path / "set", "README.md", "data/train-0.jsonl", "data/train-1.jsonl", "data/test-0.jsonl")
+    folder = make(
+        tmp_path / "set",
+        "README.md",
+        "data/train-0.jsonl",
+        "data/train-1.jsonl",
+        "data/test-0.jsonl",
+    )
     found = find_splits([str(folder)])
-    assert found is not None and [Path(file).name for file in found.train] == ["train-0.jsonl", "train-1.jsonl"]
+    assert found is not None and [Path(file).name for file in found.train] == [
+        "train-0.jsonl",
+        "train-1.jsonl",
+    ]
     assert list(found.eval_sets) == ["test"] and not found.others
 
 
 def test_a_file_or_a_glob_has_no_splits(tmp_path: Path) -> None:
     make(tmp_path, "train.jsonl", "test.jsonl")
-    assert find_splits([str(tmp_path / "test.jsonl")]) is None and find_splits([f"{tmp_path}/*.jsonl"]) is None
+    assert (
+        find_splits([str(tmp_path / "test.jsonl")]) is None
+        and find_splits([f"{tmp_path}/*.jsonl"]) is None
+    )
 
 
 def test_many_files_are_written_as_a_glob_that_means_exactly_them(tmp_path: Path) -> None:

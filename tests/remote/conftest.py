@@ -33,7 +33,9 @@ Build = Callable[..., Store]
 def ask(port: int, path: str, method: str, data: bytes | None = None) -> bytes:
     url = f"http://127.0.0.1:{port}{path}"
     headers = {"Authorization": _SIGNED, "Content-Type": "application/octet-stream"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, headers, method=method)
+    ) as answer:
         return bytes(answer.read())
 
 
@@ -98,7 +100,10 @@ def put(proxy: FaultProxy) -> Put:
 
 def write_data(path: Path, rows: int) -> Path:
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
-    lines = (json.dumps({"text": " ".join(words[: 1 + n % 9] * (1 + n % 5)), "n": n}) for n in range(rows))
+    lines = (
+        json.dumps({"text": " ".join(words[: 1 + n % 9] * (1 + n % 5)), "n": n})
+        for n in range(rows)
+    )
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
@@ -123,7 +128,13 @@ def built(tmp_path: Path, tokenizer_path: Path) -> Build:
     def make(where: Any, **options: Any) -> Store:
         source = ps.open(str(data), cache_dir=where)
         template = choose_template(source, "text", tokenizer_path, {}, facts=None)
-        return build(source, template, engine=LocalEngine(1), cache=Cache(where), **{"shard_rows": 50, **options})
+        return build(
+            source,
+            template,
+            engine=LocalEngine(1),
+            cache=Cache(where),
+            **{"shard_rows": 50, **options},
+        )
 
     return make
 
@@ -148,4 +159,8 @@ def objects(folder: str) -> dict[str, bytes]:
 
 
 def files(root: Path, folder: str) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in (root / folder).rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    }

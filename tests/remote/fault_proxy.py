@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-_CODES = {403: "AccessDenied", 404: "NoSuchKey", 409: "OperationAborted", 500: "InternalError", 503: "SlowDown"}
+_CODES = {
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    409: "OperationAborted",
+    500: "InternalError",
+    503: "SlowDown",
+}
 _HOP = ("content-length", "transfer-encoding", "connection", "date", "server")
 
 Fault = int | str  # a status, or one of the words in `FaultProxy._answer`
@@ -32,7 +38,11 @@ class FaultProxy:
     """Forwards to a port of this machine.  `fault` makes single requests fail; `chance` makes a share of all fail."""
 
     def __init__(self, port: int) -> None:
-        self.upstream, self.rules, self.log = port, list[Rule](), list[tuple[str, str, str | None, Fault | None]]()
+        self.upstream, self.rules, self.log = (
+            port,
+            list[Rule](),
+            list[tuple[str, str, str | None, Fault | None]](),
+        )
         self.injected: Counter[Fault] = Counter()
         self._lock, self._share, self._random = threading.Lock(), 0.0, random.Random(0)
         self._stalls = 0
@@ -106,15 +116,23 @@ class FaultProxy:
         length = len(data) if handler.command != "HEAD" else int(told)
         length += {"long-length": 10, "short-length": -min(10, length)}.get(str(do), 0)
         kept = [pair for pair in headers if pair[0].lower() not in _HOP]
-        _send(handler, status, kept, data[: len(data) // 2] if do == "cut" else data[:length], length)
+        _send(
+            handler, status, kept, data[: len(data) // 2] if do == "cut" else data[:length], length
+        )
         handler.close_connection = handler.close_connection or do is not None
         return None
 
-    def _forward(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        headers = {name: value for name, value in handler.headers.items() if name.lower() not in _HOP}
+    def _forward(
+        self, handler: BaseHTTPRequestHandler, body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        headers = {
+            name: value for name, value in handler.headers.items() if name.lower() not in _HOP
+        }
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         try:
-            connection.request(handler.command, handler.path, body, headers | {"Content-Length": str(len(body))})
+            connection.request(
+                handler.command, handler.path, body, headers | {"Content-Length": str(len(body))}
+            )
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
         finally:
@@ -133,7 +151,11 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 def _send(
-    handler: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], data: bytes, length: int
+    handler: BaseHTTPRequestHandler,
+    status: int,
+    headers: list[tuple[str, str]],
+    data: bytes,
+    length: int,
 ) -> None:
     handler.send_response(status)
     for name, value in headers:

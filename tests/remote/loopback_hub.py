@@ -76,15 +76,20 @@ class LoopbackHub:
         self.log.append((handler.command, path, token))
         if status := self._fault(path):
             return _send(handler, status, {"error": f"a fault: {status}"})
-        found = re.match(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.+))?)?$", path) or re.match(
-            r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)$", path
-        )
+        found = re.match(
+            r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.+))?)?$", path
+        ) or re.match(r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)$", path)
         if found is None:
             return _send(handler, 404, {"error": "Not Found"})
         name, kind, revision = found[1], found[2], found[3] or "main"
         repo = self.repos.get(name)
         if repo is None or (repo.token and token != repo.token):
-            return _send(handler, 404 if token else 401, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+            return _send(
+                handler,
+                404 if token else 401,
+                {"error": "Repository not found"},
+                X_Error_Code="RepoNotFound",
+            )
         if repo.is_gated and kind == "resolve":
             return _send(handler, 403, {"error": "gated"}, X_Error_Code="GatedRepo")
         commit = repo.branches.get(revision, revision)
@@ -92,10 +97,15 @@ class LoopbackHub:
             return _send(handler, 404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
         files = repo.commits[commit]
         if kind == "tree":
-            deep = urllib.parse.parse_qs(parsed.query).get("recursive", ["false"])[0].lower() == "true"
+            deep = (
+                urllib.parse.parse_qs(parsed.query).get("recursive", ["false"])[0].lower() == "true"
+            )
             listed = _tree(files, f"{found[4]}/" if found[4] else "", deep=deep)
             return _send(
-                handler, 200 if listed else 404, listed, **({} if listed else {"X_Error_Code": "EntryNotFound"})
+                handler,
+                200 if listed else 404,
+                listed,
+                **({} if listed else {"X_Error_Code": "EntryNotFound"}),
             )
         if kind != "resolve":
             facts = {
@@ -107,20 +117,31 @@ class LoopbackHub:
                 "disabled": False,
             }
             siblings = [{"rfilename": path} for path in sorted(files)]
-            return _send(handler, 200, {**facts, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings})
+            return _send(
+                handler,
+                200,
+                {**facts, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings},
+            )
         return _send_file(handler, files.get(found[4]), commit)
 
 
 def _tree(files: dict[str, bytes], above: str, *, deep: bool) -> list[dict[str, Any]]:
     """Files below a folder, and the folders among them."""
-    below = {path: path[len(above) :].split("/") for path in sorted(files) if path.startswith(above)}
+    below = {
+        path: path[len(above) :].split("/") for path in sorted(files) if path.startswith(above)
+    }
     folders = {
         above + "/".join(parts[:end])
         for parts in below.values()
         for end in range(1, len(parts) if deep else min(2, len(parts)))
     }
-    listed = [{"type": "directory", "path": folder, "oid": "0" * 40, "size": 0} for folder in sorted(folders)]
-    return listed + [_entry(path, files[path]) for path, parts in below.items() if deep or len(parts) == 1]
+    listed = [
+        {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0}
+        for folder in sorted(folders)
+    ]
+    return listed + [
+        _entry(path, files[path]) for path, parts in below.items() if deep or len(parts) == 1
+    ]
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
@@ -139,7 +160,15 @@ def _send_file(handler: BaseHTTPRequestHandler, data: bytes | None, commit: str)
         start, stop = int(asked[1]), int(asked[2] or len(whole) - 1)
         data, status = whole[start : stop + 1], 206
         more["Content_Range"] = f"bytes {start}-{start + len(data) - 1}/{len(whole)}"
-    return _send(handler, status, data, ETag=f'"{_oid(whole)}"', X_Repo_Commit=commit, Accept_Ranges="bytes", **more)
+    return _send(
+        handler,
+        status,
+        data,
+        ETag=f'"{_oid(whole)}"',
+        X_Repo_Commit=commit,
+        Accept_Ranges="bytes",
+        **more,
+    )
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: str) -> None:
@@ -147,7 +176,10 @@ def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: st
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name.replace("_", "-"), value)
-    handler.send_header("Content-Type", "application/octet-stream" if isinstance(body, bytes) else "application/json")
+    handler.send_header(
+        "Content-Type",
+        "application/octet-stream" if isinstance(body, bytes) else "application/json",
+    )
     handler.send_header("Content-Length", str(len(data)))
     handler.end_headers()
     if handler.command != "HEAD":

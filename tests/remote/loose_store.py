@@ -35,7 +35,10 @@ class LooseStore:
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         url = urllib.parse.urlsplit(handler.path)
-        name, query = urllib.parse.unquote(url.path)[1:], urllib.parse.parse_qs(url.query, keep_blank_values=True)
+        name, query = (
+            urllib.parse.unquote(url.path)[1:],
+            urllib.parse.parse_qs(url.query, keep_blank_values=True),
+        )
         if handler.command == "PUT":
             self.objects[name] = body  # whatever If-None-Match says
             return _send(handler, 200, b"", ETag=_etag(body))
@@ -51,7 +54,10 @@ class LooseStore:
             return _send(handler, 200, self._list(name.rstrip("/"), query))
         if (data := self.objects.get(name)) is None:
             return _send(handler, 404, b"<Error><Code>NoSuchKey</Code></Error>")
-        headers, status = {"ETag": _etag(data), "Last-Modified": formatdate(1_700_000_000, usegmt=True)}, 200
+        headers, status = (
+            {"ETag": _etag(data), "Last-Modified": formatdate(1_700_000_000, usegmt=True)},
+            200,
+        )
         if found := re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or ""):
             first, last = int(found[1]), min(int(found[2]), len(data) - 1)
             if first > last:
@@ -62,9 +68,17 @@ class LooseStore:
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> bytes:
         prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
-        keys = sorted(name.partition("/")[2] for name in self.objects if name.startswith(f"{bucket}/{prefix}"))
-        below = {key: key[len(prefix) :].partition(delimiter)[0] if delimiter else "" for key in keys}
-        folders = {prefix + part for key, part in below.items() if delimiter and delimiter in key[len(prefix) :]}
+        keys = sorted(
+            name.partition("/")[2] for name in self.objects if name.startswith(f"{bucket}/{prefix}")
+        )
+        below = {
+            key: key[len(prefix) :].partition(delimiter)[0] if delimiter else "" for key in keys
+        }
+        folders = {
+            prefix + part
+            for key, part in below.items()
+            if delimiter and delimiter in key[len(prefix) :]
+        }
         files = [key for key in keys if not delimiter or delimiter not in key[len(prefix) :]]
         text = "".join(
             f"<Contents><Key>{key}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
@@ -72,9 +86,12 @@ class LooseStore:
             for key in files
         )
         text += "".join(
-            f"<CommonPrefixes><Prefix>{folder}{delimiter}</Prefix></CommonPrefixes>" for folder in sorted(folders)
+            f"<CommonPrefixes><Prefix>{folder}{delimiter}</Prefix></CommonPrefixes>"
+            for folder in sorted(folders)
         )
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{text}</ListBucketResult>".encode()
+        return (
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{text}</ListBucketResult>".encode()
+        )
 
 
 def _etag(data: bytes) -> str:

@@ -38,9 +38,13 @@ def test_a_store_in_a_bucket_has_the_bytes_and_names_of_a_local_one(
     machine("b")
     proxy.log.clear()
     again = built(URL, shard_rows=200)
-    assert [method for method, *_ in proxy.log if method in ("PUT", "POST")] == []  # nothing is made again
+    assert [
+        method for method, *_ in proxy.log if method in ("PUT", "POST")
+    ] == []  # nothing is made again
     assert np.array_equal(again.lengths, here.lengths)
-    assert [again[row].input_ids.tolist() for row in (0, 999)] == [here[row].input_ids.tolist() for row in (0, 999)]
+    assert [again[row].input_ids.tolist() for row in (0, 999)] == [
+        here[row].input_ids.tolist() for row in (0, 999)
+    ]
 
 
 def test_commands_work_with_a_cache_in_a_bucket(
@@ -65,7 +69,9 @@ def test_commands_work_with_a_cache_in_a_bucket(
 def test_a_web_server_a_limit_and_a_damaged_object_are_refused_by_name(
     there: Build, put: Put, machine: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StoreError, match=r"https://example\.org/cache: a cache is a local folder, or in a bucket"):
+    with pytest.raises(
+        StoreError, match=r"https://example\.org/cache: a cache is a local folder, or in a bucket"
+    ):
         Cache("https://example.org/cache")
     monkeypatch.setenv("PENSTOCK_CACHE", URL)
     assert Cache().where == URL
@@ -79,16 +85,23 @@ def test_a_web_server_a_limit_and_a_damaged_object_are_refused_by_name(
     data = bytearray(objects("shards")[name])
     data[len(data) // 2] ^= 1
     put(f"cache/{name}", bytes(data))
-    with pytest.raises(StoreError, match=rf"{name}: digest .* expected .*; the object is damaged: pass refresh=True"):
+    with pytest.raises(
+        StoreError,
+        match=rf"{name}: digest .* expected .*; the object is damaged: pass refresh=True",
+    ):
         store.tokens(3)
     assert not list(machine("a").rglob(name.rpartition("/")[2]))  # nothing wrong reaches the mirror
     assert [problem.file for problem in verify(store).problems] == [name]
     put(f"cache/{name}", bytes(data[:-1]))
-    with pytest.raises(StoreError, match=rf"{name}: \d+ bytes, expected \d+; the object is damaged"):
+    with pytest.raises(
+        StoreError, match=rf"{name}: \d+ bytes, expected \d+; the object is damaged"
+    ):
         store.tokens(3)
 
 
-def test_a_lost_object_is_made_again_although_a_mirror_has_it(there: Build, machine: Become) -> None:
+def test_a_lost_object_is_made_again_although_a_mirror_has_it(
+    there: Build, machine: Become
+) -> None:
     store = there()
     store.tokens(0)
     before = objects("shards")
@@ -118,7 +131,14 @@ def test_machines_prepare_one_store_together_and_one_is_killed(
 ) -> None:
     def start(name: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PENSTOCK_MIRROR": str(tmp_path / f"mirror-{name}")}
-        words = [sys.executable, "-c", MACHINE, str(tmp_path / "data.jsonl"), str(tokenizer_path), URL]
+        words = [
+            sys.executable,
+            "-c",
+            MACHINE,
+            str(tmp_path / "data.jsonl"),
+            str(tokenizer_path),
+            URL,
+        ]
         return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
 
     machines = [start(name) for name in "xyz"]
@@ -142,7 +162,13 @@ def test_machines_prepare_one_store_together_and_one_is_killed(
 def test_a_cold_machine_resumes_at_90_percent_and_reads_only_what_its_first_batch_needs(
     there: Build, machine: Become, proxy: FaultProxy
 ) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "max_length": 64, "output": "numpy", "window": 2, "block": 128}
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "max_length": 64,
+        "output": "numpy",
+        "window": 2,
+        "block": 128,
+    }
     loader = ps.Loader(there(), **options)
     state, expected = None, None
     for batch in loader:
@@ -157,13 +183,24 @@ def test_a_cold_machine_resumes_at_90_percent_and_reads_only_what_its_first_batc
     resumed.load_state_dict(state)
     batch = next(iter(resumed))
     assert batch["input_ids"].tolist() == expected
-    needed = {store.manifest.shards[shard].file.name for shard in store.locate(batch.rows.spans["sample"])[0]}  # type: ignore[union-attr]
-    fetched = [path.removeprefix("/bkt/cache/") for method, path, *_ in proxy.log if method == "GET"]
-    assert sorted(fetched) == sorted([*needed, f"stores/{store.fingerprint[:2]}/{store.fingerprint}.lengths"])
+    needed = {
+        store.manifest.shards[shard].file.name
+        for shard in store.locate(batch.rows.spans["sample"])[0]
+    }  # type: ignore[union-attr]
+    fetched = [
+        path.removeprefix("/bkt/cache/") for method, path, *_ in proxy.log if method == "GET"
+    ]
+    assert sorted(fetched) == sorted(
+        [*needed, f"stores/{store.fingerprint[:2]}/{store.fingerprint}.lengths"]
+    )
     assert len(proxy.log) == len(fetched) + 1  # one HEAD: no manifest says how long the lengths are
     assert len(needed) < store.num_shards / 2
     traffic = resumed.metrics.as_dict()["remote"]
-    assert (traffic["requests"], traffic["stalls"] > 0, traffic["stall_seconds"] > 0) == (len(proxy.log), True, True)
+    assert (traffic["requests"], traffic["stalls"] > 0, traffic["stall_seconds"] > 0) == (
+        len(proxy.log),
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -207,11 +244,13 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
         assert resumed.plan.fingerprint == small.plan.fingerprint
         assert first + [batch["input_ids"].tolist() for batch in resumed] == batches
     with pytest.raises(
-        PlanError, match=r"up to .* of shards are needed at once with window=8, .* set mirror_bytes=\d+"
+        PlanError,
+        match=r"up to .* of shards are needed at once with window=8, .* set mirror_bytes=\d+",
     ):
         ps.Loader(store, **options, window=8, mirror_bytes=total // 2)
     with pytest.raises(
-        PlanError, match=r"with window=1, and the mirror may hold 100 B; set mirror_bytes=(\d+) or more$"
+        PlanError,
+        match=r"with window=1, and the mirror may hold 100 B; set mirror_bytes=(\d+) or more$",
     ):
         ps.Loader(store, **options, mirror_bytes=100)
     monkeypatch.setenv("PENSTOCK_MIRROR_BYTES", "50k")
@@ -258,7 +297,9 @@ def test_an_epoch_fetches_about_what_the_mirror_does_not_hold(there: Build, shar
 
 
 @pytest.fixture(params=["rclone", "a server of our own"])
-def loose(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+def loose(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultProxy]:
     """A store that ignores conditional writes."""
     if request.param != "rclone":
         store = LooseStore()
@@ -278,7 +319,9 @@ def loose(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     environment = {**os.environ, "RCLONE_CONFIG": os.devnull}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
-        found = next(found for line in server.stderr if (found := re.search(r"127\.0\.0\.1:(\d+)", line)))
+        found = next(
+            found for line in server.stderr if (found := re.search(r"127\.0\.0\.1:(\d+)", line))
+        )
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
         with proxied(int(found[1]), monkeypatch) as proxy:
             yield proxy
@@ -286,7 +329,11 @@ def loose(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_store_that_ignores_conditional_writes_is_noticed_once_and_still_right(
-    loose: FaultProxy, built: Build, machine: Become, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    loose: FaultProxy,
+    built: Build,
+    machine: Become,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     built(tmp_path / "local", shard_rows=200)
     with ThreadPoolExecutor(2) as pool:  # two builders at once, without claims
@@ -303,7 +350,9 @@ def test_a_store_that_ignores_conditional_writes_is_noticed_once_and_still_right
     assert caplog.text.count("this store overwrites objects") == 1
 
 
-def test_a_store_that_is_read_without_a_loader_keeps_to_the_budget(there: Build, built: Build, tmp_path: Path) -> None:
+def test_a_store_that_is_read_without_a_loader_keeps_to_the_budget(
+    there: Build, built: Build, tmp_path: Path
+) -> None:
     store, here = there(), built(tmp_path / "local")
     most = 3 * max(entry.num_bytes for entry in store.manifest.shards)  # type: ignore[union-attr]
     store.cache.mirror_bytes = most  # type: ignore[attr-defined]

@@ -25,7 +25,13 @@ from penstock.store.verify import verify
 from tests.remote.conftest import Put
 from tests.remote.fault_proxy import FaultProxy
 
-OPTIONS: dict[str, Any] = {"batch_size": 2, "max_length": 32, "output": "numpy", "window": 1, "block": 40}
+OPTIONS: dict[str, Any] = {
+    "batch_size": 2,
+    "max_length": 32,
+    "output": "numpy",
+    "window": 1,
+    "block": 40,
+}
 FAULTS = 20_000 if os.environ.get("PENSTOCK_SOAK") else 2_000
 THREADS = 12
 
@@ -49,7 +55,9 @@ def _until(proxy: FaultProxy, num_faults: int, work: Callable[[random.Random], i
 
 
 @pytest.mark.timeout(1800)
-def test_no_byte_is_wrong_under_faults(put: Put, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_byte_is_wrong_under_faults(
+    put: Put, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "40")
     monkeypatch.setenv("PENSTOCK_REMOTE_TIMEOUT", "2")
     monkeypatch.setenv("PENSTOCK_REMOTE_WAIT", "0.001")
@@ -78,7 +86,9 @@ def test_no_byte_is_wrong_under_faults(put: Put, proxy: FaultProxy, monkeypatch:
 
 
 @pytest.mark.timeout(1800)
-def test_no_object_is_lost_or_half_written_under_faults(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_object_is_lost_or_half_written_under_faults(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "40")
     monkeypatch.setenv("PENSTOCK_REMOTE_TIMEOUT", "2")
     monkeypatch.setenv("PENSTOCK_REMOTE_WAIT", "0.001")
@@ -108,7 +118,9 @@ def test_no_shard_is_lost_or_wrong_when_a_store_is_made_and_read_under_faults(
     monkeypatch.setenv("PENSTOCK_REMOTE_TIMEOUT", "2")
     monkeypatch.setenv("PENSTOCK_REMOTE_WAIT", "0.001")
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"text": f"the fox jumps over {n} dogs"}) + "\n" for n in range(400)))
+    data.write_text(
+        "".join(json.dumps({"text": f"the fox jumps over {n} dogs"}) + "\n" for n in range(400))
+    )
 
     def built(where: Any) -> Store:
         source = ps.open(str(data), cache_dir=where)
@@ -127,6 +139,8 @@ def test_no_shard_is_lost_or_wrong_when_a_store_is_made_and_read_under_faults(
             assert store.fingerprint == here.fingerprint
         assert store.manifest is not None
         most = sum(entry.num_bytes for entry in store.manifest.shards) * 6 // 10
-        assert [batch["input_ids"].tolist() for batch in ps.Loader(store, mirror_bytes=most, **OPTIONS)] == expected
+        assert [
+            batch["input_ids"].tolist() for batch in ps.Loader(store, mirror_bytes=most, **OPTIONS)
+        ] == expected
         assert verify(store).is_whole
     assert round_ > 1

@@ -18,7 +18,10 @@ from tests.remote.loopback_hub import LoopbackHub, Repo
 
 
 def lines(*numbers: int) -> bytes:
-    return b"".join(json.dumps({"n": number, "text": f"the fox {number}"}).encode() + b"\n" for number in numbers)
+    return b"".join(
+        json.dumps({"n": number, "text": f"the fox {number}"}).encode() + b"\n"
+        for number in numbers
+    )
 
 
 def parquet(*numbers: int) -> bytes:
@@ -74,17 +77,36 @@ def run(hub: LoopbackHub, tmp_path: Path) -> Run:
             + "".join(f"    {line}\n" for line in statements.splitlines())
             + "except SourceError as error:\n    print('ERROR', error)\n"
         )
-        made = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-        made |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PENSTOCK_CACHE": str(tmp_path / "cache")}
-        made |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+        made = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGGING"))
+        }
+        made |= {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        }
+        made |= {
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
         made |= {"PENSTOCK_REMOTE_TRIES": "3", "PENSTOCK_REMOTE_WAIT": "0.01", **environment}
         work = tmp_path / "work"
         done = subprocess.run(
-            [sys.executable, "-c", script], env=made, cwd=work, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", script],
+            env=made,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout + "".join(
-            line + "\n" for line in done.stderr.splitlines() if line.startswith(("INFO hub", "WARNING hub", "INFO org"))
+            line + "\n"
+            for line in done.stderr.splitlines()
+            if line.startswith(("INFO hub", "WARNING hub", "INFO org"))
         )
 
     return run
@@ -113,12 +135,16 @@ def test_a_data_set_is_read_by_name_split_configuration_and_url(hub: LoopbackHub
     assert "org/card: no local file or folder of that name, so it is a data set on the hub" in out
 
 
-def test_a_split_is_chosen_by_file_names_where_the_readme_says_nothing(hub: LoopbackHub, run: Run) -> None:
+def test_a_split_is_chosen_by_file_names_where_the_readme_says_nothing(
+    hub: LoopbackHub, run: Run
+) -> None:
     hub.repos["org/named"] = Repo.of(
         {"data/train-0.jsonl": lines(1), "data/test/0.jsonl": lines(2), "latest.jsonl": lines(3)}
     )
     hub.repos["org/plain"] = Repo.of({"a.jsonl": lines(1), "contest.jsonl": lines(2)})
-    out = run("print(n('org/named', split='train'), n('org/named', split='test'), n('org/plain'))\nn('org/named')\n")
+    out = run(
+        "print(n('org/named', split='train'), n('org/named', split='test'), n('org/plain'))\nn('org/named')\n"
+    )
     assert out.startswith(
         "[1] [2] [1, 2]\nERROR hf://datasets/org/named: has the splits train, test; choose with split="
     )
@@ -146,7 +172,11 @@ def test_a_failed_look_up_never_falls_back_to_an_older_commit(hub: LoopbackHub, 
     hub.repos["org/moves"].push({"a.jsonl": lines(2)})
     hub.faults = [("/api/datasets/org/moves", 503, 99)]
     out = run("print(n('org/moves'))\n")
-    assert "ERROR" in out and "the hub answers 503" in out and "set HF_HUB_OFFLINE=1, or name the commit" in out
+    assert (
+        "ERROR" in out
+        and "the hub answers 503" in out
+        and "set HF_HUB_OFFLINE=1, or name the commit" in out
+    )
     hub.faults = [("/api/datasets/org/moves", 503, 2)]  # passes at the third try
     assert "[2]" in run("print(n('org/moves'))\n")
 
@@ -156,7 +186,10 @@ def test_offline_reads_what_the_cache_has_and_says_which_commit(hub: LoopbackHub
     run("n('org/card', split='train')\n")
     hub.repos["org/card"].push({"README.md": b"new"})
     hub.log.clear()
-    out = run("print(n('org/card', split='train'))\nprint(n('org/card', split='test'))\n", HF_HUB_OFFLINE="1")
+    out = run(
+        "print(n('org/card', split='train'))\nprint(n('org/card', split='test'))\n",
+        HF_HUB_OFFLINE="1",
+    )
     assert out.startswith("[2, 3, 10]\nERROR")
     assert f"WARNING hub: org/card at revision main is commit {commit} in the cache; offline" in out
     assert (
@@ -172,12 +205,18 @@ def test_private_and_gated_data_need_a_token_and_say_so(hub: LoopbackHub, run: R
     hub.repos["org/gated"] = Repo.of({"a.jsonl": lines(1)}, is_gated=True)
     assert "[1]" in run("print(n('org/private'))\n", HF_TOKEN="hf_secret")
     out = run("n('org/private', split='train')\n")
-    assert "ERROR" in out and "no data set 'org/private' that you may see" in out and "hf auth login" in out
+    assert (
+        "ERROR" in out
+        and "no data set 'org/private' that you may see" in out
+        and "hf auth login" in out
+    )
     out = run("n('org/gated')\n", HF_TOKEN="hf_other")
     assert "ERROR" in out and "a gated data set; accept its terms" in out
 
 
-def test_a_wrong_name_is_an_error_that_says_what_there_is(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_a_wrong_name_is_an_error_that_says_what_there_is(
+    hub: LoopbackHub, run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "work" / "data").mkdir()
     wrong = {
         "n('org/card', split='dev')": "no split 'dev', expected one of train, test",
@@ -197,18 +236,26 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(hub: LoopbackHub, run:
     assert not any(path.startswith("/api/datasets/data/") for _, path, _ in hub.log)
 
 
-def test_a_mistyped_local_path_is_said_to_be_missing_first(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_a_mistyped_local_path_is_said_to_be_missing_first(
+    hub: LoopbackHub, run: Run, tmp_path: Path
+) -> None:
     missing = "no local file or folder 'dat/chat', and no data set on the hub could be read: "
-    assert "dat/chat.jsonl: nothing found" in run("n('dat/chat.jsonl')\n") and not hub.log  # the hub is not asked
+    assert (
+        "dat/chat.jsonl: nothing found" in run("n('dat/chat.jsonl')\n") and not hub.log
+    )  # the hub is not asked
     assert f"{missing}the hub has no data set" in run("n('dat/chat')\n")
     assert f"{missing}offline, and " in run("n('dat/chat')\n", HF_HUB_OFFLINE="1")
-    assert f"{missing}the hub cannot be reached" in run("n('dat/chat')\n", HF_ENDPOINT="http://127.0.0.1:9")
+    assert f"{missing}the hub cannot be reached" in run(
+        "n('dat/chat')\n", HF_ENDPOINT="http://127.0.0.1:9"
+    )
     without = "import sys\nsys.modules['huggingface_hub'] = None\nn('dat/chat')\n"
     assert f"{missing}data sets of the hub need huggingface_hub" in run(without)
     assert "no local file" not in run("n('hf://datasets/dat/chat')\n")
 
 
-def test_recipes_of_other_tools_name_data_sets_of_the_hub(run: Run, tmp_path: Path, tokenizer_path: Path) -> None:
+def test_recipes_of_other_tools_name_data_sets_of_the_hub(
+    run: Run, tmp_path: Path, tokenizer_path: Path
+) -> None:
     work = tmp_path / "work"
     settings = f"tokenizer: {tokenizer_path}\nmax_length: 64\nbatch_size: 1\ntemplate: text\n"
     (work / "skyrl.yaml").write_text(f"dataset_name: org/card\nconfig: other\n{settings}")

@@ -24,7 +24,13 @@ from tests import vlm
 from tests.remote.conftest import URL, Become, Build, Put, upload
 from tests.remote.fault_proxy import FaultProxy
 
-OPTIONS: dict[str, Any] = {"batch_size": 4, "max_length": 64, "output": "numpy", "window": 2, "block": 64}
+OPTIONS: dict[str, Any] = {
+    "batch_size": 4,
+    "max_length": 64,
+    "output": "numpy",
+    "window": 2,
+    "block": 64,
+}
 
 Pair = Callable[[Any], tuple[Store, Store]]
 
@@ -55,13 +61,20 @@ def pair(tmp_path: Path) -> Pair:
     for name, rows in (("one", 480), ("two", 240)):
         with (tmp_path / f"{name}.jsonl").open("w") as file:
             for length in chance.choice([10, 20, 30, 200], rows).tolist():
-                numbers, mask = chance.integers(0, 999, length).tolist(), [n >= 0.9 * length for n in range(length)]
-                file.write(json.dumps({"input_ids": numbers, "loss_mask": [*map(int, mask)]}) + "\n")
+                numbers, mask = (
+                    chance.integers(0, 999, length).tolist(),
+                    [n >= 0.9 * length for n in range(length)],
+                )
+                file.write(
+                    json.dumps({"input_ids": numbers, "loss_mask": [*map(int, mask)]}) + "\n"
+                )
 
     def make(where: Any) -> tuple[Store, Store]:
         def one(name: str) -> Store:
             source = ps.open(str(tmp_path / f"{name}.jsonl"), cache_dir=where)
-            template = choose_template(source, "pretokenized", None, {"vocab_size": 1000}, facts=None)
+            template = choose_template(
+                source, "pretokenized", None, {"vocab_size": 1000}, facts=None
+            )
             return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=24)
 
         return one("one"), one("two")
@@ -87,7 +100,9 @@ def test_a_mixture_with_weights_keeps_to_one_budget_and_never_waits_for_itself(
     assert there[0].cache.shared.plans == []  # type: ignore[attr-defined]
 
 
-def test_a_loader_for_evaluation_inside_the_training_loop_shares_the_mirror(there: Build, machine: Become) -> None:
+def test_a_loader_for_evaluation_inside_the_training_loop_shares_the_mirror(
+    there: Build, machine: Become
+) -> None:
     expected, evaluated = (ids(ps.Loader(there(), **OPTIONS, seed=seed)) for seed in (0, 1))
     machine("cold")
     train, other = there(), there()
@@ -127,7 +142,9 @@ def test_a_damaged_copy_is_said_and_fetched_again(
     middle = len(good[3]) // 2
     changed = bytes([255 - good[3][middle]])
     copies[3].write_bytes(
-        good[3][:middle] + (changed if verify else good[3][middle : middle + 1]) + good[3][middle + 1 :]
+        good[3][:middle]
+        + (changed if verify else good[3][middle : middle + 1])
+        + good[3][middle + 1 :]
     )
     assert ids(ps.Loader(store, **OPTIONS)) == expected
     assert [copy.read_bytes() for copy in copies] == good
@@ -199,7 +216,10 @@ def test_a_disk_that_is_full_names_the_folder_of_the_mirror(there: Build, tmp_pa
 
 
 def test_after_an_outage_shards_are_fetched_ahead_again(
-    there: Build, proxy: FaultProxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    there: Build,
+    proxy: FaultProxy,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "1")
     store, other = there(), there()
@@ -225,7 +245,8 @@ def test_a_run_that_access_was_denied_to_goes_on_where_it_stopped(
     machine("cold")
     loader, found = ps.Loader(there(), **OPTIONS), []
     with pytest.raises(
-        StoreError, match=r"cannot read s3://bkt/cache/shards/.*: access denied \(403.*AWS_ACCESS_KEY_ID"
+        StoreError,
+        match=r"cannot read s3://bkt/cache/shards/.*: access denied \(403.*AWS_ACCESS_KEY_ID",
     ):
         for batch in loader:
             found.append(batch["input_ids"].tolist())
@@ -236,7 +257,9 @@ def test_a_run_that_access_was_denied_to_goes_on_where_it_stopped(
     assert found + ids(loader) == expected
 
 
-def test_credentials_that_may_only_read_are_enough_for_a_run(there: Build, proxy: FaultProxy, machine: Become) -> None:
+def test_credentials_that_may_only_read_are_enough_for_a_run(
+    there: Build, proxy: FaultProxy, machine: Become
+) -> None:
     expected = ids(ps.Loader(there(), **OPTIONS))
     machine("cold")
     for method in ("PUT", "POST", "DELETE"):
@@ -244,18 +267,25 @@ def test_credentials_that_may_only_read_are_enough_for_a_run(there: Build, proxy
     assert ids(ps.Loader(there(), **OPTIONS)) == expected
 
 
-@pytest.mark.parametrize("where", ["s3://bkt/my cache/ü", "s3://bkt/a#b%20?c", "s3://bkt/x*[1]/", "s3://bkt"])
+@pytest.mark.parametrize(
+    "where", ["s3://bkt/my cache/ü", "s3://bkt/a#b%20?c", "s3://bkt/x*[1]/", "s3://bkt"]
+)
 def test_a_cache_may_have_any_name_in_a_bucket(
     built: Build, proxy: FaultProxy, machine: Become, tmp_path: Path, where: str
 ) -> None:
-    assert built(where, shard_rows=500).fingerprint == built(tmp_path / "local", shard_rows=500).fingerprint
+    assert (
+        built(where, shard_rows=500).fingerprint
+        == built(tmp_path / "local", shard_rows=500).fingerprint
+    )
     machine("cold")
     proxy.log.clear()
     assert built(where, shard_rows=500)[999].input_ids.tolist()
     assert [path for method, path, *_ in proxy.log if method == "PUT"] == []
 
 
-@pytest.mark.parametrize("where", [Path("s3://bkt/cache"), "S3://bkt/cache", "gs:/bkt", "/data/s3:/bkt"])
+@pytest.mark.parametrize(
+    "where", [Path("s3://bkt/cache"), "S3://bkt/cache", "gs:/bkt", "/data/s3:/bkt"]
+)
 def test_a_folder_with_the_name_of_a_url_is_refused(where: Any) -> None:
     with pytest.raises(StoreError, match="a folder with the name of a URL; write a URL as text"):
         Cache(where)
@@ -300,7 +330,10 @@ os.wait()
 def test_a_forked_process_is_refused_before_it_reads_whatever_the_mirror_has(there: Build) -> None:
     words = [sys.executable, "-c", _FORKS, there().fingerprint, URL]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
-    assert "s3://bkt/cache: this process was forked from one that has read from a remote place" in done.stdout, done
+    assert (
+        "s3://bkt/cache: this process was forked from one that has read from a remote place"
+        in done.stdout
+    ), done
 
 
 def test_no_thread_of_a_mirror_outlives_its_loop(there: Build) -> None:

@@ -22,7 +22,9 @@ def test_a_bucket_keeps_the_contract_of_a_place(proxy: FaultProxy) -> None:
     check_place(open_place("s3://bkt/check")[0], "s3://bkt/check")
 
 
-def test_globs_find_in_a_bucket_what_the_glob_module_finds_in_a_folder(put: Put, tmp_path: Path) -> None:
+def test_globs_find_in_a_bucket_what_the_glob_module_finds_in_a_folder(
+    put: Put, tmp_path: Path
+) -> None:
     names = [
         "a/b/c.jsonl",
         "a/c.jsonl",
@@ -53,8 +55,13 @@ def test_globs_find_in_a_bucket_what_the_glob_module_finds_in_a_folder(put: Put,
         ),
     ):
         listed = glob.glob(str(tmp_path / pattern), recursive=True)  # noqa: PTH207
-        expected = sorted(os.path.relpath(path, tmp_path) for path in listed if not Path(path).is_dir())
-        assert sorted(path.removeprefix("s3://bkt/data/") for path in find(f"s3://bkt/data/{pattern}")) == expected
+        expected = sorted(
+            os.path.relpath(path, tmp_path) for path in listed if not Path(path).is_dir()
+        )
+        assert (
+            sorted(path.removeprefix("s3://bkt/data/") for path in find(f"s3://bkt/data/{pattern}"))
+            == expected
+        )
     assert find("s3://bkt/data/a/x[1].jsonl") == ["s3://bkt/data/a/x[1].jsonl"]
 
 
@@ -66,27 +73,39 @@ def test_an_empty_object_that_marks_a_folder_is_not_a_file(put: Put) -> None:
     put("data/sub/empty.jsonl", b"")
     assert find("s3://bkt/data") == ["s3://bkt/data/part-9.jsonl", "s3://bkt/data/part-10.jsonl"]
     assert find("s3://bkt/data/**")[2:] == ["s3://bkt/data/sub/empty.jsonl"]
-    assert is_folder("s3://bkt/data") and is_folder("s3://bkt/data/sub/") and not exists("s3://bkt/dat")
+    assert (
+        is_folder("s3://bkt/data")
+        and is_folder("s3://bkt/data/sub/")
+        and not exists("s3://bkt/dat")
+    )
 
 
-def test_a_glob_without_two_stars_lists_only_the_folders_that_it_names(put: Put, proxy: FaultProxy) -> None:
+def test_a_glob_without_two_stars_lists_only_the_folders_that_it_names(
+    put: Put, proxy: FaultProxy
+) -> None:
     put("data/a.jsonl", b"{}")
     for number in range(5):
         put(f"data/deep/{number}/x.jsonl", b"{}")
     assert find("s3://bkt/data/*.jsonl") == ["s3://bkt/data/a.jsonl"]
-    listings = [path for method, path, _, _ in proxy.log if "list-type" in path and "delimiter" in path]
+    listings = [
+        path for method, path, _, _ in proxy.log if "list-type" in path and "delimiter" in path
+    ]
     assert len(listings) == 1
 
 
 @pytest.mark.parametrize("do", [503, 500, 429, 409, "reset", "cut", "long-length", "short-length"])
-def test_a_failed_read_is_repeated_until_it_is_whole(put: Put, proxy: FaultProxy, do: int | str) -> None:
+def test_a_failed_read_is_repeated_until_it_is_whole(
+    put: Put, proxy: FaultProxy, do: int | str
+) -> None:
     file = open_file(identify(put("a.bin", DATA)))
     proxy.fault(do, "a.bin", method="GET", times=3)
     assert file.read(1000, 90_000) == DATA[1000:90_000]
     assert [fault for *_, fault in proxy.log if fault] == [do] * 3
 
 
-def test_a_request_without_an_answer_is_repeated(put: Put, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_an_answer_is_repeated(
+    put: Put, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_REMOTE_TIMEOUT", "1")
     url = put("a.bin", DATA)
     proxy.fault("stall", "a.bin", method="GET")
@@ -94,7 +113,8 @@ def test_a_request_without_an_answer_is_repeated(put: Put, proxy: FaultProxy, mo
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(403, "access denied.*AWS_ACCESS_KEY_ID"), (404, "nothing found.*check the name.*AWS_REGION")]
+    ("status", "words"),
+    [(403, "access denied.*AWS_ACCESS_KEY_ID"), (404, "nothing found.*check the name.*AWS_REGION")],
 )
 def test_what_cannot_pass_is_asked_for_once_and_says_what_to_do(
     put: Put, proxy: FaultProxy, status: int, words: str
@@ -112,11 +132,16 @@ def test_a_store_that_stays_down_is_an_error_with_the_number_of_tries(
     monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "3")
     url = put("a.bin", DATA)
     proxy.fault(503, "a.bin", times=99)
-    with pytest.raises(SourceError, match=r"s3://bkt/a.bin: the server answers 503 \(tried 3 times\); run again later"):
+    with pytest.raises(
+        SourceError,
+        match=r"s3://bkt/a.bin: the server answers 503 \(tried 3 times\); run again later",
+    ):
         read(url)
 
 
-def test_names_that_cannot_be_are_errors_with_the_name(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_cannot_be_are_errors_with_the_name(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for url, words in {
         "s3://bkt/no.jsonl": r"no\.jsonl: nothing found",
         "s3://bkt/*.jsonl": r"nothing found, expected at least one file to match \(in s3://bkt\)",
@@ -130,7 +155,9 @@ def test_names_that_cannot_be_are_errors_with_the_name(proxy: FaultProxy, monkey
         with pytest.raises(SourceError, match=words):
             find(url)
     monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "many")
-    with pytest.raises(SourceError, match="PENSTOCK_REMOTE_TRIES is 'many', expected a number above 0"):
+    with pytest.raises(
+        SourceError, match="PENSTOCK_REMOTE_TRIES is 'many', expected a number above 0"
+    ):
         find("s3://bkt/a")
 
 
@@ -138,7 +165,9 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(put: Put) -> No
     file = open_file(identify(put("a.bin", DATA)))
     assert file.read(0, 10) == DATA[:10]
     put("a.bin", DATA[::-1])
-    with pytest.raises(SourceChanged, match=r"s3://bkt/a\.bin: changed while open: .*open the source again"):
+    with pytest.raises(
+        SourceChanged, match=r"s3://bkt/a\.bin: changed while open: .*open the source again"
+    ):
         file.read(90_000, 100_000)
     with pytest.raises(SourceChanged):
         pickle.loads(pickle.dumps(file))
@@ -232,11 +261,15 @@ def test_a_bucket_in_another_region_is_said_at_once(
 def test_the_store_s_own_word_for_a_failure_is_in_the_error(put: Put, proxy: FaultProxy) -> None:
     file = open_file(identify(put("a.bin", DATA)))
     proxy.fault(403, "a.bin", method="GET")
-    with pytest.raises(SourceError, match=r"access denied \(403 AccessDenied\); .*the clock of this machine"):
+    with pytest.raises(
+        SourceError, match=r"access denied \(403 AccessDenied\); .*the clock of this machine"
+    ):
         file.read(0, 10)
 
 
-def test_secrets_are_not_in_a_pickle(proxy: FaultProxy, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_in_a_pickle(
+    proxy: FaultProxy, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
     file = open_file(identify(put("a.bin", DATA)))
     assert file.read(0, 3) == DATA[:3]
@@ -258,16 +291,26 @@ def test_a_process_that_was_forked_after_a_request_is_refused_and_does_not_hang(
         "os.waitpid(child, 0)\n"
         f"assert len(read({url!r})) == {len(DATA)}\n"  # the parent goes on
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
-    assert "was forked from one that has read from a remote place" in done.stdout and "spawn" in done.stdout
+    assert (
+        "was forked from one that has read from a remote place" in done.stdout
+        and "spawn" in done.stdout
+    )
 
 
-def test_missing_credentials_are_said_to_be_missing(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_said_to_be_missing(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # nothing leaves this machine
     monkeypatch.setenv("PENSTOCK_REMOTE_TRIES", "2")
-    with pytest.raises(SourceError, match=r"the environment has no credentials.*AWS_ACCESS_KEY_ID.*AWS_SKIP_SIGNATURE"):
+    with pytest.raises(
+        SourceError,
+        match=r"the environment has no credentials.*AWS_ACCESS_KEY_ID.*AWS_SKIP_SIGNATURE",
+    ):
         read("s3://bkt/a.jsonl")
     assert not proxy.log

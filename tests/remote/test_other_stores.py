@@ -20,9 +20,7 @@ import penstock as ps
 from penstock.places.object_store import place_of
 from tests.remote.loose_store import LooseStore
 
-_AZURITE_KEY = (
-    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of every emulator
-)
+_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of every emulator
 
 
 @pytest.fixture
@@ -44,7 +42,9 @@ def az(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         port = taken.getsockname()[1]
     words = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
     words += ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent"]
-    with subprocess.Popen([program, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        [program, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
         _create_container(port)
         monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
         monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{port}")
@@ -55,7 +55,9 @@ def az(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def _create_container(port: int) -> None:
     date, version = formatdate(usegmt=True), "2021-08-06"
     signed = f"x-ms-date:{date}\nx-ms-version:{version}\n/devstoreaccount1/devstoreaccount1/bkt\nrestype:container"
-    digest = hmac.new(base64.b64decode(_AZURITE_KEY), ("PUT" + "\n" * 12 + signed).encode(), hashlib.sha256).digest()
+    digest = hmac.new(
+        base64.b64decode(_AZURITE_KEY), ("PUT" + "\n" * 12 + signed).encode(), hashlib.sha256
+    ).digest()
     headers = {"x-ms-date": date, "x-ms-version": version, "Content-Length": "0"}
     headers["Authorization"] = f"SharedKey devstoreaccount1:{base64.b64encode(digest).decode()}"
     url = f"http://127.0.0.1:{port}/devstoreaccount1/bkt?restype=container"
@@ -80,7 +82,9 @@ def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_objects_are_created_read_listed_and_removed(bucket: str) -> None:
     place, name = place_of(bucket), f"{bucket}/a/b é #%.txt"
     assert place.create(name, lambda file: file.write(b"hello")) == 5
-    assert place.create(name, lambda file: file.write(b"hello")) == 5  # as if the answer to the first had been lost
+    assert (
+        place.create(name, lambda file: file.write(b"hello")) == 5
+    )  # as if the answer to the first had been lost
     with pytest.raises(FileExistsError, match="already there with other content"):
         place.create(name, lambda file: file.write(b"HELLO"))
     version = place.stat(name)
@@ -98,12 +102,16 @@ def test_objects_are_created_read_listed_and_removed(bucket: str) -> None:
 def test_a_second_machine_loads_the_batches_of_a_local_cache(
     bucket: str, tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = "".join(json.dumps({"text": f"record {n} " * (n % 7 + 1)}) + "\n" for n in range(300)).encode()
+    lines = "".join(
+        json.dumps({"text": f"record {n} " * (n % 7 + 1)}) + "\n" for n in range(300)
+    ).encode()
     (tmp_path / "data.jsonl").write_bytes(lines)
     place_of(bucket).create(f"{bucket}/data.jsonl", lambda file: file.write(lines))
 
     def batches(data: str, cache: str) -> list[list[list[int]]]:
-        store = ps.prepare(data, tokenizer=tokenizer_path, cache_dir=cache, num_proc=1, progress="none")
+        store = ps.prepare(
+            data, tokenizer=tokenizer_path, cache_dir=cache, num_proc=1, progress="none"
+        )
         loader = ps.Loader(store, batch_size=4, max_length=64, output="numpy", epochs=1)
         return [batch["input_ids"].tolist() for batch in loader]
 

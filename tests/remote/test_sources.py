@@ -23,7 +23,10 @@ from penstock.places.requests import shorten
 from tests.remote.conftest import Put
 from tests.remote.fault_proxy import FaultProxy
 
-ROWS = [{"text": f"row {number} the quick brown fox " * (1 + number % 3), "n": number} for number in range(2000)]
+ROWS = [
+    {"text": f"row {number} the quick brown fox " * (1 + number % 3), "n": number}
+    for number in range(2000)
+]
 
 
 def _files() -> dict[str, bytes]:
@@ -63,7 +66,9 @@ def test_records_of_a_bucket_are_those_of_a_local_file(put: Put, tmp_path: Path,
     assert there.where(7).file == f"s3://bkt/data/{name}"
 
 
-def test_globs_folders_slices_and_splits_are_written_as_for_local_files(put: Put, tmp_path: Path) -> None:
+def test_globs_folders_slices_and_splits_are_written_as_for_local_files(
+    put: Put, tmp_path: Path
+) -> None:
     for number in (1, 2, 10):
         put(f"data/train-{number}.jsonl", json.dumps({"n": number}).encode() + b"\n")
     put("data/test-1.jsonl", b'{"n": -1}\n')
@@ -83,7 +88,9 @@ def test_globs_folders_slices_and_splits_are_written_as_for_local_files(put: Put
 def test_a_folder_that_datasets_saved_is_refused_by_name(put: Put, tmp_path: Path) -> None:
     put("saved/state.json", b"{}")
     put("saved/data-0.arrow", FILES["a.arrow"])
-    with pytest.raises(SourceError, match=r"s3://bkt/saved: has state\.json: .* local disk only; download it"):
+    with pytest.raises(
+        SourceError, match=r"s3://bkt/saved: has state\.json: .* local disk only; download it"
+    ):
         ps.open("s3://bkt/saved", cache_dir=tmp_path)
     assert len(ps.open("s3://bkt/saved/*.arrow", cache_dir=tmp_path)) == len(ROWS)
 
@@ -119,10 +126,17 @@ def test_a_store_of_a_bucket_is_that_of_local_files_with_any_number_of_processes
     (tmp_path / "a.jsonl").write_bytes(FILES["a.jsonl"])
     options = {"tokenizer": tokenizer_path, "template": "text", "progress": "none"}
     here = ps.prepare(tmp_path / "a.jsonl", cache_dir=tmp_path / "one", **options)
-    there = ps.prepare(put("a.jsonl", FILES["a.jsonl"]), cache_dir=tmp_path / "two", num_proc=num_proc, **options)
+    there = ps.prepare(
+        put("a.jsonl", FILES["a.jsonl"]), cache_dir=tmp_path / "two", num_proc=num_proc, **options
+    )
     assert len(here) == len(there) == len(ROWS)
-    assert all((here[row].input_ids == there[row].input_ids).all() for row in range(0, len(ROWS), 50))
-    shards = [sorted(path.name for path in (tmp_path / cache / "shards").rglob("*.arrow")) for cache in ("one", "two")]
+    assert all(
+        (here[row].input_ids == there[row].input_ids).all() for row in range(0, len(ROWS), 50)
+    )
+    shards = [
+        sorted(path.name for path in (tmp_path / cache / "shards").rglob("*.arrow"))
+        for cache in ("one", "two")
+    ]
     assert shards[0] == shards[1] != []
 
 
@@ -184,7 +198,9 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
 def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     folder = tmp_path / "www"
     folder.mkdir()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Ranges, directory=str(folder)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(_Ranges, directory=str(folder))
+    )
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}", folder
@@ -193,7 +209,9 @@ def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
-def test_records_of_a_web_server_are_those_of_a_local_file(web: tuple[str, Path], tmp_path: Path, name: str) -> None:
+def test_records_of_a_web_server_are_those_of_a_local_file(
+    web: tuple[str, Path], tmp_path: Path, name: str
+) -> None:
     url, folder = web
     (folder / "with space").mkdir()
     (folder / "with space" / name).write_bytes(FILES[name])
@@ -205,7 +223,9 @@ def test_a_web_server_lists_nothing_and_says_so(web: tuple[str, Path], tmp_path:
     url, _ = web
     with pytest.raises(SourceError, match="a web server does not list its files; name each file"):
         ps.open(f"{url}/*.jsonl", cache_dir=tmp_path)
-    with pytest.raises(SourceError, match=r"no\.jsonl: nothing found \(404\); check the name; check the address"):
+    with pytest.raises(
+        SourceError, match=r"no\.jsonl: nothing found \(404\); check the name; check the address"
+    ):
         ps.open(f"{url}/no.jsonl", cache_dir=tmp_path)
 
 
@@ -231,11 +251,15 @@ def test_a_web_server_that_shows_no_change_or_gives_no_ranges_is_refused(
     url, folder = web
     (folder / "a.jsonl").write_bytes(FILES["a.jsonl"])
     monkeypatch.setattr(_Ranges, "ranges", False)  # answers 200 with the whole file instead of 206
-    with pytest.raises(SourceError, match=r"a\.jsonl: not possible here: .*Range.*; download the file"):
+    with pytest.raises(
+        SourceError, match=r"a\.jsonl: not possible here: .*Range.*; download the file"
+    ):
         len(ps.open(f"{url}/a.jsonl", cache_dir=tmp_path / "cache"))
     monkeypatch.setattr(_Ranges, "etag", False)
     monkeypatch.setattr(_Ranges, "dated", False)
-    with pytest.raises(SourceError, match=r"a\.jsonl: the server gives neither an ETag nor Last-Modified"):
+    with pytest.raises(
+        SourceError, match=r"a\.jsonl: the server gives neither an ETag nor Last-Modified"
+    ):
         ps.open(f"{url}/a.jsonl", cache_dir=tmp_path / "cache")
 
 
@@ -246,13 +270,20 @@ def test_compressed_bytes_under_a_plain_name_are_refused_and_not_read_as_bad_row
     for name in ("a.jsonl", "a.jsonl.gz"):
         (folder / name).write_bytes(gzip.compress(FILES["a.jsonl"]))
     monkeypatch.setattr(_Ranges, "encoding", "gzip")
-    with pytest.raises(SourceError, match=r"a\.jsonl: comes with Content-Encoding gzip, and its name does not say"):
+    with pytest.raises(
+        SourceError, match=r"a\.jsonl: comes with Content-Encoding gzip, and its name does not say"
+    ):
         len(ps.open(f"{url}/a.jsonl", cache_dir=tmp_path / "cache", on_bad="skip"))
     assert len(ps.open(f"{url}/a.jsonl.gz", cache_dir=tmp_path / "cache")) == 2000
 
 
 @pytest.mark.parametrize(
-    "url", ["https://me:hunter2@127.0.0.1/a.jsonl", "http://127.0.0.1/a.jsonl?sig=hunter2", "s3://me:hunter2@b/a"]
+    "url",
+    [
+        "https://me:hunter2@127.0.0.1/a.jsonl",
+        "http://127.0.0.1/a.jsonl?sig=hunter2",
+        "s3://me:hunter2@b/a",
+    ],
 )
 def test_a_url_with_credentials_is_refused_and_not_printed(url: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="a URL with a") as error:

@@ -23,9 +23,26 @@ import numpy.typing as npt
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--disable-quic", "--disable-dev-shm-usage", "--hide-scrollbars"),
-    *("--disable-extensions", "--remote-debugging-pipe", "--password-store=basic", "--use-mock-keychain"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-quic",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ),
+    *(
+        "--disable-extensions",
+        "--remote-debugging-pipe",
+        "--password-store=basic",
+        "--use-mock-keychain",
+    ),
 )
 _PATIENCE = 250.0  # seconds for all that is asked of it, on a busy machine
 
@@ -63,11 +80,15 @@ class Browser:
 
     def start(self) -> None:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
-    def visit(self, url: str, *, width: int = 1280, height: int = 900, theme: str = "light") -> None:
+    def visit(
+        self, url: str, *, width: int = 1280, height: int = 900, theme: str = "light"
+    ) -> None:
         self.look(width=width, height=height, theme=theme)
         self._loaded = False
         for told in (self.requests, self.errors, self.lines):
@@ -80,19 +101,34 @@ class Browser:
     def look(self, *, width: int, height: int, theme: str) -> None:
         """Another window, another theme of the system."""
         self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": theme}],
+        )
 
     def value(self, expression: str) -> Any:
         """Of JavaScript, in the page."""
-        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        found = self.ask(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def screenshot(self, *, width: int, height: int, scale: float = 1.0) -> bytes:
         """The window as a PNG, smaller by `scale`."""
-        clip = {"x": 0, "y": self.value("scrollY"), "width": width, "height": height, "scale": scale}
+        clip = {
+            "x": 0,
+            "y": self.value("scrollY"),
+            "width": width,
+            "height": height,
+            "scale": scale,
+        }
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png", clip=clip)["data"])
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -100,7 +136,9 @@ class Browser:
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
-        self._out.write(json.dumps(message).encode() + b"\0")  # short enough for the pipe to take it whole
+        self._out.write(
+            json.dumps(message).encode() + b"\0"
+        )  # short enough for the pipe to take it whole
         while True:
             heard = self._hear()
             if heard.get("id") == self._number:
@@ -136,7 +174,9 @@ class Browser:
 
 
 @contextmanager
-def browser(folder: Path, *, trap: int | None = None, patience: float = _PATIENCE) -> Iterator[Browser]:
+def browser(
+    folder: Path, *, trap: int | None = None, patience: float = _PATIENCE
+) -> Iterator[Browser]:
     """A browser with a profile in this folder, for `patience` seconds; `trap` is a port of this machine to which all its requests go."""
     path = executable()
     assert path is not None
@@ -146,7 +186,16 @@ def browser(folder: Path, *, trap: int | None = None, patience: float = _PATIENC
     flags += [f"--proxy-server=127.0.0.1:{trap}"] if trap is not None else []
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _AS_3_AND_4, str(theirs_in), str(theirs_out), path, *flags, "about:blank"],
+            [
+                sys.executable,
+                "-c",
+                _AS_3_AND_4,
+                str(theirs_in),
+                str(theirs_out),
+                path,
+                *flags,
+                "about:blank",
+            ],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -201,7 +250,9 @@ def pixels(png: bytes) -> Pixels:
     made = np.zeros((height, width * channels), np.uint8)
     above = np.zeros(width * channels, np.uint8)
     for number in range(height):
-        above = made[number] = _unfiltered(int(lines[number, 0]), lines[number, 1:], above, channels)
+        above = made[number] = _unfiltered(
+            int(lines[number, 0]), lines[number, 1:], above, channels
+        )
     return made.reshape(height, width, channels)[:, :, :3]
 
 
@@ -213,7 +264,9 @@ def _unfiltered(kind: int, line: Pixels, above: Pixels, channels: int) -> Pixels
     if kind == 1:
         return np.cumsum(line.reshape(-1, channels), axis=0, dtype=np.uint8).reshape(-1)
     made = np.zeros((len(line) // channels + 1, channels), np.int64)
-    over = np.concatenate((np.zeros((1, channels), np.int64), above.reshape(-1, channels).astype(np.int64)))
+    over = np.concatenate(
+        (np.zeros((1, channels), np.int64), above.reshape(-1, channels).astype(np.int64))
+    )
     for place, given in enumerate(line.reshape(-1, channels).astype(np.int64), start=1):
         left, up, corner = made[place - 1], over[place], over[place - 1]
         guess = (left + up) // 2 if kind == 3 else _paeth(left, up, corner)
@@ -223,4 +276,6 @@ def _unfiltered(kind: int, line: Pixels, above: Pixels, channels: int) -> Pixels
 
 def _paeth(left: Any, up: Any, corner: Any) -> Any:
     to_left, to_up, to_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
-    return np.where((to_left <= to_up) & (to_left <= to_corner), left, np.where(to_up <= to_corner, up, corner))
+    return np.where(
+        (to_left <= to_up) & (to_left <= to_corner), left, np.where(to_up <= to_corner, up, corner)
+    )

@@ -27,13 +27,22 @@ SCALE = 0.25
 def page(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> Path:
     """Hostile records under a hostile name, one of a megabyte, among plain ones."""
     folder = tmp_path_factory.mktemp("hostile")
-    plain = [{"text": f"the quick brown fox {row} runs far away\n" * (1 + row % 9)} for row in range(60)]
+    plain = [
+        {"text": f"the quick brown fox {row} runs far away\n" * (1 + row % 9)} for row in range(60)
+    ]
     records = [{"text": text} for text in [*hostile.TEXTS, hostile.LONG, ""]] + plain
     path = folder / hostile.FILE_NAME
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=folder / "cache", num_proc=1)
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="text", cache_dir=folder / "cache", num_proc=1
+    )
     loader = ps.Loader(
-        {hostile.SOURCE_NAME: store, "again": store}, batch_size=2, max_length=512, rank=0, world_size=2, output="numpy"
+        {hostile.SOURCE_NAME: store, "again": store},
+        batch_size=2,
+        max_length=512,
+        rank=0,
+        world_size=2,
+        output="numpy",
     )
     target = folder / "report.html"
     title = "A page " + hostile.TEXTS[0] + "\ud800"
@@ -87,19 +96,27 @@ def test_all_that_can_be_clicked_works(page: Path, chromium: Browser) -> None:
     assert chromium.value(show) == ["sample-3"]
     chromium.value("document.getElementById('after').click()")
     assert chromium.value(show) == ["sample-4"]
-    find = (
-        "const find = document.getElementById('search'); find.value = 'bidi '; find.dispatchEvent(new Event('input'))"
-    )
+    find = "const find = document.getElementById('search'); find.value = 'bidi '; find.dispatchEvent(new Event('input'))"
     chromium.value(f"{{ {find} }}")
     listed = "document.querySelectorAll('.browser nav li:not([hidden])').length"
-    assert 1 <= chromium.value(listed) < chromium.value("document.querySelectorAll('.browser nav li').length")
-    assert "\\u202e" in chromium.value("document.querySelector('article:not([hidden])').textContent")
+    assert (
+        1
+        <= chromium.value(listed)
+        < chromium.value("document.querySelectorAll('.browser nav li').length")
+    )
+    assert "\\u202e" in chromium.value(
+        "document.querySelector('article:not([hidden])').textContent"
+    )
     over = "document.querySelector('article:not([hidden]) .text b').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
     chromium.value(over)
     token = chromium.value("document.getElementById('token').textContent")
-    assert re.fullmatch(r"token 1, id \d+, trained", token), "nothing predicts token 0, so it is no target"
+    assert re.fullmatch(r"token 1, id \d+, trained", token), (
+        "nothing predicts token 0, so it is no target"
+    )
     chromium.value("for (const each of document.querySelectorAll('details')) each.open = true")
-    assert chromium.value("document.documentElement.scrollWidth <= innerWidth"), "also with every table open"
+    assert chromium.value("document.documentElement.scrollWidth <= innerWidth"), (
+        "also with every table open"
+    )
     assert chromium.errors == [] and chromium.lines == []
 
 
@@ -110,7 +127,9 @@ def test_a_theme_can_be_chosen(page: Path, chromium: Browser) -> None:
     seen = []
     for _ in range(3):
         chromium.value("document.getElementById('theme').click()")
-        seen.append((chromium.value("document.getElementById('theme').textContent"), chromium.value(back)))
+        seen.append(
+            (chromium.value("document.getElementById('theme').textContent"), chromium.value(back))
+        )
     assert [name for name, _ in seen] == ["Theme: light", "Theme: dark", "Theme: system"]
     assert seen[0][1] == system == seen[2][1] != seen[1][1]
     chromium.look(width=800, height=600, theme="dark")
@@ -119,7 +138,9 @@ def test_a_theme_can_be_chosen(page: Path, chromium: Browser) -> None:
 
 def test_without_scripts_and_on_paper_all_is_there(page: Path, chromium: Browser) -> None:
     shown = "[...document.querySelectorAll('article')].every((each) => each.offsetHeight > 0)"
-    buttons = "[...document.querySelectorAll('button')].filter((each) => each.offsetHeight > 0).length"
+    buttons = (
+        "[...document.querySelectorAll('button')].filter((each) => each.offsetHeight > 0).length"
+    )
     chromium.ask("Emulation.setScriptExecutionDisabled", value=True)
     try:
         chromium.visit(page.as_uri())
@@ -131,12 +152,18 @@ def test_without_scripts_and_on_paper_all_is_there(page: Path, chromium: Browser
     chromium.value("document.documentElement.dataset.theme = 'dark'")
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     chromium.ask("Emulation.setEmulatedMedia", media="print", features=dark)
-    assert chromium.value(buttons) == 0 and chromium.value("document.querySelector('.browser nav').offsetHeight") == 0
+    assert (
+        chromium.value(buttons) == 0
+        and chromium.value("document.querySelector('.browser nav').offsetHeight") == 0
+    )
     colours = chromium.value(
         "(({backgroundColor, color}) => [backgroundColor, color])(getComputedStyle(document.body))"
     )
     assert colours == ["rgb(255, 255, 255)", "rgb(23, 33, 45)"], "dark words on white paper"
-    assert len(base64.b64decode(chromium.ask("Page.printToPDF", printBackground=True)["data"])) > 20_000
+    assert (
+        len(base64.b64decode(chromium.ask("Page.printToPDF", printBackground=True)["data"]))
+        > 20_000
+    )
     chromium.ask("Emulation.setEmulatedMedia", media="")
 
 
@@ -153,7 +180,12 @@ def test_words_can_be_read(page: Path, chromium: Browser, theme: str) -> None:
     words = [
         *(("ink", back) for back in ("page", "card", "warn-soft", "accent-soft")),
         *(("soft", back) for back in ("page", "card")),
-        *[("accent", "page"), ("accent", "accent-soft"), ("trained-ink", "trained-soft"), ("special", "trained-soft")],
+        *[
+            ("accent", "page"),
+            ("accent", "accent-soft"),
+            ("trained-ink", "trained-soft"),
+            ("special", "trained-soft"),
+        ],
         *[("special", "page"), ("warn", "warn-soft"), ("hidden", "hidden-soft"), ("lost", "card")],
     ]
     faint = [(f, b) for f, b in words if contrast(colours[f], colours[b]) < 4.5]
@@ -178,7 +210,9 @@ def test_text_that_came_through_unescaped_could_not_call_home(
     page: Path, chromium: Browser, heard: list[bytes], tmp_path: Path
 ) -> None:
     """The policy holds where escaping would have failed; what would lead the reader elsewhere is left out, no policy holds that."""
-    raw = "".join(text for text in hostile.TEXTS if "refresh" not in text and "javascript:" not in text)
+    raw = "".join(
+        text for text in hostile.TEXTS if "refresh" not in text and "javascript:" not in text
+    )
     broken = tmp_path / "broken.html"
     broken.write_text(page.read_text().replace("<main>", f"<main>{raw}", 1))
     chromium.visit(broken.as_uri())
@@ -187,10 +221,14 @@ def test_text_that_came_through_unescaped_could_not_call_home(
     assert not any("ran" in line for line in chromium.lines) and called_home(heard) == []
 
 
-def test_the_watch_would_see_a_request_and_a_script(chromium: Browser, heard: list[bytes], tmp_path: Path) -> None:
+def test_the_watch_would_see_a_request_and_a_script(
+    chromium: Browser, heard: list[bytes], tmp_path: Path
+) -> None:
     """Without a policy the same data do call home: what finds nothing above finds it here."""
     bare = tmp_path / "bare.html"
-    bare.write_text(f"<!doctype html><title>x</title>{hostile.TEXTS[1]}<img src=http://{hostile.CANARY}/picture>")
+    bare.write_text(
+        f"<!doctype html><title>x</title>{hostile.TEXTS[1]}<img src=http://{hostile.CANARY}/picture>"
+    )
     chromium.visit(bare.as_uri())
     assert [request for request in chromium.requests if hostile.CANARY in request]
     assert chromium.lines == ['["ran"]'] and chromium.errors

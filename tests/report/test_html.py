@@ -72,20 +72,35 @@ def check_page(text: str) -> Page:
         if (tag, name) == ("img", "src"):
             assert re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*", value), value[:80]
             continue
-        assert not name.startswith("on") and name not in ("style", "src", "srcset", "action", "data", "xlink:href"), (
+        assert not name.startswith("on") and name not in (
+            "style",
+            "src",
+            "srcset",
+            "action",
+            "data",
+            "xlink:href",
+        ), (
             tag,
             name,
         )
         assert name != "href" or value.startswith("#"), value
     links = {value[1:] for _, name, value in page.attributes if name == "href"}
     assert links <= set(page.ids) and len(page.ids) == len(set(page.ids))
-    policy = next(value for tag, name, value in page.attributes if tag == "meta" and value.startswith("default-src"))
+    policy = next(
+        value
+        for tag, name, value in page.attributes
+        if tag == "meta" and value.startswith("default-src")
+    )
     for kind in ("style", "script"):
         (content,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, flags=re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
-    assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
-    steering = [char for char in text if char != "\n" and char != "\t" and words.escape(char) != char]
+    assert (
+        policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
+    )
+    steering = [
+        char for char in text if char != "\n" and char != "\t" and words.escape(char) != char
+    ]
     assert steering == [], "every character that steers is spelled out"
     assert len(text.encode()) < html.MOST_BYTES
     return page
@@ -100,7 +115,10 @@ def stores(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> dict[str
         "cache_dir": tmp_path / "cache",
         "num_proc": 1,
     }
-    first = [{"text": "" if row % 10 == 9 else f"the quick fox {row} " * (1 + row * 7 % 23)} for row in range(150)]
+    first = [
+        {"text": "" if row % 10 == 9 else f"the quick fox {row} " * (1 + row * 7 % 23)}
+        for row in range(150)
+    ]
     second = [{"text": f"a lazy dog {row} runs far\n" * (1 + row * 5 % 11)} for row in range(70)]
     return {
         "first": ps.prepare(write_jsonl(first, "first.jsonl"), **options),
@@ -109,11 +127,20 @@ def stores(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> dict[str
 
 
 def loader(stores: Any, **options: Any) -> ps.Loader:
-    given = {"batch_size": 2, "max_length": 256, "rank": 0, "world_size": 2, "output": "numpy", **options}
+    given = {
+        "batch_size": 2,
+        "max_length": 256,
+        "rank": 0,
+        "world_size": 2,
+        "output": "numpy",
+        **options,
+    }
     return ps.Loader(stores, **given)
 
 
-def epoch_sample(loader: ps.Loader, choices: list[samples.Choice], num_rows: int) -> samples.EpochSample:
+def epoch_sample(
+    loader: ps.Loader, choices: list[samples.Choice], num_rows: int
+) -> samples.EpochSample:
     found = samples.EpochSample(loader, choices, num_rows)
     numbers.epoch(loader, visit=found.add)
     return found
@@ -132,7 +159,9 @@ def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
         "data: first.jsonl # <b>",
     ):  # fmt: skip
         assert expected in said, expected
-    assert html.page(made, title="two sources", recipe="data: first.jsonl # <b>\n") == text, "the same page each time"
+    assert html.page(made, title="two sources", recipe="data: first.jsonl # <b>\n") == text, (
+        "the same page each time"
+    )
     assert html.page(loader(stores, seed=1)) != html.page(loader(stores))
 
 
@@ -155,11 +184,20 @@ def test_every_row_is_counted_and_those_drawn_are_the_loaders(
 ) -> None:
     """Of text, where all is trained, and of conversations, where answers are."""
     turns = [
-        [{"role": who, "content": f"the fox {row} " * (1 + row % 5)} for who in ("user", "assistant")]
+        [
+            {"role": who, "content": f"the fox {row} " * (1 + row % 5)}
+            for who in ("user", "assistant")
+        ]
         for row in range(60)
     ]
     path = write_jsonl([{"messages": each} for each in turns], "chat.jsonl")
-    chat = ps.prepare(path, tokenizer=tokenizer_path, template="messages", cache_dir=tmp_path / "cache", num_proc=1)
+    chat = ps.prepare(
+        path,
+        tokenizer=tokenizer_path,
+        template="messages",
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
+    )
     mixed = {"first": stores["first"], "chat": chat}
     made = loader(mixed, align=8)
     found = epoch_sample(made, samples.choose_samples(made, 12), num_rows=9)
@@ -176,43 +214,73 @@ def test_every_row_is_counted_and_those_drawn_are_the_loaders(
         assert each.row == trace.step(made, each.row.step).rows[each.number % 4]
 
 
-def test_rows_are_found_also_far_into_an_epoch(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_rows_are_found_also_far_into_an_epoch(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     path = write_jsonl({"text": f"{row}"} for row in range(20_000))
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1
+    )
     made = loader(store, packing="none", max_length=16)
     found = epoch_sample(made, samples.choose_samples(made, 6), num_rows=5)
-    assert [each.number for each in found.rows] == [0, 4_000, 8_000, 12_000, 16_000] and sum(found.fills) == 20_000
+    assert [each.number for each in found.rows] == [0, 4_000, 8_000, 12_000, 16_000] and sum(
+        found.fills
+    ) == 20_000
     for each in found.rows:
         assert each.row == trace.step(made, each.row.step).rows[each.number % 4]
     for each in found.samples():
         (landing,) = each.record.landings
         row = trace.step(made, landing.step, rank=landing.rank).rows[landing.row]
-        assert [(part.sample, part.place) for part in row.segments] == [(each.record.sample, landing.place)]
+        assert [(part.sample, part.place) for part in row.segments] == [
+            (each.record.sample, landing.place)
+        ]
 
 
-def test_samples_are_chosen_by_name_and_seed_and_land_where_a_trace_finds_them(stores: dict[str, Any]) -> None:
+def test_samples_are_chosen_by_name_and_seed_and_land_where_a_trace_finds_them(
+    stores: dict[str, Any],
+) -> None:
     made = loader(stores, overflow="split", max_length=64)
     picks = samples.choose_samples(made, 10)
     assert picks == samples.choose_samples(loader(stores, overflow="split", max_length=32), 10)
     assert picks != samples.choose_samples(loader(stores, seed=5), 10)
-    assert {pick.why for pick in picks} == {"longest", "shortest", "random", "dropped: nothing_to_train"}
+    assert {pick.why for pick in picks} == {
+        "longest",
+        "shortest",
+        "random",
+        "dropped: nothing_to_train",
+    }
     for each in epoch_sample(made, picks, num_rows=1).samples():
         there = trace.record(made, each.choice.sample, source=each.choice.source)
-        assert each.record == replace(there, outcome=each.record.outcome) and each.num_tokens == len(there.tokens)
+        assert each.record == replace(
+            there, outcome=each.record.outcome
+        ) and each.num_tokens == len(there.tokens)
         assert not there.tokens or each.record.outcome == there.outcome
 
 
-def test_a_long_sample_is_drawn_by_its_ends(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_a_long_sample_is_drawn_by_its_ends(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     path = write_jsonl([{"text": hostile.LONG}, {"text": "short"}])
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1
+    )
     made = loader(store)
     (pick,) = [pick for pick in samples.choose_samples(made, 0) if pick.why == "longest"]
     (found,) = samples.shown_samples(made, [pick], [None])
     assert found.num_tokens == len(store[0]) > 100_000 and len(found.record.raw) > 1_000_000
     head, tail = found.record.tokens[: samples.HEAD], found.record.tokens[samples.HEAD :]
-    assert (len(head), len(tail)) == (samples.HEAD, samples.TAIL) and found.left_out == found.num_tokens - 800
-    assert [token.id for token in head + tail] == [*store[0].input_ids[:700], *store[0].input_ids[-100:]]
-    assert "".join(token.text for token in head) == hostile.LONG[: sum(len(token.text) for token in head)]
+    assert (len(head), len(tail)) == (
+        samples.HEAD,
+        samples.TAIL,
+    ) and found.left_out == found.num_tokens - 800
+    assert [token.id for token in head + tail] == [
+        *store[0].input_ids[:700],
+        *store[0].input_ids[-100:],
+    ]
+    assert (
+        "".join(token.text for token in head)
+        == hostile.LONG[: sum(len(token.text) for token in head)]
+    )
     assert tail[-1].text == "<|endoftext|>" and tail[-1].id in found.special
     text = html.page(made)
     check_page(text)
@@ -221,11 +289,21 @@ def test_a_long_sample_is_drawn_by_its_ends(write_jsonl: Write, tokenizer_path: 
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none"])
-def test_hostile_data_stay_text(packing: str, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
-    path = write_jsonl([{"text": text} for text in [*hostile.TEXTS, hostile.LONG]], hostile.FILE_NAME)
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+def test_hostile_data_stay_text(
+    packing: str, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    path = write_jsonl(
+        [{"text": text} for text in [*hostile.TEXTS, hostile.LONG]], hostile.FILE_NAME
+    )
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1
+    )
     made = loader({hostile.SOURCE_NAME: store}, packing=packing)
-    page = check_page(html.page(made, title="".join(hostile.TEXTS) + "\ud800", recipe="\x00</pre>" + hostile.TEXTS[0]))
+    page = check_page(
+        html.page(
+            made, title="".join(hostile.TEXTS) + "\ud800", recipe="\x00</pre>" + hostile.TEXTS[0]
+        )
+    )
     text = "".join(page.text)
     for expected in (
         "</script><script>",
@@ -242,7 +320,9 @@ def test_hostile_data_stay_text(packing: str, write_jsonl: Write, tokenizer_path
     assert hostile.CANARY in text
 
 
-def test_tokens_in_colour_are_the_sample_and_its_mask(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_tokens_in_colour_are_the_sample_and_its_mask(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     turns = [
         ("user", "the quick fox?\n"),
         ("assistant", "a lazy <dog> runs \U0001f30a 日本"),
@@ -257,15 +337,19 @@ def test_tokens_in_colour_are_the_sample_and_its_mask(write_jsonl: Write, tokeni
     )  # fmt: skip
     text = html.page(loader(store))
     check_page(text)
-    (drawn,) = re.findall(r'<div class="tokens text"[^>]*data-ids="([\d ]*)"[^>]*>(.*?)</div>', text, flags=re.DOTALL)
+    (drawn,) = re.findall(
+        r'<div class="tokens text"[^>]*data-ids="([\d ]*)"[^>]*>(.*?)</div>', text, flags=re.DOTALL
+    )
     tokens = re.findall(r'<(b|i)( class="sp")?>(.*?)</\1>', drawn[1], flags=re.DOTALL)
     sample = store[0]
     assert [int(number) for number in drawn[0].split()] == sample.input_ids.tolist()
-    assert [tag == "b" for tag, _, _ in tokens] == sample.loss_mask.tolist() and 0 < sample.loss_mask.sum() < len(
-        sample
-    )
+    assert [
+        tag == "b" for tag, _, _ in tokens
+    ] == sample.loss_mask.tolist() and 0 < sample.loss_mask.sum() < len(sample)
     eos = store.template.tokenizer.eos_id  # type: ignore[attr-defined]
-    assert [bool(special) for _, special, _ in tokens] == [number == eos for number in sample.input_ids.tolist()]
+    assert [bool(special) for _, special, _ in tokens] == [
+        number == eos for number in sample.input_ids.tolist()
+    ]
     plain = unescape("".join(content for _, _, content in tokens)).replace("<u>↵</u>", "")
     assert plain == "".join(f"{role}: {content}<|endoftext|>" for role, content in turns)
 
@@ -277,14 +361,21 @@ def test_a_page_of_many_sources_is_bounded(stores: dict[str, Any]) -> None:
     assert "the first 100 of 150" in text and "143 more" in text
 
 
-def test_the_worst_data_make_a_page_of_bounded_size(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_the_worst_data_make_a_page_of_bounded_size(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     path = write_jsonl(
-        [{"text": '\u202e\x00<"' * (500 + row)} for row in range(120)], "<" * 200 + "\u202e" * 10 + ".jsonl"
+        [{"text": '\u202e\x00<"' * (500 + row)} for row in range(120)],
+        "<" * 200 + "\u202e" * 10 + ".jsonl",
     )
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1
+    )
     many = {"\u202e" * 300 + str(number): store for number in range(60)}
     made = loader(many, max_length=16_384)
-    check_page(html.page(made, num_samples=300, num_rows=300, recipe="\x00" * 50_000, compare=False))
+    check_page(
+        html.page(made, num_samples=300, num_rows=300, recipe="\x00" * 50_000, compare=False)
+    )
 
 
 def test_without_a_plan_the_page_says_why(stores: dict[str, Any]) -> None:
@@ -298,9 +389,13 @@ def test_without_a_plan_the_page_says_why(stores: dict[str, Any]) -> None:
     )
 
 
-def test_nothing_but_empty_records_is_a_page_too(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_nothing_but_empty_records_is_a_page_too(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
     path = write_jsonl([{"text": ""}] * 3)
-    store = ps.prepare(path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1)
+    store = ps.prepare(
+        path, tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache", num_proc=1
+    )
     assert "3 of 3 records (100\u00a0%)" in "".join(check_page(html.page(loader(store))).text)
 
 
@@ -328,7 +423,15 @@ def test_a_share_is_never_rounded_to_all_or_nothing(part: int, whole: int, expec
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(0, "0"), (7, "7"), (999, "999"), (1_000, "1 k"), (1_234_567, "1.23 M"), (2.5, "2.5"), (999_999, "1,000 k")],
+    [
+        (0, "0"),
+        (7, "7"),
+        (999, "999"),
+        (1_000, "1 k"),
+        (1_234_567, "1.23 M"),
+        (2.5, "2.5"),
+        (999_999, "1,000 k"),
+    ],
 )
 def test_a_short_number(number: float, expected: str) -> None:
     assert words.short_number(number) == expected
@@ -342,7 +445,8 @@ def test_only_a_report_is_replaced(stores: dict[str, Any], tmp_path: Path) -> No
     other = tmp_path / "notes.txt"
     other.write_text("mine")
     with pytest.raises(
-        PenstockError, match=r"notes\.txt: exists and is not a report, so it is not replaced; choose another name"
+        PenstockError,
+        match=r"notes\.txt: exists and is not a report, so it is not replaced; choose another name",
     ):
         html.write(made, other)
     with pytest.raises(PenstockError, match="exists and is not a report"):
@@ -363,7 +467,9 @@ def test_the_command_writes_the_page(
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     write_jsonl([{"text": f"the quick fox {row}"} for row in range(40)], "prose.jsonl")
     recipe = tmp_path / "fox.yaml"
-    recipe.write_text(f"data: prose.jsonl\ntokenizer: {tokenizer_path}\nmax_length: 128\nbatch_size: 2\nnum_proc: 1\n")
+    recipe.write_text(
+        f"data: prose.jsonl\ntokenizer: {tokenizer_path}\nmax_length: 128\nbatch_size: 2\nnum_proc: 1\n"
+    )
     assert run(["report", "fox.yaml", "-o", "fox.html", "--world-size", "2", "--no-compare"]) == 0
     assert re.fullmatch(r"fox\.html: [\d.]+ kB, open it in a browser\n", capsys.readouterr().out)
     text = (tmp_path / "fox.html").read_text()
@@ -373,7 +479,20 @@ def test_the_command_writes_the_page(
         and "max_length: 128" in text
     )
     check_page(text)
-    assert run(["report", "prose.jsonl", "--tokenizer", str(tokenizer_path), "--option", "eos=false", "--json"]) == 0
+    assert (
+        run(
+            [
+                "report",
+                "prose.jsonl",
+                "--tokenizer",
+                str(tokenizer_path),
+                "--option",
+                "eos=false",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert (
         '"page": "report.html"' in capsys.readouterr().out
         and "max_length and packing compared" in (tmp_path / "report.html").read_text()

@@ -49,7 +49,9 @@ def stores(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> dict[str
         "cache_dir": tmp_path / "cache",
         "num_proc": 1,
     }
-    first = write_jsonl([{"text": "" if row % 10 == 9 else text(row)} for row in range(120)], "first.jsonl")
+    first = write_jsonl(
+        [{"text": "" if row % 10 == 9 else text(row)} for row in range(120)], "first.jsonl"
+    )
     second = write_jsonl([{"text": text(row + 1000)} for row in range(80)], "second.jsonl")
     return {
         "first": ps.prepare(first, **{**options, "eos": False}),
@@ -58,7 +60,14 @@ def stores(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> dict[str
 
 
 def loader(stores: Any, **options: Any) -> ps.Loader:
-    given = {"batch_size": 2, "max_length": 64, "rank": 0, "world_size": 1, "output": "numpy", **options}
+    given = {
+        "batch_size": 2,
+        "max_length": 64,
+        "rank": 0,
+        "world_size": 1,
+        "output": "numpy",
+        **options,
+    }
     return ps.Loader(stores, **given)
 
 
@@ -67,12 +76,18 @@ def test_a_source_is_its_samples_and_its_drops(stores: dict[str, Any]) -> None:
     assert (first.name, second.name) == ("first", "second")
     assert first.rows == 120 == first.samples + sum(drop.count for drop in first.dropped)
     (drop,) = first.dropped
-    assert drop.count == 12 + 2 and drop.first[1].endswith("first.jsonl:10") and len(drop.first) == 5
+    assert (
+        drop.count == 12 + 2 and drop.first[1].endswith("first.jsonl:10") and len(drop.first) == 5
+    )
     assert second.dropped == () and second.samples == 80
     sizes = np.array([len(sample) for sample in stores["first"]])
     kept = np.sort(sizes[sizes > 0])
     assert first.tokens == kept.sum() == first.lengths.total
-    assert (first.lengths.min, first.lengths.max, first.lengths.count) == (kept[0], kept[-1], kept.size)
+    assert (first.lengths.min, first.lengths.max, first.lengths.count) == (
+        kept[0],
+        kept[-1],
+        kept.size,
+    )
     assert first.lengths.p50 == kept[kept.size // 2] and first.num_bytes > 0
     assert (
         first.trained
@@ -81,14 +96,20 @@ def test_a_source_is_its_samples_and_its_drops(stores: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("sizes", [[1], [1, 2, 3, 4, 5], [7], list(range(1, 300)), [0, 0, 4096], [5_000_000]])
+@pytest.mark.parametrize(
+    "sizes", [[1], [1, 2, 3, 4, 5], [7], list(range(1, 300)), [0, 0, 4096], [5_000_000]]
+)
 def test_a_histogram_holds_every_sample_once(sizes: list[int]) -> None:
     found = numbers.length_numbers(np.array(sizes))
     histogram = found.histogram
     kept = [size for size in sizes if size]
     assert sum(histogram.counts) == len(kept) and sum(histogram.tokens) == sum(kept)
-    assert len(histogram.edges) == len(histogram.counts) + 1 and list(histogram.edges) == sorted(set(histogram.edges))
-    for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
+    assert len(histogram.edges) == len(histogram.counts) + 1 and list(histogram.edges) == sorted(
+        set(histogram.edges)
+    )
+    for low, high, count in zip(
+        histogram.edges, histogram.edges[1:], histogram.counts, strict=False
+    ):
         assert count == sum(low < size <= high for size in kept)
 
 
@@ -122,7 +143,11 @@ def test_a_max_length_is_chosen_by_trained_tokens_not_by_samples() -> None:
     lengths, trained = np.array([100] * 98 + [9_000] * 2), np.array([90] * 98 + [1] * 2)
     assert sensible_length(lengths, trained) == 1_024, "the long samples hold hardly any target"
     lost = lost_share(lengths, trained, 1_024)
-    assert (lost.samples, lost.tokens, lost.trained) == (2, 18_000, 2) and lost.of_trained == 98 * 90 + 2
+    assert (lost.samples, lost.tokens, lost.trained) == (
+        2,
+        18_000,
+        2,
+    ) and lost.of_trained == 98 * 90 + 2
     assert lost.describe() == (
         "2 of 100 samples (2.0%) are longer and will be dropped, with 64.7% of the tokens and <0.1% of the trained tokens"
     )
@@ -130,15 +155,25 @@ def test_a_max_length_is_chosen_by_trained_tokens_not_by_samples() -> None:
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_an_epoch_is_what_the_loader_hands_over(stores: dict[str, Any], tail: str, world_size: int) -> None:
+def test_an_epoch_is_what_the_loader_hands_over(
+    stores: dict[str, Any], tail: str, world_size: int
+) -> None:
     made = loader(stores, tail=tail, world_size=world_size, overflow="split")
     found = numbers.epoch(made)
     assert found.steps == found.steps_of_run == len(list(made))
-    assert found.rows_per_step == 2 * world_size and found.tail_rows == found.rows % found.rows_per_step
+    assert (
+        found.rows_per_step == 2 * world_size
+        and found.tail_rows == found.rows % found.rows_per_step
+    )
     lost = found.counters.tokens_dropped["nothing_to_train"]  # last pieces of one token
-    assert sum(share.tokens for share in found.shares) == sum(source.tokens for source in numbers.sources(made)) - lost
+    assert (
+        sum(share.tokens for share in found.shares)
+        == sum(source.tokens for source in numbers.sources(made)) - lost
+    )
     assert abs(sum(share.share for share in found.shares) - 1) < 1e-9
-    assert found.fill == pytest.approx(sum(share.tokens for share in found.shares) / found.rows / 64)
+    assert found.fill == pytest.approx(
+        sum(share.tokens for share in found.shares) / found.rows / 64
+    )
     assert found.order == numbers.epoch(loader(stores, batch_size=5, overflow="split")).order, (
         "the order knows no ranks"
     )
@@ -150,17 +185,26 @@ def test_the_slowest_rank_is_that_of_the_batches(stores: dict[str, Any], balance
     """Without balance is what balance: none would give, also where block changes the order."""
 
     def slowest(balance: str) -> float:
-        ranks = [list(loader(stores, world_size=3, rank=r, balance=balance, tail="drop")) for r in range(3)]
+        ranks = [
+            list(loader(stores, world_size=3, rank=r, balance=balance, tail="drop"))
+            for r in range(3)
+        ]
         ratios = []
         for batches in zip(*ranks, strict=True):
-            sizes = [(batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist() for batch in batches]
+            sizes = [
+                (batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist() for batch in batches
+            ]
             work = [sum(n * n + 24_576 * n for n in each) for each in sizes]
             ratios.append(max(work) * 3 / sum(work))
         return sum(ratios) / len(ratios)
 
     found = numbers.epoch(loader(stores, world_size=3, balance=balance)).balance
-    assert found.balance == balance and found.steps == len(loader(stores, world_size=3, tail="drop"))
-    assert found.slowest == pytest.approx(slowest(balance)) and found.slowest_in_turn == pytest.approx(slowest("none"))
+    assert found.balance == balance and found.steps == len(
+        loader(stores, world_size=3, tail="drop")
+    )
+    assert found.slowest == pytest.approx(
+        slowest(balance)
+    ) and found.slowest_in_turn == pytest.approx(slowest("none"))
     assert f"{found.slowest:.3f} × the mean cost of a rank (balance: {balance}" in str(found)
 
 
@@ -171,7 +215,9 @@ def test_shares_follow_weights(stores: dict[str, Any]) -> None:
     assert [source.weight for source in numbers.sources(made)] == ["3", "1"]
     shown = layout.epoch(found)[-1]
     assert shown.columns == ("data set", "#samples", "#of samples", "#tokens", "#of tokens")
-    assert [float(row[2].rstrip("%")) for row in shown.rows] == pytest.approx([75, 25], abs=10)  # as the weights say
+    assert [float(row[2].rstrip("%")) for row in shown.rows] == pytest.approx(
+        [75, 25], abs=10
+    )  # as the weights say
 
 
 def test_a_packing_that_takes_nothing_has_no_fill(stores: dict[str, Any]) -> None:
@@ -189,14 +235,22 @@ def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:
     ]
     for fit in found:
         there = numbers.epoch(loader(stores, max_length=fit.max_length, packing=fit.packing))
-        assert (fit.rows, fit.steps, fit.fill) == (there.rows, there.steps, pytest.approx(there.fill))
+        assert (fit.rows, fit.steps, fit.fill) == (
+            there.rows,
+            there.steps,
+            pytest.approx(there.fill),
+        )
         assert fit.samples_dropped == there.counters.samples_dropped["overlong"]
-    refused = numbers.fits(loader(stores, max_length=64, overflow="error"), max_lengths=[16], packings=["none"])
+    refused = numbers.fits(
+        loader(stores, max_length=64, overflow="error"), max_lengths=[16], packings=["none"]
+    )
     assert refused[0].problem and "max_length is 16" in refused[0].problem
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
-def test_known_counters_save_a_packing_and_change_nothing(stores: dict[str, Any], tail: str) -> None:
+def test_known_counters_save_a_packing_and_change_nothing(
+    stores: dict[str, Any], tail: str
+) -> None:
     made = loader(stores, tail=tail, batch_size=7)
     known = numbers.epoch(made).counters
     assert numbers.fits(made, known=known) == numbers.fits(made)
@@ -206,9 +260,14 @@ def test_known_counters_save_a_packing_and_change_nothing(stores: dict[str, Any]
 @pytest.mark.parametrize(
     "options", [{}, {"world_size": 3}, {"packing": "none"}, {"overflow": "split", "max_length": 16}]
 )
-def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: dict[str, Any]) -> None:
+def test_a_record_lands_where_its_tokens_are(
+    stores: dict[str, Any], options: dict[str, Any]
+) -> None:
     made = loader(stores, pad_id=399, **options)
-    ranks = [list(loader(stores, pad_id=399, **{**options, "rank": rank})) for rank in range(made.world.size)]
+    ranks = [
+        list(loader(stores, pad_id=399, **{**options, "rank": rank}))
+        for rank in range(made.world.size)
+    ]
     for source, name, row in ((0, "first", 17), (1, "second", 41), (0, "first", -1)):
         sample = stores[name][row]
         found = trace.record(made, row, source=source)
@@ -217,10 +276,12 @@ def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: di
         if not len(sample):
             assert found.landings == () and "dropped when it was prepared" in found.outcome
             continue
-        assert json.loads(found.raw)["text"] == "".join(token.text for token in found.tokens).removesuffix(
-            "<|endoftext|>"
+        assert json.loads(found.raw)["text"] == "".join(
+            token.text for token in found.tokens
+        ).removesuffix("<|endoftext|>")
+        assert sum(landing.stop - landing.start for landing in found.landings) == len(sample), (
+            found.outcome
         )
-        assert sum(landing.stop - landing.start for landing in found.landings) == len(sample), found.outcome
         for landing in found.landings:
             batch = ranks[landing.rank][landing.step]
             size = landing.stop - landing.start
@@ -230,7 +291,9 @@ def test_a_record_lands_where_its_tokens_are(stores: dict[str, Any], options: di
 
 def test_what_is_overlong_is_said_to_be(stores: dict[str, Any]) -> None:
     longest = int(np.argmax(stores["second"].lengths))
-    assert trace.record(loader(stores, max_length=16), longest, source=1).outcome.startswith("dropped as too long: ")
+    assert trace.record(loader(stores, max_length=16), longest, source=1).outcome.startswith(
+        "dropped as too long: "
+    )
     cut = trace.record(loader(stores, max_length=16, overflow="truncate"), longest, source=1)
     assert cut.outcome.startswith("cut: 16 of ") and cut.landings[0].stop == 16
 
@@ -244,7 +307,9 @@ def test_a_row_is_drawn_as_its_batch_is_filled(stores: dict[str, Any]) -> None:
         assert ids == batch["input_ids"][place].tolist()
         labels = batch["labels"][place]
         assert found.trained == int((labels >= 0).sum()) and found.padding + found.used == 64
-        assert [segment.where for segment in found.segments] == [str(where) for where, _, _ in batch.provenance[place]]
+        assert [segment.where for segment in found.segments] == [
+            str(where) for where, _, _ in batch.provenance[place]
+        ]
 
 
 def test_a_step_is_its_ranks(stores: dict[str, Any]) -> None:
@@ -274,12 +339,15 @@ def test_values_are_plain_json(stores: dict[str, Any]) -> None:
 
 def test_what_is_not_there_is_refused(stores: dict[str, Any], write_jsonl: Write) -> None:
     made = loader(stores)
-    with pytest.raises(PlanError, match=r"record 120 does not exist: 'first' has 120 records, counted from 0"):
+    with pytest.raises(
+        PlanError, match=r"record 120 does not exist: 'first' has 120 records, counted from 0"
+    ):
         trace.record(made, 120)
     with pytest.raises(PlanError, match=r"step 9999 does not exist: the run has \d+ steps"):
         trace.step(made, 9999)
     with pytest.raises(
-        PlanError, match=r"rank 1 does not exist: the loader has world size 1; ranks are counted from 0"
+        PlanError,
+        match=r"rank 1 does not exist: the loader has world size 1; ranks are counted from 0",
     ):
         trace.step(made, 0, rank=1)
     with pytest.raises(PlanError, match=r"row 2 does not exist: step 0 has 2 rows, counted from 0"):

@@ -40,7 +40,9 @@ def image(number: int) -> bytes:
         exif[0x0112] = 6
         made.save(out, "JPEG", exif=exif)
     elif number == 1:
-        made.putalpha(Image.linear_gradient("L").resize((300, 200)).point(lambda value: 255 * (value > 127)))
+        made.putalpha(
+            Image.linear_gradient("L").resize((300, 200)).point(lambda value: 255 * (value > 127))
+        )
         made.save(out, "PNG")
     else:
         made.save(out, "JPEG", comment=HIDDEN)
@@ -49,7 +51,10 @@ def image(number: int) -> bytes:
 
 def messages(number: int) -> list[dict[str, Any]]:
     question = "<image>\nWhat is in this picture?"
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": f"A house {number}."}]
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": f"A house {number}."},
+    ]
 
 
 def written(folder: Path, shape: str) -> Path:
@@ -64,14 +69,20 @@ def written(folder: Path, shape: str) -> Path:
                     tar.addfile(member, io.BytesIO(data))
         return folder / "data-{000..000}.tar"
     if shape == "parquet":
-        rows = [{"messages": messages(n), "images": [{"bytes": image(n), "path": None}]} for n in range(3)]
+        rows = [
+            {"messages": messages(n), "images": [{"bytes": image(n), "path": None}]}
+            for n in range(3)
+        ]
         pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
         return folder / "a.parquet"
     for number in range(3):
         (folder / f"{number}.png").write_bytes(image(number))
         (folder / f"{number}.json").write_text(json.dumps({"messages": messages(number)}))
     if shape == "media_folder":
-        lines = [json.dumps({"file_name": f"{number}.png", "messages": messages(number)}) for number in range(3)]
+        lines = [
+            json.dumps({"file_name": f"{number}.png", "messages": messages(number)})
+            for number in range(3)
+        ]
         (folder / "metadata.jsonl").write_text("\n".join(lines))
         for number in range(3):
             (folder / f"{number}.json").unlink()
@@ -90,7 +101,9 @@ def drawn(page: str) -> list[Image.Image]:
 
 
 @pytest.mark.parametrize("shape", ["webdataset", "parquet", "media_folder", "sample_folder"])
-def test_the_images_of_samples_are_drawn_wherever_they_are(tmp_path: Path, model: Path, shape: str) -> None:
+def test_the_images_of_samples_are_drawn_wherever_they_are(
+    tmp_path: Path, model: Path, shape: str
+) -> None:
     loader = opened(written(tmp_path / "data", shape), model, tmp_path / "cache")
     page = html.page(loader)
     check_page(page)
@@ -104,7 +117,11 @@ def test_the_images_of_samples_are_drawn_wherever_they_are(tmp_path: Path, model
         red, green, blue = each.convert("RGB").resize((1, 1)).getpixel((0, 0))  # type: ignore[misc]
         middles.add((red > 100, green > 100, blue > 100))
     assert sizes == {(112, 75), (75, 112)}  # the first is upright
-    assert middles == {(True, False, False), (True, True, True), (False, False, True)}  # half of the second is white
+    assert middles == {
+        (True, False, False),
+        (True, True, True),
+        (False, False, True),
+    }  # half of the second is white
     assert "Images, videos and audio" in page
     assert "image 0: " in page and "200 × 300 pixels (height × width)" in page
     assert html.page(loader) == page
@@ -121,7 +138,9 @@ def test_an_image_that_is_gone_or_changed_is_named(tmp_path: Path, model: Path) 
     assert re.search(r"cannot be drawn: .*0\.png: nothing found", page)
 
 
-def test_images_are_bounded_in_number_and_bytes(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_bounded_in_number_and_bytes(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = opened(written(tmp_path / "data", "webdataset"), model, tmp_path / "cache")
     monkeypatch.setattr(thumbnails, "_MOST_BYTES", 1)
     assert len(drawn(html.page(loader))) == 1

@@ -63,11 +63,15 @@ class Case:
         return f"{said}; {self.note}" if self.note else said
 
 
-def line(name: str, raw: bytes, outcome: dict[str, Any] | str, note: str = "", **options: Any) -> Case:
+def line(
+    name: str, raw: bytes, outcome: dict[str, Any] | str, note: str = "", **options: Any
+) -> Case:
     """A line between two good ones, which must arrive."""
     content = GOOD[0] + raw + b"\n" + GOOD[1]
     rows: list[dict[str, Any] | str] = [A, outcome, B]
-    return Case(section=JSONL, input=name, files={"a.jsonl": content}, rows=rows, note=note, options=options)
+    return Case(
+        section=JSONL, input=name, files={"a.jsonl": content}, rows=rows, note=note, options=options
+    )
 
 
 def lines(name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "") -> Case:
@@ -95,7 +99,12 @@ def arrow(table: pa.Table) -> bytes:
 
 
 JSONL, JSON, CSV, TEXT = "JSON lines", "JSON documents", "Tables", "Text"
-COMPRESSED, COLUMNS, TARS, PLACES = "Compressed files", "Columns", "Tars and folders of media", "Files and folders"
+COMPRESSED, COLUMNS, TARS, PLACES = (
+    "Compressed files",
+    "Columns",
+    "Tars and folders of media",
+    "Files and folders",
+)
 TOKENS = "Token files"
 DEEP = b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 TABLE = pa.table({"n": [1, 2]})
@@ -109,7 +118,12 @@ JSONL_CASES = [
     lines("byte order mark", b"\xef\xbb\xbf" + WHOLE, [A, B], "the mark is skipped"),
     line("byte order mark inside the file", b"\xef\xbb\xbf{}", "bad_json"),
     lines("CRLF", WHOLE.replace(b"\n", b"\r\n"), [A, B]),
-    lines("lone CR as line end", WHOLE.replace(b"\n", b"\r"), ["bad_json"], "only `\\n` ends a line, so this is one"),
+    lines(
+        "lone CR as line end",
+        WHOLE.replace(b"\n", b"\r"),
+        ["bad_json"],
+        "only `\\n` ends a line, so this is one",
+    ),
     line("lone CR between tokens", b'{"n":\r3}', {"n": 3}, "it is white space to JSON"),
     line("NUL bytes", b"\0\0\0", "bad_json"),
     line("NUL byte in a string", b'{"t": "\0"}', "bad_json", "escaped (`\\u0000`) it is read"),
@@ -119,14 +133,37 @@ JSONL_CASES = [
     line("lone surrogate, escaped", rb'{"t": "\ud800"}', "bad_json", "no text could hold it"),
     line("lone surrogate as bytes", b'{"t": "\xed\xa0\x80"}', "bad_utf8"),
     line("surrogate pair, escaped", rb'{"t": "\ud83d\ude42"}', {"t": "🙂"}),
-    line("U+2028, U+2029, U+0085 in a string", '{"t": "\u2028\u2029\x85"}'.encode(), {"t": "\u2028\u2029\x85"}),
-    lines("blank lines", b"\n \t\r\n" + GOOD[0] + b"\n\n" + GOOD[1] + b"\n", [A, B], "no rows, but counted as lines"),
+    line(
+        "U+2028, U+2029, U+0085 in a string",
+        '{"t": "\u2028\u2029\x85"}'.encode(),
+        {"t": "\u2028\u2029\x85"},
+    ),
+    lines(
+        "blank lines",
+        b"\n \t\r\n" + GOOD[0] + b"\n\n" + GOOD[1] + b"\n",
+        [A, B],
+        "no rows, but counted as lines",
+    ),
     line("NaN, Infinity", b'{"n": NaN, "m": -Infinity}', "bad_json", "write null"),
     line("a number beyond a double (`1e400`)", b'{"n": 1e400}', "bad_json"),
-    line("an integer of 30 digits", b'{"n": 123456789012345678901234567890}', {"n": 123456789012345678901234567890}),
+    line(
+        "an integer of 30 digits",
+        b'{"n": 123456789012345678901234567890}',
+        {"n": 123456789012345678901234567890},
+    ),
     line("an integer of 310 digits or more", b'{"n": ' + b"9" * 310 + b"}", "bad_json"),
-    line("a key given twice", b'{"n": 3, "n": 4}', {"n": 4}, "the last one wins, as in every JSON parser"),
-    line("a key given twice, `unique_keys=True`", b'{"n": 3, "n": 4}', "duplicate_key", unique_keys=True),
+    line(
+        "a key given twice",
+        b'{"n": 3, "n": 4}',
+        {"n": 4},
+        "the last one wins, as in every JSON parser",
+    ),
+    line(
+        "a key given twice, `unique_keys=True`",
+        b'{"n": 3, "n": 4}',
+        "duplicate_key",
+        unique_keys=True,
+    ),
     line("not an object: array", b"[1, 2]", "not_an_object"),
     line("not an object: null, number, string", b"null", "not_an_object"),
     line("two objects in a line", b"{} {}", "bad_json"),
@@ -142,41 +179,85 @@ JSONL_CASES = [
 ]
 
 
-def document(name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = "") -> Case:
-    return Case(section=JSON, input=name, files={"a.json": content}, rows=rows, note=note, refused=refused)
+def document(
+    name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = ""
+) -> Case:
+    return Case(
+        section=JSON, input=name, files={"a.json": content}, rows=rows, note=note, refused=refused
+    )
 
 
 JSON_CASES = [
     document("broken element", b'[{"n": 1}, {"n" 3}, {"n": 2}]', [A, "bad_json", B]),
     document("element that is no object", b'[{"n": 1}, null, {"n": 2}]', [A, "not_an_object", B]),
     document("comma behind the last element", b'[{"n": 1},]', [A, "bad_json"]),
-    document("cut off anywhere", b'[{"n": 1}, {"n": 2}', [], refused="the file ends inside the value that begins here"),
-    document("a quote that is never closed", b'[{"n": 1}, {"n: 2}]', [], refused="the file ends inside"),
+    document(
+        "cut off anywhere",
+        b'[{"n": 1}, {"n": 2}',
+        [],
+        refused="the file ends inside the value that begins here",
+    ),
+    document(
+        "a quote that is never closed", b'[{"n": 1}, {"n: 2}]', [], refused="the file ends inside"
+    ),
     document("something behind the end", b'[{"n": 1}] x', [], refused="more text follows the end"),
     document(
-        "several arrays in an object", b'{"a": [{}], "b": [{}]}', [], "`field=` chooses", "the object holds 2 arrays"
+        "several arrays in an object",
+        b'{"a": [{}], "b": [{}]}',
+        [],
+        "`field=` chooses",
+        "the object holds 2 arrays",
     ),
     document("one record per line", WHOLE, [A, B]),
-    document("an object without an array of objects", b'{"a": 1}', [], refused="the document is one object"),
-    document("UTF-16", '[{"n": 1}]'.encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
+    document(
+        "an object without an array of objects",
+        b'{"a": 1}',
+        [],
+        refused="the document is one object",
+    ),
+    document(
+        "UTF-16",
+        '[{"n": 1}]'.encode("utf-16"),
+        [],
+        "only UTF-8 is read",
+        refused="the file is UTF-16",
+    ),
     document("empty file", b"", [], refused="holds only white space"),
     document("nested 100,000 deep", b"[" + DEEP + b"]", ["bad_json"]),
 ]
 
 
 def table(
-    name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = "", **options: Any
+    name: str,
+    content: bytes,
+    rows: list[dict[str, Any] | str],
+    note: str = "",
+    refused: str = "",
+    **options: Any,
 ) -> Case:
     return Case(
-        section=CSV, input=name, files={"a.csv": content}, rows=rows, note=note, refused=refused, options=options
+        section=CSV,
+        input=name,
+        files={"a.csv": content},
+        rows=rows,
+        note=note,
+        refused=refused,
+        options=options,
     )
 
 
 X = {"a": "1", "b": "2"}
 CSV_CASES = [
-    table("more or fewer cells than columns", b"a,b\n1,2\n1\n1,2\n1,2,3\n", [X, "wrong_width", X, "wrong_width"]),
     table(
-        "a quote that is never closed", b'a,b\n1,2\n1,"2\n1,2\n', [X, "open_quote"], "it may hold the rest of the file"
+        "more or fewer cells than columns",
+        b"a,b\n1,2\n1\n1,2\n1,2,3\n",
+        [X, "wrong_width", X, "wrong_width"],
+    ),
+    table(
+        "a quote that is never closed",
+        b'a,b\n1,2\n1,"2\n1,2\n',
+        [X, "open_quote"],
+        "it may hold the rest of the file",
     ),
     table("a quote inside a cell", b'a,b\n1,2" x\n', [{"a": "1", "b": '2" x'}]),
     table("text behind a closing quote", b'a,b\n1,"2"x\n', [{"a": "1", "b": "2x"}]),
@@ -185,9 +266,26 @@ CSV_CASES = [
     table("byte order mark", b"\xef\xbb\xbfa,b\n1,2\n", [X], "the mark is skipped"),
     table("blank lines", b"\na,b\n\n1,2\n\r\n1,2\n\n", [X, X], "no rows, but counted as lines"),
     table("invalid UTF-8", b"a,b\n1,\xff\n1,2\n", ["bad_utf8", X]),
-    table("a cell that is not of the type asked for", b"a\nx\n1\n", ["bad_value", {"a": 1}], types={"a": "int"}),
-    table("an empty cell of a column with a type", b"a,b\n,x\n", [{"a": None, "b": "x"}], "None", types={"a": "int"}),
-    table("UTF-16", "a,b\n1,2\n".encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
+    table(
+        "a cell that is not of the type asked for",
+        b"a\nx\n1\n",
+        ["bad_value", {"a": 1}],
+        types={"a": "int"},
+    ),
+    table(
+        "an empty cell of a column with a type",
+        b"a,b\n,x\n",
+        [{"a": None, "b": "x"}],
+        "None",
+        types={"a": "int"},
+    ),
+    table(
+        "UTF-16",
+        "a,b\n1,2\n".encode("utf-16"),
+        [],
+        "only UTF-8 is read",
+        refused="the file is UTF-16",
+    ),
     table("a column named twice", b"a,a\n1,2\n", [], refused="column 'a' is named twice"),
     table("empty file, or a header alone", b"", []),
     Case(
@@ -200,36 +298,65 @@ CSV_CASES = [
 
 
 def text(
-    name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = "", **options: Any
+    name: str,
+    content: bytes,
+    rows: list[dict[str, Any] | str],
+    note: str = "",
+    refused: str = "",
+    **options: Any,
 ) -> Case:
     return Case(
-        section=TEXT, input=name, files={"a.txt": content}, rows=rows, note=note, refused=refused, options=options
+        section=TEXT,
+        input=name,
+        files={"a.txt": content},
+        rows=rows,
+        note=note,
+        refused=refused,
+        options=options,
     )
 
 
 T = {"text": "a"}
 TEXT_CASES = [
     text("invalid UTF-8", b"a\n\xff\na\n", [T, "bad_utf8", T]),
-    text("UTF-16", "a\nb\n".encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"),
+    text(
+        "UTF-16", "a\nb\n".encode("utf-16"), [], "only UTF-8 is read", refused="the file is UTF-16"
+    ),
     text("CRLF", b"a\r\na\r\n", [T, T], "the CR belongs to the line end"),
     text("lone CR", b"a\ra\n", [{"text": "a\ra"}], "it is text"),
-    text("U+2028, U+0085, form feed", "a\u2028\x85\fa\n".encode(), [{"text": "a\u2028\x85\fa"}], "they are text"),
+    text(
+        "U+2028, U+0085, form feed",
+        "a\u2028\x85\fa\n".encode(),
+        [{"text": "a\u2028\x85\fa"}],
+        "they are text",
+    ),
     text("NUL bytes", b"a\0\n", [{"text": "a\0"}], "they are text"),
     text("byte order mark", b"\xef\xbb\xbfa\n", [T], "the mark is skipped"),
     text("blank lines", b"\n \na\n\n", [T], "no rows, but counted as lines"),
     text("blank lines, `keep_blank=True`", b"\na\n", [{"text": ""}, T], keep_blank=True),
-    text("a line longer than `max_row_bytes`", b"a\n" + b"x" * 99 + b"\na\n", [T, "too_long", T], max_row_bytes=50),
+    text(
+        "a line longer than `max_row_bytes`",
+        b"a\n" + b"x" * 99 + b"\na\n",
+        [T, "too_long", T],
+        max_row_bytes=50,
+    ),
     text("empty file", b"", []),
 ]
 
 
-def packed(name: str, suffix: str, content: bytes, note: str = "", refused: str = CUT, **options: Any) -> Case:
+def packed(
+    name: str, suffix: str, content: bytes, note: str = "", refused: str = CUT, **options: Any
+) -> Case:
     files = {f"a.jsonl{suffix}": content}
-    return Case(section=COMPRESSED, input=name, files=files, note=note, refused=refused, options=options)
+    return Case(
+        section=COMPRESSED, input=name, files=files, note=note, refused=refused, options=options
+    )
 
 
 COMPRESSED_CASES = [
-    packed("cut off: gz", ".gz", gzip.compress(WHOLE)[:-1], "no row is given out, not even the first"),
+    packed(
+        "cut off: gz", ".gz", gzip.compress(WHOLE)[:-1], "no row is given out, not even the first"
+    ),
     packed("cut off: zst", ".zst", zstd(WHOLE)[:-1]),
     packed("cut off: bz2", ".bz2", bz2.compress(WHOLE)[:-1]),
     packed("cut off: xz", ".xz", lzma.compress(WHOLE)[:-1]),
@@ -254,8 +381,18 @@ COMPRESSED_CASES = [
 
 COLUMNS_CASES = [
     Case(section=COLUMNS, input="Parquet without rows", files={"a.parquet": parquet(TABLE[:0])}),
-    Case(section=COLUMNS, input="Parquet cut off", files={"a.parquet": parquet(TABLE)[:-3]}, refused=r"a\.parquet"),
-    Case(section=COLUMNS, input="Arrow cut off", files={"a.arrow": arrow(TABLE)[:-3]}, refused=r"a\.arrow"),
+    Case(
+        section=COLUMNS,
+        input="Parquet cut off",
+        files={"a.parquet": parquet(TABLE)[:-3]},
+        refused=r"a\.parquet",
+    ),
+    Case(
+        section=COLUMNS,
+        input="Arrow cut off",
+        files={"a.arrow": arrow(TABLE)[:-3]},
+        refused=r"a\.arrow",
+    ),
     Case(
         section=COLUMNS,
         input="Parquet files with other columns or types",
@@ -273,7 +410,9 @@ COLUMNS_CASES = [
         input="null members that Arrow added to tools, calls and messages",
         files={
             "a.parquet": parquet(
-                pa.table({"tools": [[{"name": "f", "strict": None}], [{"name": "g", "strict": True}]]})
+                pa.table(
+                    {"tools": [[{"name": "f", "strict": None}], [{"name": "g", "strict": True}]]}
+                )
             )
         },
         rows=[{"tools": [{"name": "f"}]}, {"tools": [{"name": "g", "strict": True}]}],
@@ -297,9 +436,21 @@ def tar(*files: tuple[str, bytes], link: str = "") -> bytes:
 
 
 def tarred(
-    name: str, content: bytes, rows: list[dict[str, Any] | str], note: str = "", refused: str = "", suffix: str = ".tar"
+    name: str,
+    content: bytes,
+    rows: list[dict[str, Any] | str],
+    note: str = "",
+    refused: str = "",
+    suffix: str = ".tar",
 ) -> Case:
-    return Case(section=TARS, input=name, files={f"a{suffix}": content}, rows=rows, note=note, refused=refused)
+    return Case(
+        section=TARS,
+        input=name,
+        files={f"a{suffix}": content},
+        rows=rows,
+        note=note,
+        refused=refused,
+    )
 
 
 ONE, TWO = ("1.txt", b"one"), ("2.txt", b"two")
@@ -308,11 +459,24 @@ TWO_SAMPLES = tar(ONE, TWO)
 TAR_CASES = [
     tarred("cut off", TWO_SAMPLES[:1100], ["bad_tar"], "the first sample is not known to be whole"),
     tarred("cut off inside the last member", TWO_SAMPLES[:1537], [FIRST, "bad_tar"]),
-    tarred("a header with a wrong checksum", TWO_SAMPLES[:1024] + b"x" + TWO_SAMPLES[1025:], ["bad_tar"], "likewise"),
+    tarred(
+        "a header with a wrong checksum",
+        TWO_SAMPLES[:1024] + b"x" + TWO_SAMPLES[1025:],
+        ["bad_tar"],
+        "likewise",
+    ),
     tarred("no end mark", TWO_SAMPLES[:2048], [FIRST, "bad_tar"]),
-    tarred("two tars, one behind the other", TWO_SAMPLES * 2, [FIRST, "bad_tar"], "write them as one"),
+    tarred(
+        "two tars, one behind the other", TWO_SAMPLES * 2, [FIRST, "bad_tar"], "write them as one"
+    ),
     tarred("not a tar, or empty", b"x" * 600, [], refused="cannot be read as a tar"),
-    tarred("a compressed tar", gzip.compress(TWO_SAMPLES), [], refused="has no random access", suffix=".tar.gz"),
+    tarred(
+        "a compressed tar",
+        gzip.compress(TWO_SAMPLES),
+        [],
+        refused="has no random access",
+        suffix=".tar.gz",
+    ),
     tarred("a link, a device, a sparse file", tar(ONE, link="2.jpg"), [FIRST, "bad_member"]),
     tarred(
         "members of a sample that are not neighbours",
@@ -327,24 +491,33 @@ TAR_CASES = [
         "left out, and logged",
     ),
     tarred(
-        "broken JSON, invalid UTF-8", tar(ONE, ("2.json", b"{"), ("3.txt", b"\xff")), [FIRST, "bad_json", "bad_utf8"]
+        "broken JSON, invalid UTF-8",
+        tar(ONE, ("2.json", b"{"), ("3.txt", b"\xff")),
+        [FIRST, "bad_json", "bad_utf8"],
     ),
 ]
 FOLDER_CASES = [
     Case(
         section=TARS,
         input="folder: a metadata file that names a missing file, or one outside",
-        files={"metadata.jsonl": b'{"file_name": "gone.jpg"}\n{"file_name": "../a.jpg"}\n', "a.jpg": b""},
+        files={
+            "metadata.jsonl": b'{"file_name": "gone.jpg"}\n{"file_name": "../a.jpg"}\n',
+            "a.jpg": b"",
+        },
         rows=["bad_member", "bad_member"],
     ),
 ]
 
 
-def tokens(name: str, write: Callable[[Path], None], refused: str, note: str = "", **options: Any) -> Case:
+def tokens(
+    name: str, write: Callable[[Path], None], refused: str, note: str = "", **options: Any
+) -> Case:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-    return Case(section=TOKENS, input=name, files=files, refused=refused, note=note, options=options)
+    return Case(
+        section=TOKENS, input=name, files=files, refused=refused, note=note, options=options
+    )
 
 
 def megatron_with(place: int, lie: bytes, *, cut: int | None = None) -> Callable[[Path], None]:
@@ -356,7 +529,9 @@ def megatron_with(place: int, lie: bytes, *, cut: int | None = None) -> Callable
     return write
 
 
-def litdata_with(place: int, lie: bytes, *, leaf: str = "int", cut: int | None = None) -> Callable[[Path], None]:
+def litdata_with(
+    place: int, lie: bytes, *, leaf: str = "int", cut: int | None = None
+) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         items = [litdata_item(struct.pack("<q", row)) for row in range(2)]
         write_litdata(folder, [items], names=["n"], formats=[leaf])
@@ -372,11 +547,23 @@ def raw_ids(folder: Path) -> None:
 
 IDS = [[5, 6, 0], [7, 0]]
 TOKEN_CASES = [
-    tokens("Megatron: another magic, version or type of ids", megatron_with(0, b"X"), "begins with b'XMID"),
+    tokens(
+        "Megatron: another magic, version or type of ids",
+        megatron_with(0, b"X"),
+        "begins with b'XMID",
+    ),
     tokens("Megatron: index cut off", megatron_with(0, b"", cut=40), "40 bytes, but 2 sequences"),
-    tokens("Megatron: a count of 2⁶⁴ - 1", megatron_with(18, b"\xff" * 8), "18446744073709551615 sequences"),
+    tokens(
+        "Megatron: a count of 2⁶⁴ - 1",
+        megatron_with(18, b"\xff" * 8),
+        "18446744073709551615 sequences",
+    ),
     tokens("Megatron: a negative length", megatron_with(34, b"\xff" * 4), "sequence 0 has -1 ids"),
-    tokens("Megatron: pointers that overlap, or lead beyond the end", megatron_with(50, b"\2"), "must be back to back"),
+    tokens(
+        "Megatron: pointers that overlap, or lead beyond the end",
+        megatron_with(50, b"\2"),
+        "must be back to back",
+    ),
     tokens(
         "Megatron: documents of several sequences",
         lambda folder: write_megatron(folder / "a", IDS, documents=[0, 2]),
@@ -384,15 +571,37 @@ TOKEN_CASES = [
         "`sample=` says what a row is",
     ),
     tokens("raw ids without a type", raw_ids, "set the option dtype", "`dtype=` says it"),
-    tokens("raw ids without borders", raw_ids, "set the option eot", "`eot=` says it", dtype="uint16"),
-    tokens("raw ids in which `eot` does not occur", raw_ids, "none of 5 ids", dtype="uint16", eot=9),
-    tokens("raw ids that end inside an id", raw_ids, "not a whole number of uint32", dtype="uint32", eot=0),
-    tokens("MDS and litdata: pickled fields", litdata_with(0, b"", leaf="pickle"), "reading it runs code"),
-    tokens("MDS and litdata: another number of rows than in index.json", litdata_with(0, b"\3"), "byte 0 says 3 rows"),
     tokens(
-        "MDS and litdata: rows that overlap, or end beyond the file", litdata_with(8, b"\1"), "row 1 begins at byte 1,"
+        "raw ids without borders", raw_ids, "set the option eot", "`eot=` says it", dtype="uint16"
     ),
-    tokens("MDS and litdata: cut off", litdata_with(0, b"", cut=30), "expected a number from 28 to 30"),
+    tokens(
+        "raw ids in which `eot` does not occur", raw_ids, "none of 5 ids", dtype="uint16", eot=9
+    ),
+    tokens(
+        "raw ids that end inside an id",
+        raw_ids,
+        "not a whole number of uint32",
+        dtype="uint32",
+        eot=0,
+    ),
+    tokens(
+        "MDS and litdata: pickled fields",
+        litdata_with(0, b"", leaf="pickle"),
+        "reading it runs code",
+    ),
+    tokens(
+        "MDS and litdata: another number of rows than in index.json",
+        litdata_with(0, b"\3"),
+        "byte 0 says 3 rows",
+    ),
+    tokens(
+        "MDS and litdata: rows that overlap, or end beyond the file",
+        litdata_with(8, b"\1"),
+        "row 1 begins at byte 1,",
+    ),
+    tokens(
+        "MDS and litdata: cut off", litdata_with(0, b"", cut=30), "expected a number from 28 to 30"
+    ),
     Case(
         section=TOKENS,
         input="MDS and litdata: a field that ends beyond its row, or cannot be decoded",
@@ -421,7 +630,9 @@ def test_each_bad_input_has_the_outcome_of_the_table(new_folder: NewFolder, case
             assert str(folder) in str(caught.value)
         return
     source = open_source(place, cache=cache, bad=BadRows(on_bad="skip"), **case.options)
-    found = [row.reason if isinstance(row, BadRow) else row for row in source.records(0, len(source))]
+    found = [
+        row.reason if isinstance(row, BadRow) else row for row in source.records(0, len(source))
+    ]
     assert json.dumps(found) == json.dumps(case.rows)
     strict = open_source(place, cache=cache, **case.options)
     for number, row in enumerate(case.rows):
@@ -439,14 +650,26 @@ def test_each_bad_input_has_the_outcome_of_the_table(new_folder: NewFolder, case
 
 # Places, with the file that was open when it happened.  The tests above are named for what they are; these need hands.
 PLACES_ROWS = {
-    "changes while open": ("`SourceChanged`, by whatever reads it next", "test_a_file_that_changes_or_vanishes"),
-    "vanishes or is replaced while open": ("`SourceChanged`, likewise", "test_a_file_that_changes_or_vanishes"),
+    "changes while open": (
+        "`SourceChanged`, by whatever reads it next",
+        "test_a_file_that_changes_or_vanishes",
+    ),
+    "vanishes or is replaced while open": (
+        "`SourceChanged`, likewise",
+        "test_a_file_that_changes_or_vanishes",
+    ),
     "may not be read": ("refused when opened", "test_a_file_that_may_not_be_read"),
-    "folder that may not be listed, met by a glob": ("refused when opened", "test_a_folder_that_may_not_be_listed"),
+    "folder that may not be listed, met by a glob": (
+        "refused when opened",
+        "test_a_folder_that_may_not_be_listed",
+    ),
     "name that chooses no rows": ("refused when opened", "test_places_with_nothing_to_read"),
     "folder with nothing in it": ("refused when opened", "test_places_with_nothing_to_read"),
     "glob or path that is not there": ("refused when opened", "test_places_with_nothing_to_read"),
-    "unknown extension": ("refused when opened; `shape=` names the shape", "test_places_with_nothing_to_read"),
+    "unknown extension": (
+        "refused when opened; `shape=` names the shape",
+        "test_places_with_nothing_to_read",
+    ),
     "a line of 1 GiB": ("bad row `too_long`; the next row arrives", "test_a_line_of_a_gibibyte"),
 }
 
@@ -465,7 +688,9 @@ def test_a_file_that_changes_or_vanishes(tmp_path: Path, cache: Cache, happens: 
         "replace": lambda: other.replace(path),
     }[happens]()
     for read in (lambda: source[0], lambda: list(source), lambda: source.digest(0, 1)):
-        with pytest.raises(SourceError, match=rf"{path}: changed while open: .*; open the source again"):
+        with pytest.raises(
+            SourceError, match=rf"{path}: changed while open: .*; open the source again"
+        ):
             read()
 
 
@@ -510,7 +735,9 @@ except SourceError as error:
     print(error)
 """
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-        assert result.stdout == f"{path}: Permission denied; check the path and its permissions\n", result.stderr
+        assert (
+            result.stdout == f"{path}: Permission denied; check the path and its permissions\n"
+        ), result.stderr
 
 
 def test_a_folder_that_may_not_be_listed() -> None:
@@ -566,9 +793,13 @@ LINE = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150
+)
 @given(raw_lines=st.lists(LINE, max_size=15), max_bad=st.none() | st.integers(0, 6))
-def test_every_line_is_delivered_or_counted(new_folder: NewFolder, raw_lines: list[bytes], max_bad: int | None) -> None:
+def test_every_line_is_delivered_or_counted(
+    new_folder: NewFolder, raw_lines: list[bytes], max_bad: int | None
+) -> None:
     """The oracle is `json`, made strict, on each line by itself."""
     folder = new_folder()
     path, quarantine = folder / "a.jsonl", folder / "bad.out"
@@ -579,15 +810,25 @@ def test_every_line_is_delivered_or_counted(new_folder: NewFolder, raw_lines: li
     source = open_source(path, cache=Cache(folder / "cache"), bad=bad)
     assert len(source) == len(expected)
     if max_bad is not None and num_bad > max_bad:
-        with pytest.raises(BadRecord, match=f"this is bad row number {max_bad + 1} and max_bad is {max_bad}"):
+        with pytest.raises(
+            BadRecord, match=f"this is bad row number {max_bad + 1} and max_bad is {max_bad}"
+        ):
             list(source)
         return
-    found = [None if isinstance(record, BadRow) else record for record in source.records(0, len(source))]
+    found = [
+        None if isinstance(record, BadRow) else record for record in source.records(0, len(source))
+    ]
     assert found == expected
-    assert list(source) == [record for record in expected if record is not None]  # read twice, counted once
+    assert list(source) == [
+        record for record in expected if record is not None
+    ]  # read twice, counted once
     assert bad.counts.total() == num_bad
-    entries = [json.loads(entry) for entry in quarantine.read_text().splitlines()] if num_bad else []
-    assert [entry["row"] for entry in entries] == [row for row, record in enumerate(expected) if record is None]
+    entries = (
+        [json.loads(entry) for entry in quarantine.read_text().splitlines()] if num_bad else []
+    )
+    assert [entry["row"] for entry in entries] == [
+        row for row, record in enumerate(expected) if record is None
+    ]
 
 
 def strictly(raw: bytes) -> Any:
@@ -616,14 +857,18 @@ def page() -> str:
     ]
     for section in dict.fromkeys(case.section for case in CASES):
         text += ["", f"## {section}", "", "| input | outcome |", "|---|---|"]
-        text += [f"| {case.input} | {case.outcome()} |" for case in CASES if case.section == section]
+        text += [
+            f"| {case.input} | {case.outcome()} |" for case in CASES if case.section == section
+        ]
     text += ["", f"## {PLACES}", "", "| a file, folder or line | outcome |", "|---|---|"]
     text += [f"| {name} | {outcome} |" for name, (outcome, _) in PLACES_ROWS.items()]
     return "\n".join(text) + "\n"
 
 
 def test_the_page_says_what_is_tested() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), f"run: python {Path(__file__).relative_to(PAGE.parents[2])}"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        f"run: python {Path(__file__).relative_to(PAGE.parents[2])}"
+    )
     for name, (_, test) in PLACES_ROWS.items():
         assert re.match(r"test_\w+", test) and callable(globals()[test]), name
 

@@ -10,12 +10,39 @@ import pytest
 from penstock.sources.parse import record_bytes
 
 VALUES: list[Any] = [
-    *(None, float("nan"), float("inf"), -float("inf"), "null", "NaN", 0, 0.0, -0.0, False, True, 1, 1.0, "1"),
+    *(
+        None,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        "null",
+        "NaN",
+        0,
+        0.0,
+        -0.0,
+        False,
+        True,
+        1,
+        1.0,
+        "1",
+    ),
     *(2**63, 2**64, 10**30, [], {}, [None], [[None]], [float("nan")]),
     *({"a": None}, {"a": float("nan")}, {"a": [1, {"b": float("inf")}]}, {"a": [1, {"b": None}]}),
     *({"a": 1, "b": 2}, {"b": 2, "a": 1}, {1: 2}, {"1": 2}, b"a", "a", "YQ==", "\ud800"),
-    *(datetime.date(2020, 1, 1), "2020-01-01", datetime.datetime(2020, 1, 1), datetime.timedelta(1)),
-    *(decimal.Decimal("1.0"), decimal.Decimal("1.00"), np.float32(1), np.float64(1), np.array([1]), np.array([[1]])),
+    *(
+        datetime.date(2020, 1, 1),
+        "2020-01-01",
+        datetime.datetime(2020, 1, 1),
+        datetime.timedelta(1),
+    ),
+    *(
+        decimal.Decimal("1.0"),
+        decimal.Decimal("1.00"),
+        np.float32(1),
+        np.float64(1),
+        np.array([1]),
+        np.array([[1]]),
+    ),
     *(np.array([1], dtype=np.int32), np.array([np.nan]), np.array([None], dtype="f4")),
 ]
 

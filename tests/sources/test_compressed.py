@@ -38,11 +38,17 @@ def zstd(content: bytes) -> bytes:
     return packed
 
 
-COMPRESS: dict[str, Compress] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+COMPRESS: dict[str, Compress] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
 SUFFIXES = pytest.mark.parametrize("suffix", COMPRESS)
 
 RECORDS = st.lists(
-    st.dictionaries(st.sampled_from("abc"), st.integers() | st.text(max_size=20), max_size=3), max_size=20
+    st.dictionaries(st.sampled_from("abc"), st.integers() | st.text(max_size=20), max_size=3),
+    max_size=20,
 )
 
 
@@ -61,7 +67,9 @@ SHAPES: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
 }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80
+)
 @given(
     records=RECORDS,
     suffix=st.sampled_from(list(COMPRESS)),
@@ -95,7 +103,9 @@ def test_a_compressed_file_reads_like_the_plain_one(
     assert list(packed[::-2]) == list(plain[::-2])
     assert packed.digest(0, len(packed)) == plain.digest(0, len(plain))
     places = [(plain.where(row).line, plain.where(row).byte) for row in range(len(plain))]
-    assert [(packed.where(row).line, packed.where(row).byte) for row in range(len(packed))] == places
+    assert [
+        (packed.where(row).line, packed.where(row).byte) for row in range(len(packed))
+    ] == places
 
 
 def refuse(path: Path, content: bytes, cache: Cache) -> str:
@@ -191,7 +201,9 @@ def test_a_compressed_file_that_changes_while_open_is_refused(tmp_path: Path, ca
             read()
 
 
-def test_a_bad_row_is_named_by_the_compressed_file_and_the_line_of_its_text(tmp_path: Path, cache: Cache) -> None:
+def test_a_bad_row_is_named_by_the_compressed_file_and_the_line_of_its_text(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstd(b'{"a": 1}\n\n{"a": \n'))
     with pytest.raises(BadRecord) as caught:
@@ -200,7 +212,9 @@ def test_a_bad_row_is_named_by_the_compressed_file_and_the_line_of_its_text(tmp_
 
 
 @SUFFIXES
-def test_a_bomb_stops_at_the_limit(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_a_bomb_stops_at_the_limit(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
     monkeypatch.setattr(compressed, "_GRACE", 1 << 16)
     path = tmp_path / f"bomb.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b"\n" * (8 << 20)))

@@ -44,13 +44,25 @@ def ends_inside_quotes(content: str, delimiter: str) -> bool:
     return len(cells(content + "\nx\n", delimiter)) == len(cells(content, delimiter)) > 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300
+)
 @example(content='5" pipe,x\n"a"b",c\n', delimiter=",", block=3, bom=False)
 @example(content='""""\n""\n"a"""\r"\r\n"\r\n\r\n', delimiter=",", block=1, bom=True)
 @example(content='x"\n"\n\n\r\n"y', delimiter=",", block=1, bom=False)
-@given(content=HOSTILE, delimiter=st.sampled_from(",\t"), block=st.integers(1, 9) | st.just(1 << 20), bom=st.booleans())
+@given(
+    content=HOSTILE,
+    delimiter=st.sampled_from(",\t"),
+    block=st.integers(1, 9) | st.just(1 << 20),
+    bom=st.booleans(),
+)
 def test_records_are_those_of_the_csv_module(
-    new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch, content: str, delimiter: str, block: int, bom: bool
+    new_folder: NewFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str,
+    delimiter: str,
+    block: int,
+    bom: bool,
 ) -> None:
     monkeypatch.setattr(index, "_READ", block)
     expected = cells(content, delimiter)
@@ -60,7 +72,11 @@ def test_records_are_those_of_the_csv_module(
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + content.encode())
     names = [str(column) for column in range(width)]
     source = CsvSource(
-        [str(path)], cache=Cache(folder / "cache"), names=names, delimiter=delimiter, bad=BadRows(on_bad="skip")
+        [str(path)],
+        cache=Cache(folder / "cache"),
+        names=names,
+        delimiter=delimiter,
+        bad=BadRows(on_bad="skip"),
     )
     found = list(source.records(0, len(source)))
     assert len(found) == len(expected)
@@ -77,7 +93,9 @@ def test_records_are_those_of_the_csv_module(
 CELL = st.text(st.characters(codec="utf-8") | st.sampled_from('",\r\n'), max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 @given(
     rows=st.lists(st.tuples(CELL, CELL, CELL), max_size=8),
     block=st.sampled_from([2, 5, 64]),
@@ -112,13 +130,21 @@ def test_a_cell_may_be_longer_than_the_csv_module_allows(tmp_path: Path, cache: 
 
 
 def test_cells_are_strings_unless_types_are_asked_for(tmp_path: Path, cache: Cache) -> None:
-    path = write(tmp_path, 'i,f,b,j,s\n007, 1.5,TRUE,"{""k"": [1, 12345678901234567890123]}",007\n,,,,\n')
+    path = write(
+        tmp_path, 'i,f,b,j,s\n007, 1.5,TRUE,"{""k"": [1, 12345678901234567890123]}",007\n,,,,\n'
+    )
     assert open_source(path, cache=cache)[0] == {
         "i": "007", "f": " 1.5", "b": "TRUE", "j": '{"k": [1, 12345678901234567890123]}', "s": "007",
     }  # fmt: skip
     types = {"i": "int", "f": "float", "b": "bool", "j": "json"}
     source = open_source(path, cache=cache, types=types)
-    assert source[0] == {"i": 7, "f": 1.5, "b": True, "j": {"k": [1, 12345678901234567890123]}, "s": "007"}
+    assert source[0] == {
+        "i": 7,
+        "f": 1.5,
+        "b": True,
+        "j": {"k": [1, 12345678901234567890123]},
+        "s": "007",
+    }
     assert source[1] == {"i": None, "f": None, "b": None, "j": None, "s": ""}
     assert source.digest(0, 2) != open_source(path, cache=cache).digest(0, 2)
 
@@ -135,7 +161,9 @@ def test_cells_are_strings_unless_types_are_asked_for(tmp_path: Path, cache: Cac
         ("json", "{", "not JSON: "),
     ],
 )
-def test_a_cell_of_another_type_is_a_bad_row(tmp_path: Path, cache: Cache, kind: str, cell: str, reason: str) -> None:
+def test_a_cell_of_another_type_is_a_bad_row(
+    tmp_path: Path, cache: Cache, kind: str, cell: str, reason: str
+) -> None:
     path = write(tmp_path, f"a\n1\n{cell}\n0\n")
     source = open_source(path, cache=cache, types={"a": kind})
     assert source[2] == {"a": 0}
@@ -144,7 +172,9 @@ def test_a_cell_of_another_type_is_a_bad_row(tmp_path: Path, cache: Cache, kind:
     assert str(caught.value).startswith(f"{path}:3: ") and reason in str(caught.value)
 
 
-def test_a_row_of_another_width_is_bad_and_says_what_was_expected(tmp_path: Path, cache: Cache) -> None:
+def test_a_row_of_another_width_is_bad_and_says_what_was_expected(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = write(tmp_path, 'a,b\n1,2\n"1\n",2,3\n4\n5,6\n')
     source = open_source(path, cache=cache)
     with pytest.raises(BadRecord) as caught:
@@ -153,13 +183,19 @@ def test_a_row_of_another_width_is_bad_and_says_what_was_expected(tmp_path: Path
         f"{path}:3: the row has 3 cells, expected 2 (a, b) (record 1, counted from 0; byte 8); fix"
     )
     bad = BadRows(on_bad="skip")
-    assert list(open_source(path, cache=cache, bad=bad)) == [{"a": "1", "b": "2"}, {"a": "5", "b": "6"}]
+    assert list(open_source(path, cache=cache, bad=bad)) == [
+        {"a": "1", "b": "2"},
+        {"a": "5", "b": "6"},
+    ]
     assert bad.counts == {"wrong_width": 2} and bad.rows == [1, 2]
 
 
 def test_quotes_can_be_turned_off(tmp_path: Path, cache: Cache) -> None:
     path = write(tmp_path, 'a\tb\n"so\tit"\n"\t"\n', "a.tsv")
-    assert list(open_source(path, cache=cache, quotes=False)) == [{"a": '"so', "b": 'it"'}, {"a": '"', "b": '"'}]
+    assert list(open_source(path, cache=cache, quotes=False)) == [
+        {"a": '"so', "b": 'it"'},
+        {"a": '"', "b": '"'},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,8 +203,16 @@ def test_quotes_can_be_turned_off(tmp_path: Path, cache: Cache) -> None:
     [
         ("a,b,a\n", {}, r"a\.csv:1: column 'a' is named twice; rename one, or pass names="),
         ("", {"names": ["x", "x"]}, "names=: column 'x' is named twice"),
-        ("a,b\n", {"types": {"c": "int"}}, r"a\.csv:1: types names the column 'c', expected one of a, b"),
-        ("a,b\n", {"types": {"a": "date"}}, "types has 'date', expected one of int, float, bool, json"),
+        (
+            "a,b\n",
+            {"types": {"c": "int"}},
+            r"a\.csv:1: types names the column 'c', expected one of a, b",
+        ),
+        (
+            "a,b\n",
+            {"types": {"a": "date"}},
+            "types has 'date', expected one of int, float, bool, json",
+        ),
         ("a,b\n", {"delimiter": ";;"}, "delimiter is ';;', expected one ASCII character"),
         ("a,b\n", {"delimiter": '"'}, "expected one ASCII character"),
         ('\n"a,b\n1,2\n', {}, r"a\.csv:2: no header: a quote is opened and never closed; fix"),
@@ -183,23 +227,34 @@ def test_tables_that_cannot_be_opened_say_why(
         open_source(write(tmp_path, content), cache=cache, **options)
 
 
-def test_files_with_other_columns_are_refused_and_another_order_is_not(tmp_path: Path, cache: Cache) -> None:
+def test_files_with_other_columns_are_refused_and_another_order_is_not(
+    tmp_path: Path, cache: Cache
+) -> None:
     write(tmp_path, "a,b\n1,2\n", "1.csv")
     write(tmp_path, "b,a\n3,4\n", "2.csv")
     write(tmp_path, "", "3.csv")
     assert list(open_source(tmp_path, cache=cache)) == [{"a": "1", "b": "2"}, {"b": "3", "a": "4"}]
     path = write(tmp_path, "\na,c\n5,6\n", "4.csv")
-    with pytest.raises(SourceError, match=rf"{path}:2: other columns than in .*1\.csv: only one of them has 'b', 'c'"):
+    with pytest.raises(
+        SourceError,
+        match=rf"{path}:2: other columns than in .*1\.csv: only one of them has 'b', 'c'",
+    ):
         open_source(tmp_path, cache=cache)
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_a_header_of_one_column_with_another_delimiter_is_refused(tmp_path: Path, cache: Cache, mark: str) -> None:
+def test_a_header_of_one_column_with_another_delimiter_is_refused(
+    tmp_path: Path, cache: Cache, mark: str
+) -> None:
     path = write(tmp_path, f"question{mark}answer\none{mark}two\n")
-    with pytest.raises(SourceError, match=r"the header is one column, .*; set the option delimiter to"):
+    with pytest.raises(
+        SourceError, match=r"the header is one column, .*; set the option delimiter to"
+    ):
         open_source(path, cache=cache)
     assert open_source(path, cache=cache, delimiter=mark)[0] == {"question": "one", "answer": "two"}
-    assert open_source(path, cache=cache, delimiter=",")[0] == {f"question{mark}answer": f"one{mark}two"}
+    assert open_source(path, cache=cache, delimiter=",")[0] == {
+        f"question{mark}answer": f"one{mark}two"
+    }
 
 
 def test_an_empty_table_has_no_rows(tmp_path: Path, cache: Cache) -> None:
@@ -207,7 +262,9 @@ def test_an_empty_table_has_no_rows(tmp_path: Path, cache: Cache) -> None:
         assert list(open_source(write(tmp_path, content), cache=cache)) == []
 
 
-def test_a_limit_of_the_csv_module_that_the_user_lowered_is_no_error(tmp_path: Path, cache: Cache) -> None:
+def test_a_limit_of_the_csv_module_that_the_user_lowered_is_no_error(
+    tmp_path: Path, cache: Cache
+) -> None:
     (tmp_path / "a.csv").write_text('a,b\n"' + "x" * 2000 + '",1\n"y",2\n')
     before = csv.field_size_limit(1000)
     try:

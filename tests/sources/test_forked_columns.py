@@ -52,7 +52,9 @@ print(json.dumps([results.count(True), len(results), whole]))
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
 def test_forks_read_while_threads_read(kind: str, tmp_path: Path) -> None:
-    table = pa.table({"row": range(2000), "text": [f"row {row} " * (row % 9) for row in range(2000)]})
+    table = pa.table(
+        {"row": range(2000), "text": [f"row {row} " * (row % 9) for row in range(2000)]}
+    )
     path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
     if kind == "parquet":
         pq.write_table(table, path, row_group_size=500)
@@ -61,7 +63,10 @@ def test_forks_read_while_threads_read(kind: str, tmp_path: Path) -> None:
         with make(path, table.schema) as writer:
             writer.write_table(table, max_chunksize=100)
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD, str(path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", CHILD, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.strip() == "[36, 36, true]"

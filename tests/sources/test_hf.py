@@ -18,11 +18,20 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import open_source
 from penstock.sources.bad import BadRows
-from penstock.sources.hf import HfDatasetSource, HfFolderSource, hf_iterable, is_hf_folder, is_hf_iterable, pick_split
+from penstock.sources.hf import (
+    HfDatasetSource,
+    HfFolderSource,
+    hf_iterable,
+    is_hf_folder,
+    is_hf_iterable,
+    pick_split,
+)
 from penstock.testing import check_source
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when datasets is imported
-datasets = pytest.importorskip("datasets", reason="the extra penstock[dev] brings datasets, whose files are read here")
+datasets = pytest.importorskip(
+    "datasets", reason="the extra penstock[dev] brings datasets, whose files are read here"
+)
 
 ROWS = [
     {
@@ -51,7 +60,9 @@ def dataset() -> Any:
             "id": datasets.Value("int64"),
             "text": datasets.Value("string"),
             "label": datasets.ClassLabel(names=["no", "yes"]),
-            "messages": datasets.List({"role": datasets.Value("string"), "content": datasets.Value("large_string")}),
+            "messages": datasets.List(
+                {"role": datasets.Value("string"), "content": datasets.Value("large_string")}
+            ),
             "tools": datasets.Json(),
             "grid": datasets.Array2D((2, 2), "int32"),
         }
@@ -59,7 +70,9 @@ def dataset() -> Any:
     return datasets.Dataset.from_list(ROWS, features=features)
 
 
-def test_a_saved_data_set_is_read_as_datasets_reads_it(dataset: Any, tmp_path: Path, cache: Cache) -> None:
+def test_a_saved_data_set_is_read_as_datasets_reads_it(
+    dataset: Any, tmp_path: Path, cache: Cache
+) -> None:
     for num_shards in (1, 3):
         folder = tmp_path / str(num_shards)
         dataset.save_to_disk(folder, num_shards=num_shards)
@@ -83,16 +96,23 @@ def test_a_folder_is_read_without_datasets(dataset: Any, tmp_path: Path) -> None
         "print(json.dumps([list(source), source.digest(0, 25), sorted(sys.modules)]))"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "d")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, str(tmp_path / "d")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     records, digest, modules = json.loads(result.stdout)
     assert records == ROWS
-    assert digest == HfFolderSource([str(tmp_path / "d")], cache=Cache(tmp_path / "cache")).digest(0, 25)
+    assert digest == HfFolderSource([str(tmp_path / "d")], cache=Cache(tmp_path / "cache")).digest(
+        0, 25
+    )
     assert not {"datasets", "torch", "pandas", "pyarrow.dataset"} & set(modules)
 
 
 def test_splits_are_chosen_by_name(dataset: Any, tmp_path: Path, cache: Cache) -> None:
-    splits = datasets.DatasetDict({"train": dataset.select(range(20)), "test": dataset.select(range(20, 25))})
+    splits = datasets.DatasetDict(
+        {"train": dataset.select(range(20)), "test": dataset.select(range(20, 25))}
+    )
     splits.save_to_disk(tmp_path / "d")
     assert is_hf_folder(str(tmp_path / "d"))
     train = HfFolderSource([str(tmp_path / "d")], cache=cache, split="train")
@@ -100,12 +120,15 @@ def test_splits_are_chosen_by_name(dataset: Any, tmp_path: Path, cache: Cache) -
     assert list(train) == ROWS[:20] and list(test) == ROWS[20:] and test[-1] == ROWS[-1]
     for split, reason in ((None, "none was chosen"), ("val", "'val' is none of them")):
         with pytest.raises(
-            SourceError, match=rf"d: it holds the splits train, test and {reason}; name one: .*d:train, or split="
+            SourceError,
+            match=rf"d: it holds the splits train, test and {reason}; name one: .*d:train, or split=",
         ):
             HfFolderSource([str(tmp_path / "d")], cache=cache, split=split)
     alone = HfFolderSource([str(tmp_path / "d" / "test")], cache=cache)
     assert list(alone) == ROWS[20:]
-    with pytest.raises(SourceError, match="split 'val' asked for, but it holds one data set without splits"):
+    with pytest.raises(
+        SourceError, match="split 'val' asked for, but it holds one data set without splits"
+    ):
         HfFolderSource([str(tmp_path / "d" / "test")], cache=cache, split="val")
 
 
@@ -114,7 +137,9 @@ def load_cached(tmp_path: Path, **options: Any) -> Any:
     for name, part in (("a", rows[:30]), ("b", rows[30:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     files = {"train": str(tmp_path / "a.jsonl"), "val": str(tmp_path / "b.jsonl")}
-    return datasets.load_dataset("json", data_files=files, cache_dir=str(tmp_path / "hf"), **options)
+    return datasets.load_dataset(
+        "json", data_files=files, cache_dir=str(tmp_path / "hf"), **options
+    )
 
 
 def test_the_cache_of_load_dataset_is_read(tmp_path: Path, cache: Cache) -> None:
@@ -135,10 +160,15 @@ def test_the_cache_of_load_dataset_is_read(tmp_path: Path, cache: Cache) -> None
         HfFolderSource([str(folder)], cache=cache, split="val")
 
 
-def test_a_cache_of_several_files_is_read_in_order_and_only_whole(tmp_path: Path, cache: Cache) -> None:
+def test_a_cache_of_several_files_is_read_in_order_and_only_whole(
+    tmp_path: Path, cache: Cache
+) -> None:
     rows = list(range(60))
     loaded = datasets.Dataset.from_generator(
-        numbers, gen_kwargs={"shards": [rows[:20], rows[20:40], rows[40:]]}, num_proc=3, cache_dir=str(tmp_path / "hf")
+        numbers,
+        gen_kwargs={"shards": [rows[:20], rows[20:40], rows[40:]]},
+        num_proc=3,
+        cache_dir=str(tmp_path / "hf"),
     )
     names = sorted(Path(file["filename"]) for file in loaded.cache_files)
     assert len(names) == 3 and names[0].name.endswith("-00000-of-00003.arrow")
@@ -154,17 +184,23 @@ def numbers(shards: list[list[int]]) -> Iterator[dict[str, int]]:
         yield from ({"n": number} for number in shard)
 
 
-def test_only_the_columns_of_its_format_are_shown(dataset: Any, tmp_path: Path, cache: Cache) -> None:
+def test_only_the_columns_of_its_format_are_shown(
+    dataset: Any, tmp_path: Path, cache: Cache
+) -> None:
     dataset.with_format("numpy", columns=["id", "text"]).save_to_disk(tmp_path / "d")
     assert list(datasets.load_from_disk(tmp_path / "d")[1]) == ["id", "text"]
     assert HfFolderSource([str(tmp_path / "d")], cache=cache)[1] == {"id": 1, "text": "text 1 ü"}
     assert HfFolderSource([str(tmp_path / "d")], cache=cache, columns=["label"])[1] == {"label": 1}
-    dataset.with_format("numpy", columns=["id"], output_all_columns=True).save_to_disk(tmp_path / "all")
+    dataset.with_format("numpy", columns=["id"], output_all_columns=True).save_to_disk(
+        tmp_path / "all"
+    )
     assert HfFolderSource([str(tmp_path / "all")], cache=cache)[1] == ROWS[1]
 
 
 @pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
-def test_a_folder_with_an_indices_mapping_keeps_its_order(dataset: Any, tmp_path: Path, cache: Cache, key: str) -> None:
+def test_a_folder_with_an_indices_mapping_keeps_its_order(
+    dataset: Any, tmp_path: Path, cache: Cache, key: str
+) -> None:
     """As old versions saved a shuffled data set: all rows, and a file that says which come when."""
     folder = tmp_path / "d"
     dataset.save_to_disk(folder, num_shards=2)
@@ -179,18 +215,31 @@ def test_a_folder_with_an_indices_mapping_keeps_its_order(dataset: Any, tmp_path
     homes = [(source.where(row).file, source.where(row).line) for row in range(31)]
     assert homes == [(source.files[row >= 13], row + 1 - 13 * (row >= 13)) for row in rows]
     saved.select([0]).save_to_disk(tmp_path / "short")
-    shutil.copy(tmp_path / "short" / "data-00000-of-00001.arrow", folder / "data-00001-of-00002.arrow")
-    with pytest.raises(SourceError, match=r"indices\.arrow: names the row 24, but the data has 14 rows"):
+    shutil.copy(
+        tmp_path / "short" / "data-00000-of-00001.arrow", folder / "data-00001-of-00002.arrow"
+    )
+    with pytest.raises(
+        SourceError, match=r"indices\.arrow: names the row 24, but the data has 14 rows"
+    ):
         open_source(folder, cache=cache)
 
 
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ({"_data_files": [{"filename": "../other.arrow"}]}, "names the file '../other.arrow', expected one inside"),
-        ({"_data_files": [{"filename": "/etc/passwd"}]}, "names the file '/etc/passwd', expected one inside"),
+        (
+            {"_data_files": [{"filename": "../other.arrow"}]},
+            "names the file '../other.arrow', expected one inside",
+        ),
+        (
+            {"_data_files": [{"filename": "/etc/passwd"}]},
+            "names the file '/etc/passwd', expected one inside",
+        ),
         ({"_data_files": [{"filename": "link.arrow"}]}, "a link that leads out of its folder"),
-        ({"_data_files": [{"filename": "gone.arrow"}]}, r"gone\.arrow: missing, but .*state\.json names it"),
+        (
+            {"_data_files": [{"filename": "gone.arrow"}]},
+            r"gone\.arrow: missing, but .*state\.json names it",
+        ),
         ({"_data_files": [{"filename": 3}]}, "names the file 3, expected one inside"),
         ({"_data_files": ["x"]}, "not lists of objects"),
         ({"_data_files": []}, "names no data files"),
@@ -201,16 +250,24 @@ def test_a_description_that_leads_elsewhere_is_refused(
     dataset: Any, tmp_path: Path, cache: Cache, state: dict[str, Any], reason: str
 ) -> None:
     dataset.save_to_disk(tmp_path / "d")
-    (tmp_path / "other.arrow").write_bytes((tmp_path / "d" / "data-00000-of-00001.arrow").read_bytes())
+    (tmp_path / "other.arrow").write_bytes(
+        (tmp_path / "d" / "data-00000-of-00001.arrow").read_bytes()
+    )
     (tmp_path / "d" / "link.arrow").symlink_to(tmp_path / "other.arrow")
     (tmp_path / "d" / "state.json").write_text(json.dumps(state))
     with pytest.raises(SourceError, match=reason):
         HfFolderSource([str(tmp_path / "d")], cache=cache)
 
 
-def test_a_description_that_is_no_json_is_refused(dataset: Any, tmp_path: Path, cache: Cache) -> None:
+def test_a_description_that_is_no_json_is_refused(
+    dataset: Any, tmp_path: Path, cache: Cache
+) -> None:
     dataset.save_to_disk(tmp_path / "d")
-    for text, reason in (("{", "not JSON"), ("[]", "a JSON list, expected an object"), ("[" * 100_000, "not JSON")):
+    for text, reason in (
+        ("{", "not JSON"),
+        ("[]", "a JSON list, expected an object"),
+        ("[" * 100_000, "not JSON"),
+    ):
         (tmp_path / "d" / "state.json").write_text(text)
         with pytest.raises(SourceError, match=rf"state\.json: {reason}"):
             HfFolderSource([str(tmp_path / "d")], cache=cache)
@@ -225,22 +282,31 @@ def test_a_cut_file_in_a_folder_is_named(dataset: Any, tmp_path: Path, cache: Ca
     path = tmp_path / "d" / "data-00000-of-00001.arrow"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(
-        SourceError, match=r"data-00000-of-00001\.arrow: cannot be read as a whole Arrow file or stream"
+        SourceError,
+        match=r"data-00000-of-00001\.arrow: cannot be read as a whole Arrow file or stream",
     ):
         HfFolderSource([str(tmp_path / "d")], cache=cache)
 
 
-def test_a_dataset_object_is_read_through_its_own_rows(dataset: Any, tmp_path: Path, cache: Cache) -> None:
+def test_a_dataset_object_is_read_through_its_own_rows(
+    dataset: Any, tmp_path: Path, cache: Cache
+) -> None:
     dataset.save_to_disk(tmp_path / "d")
     stored = datasets.load_from_disk(tmp_path / "d")
     for given in (dataset, stored, dataset.with_format("torch"), stored.with_format("numpy")):
         assert not is_hf_iterable(given)
         check_source(HfDatasetSource(given, name="d"), expected=ROWS)
-    changed = stored.filter(lambda row: row["id"] % 2, load_from_cache_file=False).shuffle(seed=1).select(range(9))
+    changed = (
+        stored.filter(lambda row: row["id"] % 2, load_from_cache_file=False)
+        .shuffle(seed=1)
+        .select(range(9))
+    )
     changed = changed.rename_column("text", "prompt").remove_columns(["grid"])
     check_source(HfDatasetSource(changed), expected=list(changed))
     chosen = stored.with_format("numpy", columns=["id", "label"])
-    assert list(HfDatasetSource(chosen)) == [{"id": row["id"], "label": row["label"]} for row in ROWS]
+    assert list(HfDatasetSource(chosen)) == [
+        {"id": row["id"], "label": row["label"]} for row in ROWS
+    ]
     source = HfDatasetSource(stored)
     assert source.digest(3, 20) == HfFolderSource([str(tmp_path / "d")], cache=cache).digest(3, 20)
     assert source.files and source.where(3).line == 4
@@ -277,11 +343,15 @@ def test_splits_of_an_object(dataset: Any) -> None:
     both = datasets.DatasetDict({"train": dataset, "test": dataset.select([0])})
     assert len(pick_split(both, "test")) == 1
     for split, reason in ((None, "none was chosen"), ("val", "'val' is none of them")):
-        with pytest.raises(SourceError, match=f"a DatasetDict: it holds the splits train, test and {reason}"):
+        with pytest.raises(
+            SourceError, match=f"a DatasetDict: it holds the splits train, test and {reason}"
+        ):
             pick_split(both, split)
     assert pick_split(datasets.DatasetDict({"train": dataset}), None) is dataset
     assert pick_split(dataset, None) is dataset
-    with pytest.raises(SourceError, match="split 'train' asked for, but a Dataset is one split already"):
+    with pytest.raises(
+        SourceError, match="split 'train' asked for, but a Dataset is one split already"
+    ):
         pick_split(dataset, "train")
 
 
@@ -300,17 +370,30 @@ def test_an_iterable_dataset_gives_plain_records_again_and_again(dataset: Any) -
 def test_images_stay_the_bytes_they_are(tmp_path: Path, cache: Cache) -> None:
     """Nothing decodes them: these are no images, and the library that could tell may not be installed."""
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    rows = [{"id": 1, "image": {"bytes": b"abc", "path": None}, "more": [{"bytes": None, "path": "x.png"}]}]
+    rows = [
+        {
+            "id": 1,
+            "image": {"bytes": b"abc", "path": None},
+            "more": [{"bytes": None, "path": "x.png"}],
+        }
+    ]
     schema = pa.schema([("id", pa.int64()), ("image", image), ("more", pa.list_(image))])
     features = datasets.Features(
-        {"id": datasets.Value("int64"), "image": datasets.Image(), "more": datasets.List(datasets.Image())}
+        {
+            "id": datasets.Value("int64"),
+            "image": datasets.Image(),
+            "more": datasets.List(datasets.Image()),
+        }
     )
     info = datasets.DatasetInfo(features=features)
     given = datasets.Dataset(pa.Table.from_pylist(rows, schema=schema), info=info)
     assert list(HfDatasetSource(given)) == rows
     assert list(hf_iterable(given.to_iterable_dataset())()) == rows
     given.select_columns(["id", "image"]).save_to_disk(tmp_path / "d")
-    assert HfFolderSource([str(tmp_path / "d")], cache=cache)[0] == {"id": 1, "image": rows[0]["image"]}
+    assert HfFolderSource([str(tmp_path / "d")], cache=cache)[0] == {
+        "id": 1,
+        "image": rows[0]["image"],
+    }
 
 
 def test_a_folder_opens_through_the_front_door(dataset: Any, tmp_path: Path, cache: Cache) -> None:

@@ -52,7 +52,10 @@ def outcomes(paths: list[Path], cache: Path) -> dict[str, tuple[str, str]]:
         timeout=120,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    found = {path: (outcome, message) for path, outcome, message in map(json.loads, result.stdout.splitlines())}
+    found = {
+        path: (outcome, message)
+        for path, outcome, message in map(json.loads, result.stdout.splitlines())
+    }
     assert len(found) == len(paths)
     return found
 
@@ -89,7 +92,10 @@ KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "parquet": (".parquet", lambda path: pq.write_table(table(), path, row_group_size=20)),
     "stream": (".arrow", write_stream),
     "file": (".arrow", write_file),
-    "feather": (".feather", lambda path: feather.write_feather(table(), str(path), compression="lz4", chunksize=20)),
+    "feather": (
+        ".feather",
+        lambda path: feather.write_feather(table(), str(path), compression="lz4", chunksize=20),
+    ),
     "pt": (".pt", write_chunk),
 }
 
@@ -116,14 +122,21 @@ def whole(kind: str, folder: Path) -> bytes:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_file_cut_anywhere_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     content = whole(kind, tmp_path)
-    sizes = sorted({number * len(content) // NUM_CUTS for number in range(NUM_CUTS)} | {1, 4, 8, len(content) - 1})
+    sizes = sorted(
+        {number * len(content) // NUM_CUTS for number in range(NUM_CUTS)}
+        | {1, 4, 8, len(content) - 1}
+    )
     paths = [place(kind, tmp_path, f"cut-{size}", content[:size]) for size in sizes]
     good = place(kind, tmp_path, "good", content)
     found = outcomes([*paths, good], tmp_path / "cache")
     assert found[str(good)] == ("read", "")
     for path in paths:
         outcome, message = found[str(path)]
-        assert outcome == "refused" and message.startswith(str(path)) and "\n" not in message, (path, outcome, message)
+        assert outcome == "refused" and message.startswith(str(path)) and "\n" not in message, (
+            path,
+            outcome,
+            message,
+        )
 
 
 def boundaries(content: bytes) -> list[int]:
@@ -140,7 +153,9 @@ def test_a_stream_cut_between_two_messages_is_refused(tmp_path: Path) -> None:
     content = whole("stream", tmp_path)
     ends = boundaries(content)
     assert len(ends) == 5  # schema, dictionary, three batches
-    found = outcomes([place("stream", tmp_path, f"cut-{end}", content[:end]) for end in ends], tmp_path / "cache")
+    found = outcomes(
+        [place("stream", tmp_path, f"cut-{end}", content[:end]) for end in ends], tmp_path / "cache"
+    )
     for outcome, message in found.values():
         assert outcome == "refused" and "no end mark" in message
     more = place("stream", tmp_path, "more", content + content)
@@ -162,16 +177,37 @@ def test_flipped_bytes_never_crash_and_never_escape(kind: str, tmp_path: Path) -
         paths.append(place(kind, tmp_path, f"flip-{number}", bytes(changed)))
     found = outcomes(paths, tmp_path / "cache")
     assert {path: result for path, result in found.items() if result[0] == "escaped"} == {}
-    assert {message for outcome, message in found.values() if outcome == "refused" and "\n" in message} == set()
+    assert {
+        message for outcome, message in found.values() if outcome == "refused" and "\n" in message
+    } == set()
     assert any(outcome == "refused" for outcome, _ in found.values())  # the flips were felt
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_what_is_no_such_file_is_refused(kind: str, tmp_path: Path) -> None:
-    contents = [b"", b"\0" * 100, b"\xff" * 100, b"PAR1", b"PAR1" * 30, b"ARROW1", b"ARROW1\0\0" * 9 + b"ARROW1", b"{}"]
-    contents += [b"\xff\xff\xff\xff\0\0\0\0" * 2, b"PK\x05\x06" + bytes(18), random.Random(0).randbytes(5000)]
+    contents = [
+        b"",
+        b"\0" * 100,
+        b"\xff" * 100,
+        b"PAR1",
+        b"PAR1" * 30,
+        b"ARROW1",
+        b"ARROW1\0\0" * 9 + b"ARROW1",
+        b"{}",
+    ]
+    contents += [
+        b"\xff\xff\xff\xff\0\0\0\0" * 2,
+        b"PK\x05\x06" + bytes(18),
+        random.Random(0).randbytes(5000),
+    ]
     if kind == "pt":
         whole(kind, tmp_path)  # skips where there is no torch
-    paths = [place(kind, tmp_path, f"other-{number}", content) for number, content in enumerate(contents)]
+    paths = [
+        place(kind, tmp_path, f"other-{number}", content) for number, content in enumerate(contents)
+    ]
     for path, (outcome, message) in outcomes(paths, tmp_path / "cache").items():
-        assert outcome == "refused" and message.startswith(path) and "\n" not in message, (path, outcome, message)
+        assert outcome == "refused" and message.startswith(path) and "\n" not in message, (
+            path,
+            outcome,
+            message,
+        )

@@ -55,7 +55,9 @@ def test_no_flipped_bit_in_a_parquet_footer_ends_the_process(tmp_path: Path) -> 
     assert set(outcomes) <= {"read", "refused"} and outcomes["refused"] > 500, outcomes
 
 
-def test_a_parquet_row_group_that_claims_to_be_a_bomb_is_refused_by_name(tmp_path: Path, cache: Cache) -> None:
+def test_a_parquet_row_group_that_claims_to_be_a_bomb_is_refused_by_name(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = tmp_path / "bomb.parquet"
     script = (  # in a process of its own, as it takes much memory
         "import sys, pyarrow as pa, pyarrow.parquet as pq\n"
@@ -64,7 +66,10 @@ def test_a_parquet_row_group_that_claims_to_be_a_bomb_is_refused_by_name(tmp_pat
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     assert path.stat().st_size < (300 << 20) / 1000
-    with pytest.raises(SourceError, match=r"bomb\.parquet: a row group of .* bytes in a file of .*raise max_expansion"):
+    with pytest.raises(
+        SourceError,
+        match=r"bomb\.parquet: a row group of .* bytes in a file of .*raise max_expansion",
+    ):
         open_source(path, cache=cache)
     assert len(open_source(path, cache=cache, max_expansion=1_000_000)) == 300
     with pytest.raises(SourceError, match="max_expansion is 0, expected a number ≥ 1"):
@@ -84,10 +89,16 @@ def big_endian(table: pa.Table) -> bytes:
     (size,) = struct.unpack_from("<I", data, 4)
     message = 8 + struct.unpack_from("<I", data, 8)[0]
     slots = message - struct.unpack_from("<i", data, message)[0]
-    at = message + struct.unpack_from("<H", data, slots + 4 + 2 * 2)[0]  # the message's third field: the schema
+    at = (
+        message + struct.unpack_from("<H", data, slots + 4 + 2 * 2)[0]
+    )  # the message's third field: the schema
     schema = at + struct.unpack_from("<I", data, at)[0]
     slots = schema - struct.unpack_from("<i", data, schema)[0]
-    ones = (place for place in range(schema, 8 + size) if place % 2 == 0 and data[place : place + 2] == b"\x01\x00")
+    ones = (
+        place
+        for place in range(schema, 8 + size)
+        if place % 2 == 0 and data[place : place + 2] == b"\x01\x00"
+    )
     struct.pack_into(
         "<H", data, slots + 4, next(ones) - schema
     )  # its first field: the byte order, left out where it is 0
@@ -97,20 +108,30 @@ def big_endian(table: pa.Table) -> bytes:
         for buffer, kind in zip(reversed(chunk.buffers()), kinds(chunk.type), strict=False):
             if buffer is not None:
                 start = data.rindex(buffer.to_pybytes(), 0, body)
-                data[start : start + len(buffer)] = np.frombuffer(buffer, dtype=kind).byteswap().tobytes()
+                data[start : start + len(buffer)] = (
+                    np.frombuffer(buffer, dtype=kind).byteswap().tobytes()
+                )
                 body = start
     return bytes(data)
 
 
 def kinds(kind: Any) -> list[str]:
     """The types of a column's buffers, the last first."""
-    return {"int32": ["<i4"], "int64": ["<i8"], "double": ["<f8"], "string": ["u1", "<i4"]}[str(kind)]
+    return {"int32": ["<i4"], "int64": ["<i8"], "double": ["<f8"], "string": ["u1", "<i4"]}[
+        str(kind)
+    ]
 
 
 @pytest.mark.parametrize("name", ["numbers", "text"])
-def test_big_endian_arrow_files_give_the_numbers_that_were_written(tmp_path: Path, cache: Cache, name: str) -> None:
+def test_big_endian_arrow_files_give_the_numbers_that_were_written(
+    tmp_path: Path, cache: Cache, name: str
+) -> None:
     columns = {
-        "numbers": {"i": pa.array([1, 2147483647, -129], pa.int32()), "d": [0.5, -587.995, 1e300], "l": [1, 2**40, -1]},
+        "numbers": {
+            "i": pa.array([1, 2147483647, -129], pa.int32()),
+            "d": [0.5, -587.995, 1e300],
+            "l": [1, 2**40, -1],
+        },
         "text": {"s": ["a", "bc", ""], "n": [1, 2, 3]},
     }[name]
     table = pa.table(columns)
@@ -126,7 +147,9 @@ def test_big_endian_arrow_files_give_the_numbers_that_were_written(tmp_path: Pat
 
 def interval(unit: int) -> bytes:
     """A stream with a column of intervals of another unit: months are 0, days and milliseconds 1."""
-    data = stream(pa.table({"n": [1, 2], "i": pa.array([(1, 2, 3), (4, 5, 6)], pa.month_day_nano_interval())}))
+    data = stream(
+        pa.table({"n": [1, 2], "i": pa.array([(1, 2, 3), (4, 5, 6)], pa.month_day_nano_interval())})
+    )
     for at in range(len(data)):
         if data[at] == 2:
             changed = data[:at] + bytes([unit]) + data[at + 1 :]
@@ -144,9 +167,14 @@ def test_interval_columns_that_python_cannot_hold_are_refused_by_name(
     tmp_path: Path, cache: Cache, unit: int, kind: str
 ) -> None:
     (tmp_path / "i.arrow").write_bytes(interval(unit))
-    with pytest.raises(SourceError, match=rf"i\.arrow: column 'i' holds the Arrow type {kind}, which .* columns="):
+    with pytest.raises(
+        SourceError, match=rf"i\.arrow: column 'i' holds the Arrow type {kind}, which .* columns="
+    ):
         open_source(tmp_path / "i.arrow", cache=cache)
-    assert list(open_source(tmp_path / "i.arrow", cache=cache, columns=["n"])) == [{"n": 1}, {"n": 2}]
+    assert list(open_source(tmp_path / "i.arrow", cache=cache, columns=["n"])) == [
+        {"n": 1},
+        {"n": 2},
+    ]
 
 
 def every_array() -> dict[str, pa.Array]:
@@ -157,7 +185,9 @@ def every_array() -> dict[str, pa.Array]:
         "interval": pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
         "decimal256": pa.array([None, 1], pa.decimal256(60, 1)),
         "runs of structs": pa.RunEndEncodedArray.from_arrays(ends, pa.array([{"a": 1}, None])),
-        "runs of times": pa.RunEndEncodedArray.from_arrays(ends, pa.array([1000, None], pa.timestamp("us"))),
+        "runs of times": pa.RunEndEncodedArray.from_arrays(
+            ends, pa.array([1000, None], pa.timestamp("us"))
+        ),
         "list views": pa.array([[1], None], pa.list_view(pa.int64())),
         "large list views": pa.array([["a"], None], pa.large_list_view(pa.string())),
         "dense union": pa.UnionArray.from_dense(which, places, [pa.array([1]), pa.array(["x"])]),
@@ -166,16 +196,23 @@ def every_array() -> dict[str, pa.Array]:
         "dictionary of lists": pa.DictionaryArray.from_arrays(codes, pa.array([[1]])),
         "half": pa.array([1.5, None], pa.float16()),
         "string views": pa.array(["a" * 20, None], pa.string_view()),
-        "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16, None], pa.binary(16))),
-        "tensor": pa.ExtensionArray.from_storage(
-            pa.fixed_shape_tensor(pa.int32(), [2]), pa.array([[1, 2], None], pa.list_(pa.int32(), 2))
+        "uuid": pa.ExtensionArray.from_storage(
+            pa.uuid(), pa.array([b"a" * 16, None], pa.binary(16))
         ),
-        "opaque": pa.ExtensionArray.from_storage(pa.opaque(pa.binary(), "x", "y"), pa.array([b"a", None])),
+        "tensor": pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int32(), [2]),
+            pa.array([[1, 2], None], pa.list_(pa.int32(), 2)),
+        ),
+        "opaque": pa.ExtensionArray.from_storage(
+            pa.opaque(pa.binary(), "x", "y"), pa.array([b"a", None])
+        ),
     }
 
 
 @pytest.mark.parametrize("name", every_array())
-def test_every_other_arrow_type_is_read_and_digested(tmp_path: Path, cache: Cache, name: str) -> None:
+def test_every_other_arrow_type_is_read_and_digested(
+    tmp_path: Path, cache: Cache, name: str
+) -> None:
     array = every_array()[name]
     (tmp_path / "a.arrow").write_bytes(stream(pa.table({"c": array})))
     source = open_source(tmp_path / "a.arrow", cache=cache)

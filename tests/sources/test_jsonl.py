@@ -23,7 +23,13 @@ Write = Callable[..., Path]
 RECORDS: list[dict[str, Any]] = [
     {"text": "plain", "n": 1},
     {"b": 1, "a": None},
-    {"big": 123456789012345678901234567890, "small": -1, "float": 1.5, "max": 2**64 - 1, "min": -(2**63) - 1},
+    {
+        "big": 123456789012345678901234567890,
+        "small": -1,
+        "float": 1.5,
+        "max": 2**64 - 1,
+        "min": -(2**63) - 1,
+    },
     {"text": 'zeile\u2028 mit 🙂 und \\n "quotes"', "nested": {"a": [1, {"b": []}], "c": {}}},
     {},
 ]
@@ -57,22 +63,29 @@ def test_records_are_exactly_as_written(write_jsonl: Write, cache: Cache) -> Non
 
 
 LINE = st.one_of(
-    st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.text(max_size=30), st.none()), max_size=3).map(
-        lambda record: json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    st.dictionaries(
+        st.text(max_size=5), st.one_of(st.integers(), st.text(max_size=30), st.none()), max_size=3
+    ).map(lambda record: json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")),
+    st.sampled_from(
+        [b"", b" ", b"\r", b"\t \r", b'  {"a": 1}  ', b'{"a": 12345678901234567890123}']
     ),
-    st.sampled_from([b"", b" ", b"\r", b"\t \r", b'  {"a": 1}  ', b'{"a": 12345678901234567890123}']),
 ).filter(lambda line: b"\xed" not in line)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150
+)
 @given(
     files=st.lists(
-        st.tuples(st.lists(LINE, max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.booleans()), max_size=4
+        st.tuples(st.lists(LINE, max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.booleans()),
+        max_size=4,
     ),
     bom=st.booleans(),
     block=st.sampled_from([1, 2, 3, 7, 64, 1 << 20]),
 )
-def test_lazy_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Any, bom: bool, block: int) -> None:
+def test_lazy_equals_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Any, bom: bool, block: int
+) -> None:
     monkeypatch.setattr(index, "_READ", block)  # the scan must not care where its blocks end
     folder = tmp_path / os.urandom(8).hex()
     folder.mkdir()
@@ -93,7 +106,9 @@ def test_lazy_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file
     assert (np.diff(cuts) > 0).all() and (np.diff(cuts) <= 3).all()
 
 
-@pytest.mark.parametrize("chosen", [slice(2, 4), slice(None, None, -1), slice(-3, None), slice(1, 100, 2), slice(4, 1)])
+@pytest.mark.parametrize(
+    "chosen", [slice(2, 4), slice(None, None, -1), slice(-3, None), slice(1, 100, 2), slice(4, 1)]
+)
 def test_slices_are_views(write_jsonl: Write, cache: Cache, chosen: slice) -> None:
     source = open_source(write_jsonl(RECORDS), cache=cache)
     view = source[chosen]
@@ -136,7 +151,9 @@ def test_where_counts_blank_lines_and_bytes(tmp_path: Path, cache: Cache) -> Non
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON: number is infinity"),
     ],
 )
-def test_a_bad_line_is_named_by_file_line_and_byte(tmp_path: Path, cache: Cache, line: bytes, reason: str) -> None:
+def test_a_bad_line_is_named_by_file_line_and_byte(
+    tmp_path: Path, cache: Cache, line: bytes, reason: str
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 0}\n\n' + line + b'\n{"a": 2}\n')
     source = open_source(path, cache=cache)
@@ -151,13 +168,17 @@ def test_a_bad_line_is_named_by_file_line_and_byte(tmp_path: Path, cache: Cache,
 def test_long_integers_survive_in_any_company(tmp_path: Path, cache: Cache) -> None:
     path = tmp_path / "a.jsonl"
     lines = (
-        ['{"a": 1, "b": "%s"}' % ("x" * 5000)] * 50 + ['{"a": 1234567890123456789012, "b": 1e3}'] + ['{"a": -0}'] * 50
+        ['{"a": 1, "b": "%s"}' % ("x" * 5000)] * 50
+        + ['{"a": 1234567890123456789012, "b": 1e3}']
+        + ['{"a": -0}'] * 50
     )
     path.write_text("\n".join(lines))
     same(open_source(path, cache=cache), [json.loads(line) for line in lines])
 
 
-def test_the_second_open_does_not_scan(write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_open_does_not_scan(
+    write_jsonl: Write, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index, "SMALL", 0)  # such files are scanned every time
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
@@ -196,7 +217,11 @@ def test_a_file_that_changes_while_open_is_refused(write_jsonl: Write, cache: Ca
     source = open_source(path, cache=cache)
     with path.open("a") as file:
         file.write('{"late": 1}\n')
-    for read in (lambda: list(source), lambda: source.digest(0, 5), lambda: pickle.loads(pickle.dumps(source))[0]):
+    for read in (
+        lambda: list(source),
+        lambda: source.digest(0, 5),
+        lambda: pickle.loads(pickle.dumps(source))[0],
+    ):
         with pytest.raises(SourceChanged, match=r"data\.jsonl: changed while open"):
             read()
 
@@ -219,7 +244,11 @@ def test_the_digest_is_of_lines_and_not_of_files(tmp_path: Path, cache: Cache) -
     parts = open_source(tmp_path / "p-*.jsonl", cache=cache)
     assert list(whole) == list(parts)
     for start, stop in ((0, 100), (0, 40), (39, 41), (40, 100), (7, 7)):
-        assert whole.digest(start, stop) == parts.digest(start, stop) == whole[start:stop].digest(0, stop - start)
+        assert (
+            whole.digest(start, stop)
+            == parts.digest(start, stop)
+            == whole[start:stop].digest(0, stop - start)
+        )
     assert len({whole.digest(start, start + 1) for start in range(100)}) == 100
     assert whole[::-1].digest(0, 100) != whole.digest(0, 100)
 
@@ -227,7 +256,9 @@ def test_the_digest_is_of_lines_and_not_of_files(tmp_path: Path, cache: Cache) -
 def test_appending_moves_no_border_but_the_last(write_jsonl: Write, cache: Cache) -> None:
     records = [{"row": row, "fill": "x" * (row % 50)} for row in range(1000)]
     before = open_source(write_jsonl(records), cache=cache).cuts(num_bytes=5000, num_rows=100)
-    after = open_source(write_jsonl(records + records), cache=cache).cuts(num_bytes=5000, num_rows=100)
+    after = open_source(write_jsonl(records + records), cache=cache).cuts(
+        num_bytes=5000, num_rows=100
+    )
     assert after[: len(before) - 1].tolist() == before[:-1].tolist()
 
 
@@ -239,11 +270,17 @@ def test_many_small_files_share_shards_and_a_change_stays_local(
     before = open_source(tmp_path / "p-*.jsonl", cache=cache)
     cuts = before.cuts(num_bytes=1000, num_rows=10_000)
     assert len(cuts) == pytest.approx(len(before) * 10.9 / 1000, rel=0.3)
-    keys = {before.digest(start, stop) for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)}
+    keys = {
+        before.digest(start, stop)
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+    }
     write_jsonl([{"row": row, "new": 1} for row in range(9)], "p-50.jsonl")
     after = open_source(tmp_path / "p-*.jsonl", cache=cache)
     cuts = after.cuts(num_bytes=1000, num_rows=10_000)
-    more = {after.digest(start, stop) for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)}
+    more = {
+        after.digest(start, stop)
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+    }
     assert len(more - keys) <= 3
 
 
@@ -258,7 +295,9 @@ def test_more_files_than_are_kept_open(write_jsonl: Write, cache: Cache, tmp_pat
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.xyz").touch()
-    with pytest.raises(SourceError, match=r"a\.xyz: unknown shape '\.xyz', expected one of \.jsonl"):
+    with pytest.raises(
+        SourceError, match=r"a\.xyz: unknown shape '\.xyz', expected one of \.jsonl"
+    ):
         open_source(tmp_path / "a.xyz", cache=cache)
     with pytest.raises(SourceError, match="cannot open a int as a source"):
         open_source(3, cache=cache)

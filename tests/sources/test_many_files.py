@@ -27,7 +27,9 @@ def small_files(folder: Path, count: int = 150) -> list[bytes]:
     chance = random.Random(7)
     contents = []
     for number in range(count):
-        lines = [chance.choice(LINES if number % 3 else LINES[:1]) for _ in range(chance.randrange(5))]
+        lines = [
+            chance.choice(LINES if number % 3 else LINES[:1]) for _ in range(chance.randrange(5))
+        ]
         content = b"".join(lines)
         content = content[:-1] if number % 5 == 0 and content.endswith(b"}\n") else content
         (folder / f"part-{number}.jsonl").write_bytes(content)
@@ -38,8 +40,12 @@ def small_files(folder: Path, count: int = 150) -> list[bytes]:
 def test_many_small_files_give_the_rows_and_digests_of_one_large_file(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     contents = small_files(tmp_path / "many")
-    large = b"".join(content + (b"" if content.endswith(b"\n") or not content else b"\n") for content in contents)
-    (tmp_path / "large.jsonl").write_bytes(large + json.dumps({"filler": "x" * (1 << 17)}).encode() + b"\n")
+    large = b"".join(
+        content + (b"" if content.endswith(b"\n") or not content else b"\n") for content in contents
+    )
+    (tmp_path / "large.jsonl").write_bytes(
+        large + json.dumps({"filler": "x" * (1 << 17)}).encode() + b"\n"
+    )
     one = open_source(tmp_path / "large.jsonl", cache=Cache(tmp_path / "cache"))[:-1]
     for _ in range(2):  # counted, then from the cache
         many = open_source(tmp_path / "many", cache=Cache(tmp_path / "cache"))
@@ -48,11 +54,15 @@ def test_many_small_files_give_the_rows_and_digests_of_one_large_file(tmp_path: 
         assert many.where(0).file.endswith(".jsonl") and many.where(len(many) - 1).line >= 1
 
 
-def test_a_digest_does_not_depend_on_whether_a_file_is_read_whole(tmp_path: Path, cache: Cache) -> None:
+def test_a_digest_does_not_depend_on_whether_a_file_is_read_whole(
+    tmp_path: Path, cache: Cache
+) -> None:
     """The rows of a file one by one, and all at once, by the same lines in files that are and are not small."""
     rows = [json.dumps({"row": row, "text": "x" * 700}).encode() + b"\n" for row in range(200)]
     for number in range(100):
-        (tmp_path / f"s-{number}.jsonl").write_bytes(b"".join(rows[2 * number : 2 * number + 2]).removesuffix(b"\n"))
+        (tmp_path / f"s-{number}.jsonl").write_bytes(
+            b"".join(rows[2 * number : 2 * number + 2]).removesuffix(b"\n")
+        )
     (tmp_path / "large.jsonl").write_bytes(b"".join(rows))
     many = open_source(f"{tmp_path}/s-*.jsonl", cache=cache)
     large = open_source(tmp_path / "large.jsonl", cache=cache)
@@ -101,7 +111,9 @@ def test_a_small_file_that_changes_while_open_is_noticed(tmp_path: Path, cache: 
 
 def test_a_bad_row_in_one_of_many_small_files_has_its_place(tmp_path: Path, cache: Cache) -> None:
     for number in range(100):
-        (tmp_path / f"{number}.jsonl").write_text('{"a": 1}\n{"a": }\n' if number == 50 else '{"a": 1}\n{"a": 2}\n')
+        (tmp_path / f"{number}.jsonl").write_text(
+            '{"a": 1}\n{"a": }\n' if number == 50 else '{"a": 1}\n{"a": 2}\n'
+        )
     with pytest.raises(BadRecord, match=r"50\.jsonl:2"):
         list(open_source(f"{tmp_path}/*.jsonl", cache=cache))
     source = open_source(f"{tmp_path}/*.jsonl", cache=cache, bad=BadRows("skip"))

@@ -14,7 +14,9 @@ from penstock.sources import open_source
 from penstock.testing import check_source
 
 MEDIUM = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-SCHEMA = pa.schema([("image", MEDIUM), ("images", pa.list_(MEDIUM)), ("audio", MEDIUM), ("text", pa.string())])
+SCHEMA = pa.schema(
+    [("image", MEDIUM), ("images", pa.list_(MEDIUM)), ("audio", MEDIUM), ("text", pa.string())]
+)
 
 
 def png(side: int) -> bytes:
@@ -47,26 +49,37 @@ def written(folder: Path, shape: str) -> Any:
         return folder / "a.arrow"
     datasets = pytest.importorskip("datasets")
     if shape == "hf":
-        datasets.Dataset(table).save_to_disk(folder / "saved")  # with its own types it would read and embed x.png
+        datasets.Dataset(table).save_to_disk(
+            folder / "saved"
+        )  # with its own types it would read and embed x.png
         return folder / "saved"
     features = datasets.Features(
-        image=datasets.Image(), images=[datasets.Image()], audio=datasets.Audio(), text=datasets.Value("string")
+        image=datasets.Image(),
+        images=[datasets.Image()],
+        audio=datasets.Audio(),
+        text=datasets.Value("string"),
     )
     return datasets.Dataset(table, datasets.DatasetInfo(features=features))
 
 
 @pytest.mark.parametrize("nulls", ["deep", "keep"])
 @pytest.mark.parametrize("shape", ["parquet", "arrow", "hf", "memory"])
-def test_media_columns_arrive_as_they_were_written(tmp_path: Path, cache: Cache, shape: str, nulls: str) -> None:
+def test_media_columns_arrive_as_they_were_written(
+    tmp_path: Path, cache: Cache, shape: str, nulls: str
+) -> None:
     source = open_source(written(tmp_path, shape), cache=cache, nulls=nulls)
     check_source(source, expected=ROWS)
     assert source.removed_nulls(range(len(ROWS))).rows == 0
 
 
 @pytest.mark.parametrize("shape", ["parquet", "arrow"])
-def test_in_the_parts_of_a_message_only_what_is_null_is_left_out(tmp_path: Path, cache: Cache, shape: str) -> None:
+def test_in_the_parts_of_a_message_only_what_is_null_is_left_out(
+    tmp_path: Path, cache: Cache, shape: str
+) -> None:
     parts = [{"type": "image", "image": medium} for medium in (BOTH, INSIDE, BESIDE)]
-    table = pa.table({"messages": [[{"role": "user", "content": [*parts, {"type": "text", "text": "hi"}]}]]})
+    table = pa.table(
+        {"messages": [[{"role": "user", "content": [*parts, {"type": "text", "text": "hi"}]}]]}
+    )
     path = tmp_path / f"a.{shape}"
     if shape == "parquet":
         pq.write_table(table, path)
@@ -74,7 +87,8 @@ def test_in_the_parts_of_a_message_only_what_is_null_is_left_out(tmp_path: Path,
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     expected = [
-        {"type": "image", "image": {k: v for k, v in each.items() if v is not None}} for each in (BOTH, INSIDE, BESIDE)
+        {"type": "image", "image": {k: v for k, v in each.items() if v is not None}}
+        for each in (BOTH, INSIDE, BESIDE)
     ]
     ((message,),) = [record["messages"] for record in open_source(path, cache=cache)]
     assert message["content"] == [*expected, {"type": "text", "text": "hi"}]
@@ -85,7 +99,10 @@ def test_another_image_is_another_digest(tmp_path: Path, cache: Cache) -> None:
     for number, image in enumerate((png(3), png(4), None)):
         path = tmp_path / f"{number}.parquet"
         pq.write_table(
-            pa.Table.from_pylist([{"image": {"bytes": image, "path": "a.png"}}], pa.schema([SCHEMA.field(0)])), path
+            pa.Table.from_pylist(
+                [{"image": {"bytes": image, "path": "a.png"}}], pa.schema([SCHEMA.field(0)])
+            ),
+            path,
         )
         digests.add(open_source(path, cache=cache).digest(0, 1))
     assert len(digests) == 3

@@ -41,7 +41,10 @@ def write_metadata(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Pat
     elif suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        cells = [list(rows[0]), *([str(value).replace('"', '""') for value in row.values()] for row in rows)]
+        cells = [
+            list(rows[0]),
+            *([str(value).replace('"', '""') for value in row.values()] for row in rows),
+        ]
         path.write_text("".join(",".join(f'"{cell}"' for cell in line) + "\n" for line in cells))
     return path
 
@@ -52,7 +55,9 @@ def test_a_folder_with_metadata_is_read_as_datasets_reads_it(
 ) -> None:
     datasets = pytest.importorskip("datasets")
     write_metadata(folder, suffix, ROWS)
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # datasets leaves a .csv open
+    with warnings.catch_warnings(
+        action="ignore", category=ResourceWarning
+    ):  # datasets leaves a .csv open
         loaded = datasets.load_dataset(
             "imagefolder", data_dir=str(folder), split="train", cache_dir=str(tmp_path / "hf")
         )
@@ -60,7 +65,10 @@ def test_a_folder_with_metadata_is_read_as_datasets_reads_it(
     for column in ("image", "after"):
         loaded = loaded.cast_column(column, datasets.Image(decode=False))
     expected = [
-        {name: {**value, "bytes": None} if isinstance(value, dict) else value for name, value in row.items()}
+        {
+            name: {**value, "bytes": None} if isinstance(value, dict) else value
+            for name, value in row.items()
+        }
         for row in loaded
     ]
     source = open_source(folder, cache=cache)
@@ -84,7 +92,11 @@ def test_lists_of_files_and_other_kinds(folder: Path, cache: Cache) -> None:
     def at(name: str) -> dict[str, Any]:
         return {"bytes": None, "path": str(folder / name)}
 
-    expected = [{"images": [at("0.png"), at("1.PNG")]}, {"audio": at("a.wav")}, {"video": at("b.mp4"), "n": 1}]
+    expected = [
+        {"images": [at("0.png"), at("1.PNG")]},
+        {"audio": at("a.wav")},
+        {"video": at("b.mp4"), "n": 1},
+    ]
     check_source(open_source(folder, cache=cache), expected=[*expected, {"images": []}])
 
 
@@ -101,7 +113,9 @@ def test_lists_of_files_and_other_kinds(folder: Path, cache: Cache) -> None:
         ({"file_names": ["0.png", "a.wav"]}, "names files of several kinds: audios, images"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_a_bad_row(folder: Path, cache: Cache, row: Any, message: str) -> None:
+def test_a_file_that_cannot_be_used_is_a_bad_row(
+    folder: Path, cache: Cache, row: Any, message: str
+) -> None:
     (folder / "a.wav").write_bytes(b"x")
     (folder.parent / "secret.png").write_bytes(b"x")
     path = write_metadata(folder, ".jsonl", [{"file_name": "0.png"}, row])
@@ -127,7 +141,9 @@ def test_a_changed_image_is_a_changed_record(folder: Path, cache: Cache, layout:
     raw = (folder / "1.PNG").read_bytes()
     times = (folder / "1.PNG").stat()
     (folder / "1.PNG").write_bytes(raw[:-1] + b"x")
-    os.utime(folder / "1.PNG", ns=(times.st_atime_ns, times.st_mtime_ns))  # size and time of the last write stay
+    os.utime(
+        folder / "1.PNG", ns=(times.st_atime_ns, times.st_mtime_ns)
+    )  # size and time of the last write stay
     again = open_source(folder, cache=cache)
     assert again.stamp() != stamp
     assert [again.digest(0, 1) == digests[0], again.digest(1, 2) == digests[1]] == [True, False]
@@ -174,11 +190,14 @@ def test_other_folders_are_opened_as_before(folder: Path, cache: Cache) -> None:
     with pytest.raises(SourceError, match=r"metadata\.jsonl: no column 'file_name'"):
         open_source(folder, cache=cache, shape="media_folder")
     with pytest.raises(
-        SourceError, match=r"expected one of metadata\.jsonl, metadata\.csv, metadata\.parquet, found none"
+        SourceError,
+        match=r"expected one of metadata\.jsonl, metadata\.csv, metadata\.parquet, found none",
     ):
         open_source(folder / "below", cache=cache, shape="media_folder")
 
 
 def test_a_folder_of_images_alone_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"a folder of images needs a metadata\.jsonl that names them"):
+    with pytest.raises(
+        SourceError, match=r"a folder of images needs a metadata\.jsonl that names them"
+    ):
         ps.open(folder, cache_dir=tmp_path / "cache")

@@ -32,7 +32,10 @@ def image(number: int) -> bytes:
 def write(path: Path, numbers: list[int]) -> None:
     with tarfile.open(path, "w") as tar:
         for number in numbers:
-            turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": f"picture {number}"}]
+            turns = [
+                {"role": "user", "content": "<image>?"},
+                {"role": "assistant", "content": f"picture {number}"},
+            ]
             text = json.dumps({"messages": turns, "number": number}).encode()
             for name, data in ((f"{number}.json", text), (f"{number}.png", image(number))):
                 member = tarfile.TarInfo(name)
@@ -52,7 +55,12 @@ def check(place: Any, model: Path, cache: Path) -> None:
 
 def test_references_follow_a_tar_that_was_written_anew(tmp_path: Path, model: Path) -> None:
     path, cache = tmp_path / "a.tar", tmp_path / "cache"
-    for numbers in ([1, 2, 3], [7, 1, 2, 3], [3, 2, 1], [1, 2, 3]):  # the same samples at other places
+    for numbers in (
+        [1, 2, 3],
+        [7, 1, 2, 3],
+        [3, 2, 1],
+        [1, 2, 3],
+    ):  # the same samples at other places
         write(path, numbers)
         check(path, model, cache)
 

@@ -45,10 +45,14 @@ def test_cuts_hold_bytes_and_rows() -> None:
 )
 def test_records_that_differ_have_other_digests(one: list[dict], other: list[dict]) -> None:
     assert ListSource(one).digest(0, len(one)) != ListSource(other).digest(0, len(other))
-    assert ListSource(one).digest(0, len(one)) == ListSource(json.loads(json.dumps(one))).digest(0, len(one))
+    assert ListSource(one).digest(0, len(one)) == ListSource(json.loads(json.dumps(one))).digest(
+        0, len(one)
+    )
 
 
-@pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), float("inf"), b"x", {"deep": [object()]}])
+@pytest.mark.parametrize(
+    "value", [(1, 2), {1: 2}, float("nan"), float("inf"), b"x", {"deep": [object()]}]
+)
 def test_what_json_would_change_is_refused(value: object) -> None:
     with pytest.raises(BadRecord, match=r"^list:2: record 1 holds .*, expected plain JSON values"):
         ListSource([{}, {"a": value}]).digest(0, 2)

@@ -37,9 +37,12 @@ EDGE = st.one_of(st.none(), st.integers(-60, 60))
 
 
 @given(start=EDGE, stop=EDGE, step=st.one_of(st.none(), st.integers(-5, 5).filter(bool)))
-def test_what_stands_behind_at_slices_like_python(start: int | None, stop: int | None, step: int | None) -> None:
+def test_what_stands_behind_at_slices_like_python(
+    start: int | None, stop: int | None, step: int | None
+) -> None:
     text = ":".join(
-        "" if edge is None else str(edge) for edge in ([start, stop] if step is None else [start, stop, step])
+        "" if edge is None else str(edge)
+        for edge in ([start, stop] if step is None else [start, stop, step])
     )
     name = read_name(f"no/such/place.jsonl@[{text}]")
     assert name == Name("no/such/place.jsonl", cuts=(Cut(start, stop, step),))
@@ -90,11 +93,13 @@ def test_a_split_is_asked_for_beside_the_name(here: Path, split: str, expected: 
 def test_what_has_no_splits_is_train(here: Path) -> None:
     assert rows("chat.jsonl", split="train[:2]") == [0, 1]
     with pytest.raises(
-        SourceError, match=r"chat\.jsonl: no file name contains the split 'test'; there are chat\.jsonl"
+        SourceError,
+        match=r"chat\.jsonl: no file name contains the split 'test'; there are chat\.jsonl",
     ):
         rows("chat.jsonl", split="test")
     with pytest.raises(
-        SourceError, match=r"folder: no file name contains the split 'dev'; there are test-0.*, train-0"
+        SourceError,
+        match=r"folder: no file name contains the split 'dev'; there are test-0.*, train-0",
     ):
         rows("folder:dev")
 
@@ -103,7 +108,9 @@ def test_several_names_each_with_its_rows(here: Path) -> None:
     assert rows(["chat.jsonl@[:2]", "folder:test[:1]", "chat.jsonl[39:]"]) == [0, 1, 30, 39]
 
 
-@pytest.mark.parametrize("name", ["chat.jsonl@[0:1]", "chat.jsonl[0:1]", "folder:train", "chat.jsonl[:10%]"])
+@pytest.mark.parametrize(
+    "name", ["chat.jsonl@[0:1]", "chat.jsonl[0:1]", "folder:train", "chat.jsonl[:10%]"]
+)
 def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
     (here / name).write_text('{"row": 77}\n')
     assert rows(name, shape="jsonl") == [77]
@@ -130,7 +137,9 @@ def test_a_slice_that_is_none_is_named(here: Path, place: str, message: str) -> 
 
 @pytest.mark.parametrize("split", ["", "train[", "train[::2]", "train[5]", "a b", "train+", "[:5]"])
 def test_a_split_that_is_none_is_named(split: str) -> None:
-    with pytest.raises(SourceError, match=r"^split is .*, expected a name, a part of it such as 'train\[:10%\]'"):
+    with pytest.raises(
+        SourceError, match=r"^split is .*, expected a name, a part of it such as 'train\[:10%\]'"
+    ):
         read_split(split)
 
 
@@ -151,24 +160,40 @@ def theirs(start: int | None, stop: int | None, num_rows: int) -> range:
     start=st.one_of(st.none(), st.integers(0, 100)),
     stop=st.one_of(st.none(), st.integers(0, 100)),
 )
-def test_percent_are_rounded_to_the_closest_row(num_rows: int, start: int | None, stop: int | None) -> None:
-    assert range(num_rows)[Cut(start, stop, percent=True).of(num_rows)] == theirs(start, stop, num_rows)
+def test_percent_are_rounded_to_the_closest_row(
+    num_rows: int, start: int | None, stop: int | None
+) -> None:
+    assert range(num_rows)[Cut(start, stop, percent=True).of(num_rows)] == theirs(
+        start, stop, num_rows
+    )
 
 
 def test_percent_agree_with_datasets() -> None:
     reader = pytest.importorskip("datasets.arrow_reader")
     for num_rows in (7, 99, 1000, 1234):  # of one row -50 % round to none, which they take for all
-        for text in ("train[:10%]", "train[10%:20%]", "train[33%:]", "train[-50%:]", "train[-500:]", "train[5:70]"):
+        for text in (
+            "train[:10%]",
+            "train[10%:20%]",
+            "train[33%:]",
+            "train[-50%:]",
+            "train[-500:]",
+            "train[5:70]",
+        ):
             (absolute,) = reader.ReadInstruction.from_spec(text).to_absolute({"train": num_rows})
             (split,) = read_split(text)
             assert split.cut is not None
             ours = range(num_rows)[split.cut.of(num_rows)]
-            assert (ours.start, ours.stop) == (absolute.from_, max(absolute.to, absolute.from_)), (text, num_rows)
+            assert (ours.start, ours.stop) == (absolute.from_, max(absolute.to, absolute.from_)), (
+                text,
+                num_rows,
+            )
 
 
 def test_hundred_pieces_hold_every_row_once() -> None:
     for num_rows in (5, 99, 1001):
-        pieces = [range(num_rows)[Cut(edge, edge + 1, percent=True).of(num_rows)] for edge in range(100)]
+        pieces = [
+            range(num_rows)[Cut(edge, edge + 1, percent=True).of(num_rows)] for edge in range(100)
+        ]
         assert [row for piece in pieces for row in piece] == list(range(num_rows))
 
 
@@ -197,7 +222,9 @@ def test_a_name_that_chooses_no_rows_is_an_error_with_the_selection(
         open_source(f"{tmp_path}/chat.jsonl{written}", cache=cache)
 
 
-def test_a_split_that_chooses_no_rows_is_an_error_with_the_selection(tmp_path: Path, cache: Cache) -> None:
+def test_a_split_that_chooses_no_rows_is_an_error_with_the_selection(
+    tmp_path: Path, cache: Cache
+) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n" * 10)
     (tmp_path / "test.jsonl").write_text("{}\n" * 10)
     with pytest.raises(SourceError, match=r"the split train\[20:30\] selects none of 10 rows"):
@@ -207,7 +234,10 @@ def test_a_split_that_chooses_no_rows_is_an_error_with_the_selection(tmp_path: P
 def test_preparing_a_view_that_leaves_no_rows_is_an_error_with_the_view(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10)
     source = ps.open(tmp_path / "a.jsonl", cache_dir=tmp_path / "cache")
-    for view, said in ((source.filter(lambda record: False), r"filter\(.*lambda.*\)"), (source[5:5], r"\[5:5\]")):
+    for view, said in (
+        (source.filter(lambda record: False), r"filter\(.*lambda.*\)"),
+        (source[5:5], r"\[5:5\]"),
+    ):
         assert len(view) == 0  # a question, which may be asked
         with pytest.raises(SourceError, match=said + r" keeps none of 10 rows"):
             ps.prepare(view, cache_dir=tmp_path / "cache")

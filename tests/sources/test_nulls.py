@@ -22,12 +22,22 @@ CALLS: list[dict[str, Any]] = [
     {"name": "ping", "arguments": {}},
 ]
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": "book", "parameters": {"type": "object", "required": ["date"]}}},
     {
         "type": "function",
-        "function": {"name": "fly", "parameters": {"properties": {"origin_city": {"type": "string"}}}},
+        "function": {"name": "book", "parameters": {"type": "object", "required": ["date"]}},
     },
-    {"type": "function", "function": {"name": "ping", "parameters": {"enum": ["a", None]}}, "strict": True},
+    {
+        "type": "function",
+        "function": {
+            "name": "fly",
+            "parameters": {"properties": {"origin_city": {"type": "string"}}},
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "ping", "parameters": {"enum": ["a", None]}},
+        "strict": True,
+    },
 ]
 
 
@@ -37,7 +47,11 @@ def record(number: int) -> dict[str, Any]:
     return {
         "messages": [
             {"role": "user", "content": f"question {number}"},
-            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": call}],
+            },
             {"role": "tool", "content": "done", "tool_call_id": f"c{number}"},
         ],
         "tools": [tool],
@@ -45,9 +59,7 @@ def record(number: int) -> dict[str, Any]:
     }
 
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}{{ eos_token }}{% endfor %}"
-)
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls[0].function.name }}{{ eos_token }}{% endfor %}"
 RECORDS = [record(number) for number in range(9)]
 
 
@@ -85,7 +97,9 @@ def test_tool_calls_that_went_through_arrow_come_back_as_they_were_written(
 
 
 @pytest.mark.parametrize("shape", ["parquet", "arrow", "hf", "datasets", "iterable"])
-def test_nulls_keep_gives_every_null_that_the_file_has(tmp_path: Path, cache: Cache, shape: str) -> None:
+def test_nulls_keep_gives_every_null_that_the_file_has(
+    tmp_path: Path, cache: Cache, shape: str
+) -> None:
     source = open_source(written(tmp_path, shape), cache=cache, nulls="keep")
     assert list(source) == pa.Table.from_pylist(RECORDS).to_pylist()
     assert "origin_city" in source[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]
@@ -93,17 +107,33 @@ def test_nulls_keep_gives_every_null_that_the_file_has(tmp_path: Path, cache: Ca
 
 def test_only_tools_calls_and_messages_lose_null_members(tmp_path: Path, cache: Cache) -> None:
     rows = [
-        {"image": {"bytes": b"x", "path": None}, "meta": {"a": 1, "b": None}, "tools": None, "text": None},
-        {"image": {"bytes": None, "path": "p"}, "meta": {"a": None, "b": 2}, "tools": [{"name": "f"}], "text": "t"},
+        {
+            "image": {"bytes": b"x", "path": None},
+            "meta": {"a": 1, "b": None},
+            "tools": None,
+            "text": None,
+        },
+        {
+            "image": {"bytes": None, "path": "p"},
+            "meta": {"a": None, "b": 2},
+            "tools": [{"name": "f"}],
+            "text": "t",
+        },
     ]
     assert list(open_source(parquet(tmp_path, rows), cache=cache)) == rows
 
 
-def test_null_content_of_a_message_stays_and_null_elements_of_lists_stay(tmp_path: Path, cache: Cache) -> None:
+def test_null_content_of_a_message_stays_and_null_elements_of_lists_stay(
+    tmp_path: Path, cache: Cache
+) -> None:
     rows = [
         {
             "chat": [
-                {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"x": [1, None]}}]}
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"name": "f", "arguments": {"x": [1, None]}}],
+                }
             ]
         },
         {"chat": [{"role": "user", "content": "hi"}, None]},
@@ -112,7 +142,11 @@ def test_null_content_of_a_message_stays_and_null_elements_of_lists_stay(tmp_pat
 
 
 def test_messages_inside_a_struct_keep_their_null_content(tmp_path: Path, cache: Cache) -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"x": 1}}]}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"name": "f", "arguments": {"x": 1}}],
+    }
     rows = [
         {"data": {"messages": [message], "id": None}},
         {"data": {"messages": [{"role": "user", "content": "a"}], "id": 1}},
@@ -122,7 +156,9 @@ def test_messages_inside_a_struct_keep_their_null_content(tmp_path: Path, cache:
 
 def test_entries_of_a_map_stay(tmp_path: Path, cache: Cache) -> None:
     kind = pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.int64())]))
-    table = pa.table({"arguments": pa.array([[("x", None), ("y", {"a": 1, "b": None})]], type=kind)})
+    table = pa.table(
+        {"arguments": pa.array([[("x", None), ("y", {"a": 1, "b": None})]], type=kind)}
+    )
     pq.write_table(table, tmp_path / "map.parquet")
     (found,) = open_source(tmp_path / "map.parquet", cache=cache)
     assert found == {"arguments": [("x", None), ("y", {"a": 1})]}
@@ -136,7 +172,9 @@ def test_json_lines_and_json_columns_are_never_touched(tmp_path: Path, cache: Ca
     assert list(open_source(tmp_path / "a.parquet", cache=cache, json_columns=["tools"])) == [row]
 
 
-def test_a_wrong_value_of_nulls_is_named_and_lines_do_not_take_the_option(tmp_path: Path, cache: Cache) -> None:
+def test_a_wrong_value_of_nulls_is_named_and_lines_do_not_take_the_option(
+    tmp_path: Path, cache: Cache
+) -> None:
     with pytest.raises(SourceError, match="nulls is 'drop', expected one of deep, keep"):
         open_source(parquet(tmp_path), cache=cache, nulls="drop")
     (tmp_path / "a.jsonl").write_text("{}\n")
@@ -144,18 +182,25 @@ def test_a_wrong_value_of_nulls_is_named_and_lines_do_not_take_the_option(tmp_pa
         open_source(tmp_path / "a.jsonl", cache=cache, nulls="deep")
 
 
-def test_what_nulls_removes_is_part_of_the_digest_and_of_the_stamp(tmp_path: Path, cache: Cache) -> None:
+def test_what_nulls_removes_is_part_of_the_digest_and_of_the_stamp(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = parquet(tmp_path)
     deep, keep = open_source(path, cache=cache), open_source(path, cache=cache, nulls="keep")
     assert deep.digest(0, 9) != keep.digest(0, 9)
     assert deep.stamp() != keep.stamp()
 
 
-def test_a_source_counts_the_null_members_it_removes_through_every_view(tmp_path: Path, cache: Cache) -> None:
+def test_a_source_counts_the_null_members_it_removes_through_every_view(
+    tmp_path: Path, cache: Cache
+) -> None:
     source = open_source(parquet(tmp_path), cache=cache)
     kept = pa.Table.from_pylist(RECORDS).to_pylist()
     expected = {
-        column: [_num_nulls(stored[column]) - _num_nulls(now[column]) for stored, now in zip(kept, source, strict=True)]
+        column: [
+            _num_nulls(stored[column]) - _num_nulls(now[column])
+            for stored, now in zip(kept, source, strict=True)
+        ]
         for column in ("messages", "tools")
     }
     whole = source.removed_nulls(range(9))
@@ -169,7 +214,11 @@ def test_a_source_counts_the_null_members_it_removes_through_every_view(tmp_path
         (concat([source[:2], source]), 6),
     ):
         assert dict(view.removed_nulls([row]).columns) == one
-    assert not open_source(tmp_path / "tools.parquet", cache=cache, nulls="keep").removed_nulls(range(9)).columns
+    assert (
+        not open_source(tmp_path / "tools.parquet", cache=cache, nulls="keep")
+        .removed_nulls(range(9))
+        .columns
+    )
 
 
 def _num_nulls(value: Any) -> int:
@@ -206,10 +255,14 @@ def test_what_a_recipe_says_of_nulls_reaches_the_source(
     )
     recipe = Recipe.read(tmp_path / "recipe.yaml")
     (opened,) = open_recipe(recipe)
-    assert ("origin_city" in opened.source[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]) is keeps
+    assert (
+        "origin_city" in opened.source[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    ) is keeps
 
 
-def test_check_says_how_many_null_members_were_removed(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_check_says_how_many_null_members_were_removed(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     parquet(tmp_path)
     text = f"data: tools.parquet\ntemplate: messages\ntokenizer: {tokenizer_path}\nmax_length: 64\nchat_template: '{TEMPLATE}'\n"
     (tmp_path / "recipe.yaml").write_text(text)

@@ -14,7 +14,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "sources.md"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```",
+        PAGE.read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
 
 
 def test_the_examples_run(tmp_path: Path) -> None:
@@ -26,7 +30,9 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert len(examples) >= 3
     script.write_text("\n".join(examples))
     env = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")}
-    result = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "text: str (always)" in result.stdout and "a.jsonl:18" in result.stdout
 
@@ -40,4 +46,8 @@ def test_the_list_opens(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "chat").mkdir()
     (tmp_path / "chat" / "a.jsonl").write_text('{"text": "a"}\n')
     pq.write_table(pa.table({"text": ["b"] * 20, "other": [1] * 20}), tmp_path / "math.parquet")
-    assert list(open_source(tmp_path / "list.yaml", cache=cache)) == [{"text": "a"}, {"text": "b"}, {"text": "b"}]
+    assert list(open_source(tmp_path / "list.yaml", cache=cache)) == [
+        {"text": "a"},
+        {"text": "b"},
+        {"text": "b"},
+    ]

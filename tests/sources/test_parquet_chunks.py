@@ -18,7 +18,9 @@ from penstock.testing import check_source
 def rows(first: int, last: int) -> list[dict[str, Any]]:
     """Two rows for each sample, as sequifier writes one for each input column."""
     return [
-        {"sequenceId": sample, "inputCol": name, "1": sample * 10} for sample in range(first, last) for name in "ab"
+        {"sequenceId": sample, "inputCol": name, "1": sample * 10}
+        for sample in range(first, last)
+        for name in "ab"
     ]
 
 
@@ -27,28 +29,40 @@ def folder(path: Path, **metadata: Any) -> Path:
     pq.write_table(pa.Table.from_pylist(rows(3, 5)), path / "b.parquet")
     pq.write_table(pa.Table.from_pylist(rows(0, 3)), path / "a.parquet")
     files = [{"path": "b.parquet", "samples": 2}, {"path": "a.parquet", "samples": 3}]
-    (path / "metadata.json").write_text(json.dumps({"total_samples": 5, "batch_files": files, **metadata}))
+    (path / "metadata.json").write_text(
+        json.dumps({"total_samples": 5, "batch_files": files, **metadata})
+    )
     return path
 
 
-def test_a_sequifier_folder_of_parquet_opens_in_the_order_of_its_metadata(tmp_path: Path, cache: Cache) -> None:
+def test_a_sequifier_folder_of_parquet_opens_in_the_order_of_its_metadata(
+    tmp_path: Path, cache: Cache
+) -> None:
     source = open_source(folder(tmp_path / "chunks"), cache=cache)
     check_source(source, expected=[*rows(3, 5), *rows(0, 3)])
     assert source.name == "chunks" and source.describe().shape == "parquet"
     only = open_source(tmp_path / "chunks", cache=cache, columns=["1"])
     assert list(only) == [{"1": row["1"]} for row in source]
-    assert len(open_source(tmp_path / "chunks", cache=cache, shape="parquet")) == 10  # the plain files, by name
+    assert (
+        len(open_source(tmp_path / "chunks", cache=cache, shape="parquet")) == 10
+    )  # the plain files, by name
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ({"total_samples": 6}, "total_samples is 6, but its chunks hold 5"),
-        ({"total_samples": 2, "batch_files": [{"path": "b.parquet", "samples": 2}]}, "a.parquet: not listed in"),
+        (
+            {"total_samples": 2, "batch_files": [{"path": "b.parquet", "samples": 2}]},
+            "a.parquet: not listed in",
+        ),
         (
             {
                 "total_samples": 9,
-                "batch_files": [{"path": "a.parquet", "samples": 7}, {"path": "b.parquet", "samples": 2}],
+                "batch_files": [
+                    {"path": "a.parquet", "samples": 7},
+                    {"path": "b.parquet", "samples": 2},
+                ],
             },
             "a.parquet: 6 rows, but .*metadata.json says 7 samples",
         ),
@@ -65,9 +79,13 @@ def test_metadata_that_contradicts_the_parquet_folder_is_refused(
         open_source(folder(tmp_path / "chunks", **metadata), cache=cache)
 
 
-def test_a_folder_of_pt_files_without_metadata_says_what_is_missing(tmp_path: Path, cache: Cache) -> None:
+def test_a_folder_of_pt_files_without_metadata_says_what_is_missing(
+    tmp_path: Path, cache: Cache
+) -> None:
     (tmp_path / "0.pt").write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"metadata\.json: not found; a folder of \.pt chunks needs one"):
+    with pytest.raises(
+        SourceError, match=r"metadata\.json: not found; a folder of \.pt chunks needs one"
+    ):
         open_source(tmp_path, cache=cache)
     (tmp_path / "metadata.json").write_text("{}")
     with pytest.raises(SourceError, match=r"metadata\.json: lists chunks; open the folder"):
@@ -90,7 +108,9 @@ def test_a_chunk_with_pickled_code_is_refused_in_plain_words(
         chunks = tmp_path / name.removesuffix(".pt")
         chunks.mkdir()
         (tmp_path / name).rename(chunks / name)
-        (chunks / "metadata.json").write_text(json.dumps({"total_samples": 3, "batch_files": files}))
+        (chunks / "metadata.json").write_text(
+            json.dumps({"total_samples": 3, "batch_files": files})
+        )
         with pytest.raises(SourceError) as caught:
             open_source(chunks, cache=cache)
         said = str(caught.value)

@@ -50,11 +50,18 @@ def test_lines_parsed_together_are_those_parsed_one_by_one(lines: list[bytes], e
     together = parse_lines(b"\n".join(lines) + b"\n" * ended, len(lines))
     one_by_one = [parse(line, exact=False) for line in lines]
     assert together is None or together == one_by_one
-    plain = not any(isinstance(record, BadRow) for record in one_by_one) and not any(NUMBER in line for line in lines)
+    plain = not any(isinstance(record, BadRow) for record in one_by_one) and not any(
+        NUMBER in line for line in lines
+    )
     assert (together is not None) == plain
 
 
-@given(st.lists(st.sampled_from([b"\n", b"\n" * 2, b"x", b"x" * 7, b"x" * 30, b"\n".ljust(8, b"x")]), max_size=40))
+@given(
+    st.lists(
+        st.sampled_from([b"\n", b"\n" * 2, b"x", b"x" * 7, b"x" * 30, b"\n".ljust(8, b"x")]),
+        max_size=40,
+    )
+)
 def test_newlines_are_found_by_words_as_by_bytes(pieces: list[bytes]) -> None:
     block = np.frombuffer(b"".join(pieces), dtype=np.uint8)
     assert newlines(block).tolist() == np.flatnonzero(block == 10).tolist()
@@ -92,10 +99,14 @@ for rows in (len(source), 2):  # in blocks, and each by itself
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="how much memory is used is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="how much memory is used is read from /proc"
+)
 def test_a_row_that_is_too_large_for_the_memory_is_no_bad_row_to_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
-    large = b'{"ids": [' + b"1," * (10 << 20) + b"1]}\n"  # 20 MiB, of which the parser makes eight times as much
+    large = (
+        b'{"ids": [' + b"1," * (10 << 20) + b"1]}\n"
+    )  # 20 MiB, of which the parser makes eight times as much
     path.write_bytes(b"{}\n" + large + b"{}\n" * 40)
     command = [sys.executable, "-c", SHORT, str(path), str(tmp_path / "cache")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -54,15 +54,30 @@ def write(folder: Path, chunks: list[Any], samples: list[int], **changes: Any) -
     files = []
     for number, (chunk, count) in enumerate(zip(chunks, samples, strict=True)):
         torch.save(chunk, folder / f"split0-{number}.pt")
-        files.append({"path": f"split0-{number}.pt", "samples": count, "left_pad_length_histogram": {"0": count}})
-    metadata = {"total_samples": sum(samples), "batch_files": files, "stored_context_width": WIDTH} | changes
+        files.append(
+            {
+                "path": f"split0-{number}.pt",
+                "samples": count,
+                "left_pad_length_histogram": {"0": count},
+            }
+        )
+    metadata = {
+        "total_samples": sum(samples),
+        "batch_files": files,
+        "stored_context_width": WIDTH,
+    } | changes
     (folder / "metadata.json").write_text(json.dumps(metadata))
     return str(folder)
 
 
 def write_tuples(folder: Path, *edges: int, **changes: Any) -> str:
     spans = list(pairwise(edges))
-    return write(folder, [(columns(a, b), *numbers(a, b)) for a, b in spans], [b - a for a, b in spans], **changes)
+    return write(
+        folder,
+        [(columns(a, b), *numbers(a, b)) for a, b in spans],
+        [b - a for a, b in spans],
+        **changes,
+    )
 
 
 def test_a_record_is_one_sample(tmp_path: Path, cache: Cache) -> None:
@@ -70,7 +85,10 @@ def test_a_record_is_one_sample(tmp_path: Path, cache: Cache) -> None:
     assert len(source) == 30 and source.name == "d"
     check_source(source, expected=[record(row) for row in range(30)], max_pickle=2000)
     assert type(source[3]["sequence_id"]) is int and source[3]["item"].dtype == np.int64
-    assert (Path(source.where(10).file).name, source.where(10).line) == ("split0-2.pt", 1)  # the second is empty
+    assert (Path(source.where(10).file).name, source.where(10).line) == (
+        "split0-2.pt",
+        1,
+    )  # the second is empty
 
 
 def test_the_digest_does_not_know_chunks(tmp_path: Path, cache: Cache) -> None:
@@ -87,7 +105,12 @@ def test_the_digest_does_not_know_chunks(tmp_path: Path, cache: Cache) -> None:
         lambda: columns(0, 4),
         lambda: [columns(0, 4)],
         lambda: (columns(0, 4),),
-        lambda: {"format": "sequifier_tensor_batch", "version": 3, "sequences": columns(0, 4), "metadata": {"m": None}},
+        lambda: {
+            "format": "sequifier_tensor_batch",
+            "version": 3,
+            "sequences": columns(0, 4),
+            "metadata": {"m": None},
+        },
     ],
 )
 def test_layouts_without_numbers_of_their_own(tmp_path: Path, cache: Cache, layout: Any) -> None:
@@ -102,7 +125,10 @@ def test_the_newer_layout_names_its_parts(tmp_path: Path, cache: Cache) -> None:
         "format": "sequifier_tensor_batch",
         "version": 3,
         "sequences": columns(0, 4),
-        "metadata": {"depth_valid_masks": {"item": torch.ones(4, 2, dtype=torch.bool)}, "sample_positions": None},
+        "metadata": {
+            "depth_valid_masks": {"item": torch.ones(4, 2, dtype=torch.bool)},
+            "sample_positions": None,
+        },
         **dict(zip(keys, numbers(0, 4), strict=True)),
     }
     source = PtChunksSource([write(tmp_path, [content], [4])], cache=cache)
@@ -132,7 +158,9 @@ def test_a_record_is_the_callers_own(tmp_path: Path, cache: Cache) -> None:
 
 def test_narrow_floats_are_widened(tmp_path: Path, cache: Cache) -> None:
     values = torch.tensor([[1.5, -3.0], [0.1, 1e30]], dtype=torch.bfloat16)
-    source = PtChunksSource([write(tmp_path, [{"v": values, "s": values[:, 0].clone()}], [2])], cache=cache)
+    source = PtChunksSource(
+        [write(tmp_path, [{"v": values, "s": values[:, 0].clone()}], [2])], cache=cache
+    )
     assert source[1]["v"].dtype == np.float32 and source[1]["v"].tolist() == values[1].tolist()
     assert source[1]["s"] == values[1, 0].item() and type(source[1]["s"]) is float
 
@@ -156,7 +184,10 @@ def test_threads_read_what_one_reads(tmp_path: Path, cache: Cache) -> None:
         ("..\\outside.pt", "expected one inside its folder"),
         ("/etc/passwd", "names the file '/etc/passwd', expected one inside its folder"),
         ("C:\\x.pt", "expected one inside its folder"),
-        ("link.pt", "names the file 'link.pt', a link that leads out of its folder to .*outside.pt"),
+        (
+            "link.pt",
+            "names the file 'link.pt', a link that leads out of its folder to .*outside.pt",
+        ),
         ("linked/outside.pt", "a link that leads out of its folder"),
         ("gone.pt", r"gone\.pt: missing, but .*metadata\.json names it"),
         ("a\0b.pt", "expected one inside its folder"),
@@ -164,7 +195,9 @@ def test_threads_read_what_one_reads(tmp_path: Path, cache: Cache) -> None:
         (None, "names the file None, expected one inside its folder"),
     ],
 )
-def test_a_chunk_outside_the_folder_is_refused(tmp_path: Path, cache: Cache, path: Any, reason: str) -> None:
+def test_a_chunk_outside_the_folder_is_refused(
+    tmp_path: Path, cache: Cache, path: Any, reason: str
+) -> None:
     folder = tmp_path / "d"
     write_tuples(folder, 0, 5, batch_files=[{"path": path, "samples": 5}])
     torch.save((columns(0, 5),), tmp_path / "outside.pt")
@@ -191,13 +224,21 @@ def test_a_link_inside_the_folder_is_followed(tmp_path: Path, cache: Cache) -> N
         ({"batch_files": "x"}, "batch_files is x, expected a list of chunks"),
         ({"batch_files": [{"path": "split0-0.pt"}]}, "expected {path, samples}"),
         ({"batch_files": [{"path": "split0-0.pt", "samples": -1}]}, "expected {path, samples}"),
-        ({"batch_files": [{"path": "split0-0.pt", "samples": 5}] * 2}, r"lists 'split0-0\.pt' twice"),
+        (
+            {"batch_files": [{"path": "split0-0.pt", "samples": 5}] * 2},
+            r"lists 'split0-0\.pt' twice",
+        ),
         (
             {"batch_files": [{"path": "split0-0.pt", "samples": 5}], "total_samples": 5},
             r"split0-1\.pt: not listed in .*metadata\.json; list it there, or remove it",
         ),
         (
-            {"batch_files": [{"path": "split0-0.pt", "samples": 4}, {"path": "split0-1.pt", "samples": 6}]},
+            {
+                "batch_files": [
+                    {"path": "split0-0.pt", "samples": 4},
+                    {"path": "split0-1.pt", "samples": 6},
+                ]
+            },
             r"split0-0\.pt: column 'item' holds 5 samples, but metadata\.json says 4",
         ),
     ],
@@ -209,13 +250,18 @@ def test_metadata_that_is_not_one_with_the_folder_is_refused(
         PtChunksSource([write_tuples(tmp_path / "d", 0, 5, 10, **changes)], cache=cache)
 
 
-def test_a_later_chunk_is_held_to_the_metadata_when_it_is_read(tmp_path: Path, cache: Cache) -> None:
+def test_a_later_chunk_is_held_to_the_metadata_when_it_is_read(
+    tmp_path: Path, cache: Cache
+) -> None:
     files = [{"path": "split0-0.pt", "samples": 5}, {"path": "split0-1.pt", "samples": 6}]
-    source = PtChunksSource([write_tuples(tmp_path / "d", 0, 5, 10, batch_files=files, total_samples=11)], cache=cache)
+    source = PtChunksSource(
+        [write_tuples(tmp_path / "d", 0, 5, 10, batch_files=files, total_samples=11)], cache=cache
+    )
     np.testing.assert_equal(source[4], record(4))
     for read in (lambda: source[5], lambda: list(source), lambda: source.digest(0, 11)):
         with pytest.raises(
-            SourceError, match=r"split0-1\.pt: column 'item' holds 5 samples, but metadata\.json says 6"
+            SourceError,
+            match=r"split0-1\.pt: column 'item' holds 5 samples, but metadata\.json says 6",
         ):
             read()
 
@@ -289,7 +335,9 @@ def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
         "try:\n    PtChunksSource([sys.argv[1]], cache=Cache.temporary())\n"
         "except SourceError as error:\n    print(error)"
     )
-    result = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script, folder], capture_output=True, text=True, check=True
+    )
     assert "needs torch, which is not installed; pip install 'penstock[torch]'" in result.stdout
 
 
@@ -301,5 +349,7 @@ def test_a_folder_of_chunks_is_opened_without_pyarrow(tmp_path: Path) -> None:
         "source = open_source(sys.argv[1], cache=Cache.temporary())\n"
         "print(len(source), 'pyarrow' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script, folder], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["5", "False"]

@@ -53,14 +53,19 @@ def test_a_link_to_a_folder_above_repeats_no_file(tmp_path: Path, cache: Cache) 
     (tmp_path / "d" / "latest").symlink_to(tmp_path / "d" / "v2")
     for pattern in ("d/**", "d/**/*.jsonl"):
         source = open_source(f"{tmp_path}/{pattern}", cache=cache)
-        assert source.files == [str(tmp_path / "d" / "a.jsonl"), str(tmp_path / "d" / "v2" / "b.jsonl")]
+        assert source.files == [
+            str(tmp_path / "d" / "a.jsonl"),
+            str(tmp_path / "d" / "v2" / "b.jsonl"),
+        ]
 
 
 def test_a_folder_reached_by_a_link_alone_is_not_left_out(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "elsewhere" / "a.jsonl", {"row": 0})
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "link").symlink_to(tmp_path / "elsewhere")
-    assert open_source(f"{tmp_path}/d/**", cache=cache).files == [str(tmp_path / "d" / "link" / "a.jsonl")]
+    assert open_source(f"{tmp_path}/d/**", cache=cache).files == [
+        str(tmp_path / "d" / "link" / "a.jsonl")
+    ]
 
 
 def test_a_link_that_leads_nowhere_is_no_gap_in_a_folder(tmp_path: Path, cache: Cache) -> None:
@@ -79,11 +84,15 @@ def test_a_pipe_is_no_gap_in_a_folder(tmp_path: Path, cache: Cache) -> None:
 
 def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "[set1]" / "chat" / "a.jsonl", {"row": 0}, {"row": 1})
-    (tmp_path / "[set1]" / "list.yaml").write_text("datasets:\n- path: chat/*.jsonl\n- path: chat/*.jsonl@[:1]\n")
+    (tmp_path / "[set1]" / "list.yaml").write_text(
+        "datasets:\n- path: chat/*.jsonl\n- path: chat/*.jsonl@[:1]\n"
+    )
     assert len(open_source(f"{tmp_path}/[set1]/*/*.jsonl", cache=cache)) == 2
     assert len(open_source(tmp_path / "[set1]" / "list.yaml", cache=cache)) == 3
     fill(tmp_path / "s" / "b.jsonl", {"row": 0})
-    assert len(open_source(f"{tmp_path}/[s]/*.jsonl", cache=cache)) == 1  # no such folder, so a pattern
+    assert (
+        len(open_source(f"{tmp_path}/[s]/*.jsonl", cache=cache)) == 1
+    )  # no such folder, so a pattern
 
 
 @pytest.mark.parametrize("place", ["x" * 5000, "a\0b.jsonl", '{"text": 1}\n' * 100])
@@ -93,8 +102,12 @@ def test_what_can_be_no_path_is_an_error_of_ours(cache: Cache, place: str) -> No
     assert len(str(raised.value)) < 1000
 
 
-def test_a_folder_that_is_not_there_is_no_file_of_unknown_shape(tmp_path: Path, cache: Cache) -> None:
-    with pytest.raises(SourceError, match="nowhere: nothing found, expected a file; check the path"):
+def test_a_folder_that_is_not_there_is_no_file_of_unknown_shape(
+    tmp_path: Path, cache: Cache
+) -> None:
+    with pytest.raises(
+        SourceError, match="nowhere: nothing found, expected a file; check the path"
+    ):
         open_source(tmp_path / "nowhere", cache=cache)
 
 
@@ -114,7 +127,9 @@ def test_a_folder_that_may_not_be_read_is_an_error_of_ours(cache: Cache) -> None
             (Path(root) / "d").chmod(0o755)
 
 
-def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_path_is_not_the_current_folder(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path / "a.jsonl", {"row": 0})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match="the path is empty"):
@@ -143,7 +158,9 @@ def test_suffixes_that_shout_are_understood_to_their_end(tmp_path: Path, cache: 
 def test_a_readme_is_not_the_data_of_the_folders_beside_it(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "data" / "README.md", "about")
     fill(tmp_path / "data" / "train" / "a.jsonl", {"row": 0})
-    with pytest.raises(SourceError, match=r"data: no data beside README\.md; .* write .*/data/\*\* for"):
+    with pytest.raises(
+        SourceError, match=r"data: no data beside README\.md; .* write .*/data/\*\* for"
+    ):
         open_source(tmp_path / "data", cache=cache)
     assert len(open_source(f"{tmp_path}/data/**", cache=cache)) == 1
     assert len(open_source(tmp_path / "data" / "README.md", cache=cache)) == 1
@@ -159,7 +176,9 @@ def test_a_shape_that_is_asked_for_does_not_hush_what_is_left_out(
     assert "left out: b.csv" in caplog.text
 
 
-def test_a_policy_for_bad_rows_is_not_dropped_by_a_source_that_is_open(tmp_path: Path, cache: Cache) -> None:
+def test_a_policy_for_bad_rows_is_not_dropped_by_a_source_that_is_open(
+    tmp_path: Path, cache: Cache
+) -> None:
     source = open_source(fill(tmp_path / "a.jsonl", {"row": 0}), cache=cache)
     with pytest.raises(SourceError, match="on_bad='skip', but the source is open already"):
         open_source(source, cache=cache, bad=BadRows("skip"))
@@ -171,7 +190,10 @@ def test_a_policy_for_bad_rows_is_not_dropped_by_a_source_that_is_open(tmp_path:
 def test_a_place_is_plain_numbers_whatever_the_row_is(tmp_path: Path, cache: Cache) -> None:
     source = open_source(fill(tmp_path / "a.jsonl", {"row": 0}, {"row": 1}), cache=cache)
     assert (
-        json.dumps([source.where(np.int64(-1)).line, source.select(np.arange(2)).where(np.int32(1)).line]) == "[2, 2]"
+        json.dumps(
+            [source.where(np.int64(-1)).line, source.select(np.arange(2)).where(np.int32(1)).line]
+        )
+        == "[2, 2]"
     )
 
 
@@ -182,7 +204,9 @@ def test_scattered_rows_cost_no_more_than_rows_by_number(tmp_path: Path, cache: 
     spent = time.process_time() - started
     started = time.process_time()
     assert list(source[::-1]) == by_number
-    assert time.process_time() - started < 3 * spent + 0.05  # once 4 times as much, and 20 times a plain read
+    assert (
+        time.process_time() - started < 3 * spent + 0.05
+    )  # once 4 times as much, and 20 times a plain read
 
 
 def test_too_many_bad_rows_are_too_many_the_second_time(tmp_path: Path, cache: Cache) -> None:
@@ -198,7 +222,9 @@ def test_too_many_bad_rows_are_too_many_the_second_time(tmp_path: Path, cache: C
 # Files that change
 
 
-def test_an_index_is_not_trusted_because_somebody_put_the_time_back(tmp_path: Path, cache: Cache) -> None:
+def test_an_index_is_not_trusted_because_somebody_put_the_time_back(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = fill(tmp_path / "a.jsonl", *ROWS)
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
     time.sleep(0.05)
@@ -208,10 +234,14 @@ def test_an_index_is_not_trusted_because_somebody_put_the_time_back(tmp_path: Pa
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
     time.sleep(0.05)
     source = open_source(path, cache=cache)
-    assert [source[row] for row in range(2000)] == swapped(ROWS, 439)  # by number: lines read together need no borders
+    assert [source[row] for row in range(2000)] == swapped(
+        ROWS, 439
+    )  # by number: lines read together need no borders
 
 
-def test_another_file_of_the_same_size_and_time_is_another_file(tmp_path: Path, cache: Cache) -> None:
+def test_another_file_of_the_same_size_and_time_is_another_file(
+    tmp_path: Path, cache: Cache
+) -> None:
     path, other = fill(tmp_path / "a.jsonl", *ROWS), fill(tmp_path / "b.jsonl", *swapped(ROWS, 439))
     for each in (path, other):
         os.utime(each, ns=(LONG_AGO, LONG_AGO))
@@ -221,7 +251,9 @@ def test_another_file_of_the_same_size_and_time_is_another_file(tmp_path: Path, 
         pickle.loads(sent)[439]
 
 
-def test_a_file_that_is_opened_again_has_as_many_rows_as_before(tmp_path: Path, cache: Cache) -> None:
+def test_a_file_that_is_opened_again_has_as_many_rows_as_before(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"row": 0}\n{"row": 1}\n')
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
@@ -233,9 +265,13 @@ def test_a_file_that_is_opened_again_has_as_many_rows_as_before(tmp_path: Path, 
         pickle.loads(sent)[1]
 
 
-def test_a_row_of_a_parquet_file_that_was_overwritten_is_not_given_out(tmp_path: Path, cache: Cache) -> None:
+def test_a_row_of_a_parquet_file_that_was_overwritten_is_not_given_out(
+    tmp_path: Path, cache: Cache
+) -> None:
     for name, first in (("a.parquet", 0), ("b.parquet", 5000)):
-        pq.write_table(pa.table({"row": range(first, first + 5000)}), tmp_path / name, row_group_size=1000)
+        pq.write_table(
+            pa.table({"row": range(first, first + 5000)}), tmp_path / name, row_group_size=1000
+        )
     source = open_source(tmp_path / "a.parquet", cache=cache)
     assert source[0] == {"row": 0}
     shutil.copyfile(tmp_path / "b.parquet", tmp_path / "a.parquet")
@@ -296,12 +332,16 @@ def test_what_is_decoded_holds_no_file_open(tmp_path: Path, cache: Cache, shape:
         assert [source[row]["row"] for row in range(300)] == list(range(300))
 
 
-def test_what_lies_beside_many_files_costs_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_beside_many_files_costs_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = [*(f"{tmp_path}/{number}.jsonl" for number in range(20_000)), f"{tmp_path}/README.md"]
     monkeypatch.setattr(opening, "find", lambda _: found)
     started = time.process_time()
     assert opening._data_files(str(tmp_path), None) == found[:-1]
-    assert time.process_time() - started < 2  # once 8 seconds for 10,000: a set of all files was made for each
+    assert (
+        time.process_time() - started < 2
+    )  # once 8 seconds for 10,000: a set of all files was made for each
 
 
 # Columns
@@ -310,7 +350,9 @@ def test_what_lies_beside_many_files_costs_no_time(tmp_path: Path, monkeypatch: 
 def test_a_text_that_all_rows_share_does_not_fill_memory(tmp_path: Path, cache: Cache) -> None:
     words = pa.array(["x" * 20_000])
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), words)
-    pq.write_table(pa.table({"text": column, "row": range(20_000)}), tmp_path / "a.parquet", store_schema=False)
+    pq.write_table(
+        pa.table({"text": column, "row": range(20_000)}), tmp_path / "a.parquet", store_schema=False
+    )
     assert (tmp_path / "a.parquet").stat().st_size < 1 << 20
     source = open_source(tmp_path / "a.parquet", cache=cache)
     before = pa.total_allocated_bytes()
@@ -326,7 +368,10 @@ def test_times_in_views_and_runs_are_pythons_own(tmp_path: Path, cache: Cache) -
         "views": pa.array([[1000], None, []], pa.list_view(pa.timestamp("ns"))),
     }
     batch = pa.record_batch(list(arrays.values()), list(arrays))
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out, pa.ipc.new_stream(out, batch.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out,
+        pa.ipc.new_stream(out, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
     first, second, third = open_source(tmp_path / "a.arrow", cache=cache)
     assert [type(first["runs"]).__module__, first["runs"].microsecond] == ["datetime", 1]
@@ -339,7 +384,10 @@ def test_times_in_other_columns_do_not_touch_runs_of_text(tmp_path: Path, cache:
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", "b"]))
     times = pa.array([1000, 2000, None], pa.timestamp("ns"))
     batch = pa.record_batch([runs, times], ["runs", "times"])
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out, pa.ipc.new_stream(out, batch.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out,
+        pa.ipc.new_stream(out, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
     records = list(open_source(tmp_path / "a.arrow", cache=cache))
     assert [record["runs"] for record in records] == ["a", "a", "b"]
@@ -365,7 +413,11 @@ def test_a_function_that_wants_its_start_is_told_it(cache: Cache) -> None:
         ("? [a]\n: 1\n", 1, "a list or mapping as a key"),
         ("- path: a.jsonl\n  options: {1: 2}\n", 1, "unknown option '1'"),
         ("- path: a.jsonl\n  options: {name: x}\n", 2, "'name' is not an option"),
-        ("- path: a.jsonl\n  options: {max_row_bytes: '10'}\n", 1, "max_row_bytes is '10', expected a number"),
+        (
+            "- path: a.jsonl\n  options: {max_row_bytes: '10'}\n",
+            1,
+            "max_row_bytes is '10', expected a number",
+        ),
         (
             "- path: a.jsonl\n- path: a.jsonl\n  options: {uniqe_keys: true}\n",
             2,
@@ -375,7 +427,9 @@ def test_a_function_that_wants_its_start_is_told_it(cache: Cache) -> None:
         ("- path: ftp://host/a.jsonl\n", 1, "ftp://host/a.jsonl: unknown kind of place"),
     ],
 )
-def test_a_fault_in_a_list_has_its_line(tmp_path: Path, cache: Cache, text: str, line: int, reason: str) -> None:
+def test_a_fault_in_a_list_has_its_line(
+    tmp_path: Path, cache: Cache, text: str, line: int, reason: str
+) -> None:
     fill(tmp_path / "a.jsonl", {"row": 0})
     (tmp_path / "list.yaml").write_text(text)
     with pytest.raises(SourceError, match=rf"list\.yaml:{line}: {reason}"):
@@ -386,7 +440,9 @@ def test_a_fault_in_a_list_has_its_line(tmp_path: Path, cache: Cache, text: str,
 
 
 @pytest.mark.parametrize("kind", ["filter", "fan_out"])
-def test_a_fork_while_a_view_finds_its_rows_does_not_hang(tmp_path: Path, cache: Cache, kind: str) -> None:
+def test_a_fork_while_a_view_finds_its_rows_does_not_hang(
+    tmp_path: Path, cache: Cache, kind: str
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def passes(record: dict[str, int]) -> bool:
@@ -400,7 +456,9 @@ def test_a_fork_while_a_view_finds_its_rows_does_not_hang(tmp_path: Path, cache:
     begun.wait(20)
     child = os.fork()
     if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's own would let the child live on as a second pytest
+        signal.signal(
+            signal.SIGALRM, signal.SIG_DFL
+        )  # pytest's own would let the child live on as a second pytest
         signal.alarm(10)
         go_on.set()
         try:

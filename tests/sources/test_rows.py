@@ -78,7 +78,9 @@ def read_some(source: RowAccess, seed: int) -> list[tuple[int, Any]]:
     chance = random.Random(seed)
     chosen = [chance.randrange(len(source)) for _ in range(200)]
     first = chance.randrange(len(source))
-    return [(row, source[row]) for row in chosen] + list(enumerate(source[first : first + 300], first))
+    return [(row, source[row]) for row in chosen] + list(
+        enumerate(source[first : first + 300], first)
+    )
 
 
 def test_threads_and_forked_processes_read_the_same(source: RowAccess) -> None:
@@ -86,24 +88,37 @@ def test_threads_and_forked_processes_read_the_same(source: RowAccess) -> None:
     fork = multiprocessing.get_context("fork")
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(read_some, [source] * 8, range(8)))
-    with ProcessPoolExecutor(2, mp_context=fork, initializer=read_some, initargs=(source, 0)) as processes:
+    with ProcessPoolExecutor(
+        2, mp_context=fork, initializer=read_some, initargs=(source, 0)
+    ) as processes:
         found += list(processes.map(read_some, [source] * 4, range(4)))
     for some in found:
         assert all(record == expected[row] for row, record in some)
 
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1).filter(str.strip)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1).filter(
+    str.strip
+)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=120)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=120
+)
 @given(
-    parts=st.lists(st.lists(st.builds(lambda text: {"text": text}, TEXT), max_size=5), min_size=1, max_size=3),
+    parts=st.lists(
+        st.lists(st.builds(lambda text: {"text": text}, TEXT), max_size=5), min_size=1, max_size=3
+    ),
     suffix=st.sampled_from(list(SHAPES)),
     chosen=st.slices(8),
     block=st.sampled_from([1, 30, 1 << 20]),
 )
 def test_slices_of_several_files_are_slices_of_the_list(
-    new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch, parts: list[Records], suffix: str, chosen: slice, block: int
+    new_folder: NewFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[Records],
+    suffix: str,
+    chosen: slice,
+    block: int,
 ) -> None:
     monkeypatch.setattr(lines, "_BLOCK", block)  # rows are read as many as fit, but at least one
     folder = new_folder()
@@ -115,15 +130,23 @@ def test_slices_of_several_files_are_slices_of_the_list(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".txt"])
-def test_a_row_beyond_the_limit_is_bad_and_its_neighbours_are_not(tmp_path: Path, cache: Cache, suffix: str) -> None:
+def test_a_row_beyond_the_limit_is_bad_and_its_neighbours_are_not(
+    tmp_path: Path, cache: Cache, suffix: str
+) -> None:
     records = [{"text": "a"}, {"text": "x" * 5000}, {"text": "b"}, {"text": "y" * 5000}]
     write(tmp_path, suffix, [records])
     bad = BadRows(on_bad="quarantine", quarantine=str(tmp_path / "bad.out"))
     limited = open_source(tmp_path, cache=cache, bad=bad, max_row_bytes=100)
-    assert [record for record in limited.records(0, 4) if not isinstance(record, BadRow)] == [records[0], records[2]]
+    assert [record for record in limited.records(0, 4) if not isinstance(record, BadRow)] == [
+        records[0],
+        records[2],
+    ]
     assert bad.rows == [1, 3] and bad.counts == {"too_long": 2}
     entries = [json.loads(line) for line in (tmp_path / "bad.out").read_text().splitlines()]
-    assert [(entry["row"], entry["raw"]) for entry in entries] == [(1, ""), (3, "")]  # its place alone
+    assert [(entry["row"], entry["raw"]) for entry in entries] == [
+        (1, ""),
+        (3, ""),
+    ]  # its place alone
     with pytest.raises(
         BadRecord,
         match=r"the row has 5[_0-9]+ bytes, expected at most max_row_bytes=100 \(record 1, counted from 0; byte \d+\)",

@@ -21,7 +21,9 @@ from penstock.places.files import identify, open_file
 from penstock.places.place import File
 from penstock.sources import JsonlSource
 
-ROWS = [{"row": row, "fill": "x" * (row % 90)} for row in range(2000)]  # wider than all probes together
+ROWS = [
+    {"row": row, "fill": "x" * (row % 90)} for row in range(2000)
+]  # wider than all probes together
 
 
 class Work:
@@ -120,10 +122,14 @@ def test_a_file_whose_time_another_write_could_get_too_is_not_trusted_by_its_tim
 ) -> None:
     size = path.stat().st_size
     with monkeypatch.context() as patch:
-        patch.setattr(index, "settled", lambda known: False)  # as on a file system that counts in seconds
+        patch.setattr(
+            index, "settled", lambda known: False
+        )  # as on a file system that counts in seconds
         read(path, cache)
         assert work.of(lambda: read(path, cache)) == (0, size)
-        assert not cache.path("claims").exists()  # no process waits for what only this process can use
+        assert not cache.path(
+            "claims"
+        ).exists()  # no process waits for what only this process can use
     read(path, cache)
     assert work.of(lambda: read(path, cache)) == (0, 0)
 
@@ -151,7 +157,9 @@ def test_a_row_changed_between_the_probes_is_noticed(path: Path, cache: Cache, w
 
 
 @pytest.mark.parametrize("ends", [b"", b"\n", b"\n\n  \n"])
-def test_what_is_appended_is_all_that_is_scanned(path: Path, cache: Cache, work: Work, ends: bytes) -> None:
+def test_what_is_appended_is_all_that_is_scanned(
+    path: Path, cache: Cache, work: Work, ends: bytes
+) -> None:
     path.write_bytes(path.read_bytes().rstrip(b"\n") + ends)
     age(path)
     old = path.stat().st_size
@@ -161,15 +169,21 @@ def test_what_is_appended_is_all_that_is_scanned(path: Path, cache: Cache, work:
         file.write(more)
     age(path)
     scanned, digested = work.of(lambda: read(path, cache))
-    assert digested == old and len(more) <= scanned < len(more) + 200  # and the last line, which might have gone on
+    assert (
+        digested == old and len(more) <= scanned < len(more) + 200
+    )  # and the last line, which might have gone on
     source = JsonlSource([str(path)], cache=cache)
     assert list(source) == [*ROWS, {"late": 1}, {"late": 2}]
     fresh = JsonlSource([str(path)], cache=Cache(path.parent / "other"))
-    assert [source.where(row) for row in range(len(source))] == [fresh.where(row) for row in range(len(fresh))]
+    assert [source.where(row) for row in range(len(source))] == [
+        fresh.where(row) for row in range(len(fresh))
+    ]
     assert work.of(lambda: read(path, cache)) == (0, 0)
 
 
-def test_appending_after_a_change_in_the_old_part_scans_all(path: Path, cache: Cache, work: Work) -> None:
+def test_appending_after_a_change_in_the_old_part_scans_all(
+    path: Path, cache: Cache, work: Work
+) -> None:
     read(path, cache)
     old = path.stat().st_size
     changed = [*ROWS, {"late": 1}]
@@ -180,13 +194,18 @@ def test_appending_after_a_change_in_the_old_part_scans_all(path: Path, cache: C
 
 
 PIECE = st.lists(
-    st.sampled_from([b'{"a": 1}', b"\n", b"\r\n", b" ", b"\xef", b"\xbb\xbf", b'{"b"', b": 2}"]), max_size=8
+    st.sampled_from([b'{"a": 1}', b"\n", b"\r\n", b" ", b"\xef", b"\xbb\xbf", b'{"b"', b": 2}"]),
+    max_size=8,
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+)
 @given(pieces=st.lists(PIECE.map(b"".join), min_size=2, max_size=4), bom=st.booleans())
-def test_an_index_that_grew_is_the_index_of_the_whole(tmp_path: Path, pieces: list[bytes], bom: bool) -> None:
+def test_an_index_that_grew_is_the_index_of_the_whole(
+    tmp_path: Path, pieces: list[bytes], bom: bool
+) -> None:
     folder = tmp_path / os.urandom(8).hex()
     folder.mkdir()
     path, content = folder / "a.jsonl", b"\xef\xbb\xbf" if bom else b""
@@ -195,8 +214,14 @@ def test_an_index_that_grew_is_the_index_of_the_whole(tmp_path: Path, pieces: li
         path.write_bytes(content)
         grown = lines.index_lines(open_file(identify(str(path))), Cache(folder / "cache"))
         fresh = lines.index_lines(open_file(identify(str(path))), Cache(folder / f"cache-{number}"))
-        assert grown.starts.tolist() == fresh.starts.tolist() and grown.lines.tolist() == fresh.lines.tolist()
-    sizes = [[file.read_bytes() for file in (folder / name).rglob("*.rows")] for name in ("cache", f"cache-{number}")]
+        assert (
+            grown.starts.tolist() == fresh.starts.tolist()
+            and grown.lines.tolist() == fresh.lines.tolist()
+        )
+    sizes = [
+        [file.read_bytes() for file in (folder / name).rglob("*.rows")]
+        for name in ("cache", f"cache-{number}")
+    ]
     assert set(sizes[1]) <= set(sizes[0])  # byte for byte, the digest in it too
 
 

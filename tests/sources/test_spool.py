@@ -20,7 +20,9 @@ from penstock.sources import open_source
 from penstock.sources.memory import SpooledSource
 from penstock.testing import check_source
 
-RECORDS: list[dict[str, Any]] = [{"row": row, "text": "ü\u2028" * (row % 5), "big": 10**30 + row} for row in range(50)]
+RECORDS: list[dict[str, Any]] = [
+    {"row": row, "text": "ü\u2028" * (row % 5), "big": 10**30 + row} for row in range(50)
+]
 
 
 def numbers(count: int, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -67,7 +69,14 @@ def test_a_stream_is_a_source_like_any_other(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [lambda: iter(RECORDS), lambda: RECORDS, dict(enumerate(RECORDS)).values(), iter(RECORDS), Stream(RECORDS)]
+    "place",
+    [
+        lambda: iter(RECORDS),
+        lambda: RECORDS,
+        dict(enumerate(RECORDS)).values(),
+        iter(RECORDS),
+        Stream(RECORDS),
+    ],
 )
 def test_whatever_can_be_iterated_will_do(place: Any, cache: Cache) -> None:
     source = ps.open(place, cache_dir=cache.root)
@@ -79,7 +88,11 @@ def test_no_more_is_read_than_is_asked_for(cache: Cache) -> None:
     source = open_source(stream, cache=cache)
     assert stream.calls == 0 and repr(source) == "SpooledSource('Stream', 0 rows so far)"
     assert source[3] == RECORDS[3] and stream.asked == [0, 1, 2, 3]
-    assert source[1] == RECORDS[1] and list(source.records(2, 6)) == RECORDS[2:6] and stream.asked == list(range(6))
+    assert (
+        source[1] == RECORDS[1]
+        and list(source.records(2, 6)) == RECORDS[2:6]
+        and stream.asked == list(range(6))
+    )
     assert next(iter(source)) == RECORDS[0] and source.digest(0, 5) and source.where(5).line == 6
     assert stream.asked == list(range(6)) and repr(source).endswith("6 rows so far)")
     assert len(source) == 50 and stream.asked == list(range(50)) and stream.calls == 1
@@ -129,7 +142,9 @@ def test_a_part_of_a_spool_goes_on_where_it_ends(cache: Cache) -> None:
     second = kept(stream, cache)
     assert repr(second) == "SpooledSource('stream', 21 rows so far)"
     assert [second[row] for row in range(21)] == RECORDS[:21] and stream.calls == 0
-    assert second[21] == RECORDS[21] and stream.asked == list(range(22))  # read again to get there, and compared
+    assert second[21] == RECORDS[21] and stream.asked == list(
+        range(22)
+    )  # read again to get there, and compared
     assert list(second) == RECORDS
 
 
@@ -158,7 +173,9 @@ def test_a_function_that_can_start_anywhere_is_not_replayed(cache: Cache) -> Non
 )
 def test_a_stream_that_changed_is_refused(cache: Cache, changed: list[Any], message: str) -> None:
     kept(Stream(RECORDS), cache)[20]
-    with pytest.raises(SourceError, match=rf"stream: {message}.*; if the stream has changed, pass another version="):
+    with pytest.raises(
+        SourceError, match=rf"stream: {message}.*; if the stream has changed, pass another version="
+    ):
         len(kept(Stream(changed), cache))
     assert list(kept(Stream(RECORDS), cache)) == RECORDS
 
@@ -168,7 +185,8 @@ def test_a_stream_that_fails_keeps_what_it_gave(cache: Cache) -> None:
     source = kept(failing, cache)
     for _ in range(2):
         with pytest.raises(
-            SourceError, match=r"stream:11: the iterable raised OSError: line is down; rows 0\.\.10 are kept"
+            SourceError,
+            match=r"stream:11: the iterable raised OSError: line is down; rows 0\.\.10 are kept",
         ):
             len(source)
     assert source[9] == RECORDS[9]
@@ -211,7 +229,9 @@ def test_an_iterator_is_begun_once_and_stays_in_its_process(cache: Cache) -> Non
         len(source)
     with pytest.raises(SourceError, match="an iterator can be read only once"):
         len(source)
-    with pytest.raises(SourceError, match="an iterator cannot be sent to another process; read it to the end first"):
+    with pytest.raises(
+        SourceError, match="an iterator cannot be sent to another process; read it to the end first"
+    ):
         pickle.dumps(open_source(iter(RECORDS), cache=cache))
     whole = open_source(iter(RECORDS), cache=cache)
     assert len(whole) == 50 and list(pickle.loads(pickle.dumps(whole))) == RECORDS
@@ -221,7 +241,11 @@ def test_a_copy_in_another_process_reads_on_for_itself(cache: Cache) -> None:
     source = kept(partial(numbers, 50), cache)
     source[10]
     copy = pickle.loads(pickle.dumps(source))
-    assert [record["row"] for record in copy] == list(range(50)) == [record["row"] for record in source]
+    assert (
+        [record["row"] for record in copy]
+        == list(range(50))
+        == [record["row"] for record in source]
+    )
 
 
 def _in_child(source: Any, queue: Any) -> None:
@@ -285,7 +309,9 @@ def test_a_slow_stream_is_written_in_time(cache: Cache, monkeypatch: pytest.Monk
     assert len(chunks(cache)) > 5
 
 
-def test_two_writers_with_other_borders_do_not_mix(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_writers_with_other_borders_do_not_mix(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = kept(Stream(RECORDS), cache)
     one[20]
     monkeypatch.setattr(memory, "_FLUSH_ROWS", 10)
@@ -306,13 +332,16 @@ def test_a_damaged_spool_is_noticed(cache: Cache, damage: str) -> None:
     if damage == "shorter":
         paths[2].write_bytes(b'{"row": 1}\n')
         with pytest.raises(
-            SourceError, match="not what was written, by the digest in its name; the file is damaged: remove"
+            SourceError,
+            match="not what was written, by the digest in its name; the file is damaged: remove",
         ):
             list(kept(Stream(RECORDS), cache))
     else:
         paths[0 if damage == "first gone" else 3].unlink()
         stream = Stream(RECORDS)
-        assert list(kept(stream, cache)) == RECORDS and stream.calls == 1  # the rows before the gap, and then anew
+        assert (
+            list(kept(stream, cache)) == RECORDS and stream.calls == 1
+        )  # the rows before the gap, and then anew
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -321,10 +350,20 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         len(kept(Stream(RECORDS), Cache(tmp_path / "file")))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
-@given(num_rows=st.integers(0, 40), steps=st.lists(st.integers(0, 45), max_size=6), flush=st.integers(1, 9))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
+)
+@given(
+    num_rows=st.integers(0, 40),
+    steps=st.lists(st.integers(0, 45), max_size=6),
+    flush=st.integers(1, 9),
+)
 def test_cut_anywhere_and_opened_again_it_is_the_same(
-    new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, num_rows: int, steps: list[int], flush: int
+    new_folder: Callable[[], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    steps: list[int],
+    flush: int,
 ) -> None:
     monkeypatch.setattr(memory, "_FLUSH_ROWS", flush)
     cache, records = Cache(new_folder()), RECORDS[:num_rows]
@@ -336,4 +375,7 @@ def test_cut_anywhere_and_opened_again_it_is_the_same(
             with pytest.raises(IndexError):
                 source[step]
     assert list(kept(Stream(records), cache)) == records
-    assert {path.name for path in cache.root.iterdir()} <= {"iterables", "leases"}  # small chunks need no sidecars
+    assert {path.name for path in cache.root.iterdir()} <= {
+        "iterables",
+        "leases",
+    }  # small chunks need no sidecars

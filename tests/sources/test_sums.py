@@ -24,7 +24,10 @@ def write(folder: Path, kind: str) -> Callable[[Cache], RowAccess]:
     """How to open 12,000 rows of which the cache keeps something."""
     if kind == "iterable":
         return lambda cache: open_source(lambda: iter(ROWS), cache=cache, name="rows", version=1)
-    path = folder / {"lines": "a.jsonl", "compressed": "a.jsonl.gz", "table": "a.csv", "text": "a.txt"}[kind]
+    path = (
+        folder
+        / {"lines": "a.jsonl", "compressed": "a.jsonl.gz", "table": "a.csv", "text": "a.txt"}[kind]
+    )
     table = "row,text\n" + "".join(f"{row['row']},{row['text']}\n" for row in ROWS)
     content = {"compressed": gzip.compress(TEXT), "table": table.encode()}
     path.write_bytes(content.get(kind, TEXT))
@@ -46,7 +49,9 @@ def kept(cache: Cache, below: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(("kind", "below"), KEPT)
-def test_flips_in_what_the_cache_keeps_never_give_other_rows(tmp_path: Path, kind: str, below: str) -> None:
+def test_flips_in_what_the_cache_keeps_never_give_other_rows(
+    tmp_path: Path, kind: str, below: str
+) -> None:
     cache = Cache(tmp_path / "cache")
     make = write(tmp_path, kind)
     expected = list(make(cache))
@@ -67,7 +72,9 @@ def test_flips_in_what_the_cache_keeps_never_give_other_rows(tmp_path: Path, kin
 def test_a_flip_in_a_small_chunk_of_a_spooled_stream_is_noticed(tmp_path: Path) -> None:
     def make() -> RowAccess:
         rows = [{"row": row} for row in range(10)]
-        return open_source(lambda: iter(rows), cache=Cache(tmp_path / "cache"), name="few", version=1)
+        return open_source(
+            lambda: iter(rows), cache=Cache(tmp_path / "cache"), name="few", version=1
+        )
 
     assert len(list(make())) == 10
     (chunk,) = kept(Cache(tmp_path / "cache"), "iterables")
@@ -82,14 +89,18 @@ def test_unpacked_text_that_was_cut_at_a_line_is_unpacked_again(
 ) -> None:
     make = write(tmp_path, "compressed")
     make(Cache(tmp_path / "cache"))
-    (text,) = [path for path in kept(Cache(tmp_path / "cache"), "spools") if path.suffix == ".unpacked"]
+    (text,) = [
+        path for path in kept(Cache(tmp_path / "cache"), "spools") if path.suffix == ".unpacked"
+    ]
     text.write_bytes(b"".join(text.read_bytes().splitlines(keepends=True)[:6_000]))
     assert list(make(Cache(tmp_path / "cache"))) == ROWS
     assert "Penstock makes it again" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "below"), KEPT)
-def test_verify_all_reads_indexes_and_spools_and_names_the_damaged_file(tmp_path: Path, kind: str, below: str) -> None:
+def test_verify_all_reads_indexes_and_spools_and_names_the_damaged_file(
+    tmp_path: Path, kind: str, below: str
+) -> None:
     cache = Cache(tmp_path / "cache")
     list(write(tmp_path, kind)(cache))
     assert [file for file in verify_files(cache) if file.problem] == []
@@ -106,7 +117,9 @@ def test_verify_all_reads_indexes_and_spools_and_names_the_damaged_file(tmp_path
     assert run.returncode == 1 and path.name in run.stdout.replace("\n", "")
 
 
-def test_a_large_file_is_checked_in_some_blocks_at_open_and_in_all_of_them_by_verify(tmp_path: Path) -> None:
+def test_a_large_file_is_checked_in_some_blocks_at_open_and_in_all_of_them_by_verify(
+    tmp_path: Path,
+) -> None:
     def write(out: IO[bytes]) -> str:
         for number in range(256):
             out.write(bytes([number]) * (BLOCK // 2))

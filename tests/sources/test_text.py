@@ -17,7 +17,11 @@ NewFolder = Callable[[], Path]
 
 SPACE = " \t\r\n"
 SEPARATORS = ["line", "file", "\n\n", "\n", "<|endoftext|>", "\u2028", "aa", "--"]
-CONTENT = st.lists(st.sampled_from(["\n", "\r\n", "\r", " ", "a", "é", "<|endoftext|>", "-", "\u2028", "\x85", "\0"]))
+CONTENT = st.lists(
+    st.sampled_from(
+        ["\n", "\r\n", "\r", " ", "a", "é", "<|endoftext|>", "-", "\u2028", "\x85", "\0"]
+    )
+)
 
 
 def pieces(content: str, split: str, keep_blank: bool) -> list[str]:
@@ -31,7 +35,9 @@ def pieces(content: str, split: str, keep_blank: bool) -> list[str]:
     return found if keep_blank else [piece for piece in found if piece.strip(SPACE)]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300
+)
 @example(parts=list("aaa"), split="aa", keep_blank=True, block=1, bom=True)
 @given(
     parts=CONTENT,
@@ -55,7 +61,9 @@ def test_lazy_equals_eager(
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + content.encode())
     expected = [{"text": piece} for piece in pieces(content, split, keep_blank)]
     for _ in ("scan", "sidecar"):
-        source = TextSource([str(path)], cache=Cache(path.parent / "cache"), record=split, keep_blank=keep_blank)
+        source = TextSource(
+            [str(path)], cache=Cache(path.parent / "cache"), record=split, keep_blank=keep_blank
+        )
         assert list(source) == expected
         assert [source[row] for row in range(len(source))] == expected
     raw = path.read_bytes()
@@ -69,7 +77,10 @@ def test_a_file_may_be_a_record(tmp_path: Path, cache: Cache) -> None:
     for name, content in (("1.md", "# One\n\ntext\n"), ("2.md", " \n"), ("10.md", "ten")):
         (tmp_path / name).write_text(content)
     source = open_source(tmp_path, cache=cache, record="file")
-    assert list(source) == [{"text": "# One\n\ntext\n"}, {"text": "ten"}]  # a blank file is no record
+    assert list(source) == [
+        {"text": "# One\n\ntext\n"},
+        {"text": "ten"},
+    ]  # a blank file is no record
     assert source.where(1).file == str(tmp_path / "10.md")
     assert len(open_source(tmp_path, cache=cache, record="file", keep_blank=True)) == 3
 
@@ -77,7 +88,9 @@ def test_a_file_may_be_a_record(tmp_path: Path, cache: Cache) -> None:
 def test_how_it_is_split_is_part_of_the_content(tmp_path: Path, cache: Cache) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one two\nthree")
-    digests = {open_source(path, cache=cache, record=split).digest(0, 1) for split in ("line", "file", " ")}
+    digests = {
+        open_source(path, cache=cache, record=split).digest(0, 1) for split in ("line", "file", " ")
+    }
     assert len(digests) == 3
 
 
@@ -88,7 +101,8 @@ def test_what_is_not_utf8_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
     assert list(open_source(path, cache=cache, bad=bad)) == [{"text": "good"}] * 2
     assert bad.counts == {"bad_utf8": 2}
     with pytest.raises(
-        BadRecord, match=r"a\.txt:2: not UTF-8: byte 0xe4 at byte 1 of the row \(record 1, counted from 0; byte \d+\)"
+        BadRecord,
+        match=r"a\.txt:2: not UTF-8: byte 0xe4 at byte 1 of the row \(record 1, counted from 0; byte \d+\)",
     ):
         open_source(path, cache=cache)[1]
 
@@ -96,7 +110,8 @@ def test_what_is_not_utf8_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
 def test_an_empty_separator_is_refused(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(
-        SourceError, match="record is '', expected 'line', 'paragraph', 'file' or the text between two records"
+        SourceError,
+        match="record is '', expected 'line', 'paragraph', 'file' or the text between two records",
     ):
         open_source(tmp_path / "a.txt", cache=cache, record="")
 

@@ -12,7 +12,10 @@ from penstock.errors import SourceError
 from penstock.sources import text as text_module
 
 LINES = st.lists(
-    st.sampled_from(["a", "b c", "  indented", "ends in spaces  ", "", "", " \t", "é\u2028x", "\u00a0"]), max_size=40
+    st.sampled_from(
+        ["a", "b c", "  indented", "ends in spaces  ", "", "", " \t", "é\u2028x", "\u00a0"]
+    ),
+    max_size=40,
 )
 
 
@@ -43,12 +46,16 @@ def test_paragraphs_are_what_a_plain_reading_gives(
     assert [source.where(row).line for row in range(len(source))] == [line for _, line in expected]
 
 
-def test_many_blank_lines_are_looked_at_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blank_lines_are_looked_at_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "_AT_ONCE", 3)
     content = "".join(f"p {number}\n" + "\n" * (number % 5) for number in range(100))
     (tmp_path / "t.txt").write_text(content)
     source = ps.open(tmp_path / "t.txt", record="paragraph", cache_dir=tmp_path / "cache")
-    assert [(source[row]["text"], source.where(row).line) for row in range(len(source))] == by_hand(content)
+    assert [(source[row]["text"], source.where(row).line) for row in range(len(source))] == by_hand(
+        content
+    )
 
 
 def test_a_huge_paragraph_is_read_whole_or_refused_by_its_size(tmp_path: Path) -> None:
@@ -56,7 +63,11 @@ def test_a_huge_paragraph_is_read_whole_or_refused_by_its_size(tmp_path: Path) -
     source = ps.open(tmp_path / "t.txt", record="paragraph", cache_dir=tmp_path / "cache")
     assert len(source) == 2 and len(source[0]["text"]) == 3_000_000 and source[1]["text"] == "short"
     small = ps.open(
-        tmp_path / "t.txt", record="paragraph", max_row_bytes=1000, on_bad="skip", cache_dir=tmp_path / "cache"
+        tmp_path / "t.txt",
+        record="paragraph",
+        max_row_bytes=1000,
+        on_bad="skip",
+        cache_dir=tmp_path / "cache",
     )
     assert [record["text"] for record in small] == ["short"] and small.bad.counts == {"too_long": 1}
 

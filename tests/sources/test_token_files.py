@@ -24,7 +24,9 @@ from tests.sources import token_files
 FOREIGN = Path(__file__).parent / "foreign"
 EXPECTED = json.loads((FOREIGN / "expected.json").read_text())
 ROWS = [[5, 6, 0], [7, 0], [8, 9, 10, 11, 0]]
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def ids(source: RowAccess, key: str = "input_ids") -> list[list[int]]:
@@ -46,9 +48,14 @@ def test_megatron_core_s_files_are_read_by_sequence_and_by_document(cache: Cache
             source = open_source(FOREIGN / "megatron" / name, cache=cache, sample=sample)
             check_source(source)
             assert ids(source) == EXPECTED[f"megatron/{name}"][f"{sample}s"]
-    assert ids(open_source(FOREIGN / "megatron" / "docs.idx", cache=cache)) == EXPECTED["megatron/docs"]["documents"]
+    assert (
+        ids(open_source(FOREIGN / "megatron" / "docs.idx", cache=cache))
+        == EXPECTED["megatron/docs"]["documents"]
+    )
     message = refused(FOREIGN / "megatron" / "sentences.bin", cache)
-    assert message.endswith("12 documents; say what a sample is with the option sample: sequence or document")
+    assert message.endswith(
+        "12 documents; say what a sample is with the option sample: sequence or document"
+    )
 
 
 def test_datatrove_s_files_are_read_with_their_loss_masks(cache: Cache) -> None:
@@ -63,7 +70,9 @@ def test_datatrove_s_files_are_read_with_their_loss_masks(cache: Cache) -> None:
 def test_mosaicml_streaming_s_shards_are_read_plain_and_compressed(name: str, cache: Cache) -> None:
     source = open_source(FOREIGN / "mds" / name, cache=cache)
     check_source(source)
-    assert [[record["tokens"].tolist(), record["source"]] for record in source] == EXPECTED[f"mds/{name}"]
+    assert [[record["tokens"].tolist(), record["source"]] for record in source] == EXPECTED[
+        f"mds/{name}"
+    ]
 
 
 def test_every_safe_encoding_of_mds_is_read(cache: Cache) -> None:
@@ -77,15 +86,24 @@ def test_every_safe_encoding_of_mds_is_read(cache: Cache) -> None:
     assert [each["bytes"][:4] for each in record.pop("list[png]")] == [b"\x89PNG"] * 2
     assert [each["bytes"][:11] for each in record.pop("list[pil]")] == [b"P6 3 4 255\n"]
     assert [each["bytes"] for each in record.pop("jpeg_array")] == [b"\xff\xd8a", b"\xff\xd8bc"]
-    arrays = {name: record.pop(name) for name in ("ndarray", "ndarray:float32", "ndarray:uint8:2,2")}
-    assert arrays["ndarray"].tolist() == [[0, 1, 2], [3, 4, 5]] and arrays["ndarray"].dtype == np.int16
-    assert arrays["ndarray:float32"].tolist() == [1.0] * 300 and arrays["ndarray:uint8:2,2"].tolist() == [
+    arrays = {
+        name: record.pop(name) for name in ("ndarray", "ndarray:float32", "ndarray:uint8:2,2")
+    }
+    assert (
+        arrays["ndarray"].tolist() == [[0, 1, 2], [3, 4, 5]] and arrays["ndarray"].dtype == np.int16
+    )
+    assert arrays["ndarray:float32"].tolist() == [1.0] * 300 and arrays[
+        "ndarray:uint8:2,2"
+    ].tolist() == [
         [1, 2],
         [3, 4],
     ]
     plain = {"bytes": b"\x00\xff", "str": "Text ü", "int": -5, "str_int": 10**30, "str_float": 0.1}
     plain |= {"str_decimal": Decimal("1.50"), "json": {"a": [1, None]}}
-    assert record == {**plain, **{name: 3 for name in record if name not in plain}} and len(record) == 18
+    assert (
+        record == {**plain, **{name: 3 for name in record if name not in plain}}
+        and len(record) == 18
+    )
 
 
 def test_litdata_s_chunks_are_read(cache: Cache) -> None:
@@ -94,7 +112,8 @@ def test_litdata_s_chunks_are_read(cache: Cache) -> None:
         check_source(source)
         assert ids(source) == EXPECTED["litdata"]
     assert [
-        record["field_0"].tolist() for record in open_source(FOREIGN / "litdata" / "list", cache=cache)
+        record["field_0"].tolist()
+        for record in open_source(FOREIGN / "litdata" / "list", cache=cache)
     ] == EXPECTED["litdata"]
     record = source[7]
     assert (record["n"], record["x"], record["ok"], record["text"], record["raw"]) == (
@@ -109,12 +128,18 @@ def test_litdata_s_chunks_are_read(cache: Cache) -> None:
 
 
 def test_pickled_fields_are_refused_by_name(cache: Cache) -> None:
-    assert "the column 'x' is pickled (pkl): reading it runs code" in refused(FOREIGN / "mds" / "pickled", cache)
-    assert "the leaf 'x' is pickled (pickle): reading it runs code" in refused(FOREIGN / "litdata" / "pickled", cache)
+    assert "the column 'x' is pickled (pkl): reading it runs code" in refused(
+        FOREIGN / "mds" / "pickled", cache
+    )
+    assert "the leaf 'x' is pickled (pickle): reading it runs code" in refused(
+        FOREIGN / "litdata" / "pickled", cache
+    )
 
 
 def test_what_litdata_writes_in_other_ways_is_refused_by_name(cache: Cache) -> None:
-    assert "compression_level is 'batch', expected whole chunks" in refused(FOREIGN / "litdata" / "framed", cache)
+    assert "compression_level is 'batch', expected whole chunks" in refused(
+        FOREIGN / "litdata" / "framed", cache
+    )
     assert "rows are a table of Arrow" in refused(FOREIGN / "litdata" / "arrow", cache)
 
 
@@ -127,7 +152,9 @@ def test_raw_ids_are_cut_behind_or_at_the_end_of_text(tmp_path: Path, cache: Cac
         source = open_source(tmp_path / name, cache=cache, dtype=dtype, eot=0)
         check_source(source)
         assert ids(source) == [*ROWS, [1, 2]]
-        assert ids(open_source(tmp_path / name, cache=cache, dtype=dtype, eot=0, eot_at="start"))[1] == [0, 7]
+        assert ids(open_source(tmp_path / name, cache=cache, dtype=dtype, eot=0, eot_at="start"))[
+            1
+        ] == [0, 7]
 
 
 @pytest.mark.parametrize("magic", [20240520, 20240801])
@@ -137,7 +164,9 @@ def test_files_of_llm_c_say_their_type_and_begin_texts_with_the_end_of_text(
     token_files.write_llm_c(tmp_path / "a.bin", [[0, 5, 6], [0, 7]], magic)
     source = open_source(tmp_path / "a.bin", cache=cache, eot=0)
     check_source(source)
-    assert ids(source) == [[0, 5, 6], [0, 7]] and source.where(1).byte == 1024 + 3 * (2 if magic == 20240520 else 4)
+    assert ids(source) == [[0, 5, 6], [0, 7]] and source.where(1).byte == 1024 + 3 * (
+        2 if magic == 20240520 else 4
+    )
     assert "leave it out" in refused(tmp_path / "a.bin", cache, eot=0, dtype="int64")
 
 
@@ -147,7 +176,10 @@ def test_borders_beside_a_memmap_of_olmo_are_used(tmp_path: Path, cache: Cache) 
     source = open_source(tmp_path / "p.npy", cache=cache, dtype="uint16")
     check_source(source)
     assert ids(source) == ROWS
-    for wrong, said in (([*ROWS[:2], [1]], "the last text ends at id 6"), ([*ROWS, [1]], "line 4 (byte ")):
+    for wrong, said in (
+        ([*ROWS[:2], [1]], "the last text ends at id 6"),
+        ([*ROWS, [1]], "line 4 (byte "),
+    ):
         token_files.write_borders(tmp_path / "p.csv.gz", wrong)
         assert said in refused(tmp_path / "p.npy", cache, dtype="uint16")
 
@@ -155,9 +187,13 @@ def test_borders_beside_a_memmap_of_olmo_are_used(tmp_path: Path, cache: Cache) 
 def test_what_nothing_tells_is_asked_for(tmp_path: Path, cache: Cache) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(token_files.ids_bytes(ROWS, "u2"))
-    assert "set the option dtype: uint16 (nanoGPT) or uint32; if it is of Megatron" in refused(path, cache)
+    assert "set the option dtype: uint16 (nanoGPT) or uint32; if it is of Megatron" in refused(
+        path, cache
+    )
     assert "nothing says where samples begin" in refused(path, cache, dtype="uint16")
-    assert "none of 10 ids (uint16) is 50256; check eot and dtype" in refused(path, cache, dtype="uint16", eot=50256)
+    assert "none of 10 ids (uint16) is 50256; check eot and dtype" in refused(
+        path, cache, dtype="uint16", eot=50256
+    )
     assert "20 bytes from byte 0 on are not a whole number of int64 values" in refused(
         path, cache, dtype="int64", eot=0
     )
@@ -165,9 +201,13 @@ def test_what_nothing_tells_is_asked_for(tmp_path: Path, cache: Cache) -> None:
     assert "eot is '0', expected the id" in refused(path, cache, dtype="uint16", eot="0")
     assert "eot_at is 'front'" in refused(path, cache, dtype="uint16", eot=0, eot_at="front")
     np.save(tmp_path / "b.npy", np.arange(4))
-    assert "an array that np.save wrote, expected raw ids" in refused(tmp_path / "b.npy", cache, dtype="uint16", eot=0)
+    assert "an array that np.save wrote, expected raw ids" in refused(
+        tmp_path / "b.npy", cache, dtype="uint16", eot=0
+    )
     (tmp_path / "a.ds").write_bytes(b"\0\0")
-    assert "a.ds.index: nothing found, expected the ends of documents" in refused(tmp_path / "a.ds", cache)
+    assert "a.ds.index: nothing found, expected the ends of documents" in refused(
+        tmp_path / "a.ds", cache
+    )
 
 
 def test_tokens_as_bytes_are_read_if_their_type_is_given(tmp_path: Path, cache: Cache) -> None:
@@ -178,7 +218,9 @@ def test_tokens_as_bytes_are_read_if_their_type_is_given(tmp_path: Path, cache: 
              "version": 2, "compression": None, "zip_data": None,
              "raw_data": {"basename": "shard.00000.mds", "bytes": len(raw)}}  # fmt: skip
     (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))
-    assert ids(open_source(tmp_path, cache=cache, arrays={"tokens": "int64"}), "tokens") == [[3, 4, 5]]
+    assert ids(open_source(tmp_path, cache=cache, arrays={"tokens": "int64"}), "tokens") == [
+        [3, 4, 5]
+    ]
     assert open_source(tmp_path, cache=cache)[0] == {"tokens": row}
     assert "arrays has ids: int64, expected one of the columns tokens" in refused(
         tmp_path, cache, arrays={"ids": "int64"}
@@ -216,7 +258,10 @@ def test_any_texts_come_back_from_datatrove_s_and_raw_files(
     assert ids(source) == rows and ids(source, "loss_mask") == masks
     ended = [[*row, 201] for row in rows]
     (folder / "a.bin").write_bytes(token_files.ids_bytes(ended, kind))
-    assert ids(open_source(folder / "a.bin", cache=cache, dtype=f"uint{8 * int(kind[1])}", eot=201)) == ended
+    assert (
+        ids(open_source(folder / "a.bin", cache=cache, dtype=f"uint{8 * int(kind[1])}", eot=201))
+        == ended
+    )
 
 
 @settings(RELAXED, max_examples=150)
@@ -284,7 +329,11 @@ def test_each_lie_of_an_index_is_named_with_its_byte(tmp_path: Path, cache: Cach
         (26, b"\x05", "3 sequences and 5 edges of documents"),
         (34, struct.pack("<i", -3), "sequence 0 has -3 ids (byte 34)"),
         (34 + 12 + 8, struct.pack("<q", 4), "sequence 1 begins at byte 4 of"),
-        (34 + 12 + 8, struct.pack("<q", 1 << 60), "(byte 54), expected 6: sequences must be back to back"),
+        (
+            34 + 12 + 8,
+            struct.pack("<q", 1 << 60),
+            "(byte 54), expected 6: sequences must be back to back",
+        ),
         (34 + 36, struct.pack("<q", 1), "documents begin at sequences [1, 1, 2]… (byte 70)"),
         (34 + 36 + 8, struct.pack("<q", -1), "a document begins at sequence -1 (byte 78)"),
         (34 + 36 + 8, struct.pack("<q", 9), "a document begins at sequence 9 (byte 78)"),
@@ -296,7 +345,9 @@ def test_each_lie_of_an_index_is_named_with_its_byte(tmp_path: Path, cache: Cach
     assert "a multimodal index" in refused(tmp_path / "a", cache)
     (tmp_path / "a.idx").write_bytes(good)
     (tmp_path / "a.bin").write_bytes(b"\0" * 30)
-    assert "30 bytes, but" in refused(tmp_path / "a", cache) and "describes 20" in refused(tmp_path / "a", cache)
+    assert "30 bytes, but" in refused(tmp_path / "a", cache) and "describes 20" in refused(
+        tmp_path / "a", cache
+    )
 
 
 def test_each_lie_of_a_chunk_is_named_with_its_byte(tmp_path: Path, cache: Cache) -> None:
@@ -306,12 +357,24 @@ def test_each_lie_of_a_chunk_is_named_with_its_byte(tmp_path: Path, cache: Cache
     good = path.read_bytes()
     lies = [
         (0, struct.pack("<I", 1 << 31), "byte 0 says 2147483648 rows, but"),
-        (4, struct.pack("<I", 3), "byte 4 says that row 0 begins at byte 3, expected a number from 20 to"),
-        (12, struct.pack("<I", 21), "byte 12 says that row 2 begins at byte 21, expected a number from 32"),
+        (
+            4,
+            struct.pack("<I", 3),
+            "byte 4 says that row 0 begins at byte 3, expected a number from 20 to",
+        ),
+        (
+            12,
+            struct.pack("<I", 21),
+            "byte 12 says that row 2 begins at byte 21, expected a number from 32",
+        ),
         (16, struct.pack("<I", 1 << 31), "byte 16 says that row 3 begins at byte 2147483648"),
         (16, struct.pack("<I", 50), "6 bytes behind the last row, from byte 50 on"),
         (20, struct.pack("<I", 1 << 31), "the field 'n' ends at byte 2147483652 of 12"),
-        (20, struct.pack("<I", 4), "the field 'n' (int) cannot be read: 4 bytes are not int64 values"),
+        (
+            20,
+            struct.pack("<I", 4),
+            "the field 'n' (int) cannot be read: 4 bytes are not int64 values",
+        ),
     ]
     for place, lie, said in lies:
         path.write_bytes(good[:place] + lie + good[place + len(lie) :])
@@ -320,7 +383,9 @@ def test_each_lie_of_a_chunk_is_named_with_its_byte(tmp_path: Path, cache: Cache
     assert "ends at byte 10, inside its index of 20 bytes" in refused(tmp_path, cache)
 
 
-def test_descriptions_cannot_lead_out_of_their_folder_or_contradict_it(tmp_path: Path, cache: Cache) -> None:
+def test_descriptions_cannot_lead_out_of_their_folder_or_contradict_it(
+    tmp_path: Path, cache: Cache
+) -> None:
     token_files.write_mds(tmp_path / "m", [[(row, "a") for row in ROWS]])
     index = json.loads((tmp_path / "m" / "index.json").read_text())
 
@@ -329,7 +394,9 @@ def test_descriptions_cannot_lead_out_of_their_folder_or_contradict_it(tmp_path:
         (tmp_path / "m" / "index.json").write_text(json.dumps(changed))
         return refused(tmp_path / "m", cache)
 
-    assert "expected one inside its folder" in with_entry(raw_data={"basename": "../x.mds", "bytes": 3})
+    assert "expected one inside its folder" in with_entry(
+        raw_data={"basename": "../x.mds", "bytes": 3}
+    )
     assert "byte 0 says 3 rows, but" in with_entry(samples=4)
     assert "expected one of format mds" in with_entry(samples=-1)
     assert "expected one of format mds" in with_entry(column_sizes=[None])
@@ -343,7 +410,9 @@ def test_descriptions_cannot_lead_out_of_their_folder_or_contradict_it(tmp_path:
 def test_bad_rows_of_a_chunk_can_be_skipped(tmp_path: Path) -> None:
     items = [token_files.litdata_item(struct.pack("<q", 1)), token_files.litdata_item(b"abc")]
     token_files.write_litdata(tmp_path / "a", [items], names=["n"], formats=["int"])
-    with pytest.raises(BadRecord, match=r"chunk-0-0.bin:2: the row cannot be read: the field 'n'.*byte 28"):
+    with pytest.raises(
+        BadRecord, match=r"chunk-0-0.bin:2: the row cannot be read: the field 'n'.*byte 28"
+    ):
         list(ps.open(tmp_path / "a", cache_dir=tmp_path / "c"))
     source = ps.open(tmp_path / "a", cache_dir=tmp_path / "c", on_bad="skip")
     assert list(source) == [{"n": 1}] and source.bad_counts == {"bad_value": 1}
@@ -366,12 +435,22 @@ def test_ids_of_every_format_make_the_same_store(tmp_path: Path, cache: Cache) -
     token_files.write_datatrove(tmp_path / "a.ds", ROWS)
     (tmp_path / "raw.bin").write_bytes(token_files.ids_bytes(ROWS, "u2"))
     token_files.write_mds(tmp_path / "m", [[(row, "a") for row in ROWS]])
-    options: dict[str, dict[str, Any]] = {"a.idx": {}, "a.ds": {}, "raw.bin": {"dtype": "uint16", "eot": 0}, "m": {}}
+    options: dict[str, dict[str, Any]] = {
+        "a.idx": {},
+        "a.ds": {},
+        "raw.bin": {"dtype": "uint16", "eot": 0},
+        "m": {},
+    }
     for name, chosen in options.items():
         source = ps.open(tmp_path / name, cache_dir=tmp_path / "c", **chosen)
         key = {"input_key": "tokens"} if name == "m" else {}
         store = ps.prepare(
-            source, template="pretokenized", vocab_size=20, cache_dir=tmp_path / "c", progress="none", **key
+            source,
+            template="pretokenized",
+            vocab_size=20,
+            cache_dir=tmp_path / "c",
+            progress="none",
+            **key,
         )
         assert [sample.input_ids.tolist() for sample in store] == ROWS
 
@@ -380,16 +459,26 @@ def test_a_loss_mask_that_comes_later_is_noticed(tmp_path: Path, cache: Cache) -
     token_files.write_datatrove(tmp_path / "a.ds", ROWS)
     source = pickle.dumps(open_source(tmp_path / "a.ds", cache=cache))
     (tmp_path / "a.ds.loss").write_bytes(bytes(10))
-    with pytest.raises(SourceChanged, match=r"a\.ds\.loss: was not there when the source was opened"):
+    with pytest.raises(
+        SourceChanged, match=r"a\.ds\.loss: was not there when the source was opened"
+    ):
         list(pickle.loads(source))
 
 
-def test_folders_without_chunks_and_options_of_a_wrong_type_are_refused(tmp_path: Path, cache: Cache) -> None:
+def test_folders_without_chunks_and_options_of_a_wrong_type_are_refused(
+    tmp_path: Path, cache: Cache
+) -> None:
     token_files.write_litdata(tmp_path / "l", [], names=["n"], formats=["int"])
     assert "chunks is [], expected a list of at least one chunk" in refused(tmp_path / "l", cache)
     token_files.write_mds(tmp_path / "m", [])
-    assert "version 2 with 0 shards, expected version 2 and a list of at least one" in refused(tmp_path / "m", cache)
+    assert "version 2 with 0 shards, expected version 2 and a list of at least one" in refused(
+        tmp_path / "m", cache
+    )
     token_files.write_mds(tmp_path / "n", [[(row, "a") for row in ROWS]])
-    assert "arrays has tokens: ['int64']" in refused(tmp_path / "n", cache, arrays={"tokens": ["int64"]})
+    assert "arrays has tokens: ['int64']" in refused(
+        tmp_path / "n", cache, arrays={"tokens": ["int64"]}
+    )
     (tmp_path / "a.bin").write_bytes(token_files.ids_bytes(ROWS, "u2"))
-    assert "dtype is ['uint16'], expected one of" in refused(tmp_path / "a.bin", cache, dtype=["uint16"], eot=0)
+    assert "dtype is ['uint16'], expected one of" in refused(
+        tmp_path / "a.bin", cache, dtype=["uint16"], eot=0
+    )

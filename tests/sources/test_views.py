@@ -29,7 +29,9 @@ def even(record: dict[str, Any]) -> bool:
 
 
 def shout(record: dict[str, Any]) -> dict[str, Any]:
-    record["text"] = record["text"].upper()  # a record is the function's own: changing it changes nothing else
+    record["text"] = record[
+        "text"
+    ].upper()  # a record is the function's own: changing it changes nothing else
     return {**record, "longer": len(record["text"])}
 
 
@@ -57,15 +59,21 @@ def doubled(pair: Pair, _: None) -> Pair:
 
 EDGE = st.one_of(st.none(), st.integers(-70, 70))
 STEP = st.one_of(
-    st.tuples(st.just(sliced), st.builds(slice, EDGE, EDGE, st.sampled_from([None, 1, 2, 3, -1, -2]))),
+    st.tuples(
+        st.just(sliced), st.builds(slice, EDGE, EDGE, st.sampled_from([None, 1, 2, 3, -1, -2]))
+    ),
     st.tuples(st.just(selected), st.lists(st.floats(0, 0.999), max_size=20)),
     st.tuples(st.sampled_from([filtered, mapped, doubled]), st.none()),
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 @given(num_files=st.integers(1, 3), steps=st.lists(STEP, max_size=4))
-def test_views_are_lists_that_read_when_asked(tmp_path: Path, write_jsonl: Write, num_files: int, steps: Any) -> None:
+def test_views_are_lists_that_read_when_asked(
+    tmp_path: Path, write_jsonl: Write, num_files: int, steps: Any
+) -> None:
     folder = Path(os.urandom(8).hex())
     (tmp_path / folder).mkdir()
     width = -(-len(RECORDS) // num_files)
@@ -104,7 +112,9 @@ def test_the_digest_of_a_map_is_of_what_it_gives(write_jsonl: Write, cache: Cach
     same = source.map(lambda record: {"n": record["row"] + 0})
     other = source.map(lambda record: {"n": float(record["row"])})
     assert one.digest(0, 60) == same.digest(0, 60) != other.digest(0, 60)
-    assert one.digest(0, 60) == ListSource([{"n": row} for row in range(60)]).map(dict).digest(0, 60)
+    assert one.digest(0, 60) == ListSource([{"n": row} for row in range(60)]).map(dict).digest(
+        0, 60
+    )
 
 
 def test_a_function_that_raises_names_the_record(write_jsonl: Write, cache: Cache) -> None:
@@ -126,7 +136,10 @@ def test_a_function_that_raises_names_the_record(write_jsonl: Write, cache: Cach
         assert "raised ZeroDivisionError: " in str(caught.value) and isinstance(
             caught.value.__cause__, ZeroDivisionError
         )
-    with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*returned a NoneType, expected a dict; to leave records out"):
+    with pytest.raises(
+        BadRecord,
+        match=r"data\.jsonl:1: .*returned a NoneType, expected a dict; to leave records out",
+    ):
         source.map(lambda record: None)[0]
     with pytest.raises(BadRecord, match=r"data\.jsonl:1: .*a object has no form as bytes"):
         source.map(lambda record: {"a": object()}).digest(0, 1)
@@ -150,10 +163,29 @@ def test_bad_rows_stay_in_their_places_through_views(tmp_path: Path, cache: Cach
     path.write_text('{"row": 0}\nbad\n{"row": 2}\n{"row": 3}\n[]\n')
     source = open_source(path, cache=cache, bad=BadRows("skip"))
     kept = source.filter(even)
-    assert len(kept) == 4 and list(kept) == [{"row": 0}, {"row": 2}]  # what cannot be read cannot be judged
+    assert len(kept) == 4 and list(kept) == [
+        {"row": 0},
+        {"row": 2},
+    ]  # what cannot be read cannot be judged
     made = ps.concat([kept.map(dict), source[::-1]])
-    check_source(made, expected=[{"row": 0}, None, {"row": 2}, None, None, {"row": 3}, {"row": 2}, None, {"row": 0}])
-    assert made.bad_counts == {"bad_json": 1, "not_an_object": 1}  # each counted once, however often it was read
+    check_source(
+        made,
+        expected=[
+            {"row": 0},
+            None,
+            {"row": 2},
+            None,
+            None,
+            {"row": 3},
+            {"row": 2},
+            None,
+            {"row": 0},
+        ],
+    )
+    assert made.bad_counts == {
+        "bad_json": 1,
+        "not_an_object": 1,
+    }  # each counted once, however often it was read
     with pytest.raises(BadRecord, match=r"a\.jsonl:2: "):
         kept[1]
     stopping = open_source(path, cache=cache)
@@ -180,7 +212,9 @@ def test_rows_that_are_none_are_refused(rows: Any, message: str) -> None:
 
 
 def test_what_is_no_source_is_not_joined() -> None:
-    with pytest.raises(SourceError, match=r"concat: found a str, expected sources; open it with penstock\.open"):
+    with pytest.raises(
+        SourceError, match=r"concat: found a str, expected sources; open it with penstock\.open"
+    ):
         ps.concat(["a.jsonl"])
     with pytest.raises(SourceError, match="no sources given"):
         ps.concat([])
@@ -188,9 +222,17 @@ def test_what_is_no_source_is_not_joined() -> None:
 
 def test_joined_sources_have_a_name_of_their_own() -> None:
     sources = [ListSource(RECORDS, name=name) for name in "abcd"]
-    assert [ps.concat(sources[:number]).name for number in (1, 2, 3, 4)] == ["a", "a+b", "a+b+c", "a+3"]
+    assert [ps.concat(sources[:number]).name for number in (1, 2, 3, 4)] == [
+        "a",
+        "a+b",
+        "a+b+c",
+        "a+3",
+    ]
     assert ps.concat(sources, name="all").name == "all"
-    assert repr(ps.concat([ps.concat(sources[:2]), sources[2]])) == "Concat('a+b+c', 180 rows, 3 sources)"
+    assert (
+        repr(ps.concat([ps.concat(sources[:2]), sources[2]]))
+        == "Concat('a+b+c', 180 rows, 3 sources)"
+    )
 
 
 @settings(deadline=None, max_examples=50)
@@ -215,9 +257,14 @@ PINNED = [[48, 88, 319, 364, 663], [77, 376, 533, 631, 882], [21, 45, 365, 533, 
 
 def test_splits_are_pinned_and_seeds_differ() -> None:
     source = ListSource([{"row": row} for row in range(1000)])
-    tests = [[record["row"] for record in source.train_test_split(test_size=5, seed=seed)[1]] for seed in range(3)]
+    tests = [
+        [record["row"] for record in source.train_test_split(test_size=5, seed=seed)[1]]
+        for seed in range(3)
+    ]
     assert tests == PINNED  # a new release must not move rows from train to test
-    many = [{record["row"] for record in source.train_test_split(seed=seed)[1]} for seed in range(30)]
+    many = [
+        {record["row"] for record in source.train_test_split(seed=seed)[1]} for seed in range(30)
+    ]
     counts = np.bincount([row for rows in many for row in rows], minlength=1000)
     assert all(len(rows) == 100 for rows in many)
     # Each row is in the test part with chance 1/10, 30 times: a fair split leaves about 42 of 1000 out of all of them.
@@ -231,11 +278,19 @@ def test_a_split_with_an_empty_part_is_refused(size: Any) -> None:
 
 
 def test_views_pickle_as_numbers_not_as_records(write_jsonl: Write, cache: Cache) -> None:
-    source = open_source(write_jsonl([{"row": row, "fill": "x" * 100} for row in range(20_000)]), cache=cache)
+    source = open_source(
+        write_jsonl([{"row": row, "fill": "x" * 100} for row in range(20_000)]), cache=cache
+    )
     train, test = source.train_test_split()
     kept = source.filter(even)
     assert len(kept) == 10_000
-    views = [(source[5::3].map(shout_), 2000), (train, 4000), (test, 4000), (kept, 4000), (source.select([3, 1]), 2000)]
+    views = [
+        (source[5::3].map(shout_), 2000),
+        (train, 4000),
+        (test, 4000),
+        (kept, 4000),
+        (source.select([3, 1]), 2000),
+    ]
     for view, limit in views:
         frozen = pickle.dumps(view)
         assert len(frozen) < limit, view
@@ -248,9 +303,15 @@ def shout_(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_cuts_of_a_selection_weigh_what_was_chosen(write_jsonl: Write, cache: Cache) -> None:
-    source = open_source(write_jsonl([{"row": row, "fill": "x" * 80} for row in range(10_000)]), cache=cache)
+    source = open_source(
+        write_jsonl([{"row": row, "fill": "x" * 80} for row in range(10_000)]), cache=cache
+    )
     whole = source.cuts(num_bytes=10_000, num_rows=1 << 20)
-    assert len(source.select(np.arange(10_000)).cuts(num_bytes=10_000, num_rows=1 << 20)) == len(whole)
-    tenth = source.filter(lambda record: record["row"] % 10 == 0).cuts(num_bytes=10_000, num_rows=1 << 20)
+    assert len(source.select(np.arange(10_000)).cuts(num_bytes=10_000, num_rows=1 << 20)) == len(
+        whole
+    )
+    tenth = source.filter(lambda record: record["row"] % 10 == 0).cuts(
+        num_bytes=10_000, num_rows=1 << 20
+    )
     assert len(tenth) == pytest.approx(len(whole) / 10, rel=0.2)
     assert np.diff(source.select(np.arange(5000)).cuts(num_bytes=1 << 30, num_rows=64)).max() == 64

@@ -72,7 +72,12 @@ def as_record(path: Path, sample: dict[str, Any]) -> dict[str, Any]:
             case "cls":
                 record[field] = int(data)
             case _:
-                record[field] = {"bytes": None, "path": str(path), "start": offset, "num_bytes": len(data)}
+                record[field] = {
+                    "bytes": None,
+                    "path": str(path),
+                    "start": offset,
+                    "num_bytes": len(data),
+                }
     if images := [record[field] for field in sample if field.endswith(("jpg", "png"))]:
         record["images"] = images
     return record
@@ -80,11 +85,15 @@ def as_record(path: Path, sample: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(path: Path, cache: Cache) -> list[Any]:
     source = open_source(path, cache=cache, bad=BadRows(on_bad="skip"))
-    return [row.reason if isinstance(row, BadRow) else row for row in source.records(0, len(source))]
+    return [
+        row.reason if isinstance(row, BadRow) else row for row in source.records(0, len(source))
+    ]
 
 
 PARTS = st.text("ab.-é漢", min_size=1, max_size=6).filter(lambda part: part not in (".", ".."))
-STEMS = st.lists(PARTS, min_size=1, max_size=3).map("/".join) | st.integers(90, 300).map(lambda n: "x" * n)
+STEMS = st.lists(PARTS, min_size=1, max_size=3).map("/".join) | st.integers(90, 300).map(
+    lambda n: "x" * n
+)
 FIELDS = st.dictionaries(
     st.sampled_from(["jpg", "0.png", "1.PNG", "txt", "json", "meta.json", "cls", "bin", ""]),
     st.integers(0, 1200),
@@ -102,13 +111,19 @@ def data_of(field: str, size: int) -> bytes:
 @given(
     samples=st.dictionaries(STEMS, FIELDS, max_size=8),
     format=st.sampled_from(FORMATS),
-    others=st.lists(st.sampled_from(["README", "._a.jpg", "__info__/a.jpg", ".hidden"]), max_size=2),
+    others=st.lists(
+        st.sampled_from(["README", "._a.jpg", "__info__/a.jpg", ".hidden"]), max_size=2
+    ),
 )
 def test_samples_are_those_of_tarfile_and_webdataset(
     new_folder: NewFolder, samples: dict[str, dict[str, int]], format: int, others: list[str]
 ) -> None:
     folder = new_folder()
-    files = [(f"{stem}.{field}", data_of(field, n)) for stem, fields in samples.items() for field, n in fields.items()]
+    files = [
+        (f"{stem}.{field}", data_of(field, n))
+        for stem, fields in samples.items()
+        for field, n in fields.items()
+    ]
     try:
         path = write(folder / "a.tar", [*files, *((name, b"x") for name in others)], format=format)
     except ValueError:  # a name is too long for ustar
@@ -116,9 +131,14 @@ def test_samples_are_those_of_tarfile_and_webdataset(
     expected = truth(path)
     source = open_source(path, cache=Cache(folder / "cache"), bad=BadRows(on_bad="skip"))
     keys = [sample["__key__"] for sample in expected]
-    rows = [None if keys.count(sample["__key__"]) > 1 else as_record(path, sample) for sample in expected]
+    rows = [
+        None if keys.count(sample["__key__"]) > 1 else as_record(path, sample)
+        for sample in expected
+    ]
     check_source(source, expected=rows)
-    assert [list(row) for row in source] == [list(row) for row in rows if row is not None]  # fields in their order
+    assert [list(row) for row in source] == [
+        list(row) for row in rows if row is not None
+    ]  # fields in their order
     for sample, row in zip(expected, source.records(0, len(source)), strict=True):
         for field, value in row.items() if isinstance(row, dict) else ():
             if isinstance(value, dict) and "start" in value:
@@ -126,7 +146,9 @@ def test_samples_are_those_of_tarfile_and_webdataset(
                 assert whole == sample[field][0]
 
 
-def test_a_large_tar_is_found_by_its_headers_and_the_cache_keeps_where_its_samples_are(tmp_path: Path) -> None:
+def test_a_large_tar_is_found_by_its_headers_and_the_cache_keeps_where_its_samples_are(
+    tmp_path: Path,
+) -> None:
     path, cache = tmp_path / "a.tar", Cache(tmp_path / "cache")
     with path.open("wb") as out:
         for number in range(4):
@@ -151,25 +173,34 @@ def _num_read() -> int:
     return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
 
 
-def test_every_change_of_a_header_is_damage_behind_which_nothing_is_read(tmp_path: Path, cache: Cache) -> None:
+def test_every_change_of_a_header_is_damage_behind_which_nothing_is_read(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = write(tmp_path / "a.tar", SAMPLES, format=tarfile.GNU_FORMAT)
     whole, rows = path.read_bytes(), rows_of(path, cache)
     with tarfile.open(path) as tar:
         headers = [member.offset for member in tar]
     for number, header in enumerate(headers):
-        for byte in {*range(0, 512, 31), 100, 124, 135, 149, 153, 156} - {148, 155}:  # spaces beside the checksum
+        for byte in {*range(0, 512, 31), 100, 124, 135, 149, 153, 156} - {
+            148,
+            155,
+        }:  # spaces beside the checksum
             changed = bytearray(whole)
             changed[header + byte] ^= 1 << (byte % 8)
             path.write_bytes(changed)
             if not header:
-                with pytest.raises(SourceError, match=rf"{path}: cannot be read as a tar: .*; make it again"):
+                with pytest.raises(
+                    SourceError, match=rf"{path}: cannot be read as a tar: .*; make it again"
+                ):
                     rows_of(path, cache)
             else:  # samples have two members each; the unfinished one is not known to be whole
                 good = max(0, (number + 1) // 2 - 1)
                 assert rows_of(path, cache) == [*rows[:good], "bad_tar"], byte
 
 
-def test_a_tar_cut_anywhere_gives_whole_samples_and_one_bad_row(tmp_path: Path, cache: Cache) -> None:
+def test_a_tar_cut_anywhere_gives_whole_samples_and_one_bad_row(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = write(tmp_path / "a.tar", SAMPLES, format=tarfile.GNU_FORMAT)
     whole, rows = path.read_bytes(), rows_of(path, cache)
     with tarfile.open(path) as tar:
@@ -179,16 +210,21 @@ def test_a_tar_cut_anywhere_gives_whole_samples_and_one_bad_row(tmp_path: Path, 
         path.write_bytes(whole[:size])
         if size < begins[0] + 512 + len(JPG):
             with pytest.raises(
-                SourceError, match=r"cannot be read as a tar: 'a/1\.jpg' has 37 bytes, but the file ends"
+                SourceError,
+                match=r"cannot be read as a tar: 'a/1\.jpg' has 37 bytes, but the file ends",
             ):
                 rows_of(path, cache)
             continue
-        good = sum(size >= begin + 512 for begin in begins[1:])  # the header of the next sample ends a sample
+        good = sum(
+            size >= begin + 512 for begin in begins[1:]
+        )  # the header of the next sample ends a sample
         assert rows_of(path, cache) == [*rows[:good], "bad_tar"]
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_members_beyond_eight_gibibytes_are_found(tmp_path: Path, cache: Cache, format: int) -> None:
+def test_members_beyond_eight_gibibytes_are_found(
+    tmp_path: Path, cache: Cache, format: int
+) -> None:
     path, size = tmp_path / "a.tar", (9 << 30) + 1
     with path.open("wb") as out:
         member = tarfile.TarInfo("a.mp4")
@@ -228,7 +264,9 @@ def header(name: str = "x.jpg", **changed: bytes) -> bytes:
 
 def after_a_sample(tmp_path: Path, tail: bytes) -> Path:
     path = tmp_path / "a.tar"
-    whole = write(path, [("a.txt", b"good"), ("b.txt", b"unfinished")], format=tarfile.USTAR_FORMAT).read_bytes()
+    whole = write(
+        path, [("a.txt", b"good"), ("b.txt", b"unfinished")], format=tarfile.USTAR_FORMAT
+    ).read_bytes()
     path.write_bytes(whole[:2048] + tail)
     return path
 
@@ -244,12 +282,30 @@ def after_a_sample(tmp_path: Path, tail: bytes) -> Path:
         (header(size=b"0000000000g\0"), "as a size, expected octal digits"),
         (header(size=b"-0000000001\0"), "as a size, expected octal digits"),
         (header(checksum=b"0000000\0"), "but says 0"),
-        (header(type=b"L", size=b"77777777777\0"), "a long name or PAX fields of 8_589_934_591 bytes"),
-        (header(type=b"L", size=b"00000000003\0") + b"abc".ljust(512, b"\0") + bytes(1024), "followed by no member"),
-        (header(type=b"x", size=b"00000000010\0") + b"9 path=a".ljust(512, b"\0"), "PAX fields are damaged"),
-        (header(type=b"x", size=b"00000000012\0") + b"11 size=-1".ljust(512, b"\0"), "PAX fields are damaged"),
-        (header(type=b"x", size=b"00000000013\0") + b"11 size=-1\n".ljust(512, b"\0"), "give the size b'-1'"),
-        (header(type=b"g", size=b"00000000013\0") + b"11 path=ab\n".ljust(512, b"\0"), "give a path or a size"),
+        (
+            header(type=b"L", size=b"77777777777\0"),
+            "a long name or PAX fields of 8_589_934_591 bytes",
+        ),
+        (
+            header(type=b"L", size=b"00000000003\0") + b"abc".ljust(512, b"\0") + bytes(1024),
+            "followed by no member",
+        ),
+        (
+            header(type=b"x", size=b"00000000010\0") + b"9 path=a".ljust(512, b"\0"),
+            "PAX fields are damaged",
+        ),
+        (
+            header(type=b"x", size=b"00000000012\0") + b"11 size=-1".ljust(512, b"\0"),
+            "PAX fields are damaged",
+        ),
+        (
+            header(type=b"x", size=b"00000000013\0") + b"11 size=-1\n".ljust(512, b"\0"),
+            "give the size b'-1'",
+        ),
+        (
+            header(type=b"g", size=b"00000000013\0") + b"11 path=ab\n".ljust(512, b"\0"),
+            "give a path or a size",
+        ),
         (b"", "ends at byte 2048 without an end mark"),
         (bytes(100), "without an end mark"),
         (bytes(1024) + header() + bytes(1024), "data behind the end mark"),
@@ -274,7 +330,10 @@ def test_a_hostile_header_is_one_bad_row_that_says_what_is_wrong(
         (header(type=b"6"), "is a pipe"),
         (header(type=b"S", magic=b"ustar  \0"), "is a sparse file"),
         (header(type=b"Q"), "has the unknown type b'Q'"),
-        (header(type=b"x", size=b"00000000031\0") + SPARSE.ljust(512, b"\0") + header(), "is a sparse file"),
+        (
+            header(type=b"x", size=b"00000000031\0") + SPARSE.ljust(512, b"\0") + header(),
+            "is a sparse file",
+        ),
     ],
 )
 def test_what_is_not_a_plain_file_makes_its_sample_a_bad_row(
@@ -283,11 +342,16 @@ def test_what_is_not_a_plain_file_makes_its_sample_a_bad_row(
     path = after_a_sample(tmp_path, tail + bytes(1024))
     unfinished = {"__key__": "b", "txt": "unfinished"}
     assert rows_of(path, cache) == [{"__key__": "a", "txt": "good"}, unfinished, "bad_member"]
-    with pytest.raises(BadRecord, match=rf"{path}:3: 'x.jpg' \(byte \d+\) {re.escape(problem)}, expected a plain file"):
+    with pytest.raises(
+        BadRecord,
+        match=rf"{path}:3: 'x.jpg' \(byte \d+\) {re.escape(problem)}, expected a plain file",
+    ):
         list(open_source(path, cache=cache))
 
 
-def test_names_that_lead_out_of_a_folder_are_keys_and_open_nothing(tmp_path: Path, cache: Cache) -> None:
+def test_names_that_lead_out_of_a_folder_are_keys_and_open_nothing(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = write(tmp_path / "a.tar", [("../../etc/passwd.txt", b"x"), ("/etc/shadow.jpg", JPG)])
     first, second = open_source(path, cache=cache)
     assert first == {"__key__": "../../etc/passwd", "txt": "x"}
@@ -297,12 +361,24 @@ def test_names_that_lead_out_of_a_folder_are_keys_and_open_nothing(tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "rows", "message"),
     [
-        ([("a.txt", b"1"), ("b.txt", b"2"), ("a.jpg", JPG)], ["split_sample", {"b": 2}, "split_sample"], "'a' is also"),
-        ([("a.txt", b"1"), ("a.TXT", b"2")], ["duplicate_key"], "the sample has the field 'txt' twice"),
+        (
+            [("a.txt", b"1"), ("b.txt", b"2"), ("a.jpg", JPG)],
+            ["split_sample", {"b": 2}, "split_sample"],
+            "'a' is also",
+        ),
+        (
+            [("a.txt", b"1"), ("a.TXT", b"2")],
+            ["duplicate_key"],
+            "the sample has the field 'txt' twice",
+        ),
         ([("a.json", b"{")], ["bad_json"], "'a.json': not JSON"),
         ([("a.txt", b"\xff")], ["bad_utf8"], "'a.txt': "),
         ([("a.cls", b"seven")], ["bad_value"], "'a.cls': b'seven' is not an integer"),
-        ([("a.json", b'{"jpg": 1}'), ("a.jpg", JPG)], ["duplicate_key"], "rename it, or pass merge_json=False"),
+        (
+            [("a.json", b'{"jpg": 1}'), ("a.jpg", JPG)],
+            ["duplicate_key"],
+            "rename it, or pass merge_json=False",
+        ),
     ],
 )
 def test_a_sample_that_cannot_be_read_is_a_bad_row(
@@ -314,14 +390,20 @@ def test_a_sample_that_cannot_be_read_is_a_bad_row(
         list(open_source(path, cache=cache))
 
 
-def test_json_is_merged_unless_it_is_no_object_or_shall_not_be(tmp_path: Path, cache: Cache) -> None:
-    path = write(tmp_path / "a.tar", [("a.json", b'{"jpg": 1, "n": 2}'), ("a.jpg", JPG), ("b.json", b"[1]")])
+def test_json_is_merged_unless_it_is_no_object_or_shall_not_be(
+    tmp_path: Path, cache: Cache
+) -> None:
+    path = write(
+        tmp_path / "a.tar", [("a.json", b'{"jpg": 1, "n": 2}'), ("a.jpg", JPG), ("b.json", b"[1]")]
+    )
     first, second = open_source(path, cache=cache, merge_json=False)
     assert (first["json"], second) == ({"jpg": 1, "n": 2}, {"__key__": "b", "json": [1]})
     assert open_source(path, cache=cache)[1] == second
     with pytest.raises(SourceError, match="merge_json is 'no', expected true or false"):
         open_source(path, cache=cache, merge_json="no")
-    small = open_source(path, cache=cache, merge_json=False, max_row_bytes=5, bad=BadRows(on_bad="skip"))
+    small = open_source(
+        path, cache=cache, merge_json=False, max_row_bytes=5, bad=BadRows(on_bad="skip")
+    )
     assert list(small) == [second]
     assert small.bad_counts == {"too_long": 1}
 
@@ -338,14 +420,19 @@ def test_the_digest_covers_every_byte_and_where_media_are(tmp_path: Path, cache:
     assert digests(SAMPLES) == once
     changed = digests([(name, data.replace(b"nobody", b"noone!")) for name, data in SAMPLES])
     assert [one == other for one, other in zip(once, changed, strict=True)] == [False, False, True]
-    moved = digests([("README", b""), *SAMPLES])  # a store keeps where the images are; of text it does not matter
+    moved = digests(
+        [("README", b""), *SAMPLES]
+    )  # a store keeps where the images are; of text it does not matter
     assert [one == other for one, other in zip(once, moved, strict=True)] == [False, False, True]
     assert set(once).isdisjoint(digests(SAMPLES, merge_json=False))
 
 
-def test_a_key_of_the_json_object_is_not_replaced_by_the_list_of_images(tmp_path: Path, cache: Cache) -> None:
+def test_a_key_of_the_json_object_is_not_replaced_by_the_list_of_images(
+    tmp_path: Path, cache: Cache
+) -> None:
     path = write(
-        tmp_path / "a.tar", [("a.0.jpg", JPG), ("a.json", b'{"images": ["x"]}'), ("b.1.png", JPG), ("b.wav", b"")]
+        tmp_path / "a.tar",
+        [("a.0.jpg", JPG), ("a.json", b'{"images": ["x"]}'), ("b.1.png", JPG), ("b.wav", b"")],
     )
     first, second = open_source(path, cache=cache)
     assert first["images"] == ["x"]
@@ -367,10 +454,15 @@ def test_tars_are_named_by_braces_globs_and_folders(tmp_path: Path, cache: Cache
         ps.open(tmp_path / "data-{000..070}.tar", cache_dir=cache.root)
 
 
-def test_a_compressed_tar_and_a_file_that_is_no_tar_are_refused(tmp_path: Path, cache: Cache) -> None:
+def test_a_compressed_tar_and_a_file_that_is_no_tar_are_refused(
+    tmp_path: Path, cache: Cache
+) -> None:
     for name in ("a.tar.gz", "a.tgz", "a.tar.zst"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(SourceError, match=rf"{tmp_path / name}: a compressed tar has no random access.*unpack it"):
+        with pytest.raises(
+            SourceError,
+            match=rf"{tmp_path / name}: a compressed tar has no random access.*unpack it",
+        ):
             open_source(tmp_path / name, cache=cache)
     for content in (b"", b"<html>" * 200):
         (tmp_path / "a.tar").write_bytes(content)

@@ -16,7 +16,9 @@ from penstock.testing import check_source
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in ("chat", "math"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({name: row}) + "\n" for row in range(5)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({name: row}) + "\n" for row in range(5))
+        )
     (tmp_path / "table.csv").write_text("a;b\n1;2\n")
     return tmp_path
 
@@ -41,7 +43,13 @@ datasets:
     with caplog.at_level(logging.WARNING, "penstock"):
         source = open_source(path, cache=cache)
     assert "weights are ignored" in caplog.text
-    expected = [{"chat": 0}, {"chat": 1}, *({"math": row} for row in range(5)), {"a": "1", "b": "2"}, {"chat": 4}]
+    expected = [
+        {"chat": 0},
+        {"chat": 1},
+        *({"math": row} for row in range(5)),
+        {"a": "1", "b": "2"},
+        {"chat": 4},
+    ]
     check_source(source, expected=expected, max_pickle=10_000)
     assert source.name == "list" and [Path(file).name for file in source.files] == [
         "chat.jsonl",
@@ -60,7 +68,9 @@ defaults: &d
 datasets:
 """,
     )
-    with pytest.raises(SourceError, match=r"list\.yaml:2: unknown key 'defaults', expected datasets"):
+    with pytest.raises(
+        SourceError, match=r"list\.yaml:2: unknown key 'defaults', expected datasets"
+    ):
         read_list(path)
     path = write(
         folder,
@@ -80,11 +90,19 @@ datasets:
     path = write(folder, (folder / "list.yaml").read_text().replace("json_path", "path"))
     assert read_list(path) == [
         DatasetEntry(path=str(folder / "chat.jsonl"), weight=0.001, shape="json", line=2),
-        DatasetEntry(path="/abs/x.json", weight=0.001, shape="json", data_folder=str(folder / "media"), line=6),
+        DatasetEntry(
+            path="/abs/x.json",
+            weight=0.001,
+            shape="json",
+            data_folder=str(folder / "media"),
+            line=6,
+        ),
     ]
 
 
-def test_the_kind_of_lmms_engine(folder: Path, cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_kind_of_lmms_engine(
+    folder: Path, cache: Cache, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write(
         folder,
         """
@@ -100,7 +118,10 @@ datasets:
     with caplog.at_level(logging.WARNING, "penstock"):
         assert len(open_source(path, cache=cache)) == 10
     assert "data_folder is ignored" in caplog.text
-    assert [entry.data_folder for entry in read_list(path)] == [str(folder / "pictures"), str(folder)]
+    assert [entry.data_folder for entry in read_list(path)] == [
+        str(folder / "pictures"),
+        str(folder),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,19 +131,37 @@ datasets:
         ("datasets:", "not a list of data sets"),
         ("datasets: []", "not a list of data sets"),
         ("just text", "not a list of data sets"),
-        ("dataset: [a]", r"list\.yaml:1: unknown key 'dataset', expected datasets; did you mean 'datasets'\?"),
-        ("datasets:\n- path: a\n  wieght: 2", r"list\.yaml:3: unknown key 'wieght', .*; did you mean 'weight'\?"),
+        (
+            "dataset: [a]",
+            r"list\.yaml:1: unknown key 'dataset', expected datasets; did you mean 'datasets'\?",
+        ),
+        (
+            "datasets:\n- path: a\n  wieght: 2",
+            r"list\.yaml:3: unknown key 'wieght', .*; did you mean 'weight'\?",
+        ),
         ("datasets:\n- name: a", r"list\.yaml:2: a data set without path"),
-        ("datasets:\n- path: a\n  shape: jsnl", r":3: the shape 'jsnl' is not known.*; did you mean 'jsonl'\?"),
+        (
+            "datasets:\n- path: a\n  shape: jsnl",
+            r":3: the shape 'jsnl' is not known.*; did you mean 'jsonl'\?",
+        ),
         ("datasets:\n- path: a\n  weight: 0", r":3: weight is 0, expected a number above 0"),
-        ("datasets:\n- path: a\n  weight: yes", ":3: yes is true to some YAML readers and text to others"),
+        (
+            "datasets:\n- path: a\n  weight: yes",
+            ":3: yes is true to some YAML readers and text to others",
+        ),
         ("datasets:\n- path: a\n  weight: .inf", ":3: .inf is not a finite number"),
         ("datasets:\n- path: a\n  weight: lots", ":3: weight is 'lots'"),
         ("datasets:\n- path: [a]", r":2: path is .*list\), expected text"),
-        ("datasets:\n- path: a\n  name: no", ":3: no is false to some YAML readers and text to others"),
+        (
+            "datasets:\n- path: a\n  name: no",
+            ":3: no is false to some YAML readers and text to others",
+        ),
         ("datasets:\n- path: a\n  options: [1]", ":3: options is a list, expected a mapping"),
         ("datasets:\n- 3", ":2: expected a data set such as"),
-        ("datasets:\n- path: a\n  format: csv\n  shape: csv", r":4: shape is given twice \(in line 3 too\)"),
+        (
+            "datasets:\n- path: a\n  format: csv\n  shape: csv",
+            r":4: shape is given twice \(in line 3 too\)",
+        ),
         ("datasets: [", r"list\.yaml:1: not YAML: "),
         ("a: b\n\tc: d", r"list\.yaml:2: not YAML: "),
         (
@@ -142,7 +181,10 @@ def test_aliases_cannot_blow_it_up(folder: Path) -> None:
         f"- &{name} {{path: a, options: {{o: [{f'{part}, ' * 99}]}}}}\n"
         for name, part in zip("abc", ("x", "*a", "*b"), strict=True)
     )
-    with pytest.raises(SourceError, match=r"list\.yaml:3: more than 100,000 values; write out what the aliases repeat"):
+    with pytest.raises(
+        SourceError,
+        match=r"list\.yaml:3: more than 100,000 values; write out what the aliases repeat",
+    ):
         read_list(write(folder, laughs))
     many = "datasets:\n- &a {path: chat.jsonl}\n" + "- *a\n" * 257
     assert len(read_list(write(folder, many))) == 258
@@ -156,15 +198,22 @@ def test_aliases_cannot_blow_it_up(folder: Path) -> None:
 
 def test_values_are_read_as_in_a_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", "chat.jsonl")
-    (entry,) = read_list(write(folder, "- path: ${PLACE}\n  weight: 1e-3\n  options: {d: 2024-13-45}\n"))
-    assert entry.path == str(folder / "chat.jsonl") and entry.weight == 0.001 and entry.options == {"d": "2024-13-45"}
+    (entry,) = read_list(
+        write(folder, "- path: ${PLACE}\n  weight: 1e-3\n  options: {d: 2024-13-45}\n")
+    )
+    assert (
+        entry.path == str(folder / "chat.jsonl")
+        and entry.weight == 0.001
+        and entry.options == {"d": "2024-13-45"}
+    )
 
 
 def test_a_list_may_list_lists_but_not_itself(folder: Path, cache: Cache) -> None:
     (folder / "inner.yml").write_text("- chat.jsonl\n- math.jsonl\n")
     assert len(open_source(write(folder, "- inner.yml\n- chat.jsonl\n"), cache=cache)) == 15
     with pytest.raises(
-        SourceError, match=r"list\.yaml: lists itself, by way of .*list\.yaml → .*other\.yaml; take one"
+        SourceError,
+        match=r"list\.yaml: lists itself, by way of .*list\.yaml → .*other\.yaml; take one",
     ):
         (folder / "other.yaml").write_text("- list.yaml\n")
         open_source(write(folder, "- chat.jsonl\n- other.yaml\n"), cache=cache)

@@ -17,7 +17,10 @@ def ids_bytes(rows: Sequence[Sequence[int]], kind: str) -> bytes:
 
 
 def write_megatron(
-    prefix: Path, rows: Sequence[Sequence[int]], kind: str = "u2", documents: Sequence[int] | None = None
+    prefix: Path,
+    rows: Sequence[Sequence[int]],
+    kind: str = "u2",
+    documents: Sequence[int] | None = None,
 ) -> None:
     """`documents`: where each begins, and the number of sequences."""
     Path(f"{prefix}.bin").write_bytes(ids_bytes(rows, kind))
@@ -29,7 +32,9 @@ def write_megatron(
         at += size * len(row)
     edges = range(len(rows) + 1) if documents is None else documents
     header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[kind], len(rows), len(edges))
-    Path(f"{prefix}.idx").write_bytes(header + lengths + starts + b"".join(struct.pack("<q", edge) for edge in edges))
+    Path(f"{prefix}.idx").write_bytes(
+        header + lengths + starts + b"".join(struct.pack("<q", edge) for edge in edges)
+    )
 
 
 def read_megatron(prefix: Path) -> tuple[str, list[list[int]], list[int]]:
@@ -43,13 +48,19 @@ def read_megatron(prefix: Path) -> tuple[str, list[list[int]], list[int]]:
     starts = struct.unpack(f"<{count}q", raw[34 + 4 * count : 34 + 12 * count])
     documents = struct.unpack(f"<{edges}q", raw[34 + 12 * count :])
     ids = Path(f"{prefix}.bin").read_bytes()
-    rows = [np.frombuffer(ids, f"<{kind}", n, at).tolist() for n, at in zip(lengths, starts, strict=True)]
+    rows = [
+        np.frombuffer(ids, f"<{kind}", n, at).tolist()
+        for n, at in zip(lengths, starts, strict=True)
+    ]
     assert len(ids) == int(kind[1]) * sum(lengths)
     return kind, rows, list(documents)
 
 
 def write_datatrove(
-    path: Path, rows: Sequence[Sequence[int]], kind: str = "u2", masks: Sequence[Sequence[int]] | None = None
+    path: Path,
+    rows: Sequence[Sequence[int]],
+    kind: str = "u2",
+    masks: Sequence[Sequence[int]] | None = None,
 ) -> None:
     path.write_bytes(ids_bytes(rows, kind))
     Path(f"{path}.index").write_bytes(np.cumsum([len(row) for row in rows]).astype("<u8").tobytes())
@@ -86,7 +97,9 @@ def write_mds(folder: Path, shards: Sequence[Sequence[tuple[Sequence[int], str]]
         made = []
         for tokens, source in rows:
             text = source.encode()
-            shape = bytes([(1 << 2) | 1]) + struct.pack("<H", len(tokens))  # one axis, its length as u16
+            shape = bytes([(1 << 2) | 1]) + struct.pack(
+                "<H", len(tokens)
+            )  # one axis, its length as u16
             values = shape + np.array(tokens, "<i4").tobytes()
             made.append(struct.pack("<II", len(text), len(values)) + text + values)
         entry = {
@@ -106,13 +119,22 @@ def write_mds(folder: Path, shards: Sequence[Sequence[tuple[Sequence[int], str]]
 
 
 def write_litdata(
-    folder: Path, chunks: Sequence[Sequence[bytes]], *, names: Sequence[str], formats: Sequence[str], **config: Any
+    folder: Path,
+    chunks: Sequence[Sequence[bytes]],
+    *,
+    names: Sequence[str],
+    formats: Sequence[str],
+    **config: Any,
 ) -> None:
     """Chunks of items that are dicts with these leaves; each item is given as its bytes."""
     folder.mkdir(exist_ok=True)
     leaf = {"type": None, "context": None, "children_spec": []}
     spec = (
-        {"type": "builtins.dict", "context": json.dumps(list(names)), "children_spec": [leaf] * len(names)}
+        {
+            "type": "builtins.dict",
+            "context": json.dumps(list(names)),
+            "children_spec": [leaf] * len(names),
+        }
         if names
         else leaf
     )
@@ -121,7 +143,9 @@ def write_litdata(
         raw = chunk(items)
         name = f"chunk-0-{number}.bin"
         (folder / name).write_bytes(raw)
-        listed.append({"chunk_bytes": len(raw), "chunk_size": len(items), "dim": None, "filename": name})
+        listed.append(
+            {"chunk_bytes": len(raw), "chunk_size": len(items), "dim": None, "filename": name}
+        )
     config = {"compression": None, "data_format": list(formats), "data_spec": json.dumps([1, spec]), "encryption": None,
               "item_loader": "PyTreeLoader", **config}  # fmt: skip
     (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": config}))

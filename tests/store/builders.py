@@ -67,11 +67,17 @@ def build(job: dict[str, Any]) -> None:
     if job.get("timer"):
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, job["timer"], job["timer"])
-    os.environ.update(BUILDERS_LOG=job["log"], BUILDERS_PAUSE=str(job["pause"]), BUILDERS_DEATH=job.get("death", ""))
+    os.environ.update(
+        BUILDERS_LOG=job["log"],
+        BUILDERS_PAUSE=str(job["pause"]),
+        BUILDERS_DEATH=job.get("death", ""),
+    )
     files = sorted(Path(job["data"]).iterdir())
     source = ps.concat([ps.open(file, cache_dir=job["cache"]) for file in files], name="data")
     template = FunctionTemplate(count_and_split, open_tokenizer(job["tokenizer"]), version="1")
-    store = ps.prepare(source, template=template, cache_dir=job["cache"], num_proc=job["num_proc"], progress="none")
+    store = ps.prepare(
+        source, template=template, cache_dir=job["cache"], num_proc=job["num_proc"], progress="none"
+    )
     print(store.fingerprint, flush=True)
 
 
@@ -201,7 +207,9 @@ class Server:
 class Yard:
     """Some data, a tokenizer, and as many caches as a test needs."""
 
-    def __init__(self, server: Server, folder: Path, tokenizer: Path, *, num_files: int, pause: float = 0.0) -> None:
+    def __init__(
+        self, server: Server, folder: Path, tokenizer: Path, *, num_files: int, pause: float = 0.0
+    ) -> None:
         self.server, self.folder, self.tokenizer, self.pause = server, folder, tokenizer, pause
         self.num_files = num_files
         self.data = folder / "data"
@@ -210,7 +218,10 @@ class Yard:
         words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
         for file in range(num_files):
             texts = [" ".join(rng.choices(words, k=rng.randrange(3, 30))) for _ in range(ROWS)]
-            lines = [json.dumps({"text": text, "file": file, "row": row}) for row, text in enumerate(texts)]
+            lines = [
+                json.dumps({"text": text, "file": file, "row": row})
+                for row, text in enumerate(texts)
+            ]
             (self.data / f"{file:03}.jsonl").write_text("\n".join(lines) + "\n")
         self._number = 0
 
@@ -222,7 +233,14 @@ class Yard:
         self._number += 1
         out, err = (self.folder / f"{self._number}.{kind}" for kind in ("out", "err"))
         log = root.with_name(root.name + ".log")
-        places = {"data": self.data, "tokenizer": self.tokenizer, "cache": root, "log": log, "out": out, "err": err}
+        places = {
+            "data": self.data,
+            "tokenizer": self.tokenizer,
+            "cache": root,
+            "log": log,
+            "out": out,
+            "err": err,
+        }
         words = {name: str(place) for name, place in places.items()}
         pid = self.server.ask(do="start", **words, num_proc=num_proc, pause=self.pause, **more)
         return Builder(self.server, pid, err)
@@ -244,7 +262,9 @@ class CacheFolder:
     def begun(self) -> list[int]:
         """Shards that were begun so far, by all processes together, one number for each time."""
         log = self.root.with_name(self.root.name + ".log")
-        return [int(line.split()[1]) for line in log.read_text().splitlines()] if log.exists() else []
+        return (
+            [int(line.split()[1]) for line in log.read_text().splitlines()] if log.exists() else []
+        )
 
     def published(self) -> dict[str, str]:
         """Every file under a final name that holds samples or promises them, with the digest of its bytes."""
@@ -254,10 +274,15 @@ class CacheFolder:
             for path in (self.root / folder).rglob("*")
             if path.suffix in (".arrow", ".json", ".lengths") and not path.name.startswith(".")
         ]
-        return {str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        return {
+            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+        }
 
     def shards(self) -> dict[str, int]:
-        return {path.name: path.stat().st_ino for path in (self.root / "shards").rglob("[!.]*.arrow")}
+        return {
+            path.name: path.stat().st_ino for path in (self.root / "shards").rglob("[!.]*.arrow")
+        }
 
     def leftovers(self) -> list[str]:
         return [str(path.relative_to(self.root)) for path in self.root.rglob(".*.tmp")]
@@ -280,7 +305,19 @@ def verified(cache: CacheFolder) -> list[str]:
 
 STRACE = shutil.which("strace")
 MUTATING = (
-    *("write", "pwrite64", "writev", "openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "link", "linkat"),
+    *(
+        "write",
+        "pwrite64",
+        "writev",
+        "openat",
+        "mkdir",
+        "mkdirat",
+        "rename",
+        "renameat",
+        "renameat2",
+        "link",
+        "linkat",
+    ),
     *("symlink", "symlinkat"),
     *("unlink", "unlinkat", "fsync", "fdatasync", "ftruncate", "fchmod", "utimensat"),
 )
@@ -306,7 +343,17 @@ def traced(cache: CacheFolder, *options: str) -> Iterator[Builder]:
     cache.yard.server.ask(do="gate")
     builder = cache.start()
     trace = subprocess.Popen(
-        [STRACE, "-f", "-y", "-qq", "-p", str(builder.pid), "-o", str(cache.root) + ".trace", *options],
+        [
+            STRACE,
+            "-f",
+            "-y",
+            "-qq",
+            "-p",
+            str(builder.pid),
+            "-o",
+            str(cache.root) + ".trace",
+            *options,
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -314,7 +361,9 @@ def traced(cache: CacheFolder, *options: str) -> Iterator[Builder]:
         status = Path(f"/proc/{builder.pid}/status")
         until = time.monotonic() + 30
         while "TracerPid:\t0\n" in status.read_text():
-            assert trace.poll() is None and time.monotonic() < until, trace.stderr and trace.stderr.read()
+            assert trace.poll() is None and time.monotonic() < until, (
+                trace.stderr and trace.stderr.read()
+            )
             time.sleep(0.001)
         cache.yard.server.ask(do="go")
         yield builder

@@ -49,7 +49,9 @@ def make(rows: list[Record], cache: Cache, name: str = "list", **options: Any) -
     source = ListSource(rows)
     source.name = name
     engine = LocalEngine(1)
-    return build(source, Numbers(**options), engine=engine, cache=cache, shard_bytes=1 << 20, shard_rows=100)
+    return build(
+        source, Numbers(**options), engine=engine, cache=cache, shard_bytes=1 << 20, shard_rows=100
+    )
 
 
 def shard_paths(store: Store) -> list[Path]:

@@ -41,13 +41,28 @@ def template(tokenizer_path: Path) -> TextTemplate:
 def small(source: Any, template: Any, cache: Cache, *, background: bool, **more: Any) -> Store:
     engine = LocalEngine(2, inline=not background)
     return build(
-        source, template, engine=engine, cache=cache, background=background, shard_bytes=10_000, shard_rows=100, **more
+        source,
+        template,
+        engine=engine,
+        cache=cache,
+        background=background,
+        shard_bytes=10_000,
+        shard_rows=100,
+        **more,
     )
 
 
 def contents(cache: Cache) -> dict[str, str]:
-    files = [path for folder in ("shards", "stores") for path in (cache.root / folder).rglob("*") if path.is_file()]
-    return {str(path.relative_to(cache.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = [
+        path
+        for folder in ("shards", "stores")
+        for path in (cache.root / folder).rglob("*")
+        if path.is_file()
+    ]
+    return {
+        str(path.relative_to(cache.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 class Gate(TextTemplate):
@@ -65,12 +80,18 @@ class Gate(TextTemplate):
         return super().encode(records)
 
 
-def test_the_same_files_as_prepared_ahead(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
+def test_the_same_files_as_prepared_ahead(
+    tmp_path: Path, write_jsonl: Write, template: TextTemplate
+) -> None:
     path = write_jsonl(RECORDS)
     caches = [Cache(tmp_path / name) for name in ("ahead", "background")]
     ahead = small(open_source(path, cache=caches[0]), template, caches[0], background=False)
     store = small(open_source(path, cache=caches[1]), template, caches[1], background=True)
-    assert store.fingerprint == ahead.fingerprint and len(store) == 1200 and store.num_shards == ahead.num_shards
+    assert (
+        store.fingerprint == ahead.fingerprint
+        and len(store) == 1200
+        and store.num_shards == ahead.num_shards
+    )
     assert [sample.text for sample in store] == [sample.text for sample in ahead]
     store.wait()
     assert store.manifest == ahead.manifest and store.counts == ahead.counts
@@ -79,7 +100,9 @@ def test_the_same_files_as_prepared_ahead(tmp_path: Path, write_jsonl: Write, te
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("mix", ["one", "rows", "tokens"])
-def test_the_same_batches_as_prepared_ahead(tmp_path: Path, template: TextTemplate, shuffle: bool, mix: str) -> None:
+def test_the_same_batches_as_prepared_ahead(
+    tmp_path: Path, template: TextTemplate, shuffle: bool, mix: str
+) -> None:
     def batches(background: bool) -> list[dict[str, Any]]:
         cache = Cache(tmp_path / str(background))
         stores = [
@@ -88,7 +111,9 @@ def test_the_same_batches_as_prepared_ahead(tmp_path: Path, template: TextTempla
         ]
         chosen = stores[0] if mix == "one" else {"a": (stores[0], 0.7), "b": (stores[1], 0.3)}
         more = {"mix_by": mix, "output": "numpy"} if mix != "one" else {"output": "numpy"}
-        loader = ps.Loader(chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, **more)
+        loader = ps.Loader(
+            chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, **more
+        )
         return [dict(batch) for batch in loader]
 
     ahead, streamed = batches(False), batches(True)
@@ -103,7 +128,10 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     template = Gate(open_tokenizer(tokenizer_path), gate)
     cache = Cache(tmp_path / "cache")
     store = small(ListSource(RECORDS), template, cache, background=True)
-    assert "which are made while they are used" in store.describe() and "tokens not counted yet" in repr(store)
+    assert (
+        "which are made while they are used" in store.describe()
+        and "tokens not counted yet" in repr(store)
+    )
     with pytest.raises(StoreError, match=r"not complete yet.*store\.wait\(\)"):
         store.counts
     assert store[250].text.startswith("the quick")  # of the first shards, which need no gate
@@ -115,7 +143,9 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     store.want([0])  # a whole store needs no request
 
 
-def test_copies_in_other_processes_make_what_they_need(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_copies_in_other_processes_make_what_they_need(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     gate = tmp_path / "gate"
     template = Gate(open_tokenizer(tokenizer_path), gate)
     store = small(ListSource(RECORDS), template, Cache(tmp_path / "cache"), background=True)
@@ -150,7 +180,9 @@ def test_a_shard_that_another_process_gave_up_is_made_by_its_reader_while_all_wo
     assert store.wait().counts.rows == 1200
 
 
-def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
+def test_an_error_comes_up_where_somebody_asks(
+    tmp_path: Path, write_jsonl: Write, template: TextTemplate
+) -> None:
     path = write_jsonl([*RECORDS[:1190], {"text": None}, *RECORDS[1191:]])
     cache = Cache(tmp_path / "cache")
     store = small(open_source(path, cache=cache), template, cache, background=True)
@@ -161,7 +193,9 @@ def test_an_error_comes_up_where_somebody_asks(tmp_path: Path, write_jsonl: Writ
     assert not (cache.root / "stores").exists()
 
 
-def test_letting_go_stops_the_work_and_leaves_nothing_half(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_letting_go_stops_the_work_and_leaves_nothing_half(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     cache = Cache(tmp_path / "cache")
     template = Gate(open_tokenizer(tokenizer_path), tmp_path / "gate")
     before = children()  # another test's, such as the resource tracker of multiprocessing
@@ -182,7 +216,12 @@ def test_a_store_that_is_closed_while_every_process_works_was_closed_and_did_not
     tmp_path: Path, tokenizer_path: Path
 ) -> None:
     cache = Cache(tmp_path / "cache")
-    store = small(ListSource(RECORDS), Gate(open_tokenizer(tokenizer_path), tmp_path / "gate"), cache, background=True)
+    store = small(
+        ListSource(RECORDS),
+        Gate(open_tokenizer(tokenizer_path), tmp_path / "gate"),
+        cache,
+        background=True,
+    )
     while len(list(tmp_path.glob("waiting-*"))) < 2:
         time.sleep(0.01)  # until both wait at the gate, and no worker asks for a task
     store.close()
@@ -190,11 +229,21 @@ def test_a_store_that_is_closed_while_every_process_works_was_closed_and_did_not
         store.wait()
 
 
-def test_a_store_that_is_still_being_made_is_not_shuffled_as_a_whole(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_a_store_that_is_still_being_made_is_not_shuffled_as_a_whole(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     gate = tmp_path / "gate"
-    store = small(ListSource(RECORDS), Gate(open_tokenizer(tokenizer_path), gate), Cache(tmp_path), background=True)
+    store = small(
+        ListSource(RECORDS),
+        Gate(open_tokenizer(tokenizer_path), gate),
+        Cache(tmp_path),
+        background=True,
+    )
     for options in ({}, {"window": "auto"}, {"window": "all"}):
-        with pytest.raises(PlanError, match=r"the first batch would need every one of them; pass window=16 to shuffle"):
+        with pytest.raises(
+            PlanError,
+            match=r"the first batch would need every one of them; pass window=16 to shuffle",
+        ):
             ps.Loader(store, batch_size=4, max_length=128, output="numpy", **options)
     ps.Loader(store, batch_size=4, max_length=128, output="numpy", window=4)
     ps.Loader(store, batch_size=4, max_length=128, output="numpy", shuffle=False)
@@ -207,12 +256,23 @@ def test_an_engine_that_loses_tasks_makes_no_store(tmp_path: Path, template: Tex
         def run(self, *given: Any, **more: Any) -> Iterator[Any]:
             return islice(super().run(*given, **more), 5)
 
-    with pytest.raises(StoreError, match=r"LocalEngine\(1\) ended after 5 of 13 shards, without an error"):
-        build(ListSource(RECORDS), template, engine=Lazy(1), cache=Cache(tmp_path), shard_bytes=10_000, shard_rows=100)
+    with pytest.raises(
+        StoreError, match=r"LocalEngine\(1\) ended after 5 of 13 shards, without an error"
+    ):
+        build(
+            ListSource(RECORDS),
+            template,
+            engine=Lazy(1),
+            cache=Cache(tmp_path),
+            shard_bytes=10_000,
+            shard_rows=100,
+        )
     assert not (tmp_path / "stores").exists()
 
 
-def test_a_finished_store_has_nothing_to_make(tmp_path: Path, write_jsonl: Write, template: TextTemplate) -> None:
+def test_a_finished_store_has_nothing_to_make(
+    tmp_path: Path, write_jsonl: Write, template: TextTemplate
+) -> None:
     cache = Cache(tmp_path / "cache")
     source = open_source(write_jsonl(RECORDS), cache=cache)
     small(source, template, cache, background=False)
@@ -221,8 +281,12 @@ def test_a_finished_store_has_nothing_to_make(tmp_path: Path, write_jsonl: Write
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_script_that_ends_early_ends_cleanly(tmp_path: Path, tokenizer_path: Path, cache: bool) -> None:
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS * 60))
+def test_a_script_that_ends_early_ends_cleanly(
+    tmp_path: Path, tokenizer_path: Path, cache: bool
+) -> None:
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in RECORDS * 60)
+    )
     script = f"""
         import sys, penstock as ps
         store = ps.prepare({str(tmp_path / "data.jsonl")!r}, tokenizer={str(tokenizer_path)!r}, cache={cache},
@@ -231,13 +295,23 @@ def test_a_script_that_ends_early_ends_cleanly(tmp_path: Path, tokenizer_path: P
         if {cache}: sys.exit(3)
         raise RuntimeError("mine")
     """
-    environment = {**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    environment = {
+        **os.environ,
+        "PENSTOCK_CACHE": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path / "tmp"),
+    }
     (tmp_path / "tmp").mkdir()
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.stdout == "the quick\n" and result.returncode == (3 if cache else 1)
-    assert ("RuntimeError: mine" in result.stderr) != cache and "Exception ignored" not in result.stderr
+    assert (
+        "RuntimeError: mine" in result.stderr
+    ) != cache and "Exception ignored" not in result.stderr
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -256,14 +330,25 @@ def test_a_store_that_this_process_makes_itself_stops_within_a_shard_when_it_is_
 
     cache = Cache(tmp_path / "cache")
     template = Slow(open_tokenizer(tokenizer_path))
-    store = build(ListSource(RECORDS), template, engine=LocalEngine(1), cache=cache, background=True, shard_rows=1200)
+    store = build(
+        ListSource(RECORDS),
+        template,
+        engine=LocalEngine(1),
+        cache=cache,
+        background=True,
+        shard_rows=1200,
+    )
     while not Slow.num_encoded:
         time.sleep(0.01)
     store.close()
-    assert Slow.num_encoded < 5 and not [each for each in threading.enumerate() if each.name == "penstock-prepare"]
+    assert Slow.num_encoded < 5 and not [
+        each for each in threading.enumerate() if each.name == "penstock-prepare"
+    ]
 
 
-def test_an_engine_that_loses_tasks_while_rows_are_digested_is_named(tmp_path: Path, template: TextTemplate) -> None:
+def test_an_engine_that_loses_tasks_while_rows_are_digested_is_named(
+    tmp_path: Path, template: TextTemplate
+) -> None:
     class Loses:
         def run(self, work: Any, tasks: Any, *, on_note: Any = None) -> Iterator[Any]:
             return islice(LocalEngine(1).run(work, tasks, on_note=on_note), 3)
@@ -273,5 +358,10 @@ def test_an_engine_that_loses_tasks_while_rows_are_digested_is_named(tmp_path: P
 
     with pytest.raises(StoreError, match=r"Loses\(\) ended after 3 of 12 shards, without an error"):
         build(
-            ListSource(RECORDS), template, engine=Loses(), cache=Cache(tmp_path / "c"), background=True, shard_rows=100
+            ListSource(RECORDS),
+            template,
+            engine=Loses(),
+            cache=Cache(tmp_path / "c"),
+            background=True,
+            shard_rows=100,
         )

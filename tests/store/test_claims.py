@@ -54,7 +54,9 @@ def template(tokenizer_path: Path, tmp_path: Path) -> Logged:
 
 def prepare(template: Any, cache: Cache, *, num_proc: int = 1) -> str:
     source = ListSource(RECORDS)
-    return build(source, template, engine=LocalEngine(num_proc), cache=cache, shard_rows=100).fingerprint
+    return build(
+        source, template, engine=LocalEngine(num_proc), cache=cache, shard_rows=100
+    ).fingerprint
 
 
 def hold_forever(key: str, cache: Cache, ready: Any) -> None:
@@ -173,7 +175,9 @@ def test_where_no_claim_can_be_made_work_goes_on(cache: Cache) -> None:
 def test_a_claim_that_was_left_behind_disturbs_no_command(cache: Cache, template: Logged) -> None:
     prepare(template, cache)
     other_place(KEY, cache)
-    other_place(f"{KEY}.0123456789abcdef", cache)  # of a process that was killed while it renewed its claim
+    other_place(
+        f"{KEY}.0123456789abcdef", cache
+    )  # of a process that was killed while it renewed its claim
     cache.tidy()
     (info,) = list_stores(cache).stores
     assert verify(info.store, cache).is_whole and prune(cache, max_bytes=0).num_held <= 1
@@ -201,7 +205,9 @@ def test_eight_builders_share_the_work(cache: Cache, template: Logged, tmp_path:
 
 
 @pytest.mark.timeout(120)
-def test_a_killed_builder_s_shards_are_made_by_the_others(cache: Cache, template: Logged, tmp_path: Path) -> None:
+def test_a_killed_builder_s_shards_are_made_by_the_others(
+    cache: Cache, template: Logged, tmp_path: Path
+) -> None:
     stuck = Logged(template.tokenizer, tmp_path / "stuck", pause=1000)
     victim = FORK.Process(target=prepare, args=(stuck, cache))
     victim.start()
@@ -217,7 +223,10 @@ def test_a_killed_builder_s_shards_are_made_by_the_others(cache: Cache, template
 
 @pytest.mark.timeout(60)
 def test_a_silent_machine_s_shard_is_made_here_after_a_while(
-    cache: Cache, template: Logged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Cache,
+    template: Logged,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(build_module, "STALE_SECONDS", 2.0)
     monkeypatch.setattr(build_module, "_LOG_SECONDS", 0.0)
@@ -258,7 +267,9 @@ def test_a_busy_machine_is_waited_for_but_not_forever(
 
 
 @pytest.mark.timeout(60)
-def test_what_another_machine_finishes_is_taken_from_it(cache: Cache, template: Logged, tmp_path: Path) -> None:
+def test_what_another_machine_finishes_is_taken_from_it(
+    cache: Cache, template: Logged, tmp_path: Path
+) -> None:
     """The other one makes its shard elsewhere, and publishes it while we wait."""
     source = ListSource(RECORDS)
     elsewhere = Cache(tmp_path / "elsewhere")
@@ -294,7 +305,9 @@ def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
         "with claims.take_claim('a' * 32, Cache(sys.argv[1])) as claim:\n"
         "    assert isinstance(claim, claims.Claim)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -310,7 +323,9 @@ def test_what_a_worker_of_another_machine_left_is_removed_once_its_engine_report
         for owner in (dead, other)
     }
     for owner, (claim, *files) in names.items():
-        cache.place.create(claim, lambda file, owner=owner: file.write(f"{owner} 0 {KEY} node-7".encode()))
+        cache.place.create(
+            claim, lambda file, owner=owner: file.write(f"{owner} 0 {KEY} node-7".encode())
+        )
         for name in files:
             cache.path(name).parent.mkdir(parents=True, exist_ok=True)
             cache.path(name).touch()
@@ -329,11 +344,15 @@ def test_a_worker_that_does_not_see_the_sign_of_its_engine_is_refused(
         work.check(sign)
         assert work.process_name() == str(Owner.me())
         elsewhere = MakeShard(ListSource(RECORDS), template, Cache(tmp_path / "elsewhere"))
-        with pytest.raises(StoreError, match=f"does not see the cache folder {tmp_path / 'elsewhere'} of the process"):
+        with pytest.raises(
+            StoreError,
+            match=f"does not see the cache folder {tmp_path / 'elsewhere'} of the process",
+        ):
             elsewhere.check(sign)
         work.identity = {**work.identity, "template": "another one"}
         with pytest.raises(
-            StoreError, match=r"its template differs: template \"another one\" → .*same tokenizer and code"
+            StoreError,
+            match=r"its template differs: template \"another one\" → .*same tokenizer and code",
         ):
             work.check(sign)
     with pytest.raises(StoreError, match="does not see the cache folder"):

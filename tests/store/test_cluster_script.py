@@ -32,7 +32,9 @@ def recipe(tmp_path: Path, tokenizer_path: Path) -> Path:
     rows = [{"text": f"row {row} " + "the quick brown fox " * 300} for row in range(16_000)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = tmp_path / "recipe.yaml"
-    path.write_text(f"data: data.jsonl\ntokenizer: {tokenizer_path}\ntemplate: text\nbatch_size: 1\nnum_proc: 1\n")
+    path.write_text(
+        f"data: data.jsonl\ntokenizer: {tokenizer_path}\ntemplate: text\nbatch_size: 1\nnum_proc: 1\n"
+    )
     return path
 
 
@@ -44,7 +46,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     for program in bin_folder.iterdir():
         program.chmod(0o755)
     path = f"{bin_folder}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "TASKS": "4", "PIDS": str(tmp_path / "pids"), "HOME": str(tmp_path)}
+    return {
+        **os.environ,
+        "PATH": path,
+        "TASKS": "4",
+        "PIDS": str(tmp_path / "pids"),
+        "HOME": str(tmp_path),
+    }
 
 
 def test_tasks_without_a_coordinator_make_one_store_though_one_is_killed_and_one_is_late(
@@ -53,7 +61,10 @@ def test_tasks_without_a_coordinator_make_one_store_though_one_is_killed_and_one
     assert shutil.which("bash")
     cache, pids = tmp_path / "cache", tmp_path / "pids"
     job = subprocess.Popen(
-        ["bash", str(SCRIPT), str(recipe), str(cache)], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+        ["bash", str(SCRIPT), str(recipe), str(cache)],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     until = time.monotonic() + 60
     while not claims(cache) and time.monotonic() < until:
@@ -65,7 +76,9 @@ def test_tasks_without_a_coordinator_make_one_store_though_one_is_killed_and_one
     together = ps.load(recipe, cache_dir=cache, output="numpy").stores[0]
     alone = ps.load(recipe, cache_dir=tmp_path / "alone", output="numpy").stores[0]
     assert together.fingerprint == alone.fingerprint
-    assert [path.read_bytes() for path in shards(cache)] == [path.read_bytes() for path in shards(tmp_path / "alone")]
+    assert [path.read_bytes() for path in shards(cache)] == [
+        path.read_bytes() for path in shards(tmp_path / "alone")
+    ]
 
 
 def claims(cache: Path) -> list[Path]:
@@ -98,7 +111,15 @@ def test_the_status_says_what_is_made_and_who_is_at_work(recipe: Path, tmp_path:
     before = ask()
     assert before["shards"] == 0 and before["at_work"] == [] and not before["is_complete"]
     assert not (tmp_path / "c" / "shards").exists()  # it makes nothing
-    command = [sys.executable, "-m", "penstock", "prepare", str(recipe), "--cache-dir", str(tmp_path / "c")]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "prepare",
+        str(recipe),
+        "--cache-dir",
+        str(tmp_path / "c"),
+    ]
     work = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while work.poll() is None:  # stop it while it holds a claim
         os.kill(work.pid, signal.SIGSTOP)
@@ -111,4 +132,6 @@ def test_the_status_says_what_is_made_and_who_is_at_work(recipe: Path, tmp_path:
     os.kill(work.pid, signal.SIGCONT)
     assert work.wait(timeout=120) == 0
     after = ask()
-    assert after["is_complete"] and after["shards"] == after["num_shards"] and after["rows"] == 16_000
+    assert (
+        after["is_complete"] and after["shards"] == after["num_shards"] and after["rows"] == 16_000
+    )

@@ -41,7 +41,9 @@ class Weighted(Numbers):
         columns = {
             "weights": Values((made.input_ids / 7).astype(np.float32)),
             "label": Values(np.array([label_of(row) for row in rows], np.int8)),
-            "media": Values(np.frombuffer(b"".join(media), np.uint8), np.cumsum([0, *map(len, media)])),
+            "media": Values(
+                np.frombuffer(b"".join(media), np.uint8), np.cumsum([0, *map(len, media)])
+            ),
         }
         return Samples(
             input_ids=made.input_ids,
@@ -61,7 +63,9 @@ class Wrong(Weighted):
 
     def encode(self, rows: Any) -> Samples:
         made = super().encode(rows)
-        columns = {name: each for name, each in (made.columns | self.change).items() if each is not None}
+        columns = {
+            name: each for name, each in (made.columns | self.change).items() if each is not None
+        }
         return Samples(
             input_ids=made.input_ids,
             loss_mask=made.loss_mask,
@@ -79,9 +83,13 @@ def media_of(row: Record) -> bytes:
     return json.dumps(row["ids"][:2]).encode() if len(row["ids"]) % 3 == 0 else b""
 
 
-def make(template: Any, cache: Cache, rows: list[Record] | None = None, num_proc: int = 1, **options: Any) -> Store:
+def make(
+    template: Any, cache: Cache, rows: list[Record] | None = None, num_proc: int = 1, **options: Any
+) -> Store:
     source = ListSource(records(250) if rows is None else rows)
-    return build(source, template, engine=LocalEngine(num_proc), cache=cache, shard_rows=100, **options)
+    return build(
+        source, template, engine=LocalEngine(num_proc), cache=cache, shard_rows=100, **options
+    )
 
 
 def check(store: Store, rows: list[Record]) -> None:
@@ -90,7 +98,9 @@ def check(store: Store, rows: list[Record]) -> None:
         assert sample.columns.keys() == {"weights", "label", "media"}
         weights, label, media = (sample.columns[name] for name in ("weights", "label", "media"))
         assert weights.dtype == np.float32 and label.dtype == np.int8 and media.dtype == np.uint8
-        assert weights.tolist() == (sample.input_ids.astype(np.uint32) / 7).astype(np.float32).tolist()
+        assert (
+            weights.tolist() == (sample.input_ids.astype(np.uint32) / 7).astype(np.float32).tolist()
+        )
         assert (label, media.tobytes()) == (label_of(row), media_of(row))
 
 
@@ -116,7 +126,9 @@ def test_columns_are_views_of_the_file(cache: Cache) -> None:
         assert not values.flags.writeable and np.shares_memory(store[101].columns[name], values)
     assert tokens.columns["weights"].offsets is None and tokens.columns["label"].offsets is None
     offsets = tokens.columns["media"].offsets
-    assert offsets is not None and len(offsets) == 101 and len(tokens.columns["label"].values) == 100
+    assert (
+        offsets is not None and len(offsets) == 101 and len(tokens.columns["label"].values) == 100
+    )
 
 
 def test_plain_pyarrow_reads_columns(cache: Cache) -> None:
@@ -149,7 +161,9 @@ def test_columns_are_part_of_the_key_and_none_change_nothing(cache: Cache) -> No
     class Ordered(Weighted):
         columns = (MEDIA, WEIGHTS, LABEL)
 
-    plain, declared, *others = [make(each(), cache) for each in (Numbers, None_, Weighted, Renamed, Ordered)]
+    plain, declared, *others = [
+        make(each(), cache) for each in (Numbers, None_, Weighted, Renamed, Ordered)
+    ]
     assert plain.fingerprint == declared.fingerprint and plain.columns == ()
     assert len({plain.fingerprint, *(store.fingerprint for store in others)}) == 4
     assert plain[7].columns == {}
@@ -190,7 +204,9 @@ def test_every_byte_of_a_column_is_verified(cache: Cache) -> None:
         place = whole.index(part.tobytes()) + part.nbytes - 1
         path.unlink()
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert [problem.file for problem in verify(store).problems] == [str(path.relative_to(cache.root))]
+        assert [problem.file for problem in verify(store).problems] == [
+            str(path.relative_to(cache.root))
+        ]
         checked = pickle.loads(pickle.dumps(store))
         checked.cache = Cache(cache.root, verify=True)
         with pytest.raises(StoreError, match="damaged"):
@@ -202,7 +218,9 @@ def test_every_byte_of_a_column_is_verified(cache: Cache) -> None:
 def test_a_shard_with_other_columns_is_refused(cache: Cache) -> None:
     store = make(Weighted(), cache)
     store.schema = Schema(store.vocab_size, (WEIGHTS, LABEL))
-    with pytest.raises(StoreError, match=r"columns .*media: list.*, expected .*label: int8.; pass refresh=True"):
+    with pytest.raises(
+        StoreError, match=r"columns .*media: list.*, expected .*label: int8.; pass refresh=True"
+    ):
         store.tokens(0)
 
 
@@ -247,36 +265,72 @@ def test_a_store_of_nothing_has_columns(cache: Cache, rows: list[Record]) -> Non
     [
         ({"weights": None}, "declares column 'weights', but gave no values"),
         ({"more": Values(np.zeros(2))}, "gave column 'more', which it does not declare"),
-        ({"weights": Values(np.zeros(9))}, "column 'weights' as float64 of 1 dimensions, expected float32"),
-        ({"label": Values(np.zeros((2, 2), np.int8))}, "column 'label' as int8 of 2 dimensions, expected int8 of 1"),
-        ({"weights": Values(np.zeros(8, np.float32))}, "column 'weights' with 8 values, expected 9: one per token"),
-        ({"label": Values(np.zeros(3, np.int8))}, "column 'label' with 3 values, expected 2: one per sample"),
+        (
+            {"weights": Values(np.zeros(9))},
+            "column 'weights' as float64 of 1 dimensions, expected float32",
+        ),
+        (
+            {"label": Values(np.zeros((2, 2), np.int8))},
+            "column 'label' as int8 of 2 dimensions, expected int8 of 1",
+        ),
+        (
+            {"weights": Values(np.zeros(8, np.float32))},
+            "column 'weights' with 8 values, expected 9: one per token",
+        ),
+        (
+            {"label": Values(np.zeros(3, np.int8))},
+            "column 'label' with 3 values, expected 2: one per sample",
+        ),
         (
             {"label": Values(np.zeros(2, np.int8), np.array([0, 1, 2]))},
             "'label' with offsets .*only for a column per l",
         ),
         ({"media": Values(np.zeros(2, np.uint8))}, "column 'media' with offsets None"),
-        ({"media": Values(np.zeros(2, np.uint8), np.array([0, 2]))}, "'media' with offsets that do not rise from 0"),
-        ({"media": Values(np.zeros(2, np.uint8), np.array([0, 2, 1]))}, "'media' with offsets that do not rise"),
+        (
+            {"media": Values(np.zeros(2, np.uint8), np.array([0, 2]))},
+            "'media' with offsets that do not rise from 0",
+        ),
+        (
+            {"media": Values(np.zeros(2, np.uint8), np.array([0, 2, 1]))},
+            "'media' with offsets that do not rise",
+        ),
     ],
 )
-def test_a_template_is_held_to_its_columns(cache: Cache, change: dict[str, Values | None], reason: str) -> None:
+def test_a_template_is_held_to_its_columns(
+    cache: Cache, change: dict[str, Values | None], reason: str
+) -> None:
     with pytest.raises(StoreError, match=reason):
-        make(Wrong(**change), cache, [{"ids": [1, 2, 3, 6]}, {"ids": [1, 2, 3, 6, 7]}] * 8)  # encoded two by two
+        make(
+            Wrong(**change), cache, [{"ids": [1, 2, 3, 6]}, {"ids": [1, 2, 3, 6, 7]}] * 8
+        )  # encoded two by two
     assert not (cache.root / "shards").exists()
 
 
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ([Column(name="row", dtype="int8", per="sample")], "Numbers declares column 'row': the name is taken"),
+        (
+            [Column(name="row", dtype="int8", per="sample")],
+            "Numbers declares column 'row': the name is taken",
+        ),
         ([LABEL, LABEL], "Numbers declares column 'label': the name is taken"),
-        ([Column(name="a", dtype="bool", per="token")], "column 'a' of dtype 'bool', expected one of int8, int16"),
-        ([Column(name="a", dtype="float", per="token")], "column 'a' of dtype 'float', expected one of"),
-        ([Column(name="a", dtype="int8", per="row")], "column 'a' per 'row', expected one of token, sample, list"),  # type: ignore[arg-type]
+        (
+            [Column(name="a", dtype="bool", per="token")],
+            "column 'a' of dtype 'bool', expected one of int8, int16",
+        ),
+        (
+            [Column(name="a", dtype="float", per="token")],
+            "column 'a' of dtype 'float', expected one of",
+        ),
+        (
+            [Column(name="a", dtype="int8", per="row")],
+            "column 'a' per 'row', expected one of token, sample, list",
+        ),  # type: ignore[arg-type]
     ],
 )
-def test_a_column_that_cannot_be_stored_is_refused(cache: Cache, columns: list[Column], reason: str) -> None:
+def test_a_column_that_cannot_be_stored_is_refused(
+    cache: Cache, columns: list[Column], reason: str
+) -> None:
     template = Numbers()
     template.columns = columns  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match=reason):

@@ -65,9 +65,14 @@ def test_unchanged_files_are_not_read_again(
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and digested == []
     other = TextTemplate(template.tokenizer, eos=False)
-    assert small(path, other, cache).fingerprint != first.fingerprint and sum(digested) == 500  # after the work
+    assert (
+        small(path, other, cache).fingerprint != first.fingerprint and sum(digested) == 500
+    )  # after the work
     digested.clear()
-    assert small(path, template, cache, refresh=True).fingerprint == first.fingerprint and sum(digested) == 500
+    assert (
+        small(path, template, cache, refresh=True).fingerprint == first.fingerprint
+        and sum(digested) == 500
+    )
 
 
 def test_a_second_process_reads_no_rows_whose_digest_the_first_has_published(
@@ -81,7 +86,9 @@ def test_a_second_process_reads_no_rows_whose_digest_the_first_has_published(
     assert small(path, template, cache).fingerprint == first.fingerprint and digested == []
 
 
-def test_a_snapshot_is_read_once_and_gives_digest_and_records_of_its_rows(tmp_path: Path, cache: Cache) -> None:
+def test_a_snapshot_is_read_once_and_gives_digest_and_records_of_its_rows(
+    tmp_path: Path, cache: Cache
+) -> None:
     """Through files of every size, views and concatenation; a file that changes meanwhile is noticed."""
     paths = [tmp_path / f"{number}.jsonl" for number in range(3)]
     for number, path in enumerate(paths):
@@ -112,7 +119,9 @@ def test_a_snapshot_is_read_once_and_gives_digest_and_records_of_its_rows(tmp_pa
         ("blank lines.jsonl", '{"text": "the quick"}\n\n' * 9),
     ],
 )
-def test_a_snapshot_of_a_small_file_keeps_what_was_digested(tmp_path: Path, cache: Cache, name: str, text: str) -> None:
+def test_a_snapshot_of_a_small_file_keeps_what_was_digested(
+    tmp_path: Path, cache: Cache, name: str, text: str
+) -> None:
     """Also if an edit in place keeps size and time: tokens of other bytes would get the key of the digested ones."""
     path = tmp_path / name
     path.write_text(text)
@@ -178,7 +187,9 @@ def test_whatever_may_have_changed_is_read(
     assert small(path, template, cache).fingerprint != first.fingerprint
 
 
-def test_a_stamp_waits_for_the_tick_in_which_a_file_was_written(write_jsonl: Write, cache: Cache) -> None:
+def test_a_stamp_waits_for_the_tick_in_which_a_file_was_written(
+    write_jsonl: Write, cache: Cache
+) -> None:
     path = write_jsonl(RECORDS)
     source = open_source(path, cache=cache)
     assert stamp(source) is not None
@@ -217,18 +228,30 @@ def test_a_damaged_note_is_no_note(
 ) -> None:
     path = write_jsonl(RECORDS)
     first = small(path, template, cache)
-    notes = [note for folder in ("digests", "results/rows") for note in (cache.root / folder).rglob("*.json")]
+    notes = [
+        note
+        for folder in ("digests", "results/rows")
+        for note in (cache.root / folder).rglob("*.json")
+    ]
     assert len(notes) == 1 + 5  # of the whole file, and of each shard
     for note in notes:
         value = json.loads(note.read_text())
-        swapped = {**value, "digests": value["digests"][::-1] if len(value["digests"]) > 1 else ["0" * 32]}
+        swapped = {
+            **value,
+            "digests": value["digests"][::-1] if len(value["digests"]) > 1 else ["0" * 32],
+        }
         note.write_text(json.dumps(swapped) if damage == "swapped" else damage)
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
     source = open_source(path, cache=cache)
-    assert RowRanges(source, cache, num_rows=100).recall() is not None  # and there is a good one again
+    assert (
+        RowRanges(source, cache, num_rows=100).recall() is not None
+    )  # and there is a good one again
     assert RowRanges(ListSource(RECORDS), cache, num_rows=100).recall() is None
-    assert RowRanges(source, cache, num_rows=500).recall() is None and RowRanges(source, None).recall() is None
+    assert (
+        RowRanges(source, cache, num_rows=500).recall() is None
+        and RowRanges(source, None).recall() is None
+    )
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
@@ -244,19 +267,28 @@ def test_files_of_every_shape_have_a_stamp_so_a_prepared_data_set_is_found_witho
             writer.write_table(table)
     else:
         path.write_text(
-            json.dumps(RECORDS[:3]) if name == "a.json" else "text\n" if name == "a.csv" else '{"text": 1}\n'
+            json.dumps(RECORDS[:3])
+            if name == "a.json"
+            else "text\n"
+            if name == "a.csv"
+            else '{"text": 1}\n'
         )
     assert stamp(open_source(path, cache=cache)) is not None
 
 
 def test_how_a_text_is_cut_into_records_is_part_of_its_stamp(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
-    marks = [stamp(open_source(tmp_path / "a.txt", cache=cache, record=each)) for each in ("line", "paragraph", "file")]
+    marks = [
+        stamp(open_source(tmp_path / "a.txt", cache=cache, record=each))
+        for each in ("line", "paragraph", "file")
+    ]
     assert None not in marks
     assert len(set(marks)) == 3
 
 
-def test_records_fanned_out_have_a_stamp_of_their_files_and_of_their_turns(write_jsonl: Write, cache: Cache) -> None:
+def test_records_fanned_out_have_a_stamp_of_their_files_and_of_their_turns(
+    write_jsonl: Write, cache: Cache
+) -> None:
     path = write_jsonl(RECORDS[:5])
     source = open_source(path, cache=cache)
     twice, again, thrice = (FanOut(source, lambda _, n=n: n, key="turn") for n in (2, 2, 3))
@@ -270,10 +302,16 @@ def test_a_folder_of_datasets_with_an_indices_file_is_found_prepared_without_rea
 ) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
-    for name, table in (("data.arrow", pa.Table.from_pylist(RECORDS)), ("indices.arrow", _indices(range(499, 9, -3)))):
+    for name, table in (
+        ("data.arrow", pa.Table.from_pylist(RECORDS)),
+        ("indices.arrow", _indices(range(499, 9, -3))),
+    ):
         with pa.ipc.new_stream(folder / name, table.schema) as writer:
             writer.write_table(table)
-    files = {"_data_files": [{"filename": "data.arrow"}], "_indices_files": [{"filename": "indices.arrow"}]}
+    files = {
+        "_data_files": [{"filename": "data.arrow"}],
+        "_indices_files": [{"filename": "indices.arrow"}],
+    }
     (folder / "state.json").write_text(json.dumps(files))
     (folder / "dataset_info.json").write_text("{}")
     mark = stamp(open_source(folder, cache=cache))

@@ -48,7 +48,13 @@ class Own(Learning):
 def ids_of(template: Any, cache: Cache) -> list[list[int]]:
     source = ListSource(records(250))
     store = build(
-        source, template, engine=LocalEngine(1), cache=cache, shard_bytes=1 << 20, shard_rows=100, refresh=True
+        source,
+        template,
+        engine=LocalEngine(1),
+        cache=cache,
+        shard_bytes=1 << 20,
+        shard_rows=100,
+        refresh=True,
     )
     return [sample.input_ids.tolist() for sample in store]
 
@@ -61,7 +67,9 @@ def test_each_shard_has_an_encoder_of_its_own_for_all_of_its_parts(cache: Cache)
 
 def test_a_subclass_with_an_encode_of_its_own_is_not_passed_over(cache: Cache) -> None:
     template = Own()
-    assert ids_of(template, cache) == [[number + 1 for number in record["ids"]] for record in records(250)]
+    assert ids_of(template, cache) == [
+        [number + 1 for number in record["ids"]] for record in records(250)
+    ]
     assert template.met == []
 
 
@@ -77,14 +85,25 @@ def test_conversations_in_parts_are_the_conversations_as_a_whole(size: int) -> N
     template = chat(text, on_refused="skip")
     roles = ("user", "assistant", "user", "assistant", "tool", "assistant")
     rows = [
-        {"messages": [{"role": role, "content": f" the fox {row} "} for role in roles[: 2 + row % 4 + (row % 9 == 8)]]}
+        {
+            "messages": [
+                {"role": role, "content": f" the fox {row} "}
+                for role in roles[: 2 + row % 4 + (row % 9 == 8)]
+            ]
+        }
         for row in range(100)
     ]
     whole, encode, rest = template.encode(rows), template.encoder(), iter(rows)
     parts = [encode(part) for part in iter(lambda: list(islice(rest, size)), [])]
     for name in ("input_ids", "loss_mask"):
-        assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name)), name
+        assert np.array_equal(
+            np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name)
+        ), name
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     assert np.array_equal(lengths, np.diff(whole.offsets)) and whole.dropped
-    dropped = {size * number + row: why for number, part in enumerate(parts) for row, why in part.dropped.items()}
+    dropped = {
+        size * number + row: why
+        for number, part in enumerate(parts)
+        for row, why in part.dropped.items()
+    }
     assert dropped == whole.dropped

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from .builders import SOAK, STRACE, CacheFolder, Call, Outcome, Server, Yard, mutating_calls, traced, verified
+from .builders import (
+    SOAK,
+    STRACE,
+    CacheFolder,
+    Call,
+    Outcome,
+    Server,
+    Yard,
+    mutating_calls,
+    traced,
+    verified,
+)
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES", "EROFS", "EMFILE", "EINTR")
 # What each call can say; the others are not in its manual page.
@@ -20,7 +31,11 @@ POSSIBLE = {
     "link": ("ENOSPC", "EDQUOT", "EIO", "EACCES", "EROFS", "EINTR"),
     "rename": ("ENOSPC", "EDQUOT", "EIO", "EACCES", "EROFS", "EINTR"),
 }
-POSSIBLE |= {"mkdirat": POSSIBLE["mkdir"], "linkat": POSSIBLE["link"], "pwrite64": POSSIBLE["write"]}
+POSSIBLE |= {
+    "mkdirat": POSSIBLE["mkdir"],
+    "linkat": POSSIBLE["link"],
+    "pwrite64": POSSIBLE["write"],
+}
 POSSIBLE |= {"renameat": POSSIBLE["rename"], "renameat2": POSSIBLE["rename"]}
 REASONS = {
     "ENOSPC": "No space left on device",
@@ -33,7 +48,9 @@ REASONS = {
 RUNS = 10**6 if SOAK else 28
 NUM_FILES = 2
 
-needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed: failing system calls not tested")
+needs_strace = pytest.mark.skipif(
+    STRACE is None, reason="strace is not installed: failing system calls not tested"
+)
 
 
 def is_needed(call: Call) -> bool:
@@ -70,14 +87,20 @@ def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: 
     whole = reference.published()
     assert len(whole) == NUM_FILES + 2 and sum(map(is_needed, calls)) > 15
     pairs = [(call, error) for call in calls for error in POSSIBLE[call.name]]
-    needed, others = ([pair for pair in pairs if is_needed(pair[0]) == want] for want in (True, False))
+    needed, others = (
+        [pair for pair in pairs if is_needed(pair[0]) == want] for want in (True, False)
+    )
     tried, num_needed = set(), 0
     for call, error in [*some(needed, RUNS // 2), *some(others, RUNS // 2)]:
         cache = yard.cache()
         inject = f"inject={call.name}:error={error}:when={call.number}"
         with traced(cache, "-e", f"trace={call.name}", "-e", inject) as builder:
             outcome = builder.wait()
-        failed = [line for line in Path(f"{cache.root}.trace").read_text().splitlines() if "(INJECTED)" in line]
+        failed = [
+            line
+            for line in Path(f"{cache.root}.trace").read_text().splitlines()
+            if "(INJECTED)" in line
+        ]
         assert failed, f"{error} at {call} was not reached"
         what = f"{error} at {call}: {failed[0][:200]}"
         tried.add((call.name, error))
@@ -96,7 +119,9 @@ def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: 
 
 @needs_strace
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_a_disk_that_stays_bad(server: Server, memory_path: Path, tokenizer_path: Path, error: str) -> None:
+def test_a_disk_that_stays_bad(
+    server: Server, memory_path: Path, tokenizer_path: Path, error: str
+) -> None:
     """Not one call fails but all of a kind, and the cleaning up as well."""
     yard = Yard(server, memory_path, tokenizer_path, num_files=NUM_FILES)
     reference = yard.cache()
@@ -115,7 +140,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=120k,mode=0700", "none", str(place)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=120k,mode=0700", "none", str(place)],
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode:
         pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
@@ -136,7 +163,11 @@ def test_a_disk_that_is_really_full(
     free = os.statvfs(small_disk).f_bavail * 4096
     filler.write_bytes(bytes(free - 80 * 1024))  # room for a few shards, their notes and folders
     outcome = cache.prepare(num_proc=num_proc)
-    assert outcome.status == 1 and REASONS["ENOSPC"] in outcome.error and str(cache.root) in outcome.error
+    assert (
+        outcome.status == 1
+        and REASONS["ENOSPC"] in outcome.error
+        and str(cache.root) in outcome.error
+    )
     assert len(outcome.error.splitlines()) == 1
     assert cache.published().items() <= whole.items() and not cache.leftovers()
     kept = len(cache.shards())
@@ -156,7 +187,9 @@ def test_a_cache_that_may_not_be_written_to(
     root = memory_path / "taken"
     root.write_text("")
     outcome = CacheFolder(yard, root).prepare()
-    assert outcome.status == 1 and str(root) in outcome.error and len(outcome.error.splitlines()) == 1
+    assert (
+        outcome.status == 1 and str(root) in outcome.error and len(outcome.error.splitlines()) == 1
+    )
     assert root.read_text() == ""
     root.unlink()
     assert CacheFolder(yard, root).prepare().status == 0

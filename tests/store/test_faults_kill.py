@@ -23,7 +23,9 @@ needs_strace = pytest.mark.skipif(
 )
 
 
-def finish(cache: CacheFolder, whole: dict[str, str], num_files: int, what: str, **more: int) -> None:
+def finish(
+    cache: CacheFolder, whole: dict[str, str], num_files: int, what: str, **more: int
+) -> None:
     """After a kill: what is published is right, and the next build makes the rest, and only the rest."""
     left = cache.published()
     assert left.items() <= whole.items(), f"{what}: a file under a final name has other bytes"
@@ -32,7 +34,9 @@ def finish(cache: CacheFolder, whole: dict[str, str], num_files: int, what: str,
     assert (outcome.status, outcome.error) == (0, ""), f"{what}: {outcome}"
     assert cache.published() == whole, what
     after, made = cache.shards(), cache.begun()[num_begun:]
-    assert len(made) == len(set(made)) == num_files - len(before), f"{what}: {made} made after {len(before)} were there"
+    assert len(made) == len(set(made)) == num_files - len(before), (
+        f"{what}: {made} made after {len(before)} were there"
+    )
     assert before.items() <= after.items(), f"{what}: a finished shard was replaced"
     assert verified(cache) == [], what
 
@@ -48,7 +52,9 @@ def test_killed_at_random_moments(server: Server, memory_path: Path, tokenizer_p
     for kill in range(KILLS):
         cache = yard.cache()
         builder = cache.start(num_proc=2)
-        wanted = rng.randrange(11)  # shards begun; a clock alone would hit the same stage again and again
+        wanted = rng.randrange(
+            11
+        )  # shards begun; a clock alone would hit the same stage again and again
         while len(cache.begun()) < wanted and builder.is_running():
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.05))
@@ -85,12 +91,16 @@ def test_killed_again_and_again(server: Server, memory_path: Path, tokenizer_pat
 
 
 @needs_strace
-def test_killed_at_every_change_it_makes_on_disk(server: Server, memory_path: Path, tokenizer_path: Path) -> None:
+def test_killed_at_every_change_it_makes_on_disk(
+    server: Server, memory_path: Path, tokenizer_path: Path
+) -> None:
     yard = Yard(server, memory_path, tokenizer_path, num_files=3)
     reference = yard.cache()
     calls = mutating_calls(reference)
     whole = reference.published()
-    assert len(whole) == 5 and {"write", "fsync"} <= {call.name for call in calls} and len(calls) > 30
+    assert (
+        len(whole) == 5 and {"write", "fsync"} <= {call.name for call in calls} and len(calls) > 30
+    )
     step = max(1, -(-len(calls) // STRACED_KILLS))
     for call in calls[step // 2 :: step]:
         cache = yard.cache()

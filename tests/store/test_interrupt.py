@@ -35,11 +35,22 @@ SCRIPT = """
 
 def start(folder: Path, tokenizer: Path, num_proc: int, cache: str) -> "subprocess.Popen[str]":
     for file in range(6):
-        lines = [json.dumps({"text": f"the fox {row}", "row": 100 * file + row}) + "\n" for row in range(100)]
+        lines = [
+            json.dumps({"text": f"the fox {row}", "row": 100 * file + row}) + "\n"
+            for row in range(100)
+        ]
         (folder / f"{file}.jsonl").write_text("".join(lines))
     (folder / "tmp").mkdir(exist_ok=True)
     script = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), str(tokenizer), str(num_proc), cache],
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(SCRIPT),
+            str(folder),
+            str(tokenizer),
+            str(num_proc),
+            cache,
+        ],
         env={**os.environ, "PENSTOCK_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,9 +77,16 @@ def test_ctrl_c_says_how_to_go_on(
     ), err
     cache = tmp_path / "cache"
     kept = {path: path.stat().st_ino for path in cache.rglob("*.arrow")}
-    assert len(kept) == 3 and not list(cache.rglob(".*.tmp")) and not list((cache / "claims").iterdir())
+    assert (
+        len(kept) == 3
+        and not list(cache.rglob(".*.tmp"))
+        and not list((cache / "claims").iterdir())
+    )
     monkeypatch.setenv("PENSTOCK_CACHE", str(cache))
-    store = ps.prepare(ps.concat([ps.open(tmp_path / f"{file}.jsonl") for file in range(6)]), tokenizer=tokenizer_path)
+    store = ps.prepare(
+        ps.concat([ps.open(tmp_path / f"{file}.jsonl") for file in range(6)]),
+        tokenizer=tokenizer_path,
+    )
     assert store.counts.samples == 600
     assert {path: path.stat().st_ino for path in kept} == kept  # not made again
 

@@ -28,9 +28,13 @@ OTHER = [{"from": "human", "value": "the dog"}, {"from": "gpt", "value": "jumps 
 RECORDS: dict[str, list[dict[str, Any]]] = {
     "text": [{"text": f"the café fox {row}", "more": f"a dog {row}", "n": row} for row in range(3)],
     "segments": [{key: [{"text": "the fox", "label": True}] for key in ("segments", "more")}],
-    "prompt_completion": [{"prompt": "the fox", "completion": " runs", "input": "a dog", "output": " jumps"}],
+    "prompt_completion": [
+        {"prompt": "the fox", "completion": " runs", "input": "a dog", "output": " jumps"}
+    ],
     "query_response": [{"query": "the fox", "response": "runs", "q": "a dog", "a": "jumps"}],
-    "pretokenized": [{"input_ids": [1, 2, 3], "labels": [1, 2, 3], "more": [1, 2, 3], "mine": [0, 1, 1]}],
+    "pretokenized": [
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "more": [1, 2, 3], "mine": [0, 1, 1]}
+    ],
     "messages": [{"messages": TURNS, "more": TURNS, "tools": None}],
     "sharegpt": [{"conversations": OTHER}],
     "alpaca": [dict.fromkeys(("instruction", "input", "output", "x", "y", "z"), "the fox")],
@@ -44,7 +48,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"special_in_text": "text"},
         {"special_in_text": "error"},
     ],
-    "segments": [{"key": "more"}, {"bos": "<|im_start|>"}, {"eos": "<|im_end|>"}, {"special_in_text": "text"}],
+    "segments": [
+        {"key": "more"},
+        {"bos": "<|im_start|>"},
+        {"eos": "<|im_end|>"},
+        {"special_in_text": "text"},
+    ],
     "prompt_completion": [
         {"input_key": "input"},
         {"output_key": "output"},
@@ -89,13 +98,19 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"template_kwargs": {"enable_thinking": False}},
         {"template_kwargs": {"enable_thinking": True}},
         {"today": "2026-02-03"},
-        {"verify": "all"},  # what was looked at in part does not stand for what is to be looked at as a whole
+        {
+            "verify": "all"
+        },  # what was looked at in part does not stand for what is to be looked at as a whole
         {"on_refused": "skip"},
         {"template_engine": "jinja2"},
         {"on_unrendered": "skip"},
         {"special_in_text": "text"},
     ],
-    "sharegpt": [{"train_on": "all"}, {"system_key": "rules"}, {"role_map": {"user": ["human", "person"]}}],
+    "sharegpt": [
+        {"train_on": "all"},
+        {"system_key": "rules"},
+        {"role_map": {"user": ["human", "person"]}},
+    ],
     "alpaca": [
         {"instruction_key": "x"},
         {"input_key": "y"},
@@ -120,7 +135,9 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.train_from_iterator(["the quick brown fox jumps over a lazy dog"] * 20, trainer)
     folder = tmp_path_factory.mktemp("vocabulary")
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT})
+    )
     return folder
 
 
@@ -128,11 +145,20 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def name_of(tmp_path: Path, vocabulary: Path) -> Callable[..., str]:
     """The fingerprint of the store that these records make with these options."""
 
-    def name_of(records: list[dict[str, Any]], *, tokenizer: Any = vocabulary, **options: Any) -> str:
+    def name_of(
+        records: list[dict[str, Any]], *, tokenizer: Any = vocabulary, **options: Any
+    ) -> str:
         path = tmp_path / "data.jsonl"
-        path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        path.write_text(
+            "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        )
         store = ps.prepare(
-            path, tokenizer=tokenizer, cache_dir=tmp_path / "cache", num_proc=1, progress="none", **options
+            path,
+            tokenizer=tokenizer,
+            cache_dir=tmp_path / "cache",
+            num_proc=1,
+            progress="none",
+            **options,
         )
         return store.fingerprint
 
@@ -145,7 +171,9 @@ def assert_all_differ(names: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("template", OPTIONS)
-def test_every_option_that_changes_tokens_is_in_the_name(name_of: Callable[..., str], template: str) -> None:
+def test_every_option_that_changes_tokens_is_in_the_name(
+    name_of: Callable[..., str], template: str
+) -> None:
     records = RECORDS[template]
     names = {"as it is": name_of(records, template=template)}
     for options in OPTIONS[template]:
@@ -183,7 +211,11 @@ def test_every_change_of_records_is_in_the_name(name_of: Callable[..., str]) -> 
             "one letter": [{**first, "text": "the café fox O"}, second, third],
             "the case of one letter": [{**first, "text": "The café fox 0"}, second, third],
             "a space at the end": [{**first, "text": first["text"] + " "}, second, third],
-            "another normal form": [{**first, "text": unicodedata.normalize("NFD", first["text"])}, second, third],
+            "another normal form": [
+                {**first, "text": unicodedata.normalize("NFD", first["text"])},
+                second,
+                third,
+            ],
             "one byte of what is not read": [{**first, "n": 7}, second, third],
             "a number as text": [{**first, "n": "0"}, second, third],
             "a number as float": [{**first, "n": 0.0}, second, third],
@@ -234,7 +266,9 @@ def test_every_file_of_a_tokenizer_is_in_the_name(
     def one_byte(folder: Path) -> None:
         text = (folder / "tokenizer.json").read_text()
         assert '"add_prefix_space": false' in text or '"add_prefix_space":false' in text
-        (folder / "tokenizer.json").write_text(text.replace('"use_regex": true', '"use_regex": false', 1))
+        (folder / "tokenizer.json").write_text(
+            text.replace('"use_regex": true', '"use_regex": false', 1)
+        )
 
     change("order of two merges", swap_merges)
     change("one setting of tokenizer json", one_byte)
@@ -244,7 +278,10 @@ def test_every_file_of_a_tokenizer_is_in_the_name(
     )
     change("the end of a text", settings(eos_token="<|im_end|>"))
     change("a begin of a text", settings(bos_token="<|im_start|>"))
-    change("a template in a file", lambda folder: (folder / "chat_template.jinja").write_text("{{ '!' }}" + CHAT))
+    change(
+        "a template in a file",
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ '!' }}" + CHAT),
+    )
     assert_all_differ(names)
 
 
@@ -255,7 +292,9 @@ def test_versions_are_in_the_name(
     text, chat = RECORDS["text"], RECORDS["messages"]
     names = {"text": name_of(text, template="text"), "chat": name_of(chat, template="messages")}
     with monkeypatch.context() as world:
-        world.setattr("penstock.templates.tokenizer.tokenizer.package_version", lambda package: "99.0")
+        world.setattr(
+            "penstock.templates.tokenizer.tokenizer.package_version", lambda package: "99.0"
+        )
         world.setattr("penstock.templates.registry.package_version", lambda package: "99.0")
         names["engine of text"] = name_of(text, template="text", tokenizer=copy)
         names["engine of chat"] = name_of(chat, template="messages", tokenizer=copy)
@@ -265,10 +304,15 @@ def test_versions_are_in_the_name(
         names["renderer"] = name_of(chat, template="messages")
     with monkeypatch.context() as world:
         world.setattr(TextTemplate, "version", 99)
-        world.setattr("penstock.templates.tokenizer.facts.code_digest", lambda: "the code with another version")
+        world.setattr(
+            "penstock.templates.tokenizer.facts.code_digest",
+            lambda: "the code with another version",
+        )
         names["template"] = name_of(text, template="text")
     with monkeypatch.context() as world:
-        for module in [module for name, module in sys.modules.items() if name.startswith("penstock.store.")]:
+        for module in [
+            module for name, module in sys.modules.items() if name.startswith("penstock.store.")
+        ]:
             if hasattr(module, "FORMAT_VERSION"):
                 world.setattr(module, "FORMAT_VERSION", 99)
         names["format"] = name_of(text, template="text")
@@ -283,7 +327,9 @@ def as_is_too(record: dict[str, Any]) -> list[dict[str, Any]]:
     return as_is(record)
 
 
-def test_a_function_is_named_with_its_version(name_of: Callable[..., str], vocabulary: Path) -> None:
+def test_a_function_is_named_with_its_version(
+    name_of: Callable[..., str], vocabulary: Path
+) -> None:
     tokenizer = open_tokenizer(vocabulary)
 
     def named(function: Callable[[dict[str, Any]], Any], **options: Any) -> str:
@@ -323,9 +369,13 @@ def test_where_things_lie_is_not_in_the_name(
     elsewhere = tmp_path / "tokenizer elsewhere"
     shutil.copytree(vocabulary, elsewhere)
 
-    def named(place: Any = path, cache: str = "cache", tokenizer: Path = vocabulary, **more: Any) -> str:
+    def named(
+        place: Any = path, cache: str = "cache", tokenizer: Path = vocabulary, **more: Any
+    ) -> str:
         options = {"template": "text", "num_proc": 1, "progress": "none", **more}
-        return ps.prepare(place, tokenizer=tokenizer, cache_dir=tmp_path / cache, **options).fingerprint
+        return ps.prepare(
+            place, tokenizer=tokenizer, cache_dir=tmp_path / cache, **options
+        ).fingerprint
 
     names = {
         "moved and renamed": named(moved),
@@ -340,7 +390,9 @@ def test_where_things_lie_is_not_in_the_name(
         "two processes": named(num_proc=2),
         "made anew": named(refresh=True),
         "a default given": named(key="text", special_in_text="token"),
-        "options in another order": named(special_in_text="token", on_nothing="drop", key="text", template="text"),
+        "options in another order": named(
+            special_in_text="token", on_nothing="drop", key="text", template="text"
+        ),
         "keeps nothing to train on": named(on_nothing="stop"),
         "found by itself": named(template="auto"),
     }
@@ -361,7 +413,9 @@ def test_where_things_lie_is_not_in_the_name(
         names["another umask"] = named(cache="of another umask")
     finally:
         os.umask(before)
-    assert {what: name for what, name in names.items() if name != expected} == {} and len(names) >= 20
+    assert {what: name for what, name in names.items() if name != expected} == {} and len(
+        names
+    ) >= 20
 
 
 SCRIPT = """
@@ -380,7 +434,13 @@ def test_the_environment_is_not_in_the_name(tmp_path: Path, vocabulary: Path) ->
         (tmp_path / f"{template}.jsonl").write_text("".join(lines), encoding="utf-8")
     worlds = (
         {"PYTHONHASHSEED": "0", "LC_ALL": "C", "TZ": "UTC"},
-        {"PYTHONHASHSEED": "1", "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "HOME": str(tmp_path), "USER": "nobody"},
+        {
+            "PYTHONHASHSEED": "1",
+            "LC_ALL": "C.UTF-8",
+            "TZ": "Asia/Tokyo",
+            "HOME": str(tmp_path),
+            "USER": "nobody",
+        },
         {
             "PYTHONHASHSEED": "2",
             "LC_ALL": "POSIX",
@@ -408,8 +468,14 @@ def test_the_environment_is_not_in_the_name(tmp_path: Path, vocabulary: Path) ->
 def test_order_of_template_arguments_is_not_in_the_name(name_of: Callable[..., str]) -> None:
     chat = RECORDS["messages"]
     first = name_of(chat, template="messages", template_kwargs={"a": 1, "b": 2}, today="2025-02-02")
-    assert name_of(chat, today="2025-02-02", template_kwargs={"b": 2, "a": 1}, template="messages") == first
-    assert name_of(chat, template="chat", template_kwargs={"a": 1, "b": 2}, today="2025-02-02") == first
+    assert (
+        name_of(chat, today="2025-02-02", template_kwargs={"b": 2, "a": 1}, template="messages")
+        == first
+    )
+    assert (
+        name_of(chat, template="chat", template_kwargs={"a": 1, "b": 2}, today="2025-02-02")
+        == first
+    )
 
 
 def test_a_refused_option_makes_no_store(name_of: Callable[..., str], tmp_path: Path) -> None:

@@ -67,8 +67,12 @@ def test_a_changed_row_names_its_shard(cache: Cache) -> None:
     assert answer.lines[-1] == "data: changed or new within rows 100..200"
 
 
-@pytest.mark.parametrize(("num_rows", "rows"), [(260, ((200, 260),)), (400, ((200, 400),)), (201, ((200, 201),))])
-def test_longer_and_shorter_data_say_so(cache: Cache, num_rows: int, rows: tuple[tuple[int, int], ...]) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "rows"), [(260, ((200, 260),)), (400, ((200, 400),)), (201, ((200, 201),))]
+)
+def test_longer_and_shorter_data_say_so(
+    cache: Cache, num_rows: int, rows: tuple[tuple[int, int], ...]
+) -> None:
     answer = ask(records(num_rows), cache, eos=True)
     assert answer.rows == rows and answer.num_rows == (250, num_rows)
     assert f"data: 250 rows → {num_rows}" in answer.lines
@@ -77,7 +81,9 @@ def test_longer_and_shorter_data_say_so(cache: Cache, num_rows: int, rows: tuple
 def test_fewer_rows_of_the_same_need_nothing_new(cache: Cache) -> None:
     answer = ask(records(200), cache, eos=True)
     assert answer.rows == () and answer.num_ready == answer.num_shards == 2
-    assert "only its manifest is missing" in answer.lines[1] or "data: 250 rows → 200" in answer.lines
+    assert (
+        "only its manifest is missing" in answer.lines[1] or "data: 250 rows → 200" in answer.lines
+    )
 
 
 def test_both_at_once(cache: Cache) -> None:
@@ -97,14 +103,21 @@ def test_other_data_with_the_same_template(cache: Cache) -> None:
 
 def test_nothing_alike(cache: Cache) -> None:
     answer = ask(records(30, 5000), cache, other=1)
-    assert answer.nearest is None and answer.lines[-1] == "no other store shares its data or its template"
+    assert (
+        answer.nearest is None
+        and answer.lines[-1] == "no other store shares its data or its template"
+    )
 
 
 def test_an_interrupted_store_says_how_far_it_came(cache: Cache) -> None:
     store = ask(records(250), cache, eos=True).store
     cache.path(manifest_name(store)).unlink()
     answer = ask(records(250), cache, eos=True)
-    assert not answer.is_hit and answer.num_ready == 3 and "prepare will finish at once" in answer.lines[1]
+    assert (
+        not answer.is_hit
+        and answer.num_ready == 3
+        and "prepare will finish at once" in answer.lines[1]
+    )
 
 
 def test_a_damaged_manifest_does_not_stop_the_answer(cache: Cache) -> None:
@@ -120,10 +133,17 @@ def test_asking_why_reads_unchanged_files_once(tmp_path: Path, cache: Cache) -> 
     source = open_source(path, cache=cache)
     while stamp(source) is None:  # until the clock has moved on since the file was written
         time.sleep(0.005)
-    cuts, first = digest_shards(source, engine=LocalEngine(2), cache=cache, shard_bytes=1 << 20, shard_rows=100)
-    assert RowRanges(source, cache, num_bytes=1 << 20, num_rows=100).recall() == first and len(first) == 3
+    cuts, first = digest_shards(
+        source, engine=LocalEngine(2), cache=cache, shard_bytes=1 << 20, shard_rows=100
+    )
+    assert (
+        RowRanges(source, cache, num_bytes=1 << 20, num_rows=100).recall() == first
+        and len(first) == 3
+    )
     assert first == [source.digest(start, stop) for start, stop in pairwise(cuts.tolist())]
-    store = build(source, Numbers(), engine=LocalEngine(1), cache=cache, shard_bytes=1 << 20, shard_rows=100)
+    store = build(
+        source, Numbers(), engine=LocalEngine(1), cache=cache, shard_bytes=1 << 20, shard_rows=100
+    )
     assert store._keys == [shard_key(one, Numbers().identity()) for one in first]
 
 

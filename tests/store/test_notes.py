@@ -33,7 +33,9 @@ def write(path: Path, *, rows: int = 60) -> Path:
     return path
 
 
-def prepare(path: Path, tokenizer: Path, cache: Path, *, num_proc: int = 1, **options: Any) -> Store:
+def prepare(
+    path: Path, tokenizer: Path, cache: Path, *, num_proc: int = 1, **options: Any
+) -> Store:
     source = ps.open(path, on_bad="skip", cache_dir=cache)
     return ps.prepare(
         source, tokenizer=tokenizer, template="messages", chat_template=CHAT, cache_dir=cache, num_proc=num_proc,
@@ -41,7 +43,9 @@ def prepare(path: Path, tokenizer: Path, cache: Path, *, num_proc: int = 1, **op
     )  # fmt: skip
 
 
-def test_unrendered_fields_are_counted_alike_by_one_process_and_by_three(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_unrendered_fields_are_counted_alike_by_one_process_and_by_three(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     path = write(tmp_path / "chat.jsonl", rows=3000)
     one = prepare(path, tokenizer_path, tmp_path / "one")
     three = prepare(path, tokenizer_path, tmp_path / "three", num_proc=3)
@@ -68,7 +72,9 @@ def test_prepare_warns_of_unrendered_fields_also_when_the_store_is_found(
     assert store.unrendered() == expected
 
 
-def test_check_stats_and_report_say_what_is_not_printed(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_check_stats_and_report_say_what_is_not_printed(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
     path = write(tmp_path / "chat.jsonl")
     store = prepare(path, tokenizer_path, tmp_path / "cache")
     settings = PlanSettings(max_length=64)
@@ -76,7 +82,10 @@ def test_check_stats_and_report_say_what_is_not_printed(tmp_path: Path, tokenize
     found = check(source, store.template, settings, cache=tmp_path, at_most=100, on_bad="skip")
     verdict = next(each for each in found.verdicts if each.question == "not printed")
     assert verdict.answer == "warn" and verdict.first[:2] == (f"{path}:1", f"{path}:4")
-    assert "assistant.reasoning_content in 20 of 60 rows (200 characters, 42.0% of the assistant's)" in verdict.why
+    assert (
+        "assistant.reasoning_content in 20 of 60 rows (200 characters, 42.0% of the assistant's)"
+        in verdict.why
+    )
     loader = ps.Loader(store, batch_size=2, max_length=64, output="numpy")
     lost = numbers.sources(loader)[0].unrendered[0]
     assert (lost.field, lost.count, lost.characters) == ("assistant.reasoning_content", 20, 200)
@@ -89,11 +98,24 @@ def test_check_stats_and_report_say_what_is_not_printed(tmp_path: Path, tokenize
 def test_a_template_that_prints_everything_is_said_to(tmp_path: Path, tokenizer_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text(
-        json.dumps({"messages": [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]})
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": "fox"},
+                    {"role": "assistant", "content": "dog"},
+                ]
+            }
+        )
     )
     store = prepare(path, tokenizer_path, tmp_path / "cache")
-    assert store.unrendered() == "" and store.counts.notes == {} and store.counts.assistant_characters == 3
-    found = check(store.source, store.template, PlanSettings(max_length=64), cache=tmp_path, at_most=9)
+    assert (
+        store.unrendered() == ""
+        and store.counts.notes == {}
+        and store.counts.assistant_characters == 3
+    )
+    found = check(
+        store.source, store.template, PlanSettings(max_length=64), cache=tmp_path, at_most=9
+    )
     assert next(each for each in found.verdicts if each.question == "not printed").answer == "ok"
 
 
@@ -105,14 +127,17 @@ def test_records_with_unrendered_fields_are_skipped_and_counted_or_stop_with_fil
     assert store.counts.dropped["unrendered"].count == 20 and store.counts.notes == {}
     assert "unrendered 20" in store.describe()
     with pytest.raises(
-        TemplateError, match=r"chat\.jsonl:1: the chat template does not print assistant\.reasoning_content"
+        TemplateError,
+        match=r"chat\.jsonl:1: the chat template does not print assistant\.reasoning_content",
     ):
         prepare(path, tokenizer_path, tmp_path / "cache", on_unrendered="stop")
 
 
 def test_notes_of_shards_add_up_with_rows_counted_from_the_first() -> None:
     note = Note(count=2, rows=(1, 4), characters=7)
-    part = Counts(rows=5, tokens=9, trained=3, notes={"unrendered: a": note}, assistant_characters=50)
+    part = Counts(
+        rows=5, tokens=9, trained=3, notes={"unrendered: a": note}, assistant_characters=50
+    )
     both = total([part, part])
     assert both.notes == {"unrendered: a": Note(count=4, rows=(1, 4, 6, 9), characters=14)}
     assert both.assistant_characters == 100

@@ -12,7 +12,15 @@ from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.sources.memory import SpooledSource
 from penstock.store import Store
-from penstock.store.inventory import find_store, list_stores, load_origin, prune, remove, save_origin, survey
+from penstock.store.inventory import (
+    find_store,
+    list_stores,
+    load_origin,
+    prune,
+    remove,
+    save_origin,
+    survey,
+)
 from penstock.store.manifest import lengths_name, manifest_name
 from penstock.store.verify import verify
 
@@ -60,13 +68,19 @@ def test_the_least_recently_used_goes_first(cache: Cache, three: list[str]) -> N
     assert prune(cache, max_bytes=total).stores == []
     assert prune(cache, max_bytes=total - 1).stores == three[:1] and there(cache) == set(three[1:])
     pruned = prune(cache, max_bytes=0)
-    assert pruned.stores == three[1:] and pruned.num_left == 0 == survey(cache).total and pruned.num_held == 0
+    assert (
+        pruned.stores == three[1:]
+        and pruned.num_left == 0 == survey(cache).total
+        and pruned.num_held == 0
+    )
 
 
 def test_a_shard_stays_as_long_as_one_store_needs_it(cache: Cache, three: list[str]) -> None:
     before = survey(cache)
     pruned = prune(cache, max_bytes=before.total - 1)
-    assert pruned.stores == three[:1] and pruned.num_files == 3  # manifest, lengths, the one shard that is its own
+    assert (
+        pruned.stores == three[:1] and pruned.num_files == 3
+    )  # manifest, lengths, the one shard that is its own
     assert pruned.num_bytes == before.total - survey(cache).total
     assert verify(three[1], cache).is_whole and verify(three[2], cache).is_whole
 
@@ -152,7 +166,9 @@ print(store.fingerprint)
 """
 
 
-@pytest.mark.parametrize("others", [[], [(0, 200), (300, 500)]], ids=["an empty cache", "shards of other stores"])
+@pytest.mark.parametrize(
+    "others", [[], [(0, 200), (300, 500)]], ids=["an empty cache", "shards of other stores"]
+)
 def test_nobody_removes_shards_between_the_end_of_the_workers_and_the_manifest(
     cache: Cache, others: list[tuple[int, int]]
 ) -> None:
@@ -207,13 +223,17 @@ def test_other_files_have_their_turn_too(cache: Cache, three: list[str]) -> None
         os.utime(cache.path(name), (old, old))
     pruned = prune(cache, older_than=30 * DAY)
     assert pruned.num_bytes == 1000 and cache.size("spools/ab/x.text") is None
-    assert len(cache.names("iterables/abc")) == 3  # a chain goes as a whole, and one link of it is young
+    assert (
+        len(cache.names("iterables/abc")) == 3
+    )  # a chain goes as a whole, and one link of it is young
     os.utime(cache.path("iterables/abc/2.jsonl"), (old, old))
     assert prune(cache, older_than=30 * DAY).num_files == 3
 
 
 def test_a_stream_that_is_being_read_keeps_its_chunks(cache: Cache) -> None:
-    source = SpooledSource(lambda: ({"row": row} for row in range(10)), cache=cache, name="stream", version=1)
+    source = SpooledSource(
+        lambda: ({"row": row} for row in range(10)), cache=cache, name="stream", version=1
+    )
     assert len(source) == 10
     assert prune(cache, max_bytes=0).num_files == 0
     assert source[3] == {"row": 3}
@@ -222,7 +242,9 @@ def test_a_stream_that_is_being_read_keeps_its_chunks(cache: Cache) -> None:
 def test_what_killed_processes_left_goes_too(cache: Cache, three: list[str]) -> None:
     (cache.root / "trash").mkdir(exist_ok=True)
     script = "from penstock.cache import Cache\nprint(Cache('unused').place.temporary_name())"
-    name = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    name = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
     for folder in ("trash", "shards", "stores"):
         (cache.root / folder / name).write_bytes(b"half")
     assert prune(cache, older_than=10 * DAY).num_files == 0  # none of these is a file of the cache
@@ -260,10 +282,14 @@ def test_stores_are_found_by_a_piece_of_their_name(cache: Cache) -> None:
     save_origin(wiki)
     assert find_store(wiki.fingerprint[:6], cache) == find_store("wiki", cache) == wiki.fingerprint
     save_origin(other)
-    with pytest.raises(StoreError, match=r"'wiki' matches 2 stores: .*give more digits of the fingerprint"):
+    with pytest.raises(
+        StoreError, match=r"'wiki' matches 2 stores: .*give more digits of the fingerprint"
+    ):
         find_store("wiki", cache)
     for wanted in ("", "zzz", wiki.fingerprint[:3], "../x"):
-        with pytest.raises(StoreError, match=r"no such store in .*which has 2; `penstock cache ls`"):
+        with pytest.raises(
+            StoreError, match=r"no such store in .*which has 2; `penstock cache ls`"
+        ):
             find_store(wanted, cache)
 
 
@@ -273,8 +299,15 @@ def test_what_was_seen_is_a_note_and_no_more(cache: Cache) -> None:
     assert load_origin(store.fingerprint, cache) is None
     save_origin(store)
     seen = load_origin(store.fingerprint, cache)
-    assert seen is not None and (seen.name, seen.places) == ("wiki", ("wiki",)) and abs(seen.time - cache.now()) < 3600
-    assert cache.path(manifest_name(store.fingerprint)).read_bytes() == before and verify(store).is_whole
+    assert (
+        seen is not None
+        and (seen.name, seen.places) == ("wiki", ("wiki",))
+        and abs(seen.time - cache.now()) < 3600
+    )
+    assert (
+        cache.path(manifest_name(store.fingerprint)).read_bytes() == before
+        and verify(store).is_whole
+    )
     for damage in ("", "[]", '{"name": 1}', "[" * 99999):
         cache.path(f"seen/{store.fingerprint}.json").write_text(damage)
         assert load_origin(store.fingerprint, cache) is None

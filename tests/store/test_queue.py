@@ -10,7 +10,9 @@ from penstock.store.counts import Counts
 from penstock.store.shards import ShardEntry
 from penstock.store.work import Made, ShardTask
 
-ENTRY = ShardEntry(key="0" * 32, num_bytes=1, counts=Counts(rows=1, tokens=1, trained=1), digest="0" * 32)
+ENTRY = ShardEntry(
+    key="0" * 32, num_bytes=1, counts=Counts(rows=1, tokens=1, trained=1), digest="0" * 32
+)
 
 
 def tasks(count: int) -> list[ShardTask]:
@@ -69,4 +71,6 @@ def test_a_claim_that_shows_no_beat_is_taken_over(monkeypatch: pytest.MonkeyPatc
         return task.take_over
 
     assert next(iter(queue)) is not None
-    assert [next_try(text) for text in ("beat 1", "beat 1", "beat 2", "beat 2", "beat 2")] == [False] * 4 + [True]
+    assert [next_try(text) for text in ("beat 1", "beat 1", "beat 2", "beat 2", "beat 2")] == [
+        False
+    ] * 4 + [True]

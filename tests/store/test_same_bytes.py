@@ -24,7 +24,9 @@ def test_processes_leave_no_trace(server: Server, memory_path: Path, tokenizer_p
     assert found[1:] == found[:1] * 3 and len(found[0]) == 11
 
 
-def test_interruptions_leave_no_trace(server: Server, memory_path: Path, tokenizer_path: Path) -> None:
+def test_interruptions_leave_no_trace(
+    server: Server, memory_path: Path, tokenizer_path: Path
+) -> None:
     yard = Yard(server, memory_path, tokenizer_path, num_files=9, pause=0.02)
     reference, cache = yard.cache(), yard.cache()
     assert reference.prepare().status == 0

@@ -14,7 +14,9 @@ from penstock.store.inventory import list_stores
 from penstock.store.verify import verify_all
 from tests.cache.people import BECOME, NOBODY, as_root, run, with_strace
 
-RECORDS = [{"text": f"the quick brown fox {row} " * (row % 9)} for row in range(2000)]  # beyond what needs no index
+RECORDS = [
+    {"text": f"the quick brown fox {row} " * (row % 9)} for row in range(2000)
+]  # beyond what needs no index
 OPEN = """
 store = penstock.api.prepare({path!r}, tokenizer={tokenizer!r}, cache_dir={root!r}, num_proc=1)
 loader = penstock.Loader(store, batch_size=2, max_length=64, output="numpy")
@@ -35,7 +37,9 @@ def shared(public_path: Path, tokenizer_path: Path) -> dict[str, str]:
     made = {"path": str(path), "tokenizer": str(tokenizer), "root": str(root)}
     for _ in range(2):  # the second look finds the file settled, and says so in its note
         subprocess.run(
-            [sys.executable, "-c", "import penstock.api\n" + OPEN.format(**made)], check=True, capture_output=True
+            [sys.executable, "-c", "import penstock.api\n" + OPEN.format(**made)],
+            check=True,
+            capture_output=True,
         )
     return made
 
@@ -55,7 +59,9 @@ def test_another_user_trains_from_a_cache_of_root_and_does_not_even_try_to_write
     assert result.returncode == 0 and result.stdout == "2000 the quick True\n" * 2, result.stderr
     ours = [line for line in log.read_text().splitlines() if shared["root"] in line]
     tries = [
-        line for line in ours if "openat" not in line or "O_WRONLY" in line or "O_RDWR" in line or "O_CREAT" in line
+        line
+        for line in ours
+        if "openat" not in line or "O_WRONLY" in line or "O_RDWR" in line or "O_CREAT" in line
     ]
     assert ours and tries == []
 
@@ -71,9 +77,13 @@ def test_a_read_only_disk_is_no_hindrance(shared: dict[str, str]) -> None:
         result = run("import penstock.api\n" + OPEN.format(**shared))
         assert result.returncode == 0 and result.stdout.startswith("2000 the quick"), result.stderr
         cache = Cache(root)
-        assert [report.store for report in verify_all(cache) if report.is_whole] == [result_store(root)]
+        assert [report.store for report in verify_all(cache) if report.is_whole] == [
+            result_store(root)
+        ]
         assert [info.store for info in list_stores(cache).stores] == [result_store(root)]
-        with pytest.raises(penstock.errors.StoreError, match="Read-only file system; nothing can be written there"):
+        with pytest.raises(
+            penstock.errors.StoreError, match="Read-only file system; nothing can be written there"
+        ):
             Cache(root).publish("a/b", lambda file: None)
     finally:
         subprocess.run(["umount", root], check=True)

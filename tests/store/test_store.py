@@ -55,7 +55,15 @@ def small(
     """A store of shards of 100 rows at most, and what was made for it."""
     engine = Count(num_proc)
     engine.made = []
-    store = build(source, template, engine=engine, cache=cache, refresh=refresh, shard_bytes=10_000, shard_rows=100)
+    store = build(
+        source,
+        template,
+        engine=engine,
+        cache=cache,
+        refresh=refresh,
+        shard_bytes=10_000,
+        shard_rows=100,
+    )
     return store, engine.made
 
 
@@ -66,7 +74,10 @@ def expected_text(record: Record) -> str:
 def contents(cache: Cache) -> dict[str, str]:
     published = [cache.root / "shards", cache.root / "stores"]
     files = [path for folder in published for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(cache.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(cache.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def test_every_record_is_a_sample_under_its_own_number(
@@ -83,7 +94,9 @@ def test_every_record_is_a_sample_under_its_own_number(
         store[500]
 
 
-def test_counts_name_what_was_dropped_and_where(write_jsonl: Write, cache: Cache, template: TextTemplate) -> None:
+def test_counts_name_what_was_dropped_and_where(
+    write_jsonl: Write, cache: Cache, template: TextTemplate
+) -> None:
     path = write_jsonl(RECORDS)
     store, _ = small(open_source(path, cache=cache), template, cache)
     empty = [row for row, record in enumerate(RECORDS) if not record["text"]]
@@ -102,7 +115,9 @@ def test_counts_name_what_was_dropped_and_where(write_jsonl: Write, cache: Cache
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_lengths_are_gathered_in_any_order(cache: Cache, template: TextTemplate, whole: bool) -> None:
+def test_lengths_are_gathered_in_any_order(
+    cache: Cache, template: TextTemplate, whole: bool
+) -> None:
     store, _ = small(ListSource(RECORDS), template, cache)
     expected = np.array([len(sample) for sample in store])
     if not whole:  # as an unfinished store reads them: from the shards
@@ -154,9 +169,13 @@ def test_masks_and_wide_ids_come_back_bit_by_bit(cache: Cache) -> None:
         assert sample.input_ids.dtype == np.uint32
         assert sample.input_ids.tolist() == record["ids"]
         assert sample.loss_mask.tolist() == [number % 3 == 0 for number in record["ids"]]
-    assert store.counts.trained == sum(number % 3 == 0 for record in records for number in record["ids"])
+    assert store.counts.trained == sum(
+        number % 3 == 0 for record in records for number in record["ids"]
+    )
     tokens = store.tokens(0)
-    bits = np.unpackbits(tokens.mask_bits, bitorder="little", count=len(tokens.input_ids)).astype(bool)
+    bits = np.unpackbits(tokens.mask_bits, bitorder="little", count=len(tokens.input_ids)).astype(
+        bool
+    )
     for start, stop in ((0, 0), (3, 3), (0, len(bits)), (1, 9), (7, 8), (8, 30), (13, 14)):
         assert tokens.loss_mask(start, stop).tolist() == bits[start:stop].tolist()
 
@@ -188,7 +207,9 @@ def test_making_and_reading_a_store_imports_no_pandas(tmp_path: Path) -> None:
         "store = make(records(50), Cache(sys.argv[1]))\nassert len(store[20]) == 23\nprint('pandas' in sys.modules)"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
-    made = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
     assert made.stdout == "False\n"
 
 
@@ -207,14 +228,24 @@ def test_the_second_time_nothing_is_made(
     assert again[17].where.file == str(moved)
 
 
-def test_appending_makes_only_the_last_shard_again(write_jsonl: Write, cache: Cache, template: TextTemplate) -> None:
+def test_appending_makes_only_the_last_shard_again(
+    write_jsonl: Write, cache: Cache, template: TextTemplate
+) -> None:
     before, tasks = small(open_source(write_jsonl(RECORDS), cache=cache), template, cache)
-    after, new = small(open_source(write_jsonl([*RECORDS, {"text": "more"}]), cache=cache), template, cache)
-    assert len(new) == 1 and len(tasks) == before.num_shards and after.fingerprint != before.fingerprint
+    after, new = small(
+        open_source(write_jsonl([*RECORDS, {"text": "more"}]), cache=cache), template, cache
+    )
+    assert (
+        len(new) == 1
+        and len(tasks) == before.num_shards
+        and after.fingerprint != before.fingerprint
+    )
     assert after[500].text == "more<|endoftext|>"
 
 
-def test_any_change_of_records_or_template_is_another_store(cache: Cache, tokenizer_path: Path) -> None:
+def test_any_change_of_records_or_template_is_another_store(
+    cache: Cache, tokenizer_path: Path
+) -> None:
     tokenizer = open_tokenizer(tokenizer_path)
     stores = [
         small(ListSource(records), chosen, cache)[0].fingerprint
@@ -254,10 +285,16 @@ def test_refresh_makes_everything_again(cache: Cache, template: TextTemplate) ->
     store, tasks = small(ListSource(RECORDS), template, cache)
     before = contents(cache)
     again, more = small(ListSource(RECORDS), template, cache, refresh=True)
-    assert len(more) == len(tasks) and contents(cache) == before and again.fingerprint == store.fingerprint
+    assert (
+        len(more) == len(tasks)
+        and contents(cache) == before
+        and again.fingerprint == store.fingerprint
+    )
 
 
-def test_an_interrupted_build_goes_on_where_it_stopped(cache: Cache, template: TextTemplate) -> None:
+def test_an_interrupted_build_goes_on_where_it_stopped(
+    cache: Cache, template: TextTemplate
+) -> None:
     broken = [*RECORDS[:350], {"text": None}, *RECORDS[351:]]
     with pytest.raises(TemplateError, match=r"^list:351: key 'text' is null"):
         small(ListSource(broken), template, cache)
@@ -268,7 +305,9 @@ def test_an_interrupted_build_goes_on_where_it_stopped(cache: Cache, template: T
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "zero tail", "zero head", "text"])
-def test_a_damaged_shard_is_noticed_and_made_again(cache: Cache, template: TextTemplate, damage: str) -> None:
+def test_a_damaged_shard_is_noticed_and_made_again(
+    cache: Cache, template: TextTemplate, damage: str
+) -> None:
     store, _ = small(ListSource(RECORDS), template, cache)
     before = contents(cache)
     path = sorted((cache.root / "shards").rglob("*.arrow"))[0]
@@ -297,13 +336,18 @@ def test_a_manifest_promises_only_what_it_names(cache: Cache, template: TextTemp
     small(ListSource(RECORDS), template, cache)
     (path,) = (cache.root / "stores").rglob("*.json")
     value = json.loads(path.read_text())
-    assert [part["counts"]["rows"] for part in value["shards"]] and str(cache.root) not in path.read_text()
+    assert [part["counts"]["rows"] for part in value["shards"]] and str(
+        cache.root
+    ) not in path.read_text()
     for text, reason in (
         ("{", "damaged"),
         ("{}", "damaged"),
         (json.dumps({**value, "format": 99}), f"format 99, expected {FORMAT_VERSION}"),
         (json.dumps({**value, "shards": value["shards"][1:]}), "lists other shards"),
-        (json.dumps({**value, "shards": [{**value["shards"][0], "key": "../../etc"}]}), "is not a shard key"),
+        (
+            json.dumps({**value, "shards": [{**value["shards"][0], "key": "../../etc"}]}),
+            "is not a shard key",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(StoreError, match=reason):
@@ -319,7 +363,9 @@ def test_lost_lengths_are_made_again(cache: Cache, template: TextTemplate) -> No
     with pytest.raises(StoreError, match=r"1 bytes, expected 2016"):
         before.lengths_of(np.arange(3))
     store, tasks = small(ListSource(RECORDS), template, cache)
-    assert tasks == [] and store.lengths_of(np.arange(500)).tolist() == [len(sample) for sample in store]
+    assert tasks == [] and store.lengths_of(np.arange(500)).tolist() == [
+        len(sample) for sample in store
+    ]
 
 
 def test_a_source_that_changes_under_the_work_is_refused(
@@ -329,7 +375,9 @@ def test_a_source_that_changes_under_the_work_is_refused(
     source = ListSource(records)
     task = ShardTask(shard=0, start=0, stop=50, digest=source.digest(0, 50))
     records[3]["text"] = "changed"
-    with pytest.raises(SourceChanged, match=r"list:1: rows 0\.\.50 changed while they were tokenized"):
+    with pytest.raises(
+        SourceChanged, match=r"list:1: rows 0\.\.50 changed while they were tokenized"
+    ):
         list(run_inline(MakeShard(source, template, cache), [task]))
     assert not cache.root.joinpath("shards").exists()
 
@@ -337,7 +385,10 @@ def test_a_source_that_changes_under_the_work_is_refused(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"input_ids": np.array([1, 400], dtype=np.uint32)}, "id 400, expected ids below its vocab_size 400"),
+        (
+            {"input_ids": np.array([1, 400], dtype=np.uint32)},
+            "id 400, expected ids below its vocab_size 400",
+        ),
         ({"loss_mask": np.ones(1, dtype=bool)}, "2 ids and a loss mask of 1"),
         ({"offsets": np.array([0, 1])}, "1 samples for 2 records"),
         ({"offsets": np.array([0, 3, 2])}, "offsets that do not rise from 0"),
@@ -376,8 +427,14 @@ def test_a_store_pickles_small(write_jsonl: Write, cache: Cache, template: TextT
 
 def test_a_mapped_shard_keeps_no_file_open(cache: Cache) -> None:
     """Or a store of a thousand shards would end at the limit of open files."""
-    store, _ = small(ListSource([{"ids": [1, 2, 3, row]} for row in range(500)]), EveryThird(), cache)
+    store, _ = small(
+        ListSource([{"ids": [1, 2, 3, row]} for row in range(500)]), EveryThird(), cache
+    )
     shards = [store.tokens(shard) for shard in range(store.num_shards)]
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
     targets = [str(link.readlink()) for link in links if link.is_symlink()]
-    assert len(shards) >= 5 and targets and not [target for target in targets if target.endswith(".arrow")]
+    assert (
+        len(shards) >= 5
+        and targets
+        and not [target for target in targets if target.endswith(".arrow")]
+    )

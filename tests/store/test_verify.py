@@ -31,7 +31,10 @@ def store(cache: Cache) -> Store:
 
 
 def file_of(store: Store, kind: str) -> Path:
-    named = {"manifest": manifest_name(store.fingerprint), "lengths": lengths_name(store.fingerprint)}
+    named = {
+        "manifest": manifest_name(store.fingerprint),
+        "lengths": lengths_name(store.fingerprint),
+    }
     return shard_paths(store)[1] if kind == "shard" else store.cache.path(named[kind])
 
 
@@ -79,12 +82,16 @@ def test_every_flip_is_found(store: Store, kind: str) -> None:
         report = verify(store)
         place = next(place for place in range(len(whole)) if whole[place] != damaged[place])
         assert not report.is_whole, f"byte {place}: {whole[place]} → {damaged[place]}"
-        assert {problem.file for problem in report.problems} == {str(path.relative_to(store.cache.root))}
+        assert {problem.file for problem in report.problems} == {
+            str(path.relative_to(store.cache.root))
+        }
     path.write_bytes(whole)
     assert verify(store).is_whole
 
 
-def test_every_byte_of_a_small_manifest_and_of_its_lengths_is_guarded_on_opening(cache: Cache) -> None:
+def test_every_byte_of_a_small_manifest_and_of_its_lengths_is_guarded_on_opening(
+    cache: Cache,
+) -> None:
     """Not only by `verify`: a store with a damaged manifest, or wrong lengths, does not open."""
     store = make(records(30), cache)
     for kind in ("manifest", "lengths"):
@@ -114,9 +121,15 @@ def test_swapped_and_missing_files_are_found(store: Store) -> None:
     second.write_bytes(one)
     third.unlink()
     report = verify(store)
-    assert [Path(problem.file).name for problem in report.problems] == [first.name, second.name, third.name]
+    assert [Path(problem.file).name for problem in report.problems] == [
+        first.name,
+        second.name,
+        third.name,
+    ]
     assert "No such file" in report.problems[2].reason
-    assert str(report).endswith(f"3 of 5 files are damaged or missing ({report.num_bytes:,} bytes read)")
+    assert str(report).endswith(
+        f"3 of 5 files are damaged or missing ({report.num_bytes:,} bytes read)"
+    )
 
 
 def test_a_store_whose_files_are_whole_but_do_not_fit_is_found(store: Store) -> None:
@@ -251,7 +264,9 @@ def test_a_cut_file_is_refused_before_it_is_mapped(store: Store) -> None:
     assert result.returncode == 0 and "bytes, expected" in result.stdout, result.stderr
 
 
-def test_verification_on_read_is_asked_for_by_the_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_on_read_is_asked_for_by_the_environment(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = shard_paths(store)[0]
     whole = path.read_bytes()
     ids = store.tokens(0).input_ids.tobytes()
@@ -262,7 +277,10 @@ def test_verification_on_read_is_asked_for_by_the_environment(store: Store, monk
         return open_shard(store._keys[0], cache, SCHEMA, num_rows=100).input_ids.tobytes()
 
     assert read(Cache(store.cache.root)) != ids
-    with pytest.raises(StoreError, match=r"damaged \(its tokens are not those that were written\); pass refresh=True"):
+    with pytest.raises(
+        StoreError,
+        match=r"damaged \(its tokens are not those that were written\); pass refresh=True",
+    ):
         read(Cache(store.cache.root, verify=True))
     monkeypatch.setenv("PENSTOCK_VERIFY", "1")
     with pytest.raises(StoreError, match="its tokens are not those that were written"):
@@ -277,7 +295,9 @@ def test_a_damaged_shard_that_lies_there_is_not_taken_into_a_new_store(cache: Ca
     place = whole.index(store.tokens(0).input_ids.tobytes()) + 2
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     other = make(records(200), cache)  # shares both of its shards with the first
-    assert [sample.input_ids.tolist() for sample in other] == [record["ids"] for record in records(200)]
+    assert [sample.input_ids.tolist() for sample in other] == [
+        record["ids"] for record in records(200)
+    ]
     assert path.read_bytes() == whole and verify(store).is_whole
 
 
@@ -322,7 +342,18 @@ def test_a_manifest_is_read_as_if_anybody_had_written_it(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", "7", '"x"', "[" * 100_000, "9" * 5000, "\xff", f'{{"format": {FORMAT_VERSION}}}']
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "7",
+        '"x"',
+        "[" * 100_000,
+        "9" * 5000,
+        "\xff",
+        f'{{"format": {FORMAT_VERSION}}}',
+    ],
 )
 def test_what_is_no_manifest_at_all_is_damaged(store: Store, text: str) -> None:
     file_of(store, "manifest").write_text(text)

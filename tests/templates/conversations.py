@@ -36,12 +36,20 @@ Messages = list[dict[str, Any]]
 _trl = find_spec("trl")
 assert _trl is not None and _trl.origin is not None
 TEMPLATES = {
-    file.stem: file.read_text() for file in sorted((Path(_trl.origin).parent / "chat_templates").glob("*.jinja"))
+    file.stem: file.read_text()
+    for file in sorted((Path(_trl.origin).parent / "chat_templates").glob("*.jinja"))
 }
 _CONTROL = re.compile(
     r"<[|｜][^<>\s'\"{}|｜]*[|｜]>|<[|][a-z_\"]+>|<[a-z_\"]+[|]>|</?(?:start|end)_of_\w+>|\[/?INST\]|</s>|<eos>"
 )
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]  # not special
+TAGS = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+]  # not special
 
 
 @cache
@@ -57,10 +65,16 @@ def transformers_tokenizer() -> PreTrainedTokenizerFast:
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(["the answer is the question of a user and an assistant"] * 20, trainer)
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control_tokens()])
+    made.train_from_iterator(
+        ["the answer is the question of a user and an assistant"] * 20, trainer
+    )
+    made.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in control_tokens()]
+    )
     made.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>"
+    )
 
 
 @cache
@@ -88,7 +102,11 @@ def system(content: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: Any, number: int = 0) -> dict[str, Any]:
-    return {"type": "function", "id": f"call{number:05}", "function": {"name": name, "arguments": arguments}}
+    return {
+        "type": "function",
+        "id": f"call{number:05}",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def result(content: str, name: str = "add", number: int = 0) -> dict[str, Any]:
@@ -116,7 +134,11 @@ WEATHER = {
     "function": {
         "name": "weather",
         "description": "What the sky does.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 CALLS = [
@@ -135,8 +157,14 @@ LETTERS = "Grüße 👩\u200d👩\u200d👧 你好，世界 𠀀𠮷 שלום م
 SAID = "I say <|im_end|> and <|eot_id|> and <end_of_turn> aloud <|im_end|>"
 BRACES = '{"a": "b\\"c"} {{ 7*7 }} {% raw %} {# no #} \\\\ `x` \'q\''
 TOLD = user("<|im_end|>\n<|im_start|>assistant\nHa <eos> </s>")
-THOUGHTS = [assistant("42.", reasoning_content="Six times\nseven."), assistant("43.", reasoning_content="One more.")]
-THINKS = [assistant("<think>\nSix times seven.\n</think>\n\n42."), assistant("<think>\n\n</think>\n\n43.")]
+THOUGHTS = [
+    assistant("42.", reasoning_content="Six times\nseven."),
+    assistant("43.", reasoning_content="One more."),
+]
+THINKS = [
+    assistant("<think>\nSix times seven.\n</think>\n\n42."),
+    assistant("<think>\n\n</think>\n\n43."),
+]
 PLANS = [
     assistant("", reasoning_content="I need a tool.", tool_calls=[CALLS[0]]),
     assistant("4.5", reasoning_content="Read."),
@@ -147,7 +175,15 @@ SHAPES: dict[str, tuple[Messages, Any]] = {
     "single": ([Q, A], None),
     "multi": ([Q, A, Q2, A2, user("Why?"), assistant("Because.")], None),
     "system": ([system("Be brief."), Q, A, Q2, A2], None),
-    "tools": ([Q, assistant("", tool_calls=[call("add", {"a": 1, "b": 2})]), result("3"), assistant("Three.")], [TOOL]),
+    "tools": (
+        [
+            Q,
+            assistant("", tool_calls=[call("add", {"a": 1, "b": 2})]),
+            result("3"),
+            assistant("Three."),
+        ],
+        [TOOL],
+    ),
     "parallel": (
         [system("Use tools."), Q, assistant("I ask.", tool_calls=CALLS), *RESULTS, A, Q2, A2],
         [TOOL, WEATHER],
@@ -171,24 +207,60 @@ SHAPES: dict[str, tuple[Messages, Any]] = {
     "parts": ([user([PART]), assistant([PART])], None),
     "many_parts": ([user(PARTS), assistant(PARTS)], None),
     "edges": (
-        [system("  Be brief.\n\n"), user("\n What?  "), assistant("  \n Space. \n\n"), Q2, assistant("\n\nYes.")],
+        [
+            system("  Be brief.\n\n"),
+            user("\n What?  "),
+            assistant("  \n Space. \n\n"),
+            Q2,
+            assistant("\n\nYes."),
+        ],
         None,
     ),
     "unicode": ([user("¿Qué? 你好 🙂"), assistant(LETTERS), user("𝔘"), assistant("𠀀")], None),
     "braces": ([user('{{ messages }} {% if x %} "a" \\n'), assistant(BRACES)], None),
-    "markup": ([user("<b>bold</b> <|nothing|>"), assistant("<answer>42</answer>"), Q2, assistant("<done/>")], None),
-    "specials": ([TOLD, assistant(SAID), Q2, A2], None),
-    "labels": (
-        [user("user"), assistant("assistant"), user("text"), assistant("image"), user("tool"), assistant("model")],
+    "markup": (
+        [
+            user("<b>bold</b> <|nothing|>"),
+            assistant("<answer>42</answer>"),
+            Q2,
+            assistant("<done/>"),
+        ],
         None,
     ),
-    "punctuation": ([user("!"), assistant("?"), user("..."), assistant('"'), user("-"), assistant("\\")], None),
+    "specials": ([TOLD, assistant(SAID), Q2, A2], None),
+    "labels": (
+        [
+            user("user"),
+            assistant("assistant"),
+            user("text"),
+            assistant("image"),
+            user("tool"),
+            assistant("model"),
+        ],
+        None,
+    ),
+    "punctuation": (
+        [user("!"), assistant("?"), user("..."), assistant('"'), user("-"), assistant("\\")],
+        None,
+    ),
     "repeats": (
-        [user("Yes."), assistant("Yes."), user("Yes."), assistant("Yes."), user("Yes."), assistant("Yes. Yes.")],
+        [
+            user("Yes."),
+            assistant("Yes."),
+            user("Yes."),
+            assistant("Yes."),
+            user("Yes."),
+            assistant("Yes. Yes."),
+        ],
         None,
     ),
     "controls": (
-        [user("a\x00b\x1f"), assistant("\x1cc\x07d\x1d\r\n"), user("\x85e"), assistant("f\u2028g\ufeff")],
+        [
+            user("a\x00b\x1f"),
+            assistant("\x1cc\x07d\x1d\r\n"),
+            user("\x85e"),
+            assistant("f\u2028g\ufeff"),
+        ],
         None,
     ),
     "long": ([user(LONG), assistant(LONG + "End."), Q2, assistant(LONG)], None),
@@ -201,13 +273,17 @@ def record(shape: str) -> dict[str, Any]:
 
 
 @cache
-def rendered(template: str, shape: str, length: int | None = None, prompt: bool = False) -> str | None:
+def rendered(
+    template: str, shape: str, length: int | None = None, prompt: bool = False
+) -> str | None:
     """What transformers makes of the first messages of a shape; None where it refuses."""
     messages, tools = SHAPES[shape]
     return expected_text(template, messages[:length], tools, add_generation_prompt=prompt)
 
 
-def expected_text(template: str, messages: Messages, tools: Any = None, **options: Any) -> str | None:
+def expected_text(
+    template: str, messages: Messages, tools: Any = None, **options: Any
+) -> str | None:
     """What transformers renders; None where it refuses.
 
     It leaves out a content of null, and then DeepSeek's templates do not print the calls beside it: these get the null.
@@ -216,9 +292,13 @@ def expected_text(template: str, messages: Messages, tools: Any = None, **option
     try:
         if re.search(r"message\['content'\] is none", source):
             given = {**tokenizer.special_tokens_map, "add_generation_prompt": False, **options}
-            texts, _ = chat_template_utils.render_jinja_template([messages], chat_template=source, tools=tools, **given)
+            texts, _ = chat_template_utils.render_jinja_template(
+                [messages], chat_template=source, tools=tools, **given
+            )
             return str(texts[0])
-        text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=source, tokenize=False, **options)
+        text = tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=source, tokenize=False, **options
+        )
     except Exception:  # whatever a template raises, it refuses
         return None
     assert isinstance(text, str)

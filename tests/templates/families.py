@@ -5,7 +5,9 @@
 with the tokens that end the turn.  `CONTROL` lists their control tokens that no pattern would find.
 """
 
-_NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+_NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+)
 
 CONTROL = (
     *("<|im_sep|>", "<|START_ACTION|>", "<|END_ACTION|>", "[gMASK]", "<sop>", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"),

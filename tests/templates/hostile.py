@@ -54,7 +54,9 @@ RUNS = {
     "replace": DOUBLE + "{% set x = x | replace('a', x) %}" * 6 + "{{ x }}",
     "replace method": DOUBLE + "{% set x = x.replace('a', x) %}" * 6 + "{{ x }}",
     "wide sum": "{% set x = 'a' * 20000000 %}{{ " + " ~ ".join(["x"] * 400) + " }}",
-    "wide macro": "{% set x = 'a' * 20000000 %}{% macro f() %}" + "{{ x }}" * 1000 + "{% endmacro %}{{ f() | length }}",
+    "wide macro": "{% set x = 'a' * 20000000 %}{% macro f() %}"
+    + "{{ x }}" * 1000
+    + "{% endmacro %}{{ f() | length }}",
     "lists printed": LISTS + "{{ ns.x }}",
     "lists as JSON": LISTS + "{{ ns.x | tojson }}",
     "lists compared": LISTS + "{{ 'same' if ns.x == ns.y else 'other' }}",

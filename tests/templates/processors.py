@@ -15,7 +15,9 @@ from tokenizers import Tokenizer as Reference
 from transformers.models.smolvlm import processing_smolvlm
 
 WORD = "<special-word>"  # a special token that no template prints
-CORPUS = ["What is in this picture? It shows a house and two dogs, Grüße 你好.\n\nuser assistant system"] * 20
+CORPUS = [
+    "What is in this picture? It shows a house and two dogs, Grüße 你好.\n\nuser assistant system"
+] * 20
 
 PRINTED = (
     "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% elif c.type == 'image' %}IMAGE"
@@ -55,8 +57,17 @@ def _vocabulary() -> Reference:
 def tokenizer(special: list[str], named: Mapping[str, str] | None = None) -> Any:
     """A tokenizer of transformers with these special tokens; `named` ones are attributes of it."""
     made = Reference.from_str(_vocabulary().to_str())
-    every = ["<|im_start|>", "<|im_end|>", "<end_of_utterance>", WORD, *special, *(named or {}).values()]
-    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in dict.fromkeys(every)])
+    every = [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<end_of_utterance>",
+        WORD,
+        *special,
+        *(named or {}).values(),
+    ]
+    made.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in dict.fromkeys(every)]
+    )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="<|im_end|>", extra_special_tokens=dict(named or {})
     )
@@ -69,7 +80,11 @@ def without_video(kind: type[Any], length: str | None = None) -> type[Any]:
     """
 
     def init(
-        self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **more: Any
+        self: Any,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        chat_template: Any = None,
+        **more: Any,
     ) -> None:
         kind.__init__(self, image_processor, tokenizer, None, chat_template=chat_template, **more)
 
@@ -90,11 +105,18 @@ def qwen(kind: type[Any], *, patch: int, **limits: int) -> Any:
 
 
 def qwen2_vl() -> Any:
-    return qwen(transformers.Qwen2VLProcessor, patch=14, shortest_edge=56 * 56, longest_edge=28 * 28 * 1280)
+    return qwen(
+        transformers.Qwen2VLProcessor, patch=14, shortest_edge=56 * 56, longest_edge=28 * 28 * 1280
+    )
 
 
 def qwen2_5_vl() -> Any:
-    return qwen(transformers.Qwen2_5_VLProcessor, patch=14, shortest_edge=4 * 28 * 28, longest_edge=28 * 28 * 400)
+    return qwen(
+        transformers.Qwen2_5_VLProcessor,
+        patch=14,
+        shortest_edge=4 * 28 * 28,
+        longest_edge=28 * 28 * 400,
+    )
 
 
 def qwen3_vl() -> Any:
@@ -105,24 +127,36 @@ _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range
 
 
 def idefics3() -> Any:
-    image = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 4 * 64}, max_image_size={"longest_edge": 64})
+    image = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 4 * 64}, max_image_size={"longest_edge": 64}
+    )
     made = tokenizer(["<fake_token_around_image>", "<image>", "<global-img>", *_TILES])
     return transformers.Idefics3Processor(image, made, image_seq_len=5, chat_template=ONLY_PARTS)
 
 
 def smolvlm() -> Any:
-    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # asked for, and used for videos only
-    image = transformers.SmolVLMImageProcessorPil(size={"longest_edge": 4 * 64}, max_image_size={"longest_edge": 64})
+    processing_smolvlm.num2words = (
+        processing_smolvlm.num2words or str
+    )  # asked for, and used for videos only
+    image = transformers.SmolVLMImageProcessorPil(
+        size={"longest_edge": 4 * 64}, max_image_size={"longest_edge": 64}
+    )
     made = tokenizer(["<fake_token_around_image>", "<image>", "<global-img>", *_TILES])
     kind = without_video(transformers.SmolVLMProcessor, "image_seq_len")
     return kind(image, made, image_seq_len=4, chat_template=ONLY_PARTS)
 
 
 def gemma3() -> Any:
-    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    named = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
     image = transformers.Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
     made = tokenizer([], named)
-    return transformers.Gemma3Processor(image, made, image_seq_length=7, chat_template=template("<start_of_image>"))
+    return transformers.Gemma3Processor(
+        image, made, image_seq_length=7, chat_template=template("<start_of_image>")
+    )
 
 
 def llava() -> Any:
@@ -142,7 +176,9 @@ def internvl() -> Any:
     }  # fmt: skip
     image = transformers.GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, max_patches=6)
     kind = without_video(transformers.InternVLProcessor, "image_seq_length")
-    return kind(image, tokenizer([], named), image_seq_length=3, chat_template=template("<IMG_CONTEXT>\n"))
+    return kind(
+        image, tokenizer([], named), image_seq_length=3, chat_template=template("<IMG_CONTEXT>\n")
+    )
 
 
 def _pixtral_class() -> Any:
@@ -154,9 +190,13 @@ def _pixtral_class() -> Any:
 
 
 def pixtral() -> Any:
-    image = transformers.PixtralImageProcessorPil(size={"longest_edge": 96}, patch_size={"height": 16, "width": 16})
+    image = transformers.PixtralImageProcessorPil(
+        size={"longest_edge": 96}, patch_size={"height": 16, "width": 16}
+    )
     made = tokenizer(["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
-    return _pixtral_class()(image, made, patch_size=8, spatial_merge_size=2, chat_template=template("[IMG]"))
+    return _pixtral_class()(
+        image, made, patch_size=8, spatial_merge_size=2, chat_template=template("[IMG]")
+    )
 
 
 def qwen2_audio() -> Any:
@@ -168,7 +208,17 @@ def qwen2_audio() -> Any:
 
 VISION: dict[str, Callable[[], Any]] = {
     made.__name__: made
-    for made in (qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm, gemma3, llava, internvl, pixtral)
+    for made in (
+        qwen2_vl,
+        qwen2_5_vl,
+        qwen3_vl,
+        idefics3,
+        smolvlm,
+        gemma3,
+        llava,
+        internvl,
+        pixtral,
+    )
 }
 
 

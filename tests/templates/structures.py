@@ -269,10 +269,14 @@ def truth(name: str, messages: Messages, tools: Any) -> Truth | None:
 def _truth(name: str, conversation: str) -> Truth | None:
     messages, tools = json.loads(conversation)
     # as transformers gives them to a template
-    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    given = [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
     numbered = [{**message, "n": number} for number, message in enumerate(given)]
     try:
-        marked = twin(name).render(messages=numbered, tools=tools, add_generation_prompt=False, **special_tokens())
+        marked = twin(name).render(
+            messages=numbered, tools=tools, add_generation_prompt=False, **special_tokens()
+        )
     except (jinja2.TemplateError, TypeError, KeyError, ValueError):
         return None
     text, spans = "", dict[int, list[tuple[int, int]]]()

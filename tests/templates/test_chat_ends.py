@@ -35,8 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("glm")
     made = transformers_tokenizer()
     made.save_pretrained(place)
-    ids = [made.convert_tokens_to_ids(token) for token in ("<|eos|>", "<|user|>", "<|observation|>")]
-    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": ids, "temperature": 0.6}))
+    ids = [
+        made.convert_tokens_to_ids(token) for token in ("<|eos|>", "<|user|>", "<|observation|>")
+    ]
+    (place / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": ids, "temperature": 0.6})
+    )
     return place
 
 
@@ -70,17 +74,25 @@ def test_ends_are_part_of_what_a_store_is_named_by(folder: Path, tmp_path: Path)
     assert len(open_tokenizer(other).stop_tokens) == 2
     (other / "generation_config.json").write_text('{"eos_token_id": ["<|user|>"]}')
     with pytest.raises(
-        TemplateError, match=r"generation_config.json: eos_token_id is .*expected an id or a list of ids"
+        TemplateError,
+        match=r"generation_config.json: eos_token_id is .*expected an id or a list of ids",
     ):
         open_tokenizer(other)
 
 
-def test_turns_that_nothing_ends_are_counted_in_every_row_and_said(tmp_path: Path, caplog: Any) -> None:
+def test_turns_that_nothing_ends_are_counted_in_every_row_and_said(
+    tmp_path: Path, caplog: Any
+) -> None:
     rows = [{"messages": [Q, A, Q, A]}] * 30
     samples = chat(GLM).encode(rows)  # this tokenizer has no such ends
     assert samples.notes[UNENDED] == dict.fromkeys(range(30), 2)
     tokenizer = transformers_tokenizer()
-    options: dict[str, Any] = {"tokenizer": tokenizer, "template": "chat", "chat_template": GLM, "num_proc": 1}
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "template": "chat",
+        "chat_template": GLM,
+        "num_proc": 1,
+    }
     penstock.prepare(ListSource(rows, name="talks"), **options, cache_dir=tmp_path, progress="none")
     assert (
         "no token is trained that ends 60 trained turns in 30 of 30 rows: a model does not learn to stop there"
@@ -91,7 +103,9 @@ def test_turns_that_nothing_ends_are_counted_in_every_row_and_said(tmp_path: Pat
 def test_headers_in_part_are_counted() -> None:
     """The generation prompt closes an empty thought, which answers do not have."""
     rows = [{"messages": [Q, A]}] * 30
-    assert chat(source("thinking prompt")).encode(rows).notes == {PARTIAL: dict.fromkeys(range(30), 1)}
+    assert chat(source("thinking prompt")).encode(rows).notes == {
+        PARTIAL: dict.fromkeys(range(30), 1)
+    }
     assert chat(source("thinking header")).encode(rows).notes == {}
 
 
@@ -102,6 +116,7 @@ def test_an_end_that_is_printed_only_before_another_message_is_trained() -> None
     )
     template = chat(text)
     samples = template.encode([{"messages": [Q, A, Q, A]}])
-    assert turns(template, samples, 0) == [A["content"] + "<|im_end|>", A["content"]] and samples.notes == {
-        UNENDED: {0: 1}
-    }
+    assert turns(template, samples, 0) == [
+        A["content"] + "<|im_end|>",
+        A["content"],
+    ] and samples.notes == {UNENDED: {0: 1}}

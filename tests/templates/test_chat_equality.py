@@ -54,8 +54,15 @@ def test_text_and_ids_are_those_of_transformers(name: str) -> None:
             assert samples.dropped[number] == "template_refused", shape
             continue
         ids = samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]].tolist()
-        assert ids == transformers_tokenizer()(expected, add_special_tokens=False)["input_ids"], shape
-        assert template.decode(samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]]) == expected
+        assert ids == transformers_tokenizer()(expected, add_special_tokens=False)["input_ids"], (
+            shape
+        )
+        assert (
+            template.decode(
+                samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]]
+            )
+            == expected
+        )
         num_equal += 1
     assert num_equal >= (3 if name.startswith("llava") else 15)  # that one takes parts only
     assert template.renderer.is_fast, template.renderer.reason
@@ -107,7 +114,9 @@ def test_options_of_a_row_and_of_the_recipe_reach_the_template() -> None:
     for thinking in (True, False):
         expected = expected_text("qwen3_5_think", messages, enable_thinking=thinking)
         assert (
-            chat("qwen3_5_think", template_kwargs={"enable_thinking": thinking}).rendering({"messages": messages}).text
+            chat("qwen3_5_think", template_kwargs={"enable_thinking": thinking})
+            .rendering({"messages": messages})
+            .text
             == expected
         )
         own = {"messages": messages, "chat_template_kwargs": {"enable_thinking": thinking}}
@@ -116,7 +125,10 @@ def test_options_of_a_row_and_of_the_recipe_reach_the_template() -> None:
 
 def test_documents_reach_the_template() -> None:
     text = "{% for d in documents or [] %}[{{ d.title }}]{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    given = {"messages": [Q, A], "documents": [{"title": "one", "text": "1"}, {"title": "two", "text": "2"}]}
+    given = {
+        "messages": [Q, A],
+        "documents": [{"title": "one", "text": "1"}, {"title": "two", "text": "2"}],
+    }
     assert chat(text).rendering(given).text == "[one][two]" + Q["content"] + A["content"]
 
 

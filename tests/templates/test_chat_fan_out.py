@@ -13,7 +13,17 @@ from penstock.sources.views import FanOut
 from penstock.templates.samples import runs
 from penstock.testing import check_source
 
-from .conversations import Q2, TEMPLATES, A, Q, assistant, chat, system, transformers_tokenizer, user
+from .conversations import (
+    Q2,
+    TEMPLATES,
+    A,
+    Q,
+    assistant,
+    chat,
+    system,
+    transformers_tokenizer,
+    user,
+)
 
 THINKING = [
     {
@@ -67,21 +77,39 @@ def test_cuts_do_not_exceed_the_rows_asked_for() -> None:
 def test_errors_say_which_record() -> None:
     with pytest.raises(SourceError, match="talks:1: the record has the key 'turn'"):
         len(fanned([{"messages": [], "turn": 1}]))
-    with pytest.raises(BadRecord, match=r"talks:2: the turns function num_assistants raised KeyError"):
+    with pytest.raises(
+        BadRecord, match=r"talks:2: the turns function num_assistants raised KeyError"
+    ):
         len(fanned([THINKING[0], {"text": "no messages"}]))
 
 
 def test_every_turn_keeps_its_reasoning(tmp_path: Path) -> None:
     tokenizer = transformers_tokenizer()
-    options: dict[str, Any] = {"tokenizer": tokenizer, "template": "chat", "chat_template": TEMPLATES["qwen3"]}
-    whole = penstock.prepare(ListSource(THINKING, name="t"), **options, cache_dir=tmp_path, num_proc=1, progress="none")
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "template": "chat",
+        "chat_template": TEMPLATES["qwen3"],
+    }
+    whole = penstock.prepare(
+        ListSource(THINKING, name="t"), **options, cache_dir=tmp_path, num_proc=1, progress="none"
+    )
     store = penstock.prepare(
-        ListSource(THINKING, name="t"), **options, cache_dir=tmp_path, num_proc=1, fan_out=True, progress="none"
+        ListSource(THINKING, name="t"),
+        **options,
+        cache_dir=tmp_path,
+        num_proc=1,
+        fan_out=True,
+        progress="none",
     )
     said = []
     for row in range(len(store)):
         sample = store[row]
-        said.append([tokenizer.decode(sample.input_ids[a:b].tolist()) for a, b in runs(np.asarray(sample.loss_mask))])
+        said.append(
+            [
+                tokenizer.decode(sample.input_ids[a:b].tolist())
+                for a, b in runs(np.asarray(sample.loss_mask))
+            ]
+        )
     assert said == [
         ["<think>\nFirst.\n</think>\n\nOne.<|im_end|>"],
         ["<think>\nSecond.\n</think>\n\nTwo.<|im_end|>"],
@@ -100,11 +128,15 @@ def test_flags_and_shapes_count_too() -> None:
     assert template.num_turns(record) == 1
     samples = template.encode([{**record, template.turn_key: 0}])
     assert template.decode(samples.input_ids[samples.loss_mask]).endswith("Two.<|im_end|>")
-    assert template.num_turns({"messages": 5}) == 1  # the error comes from encode, which knows the record
+    assert (
+        template.num_turns({"messages": 5}) == 1
+    )  # the error comes from encode, which knows the record
 
 
 def test_only_conversations_have_turns(tmp_path: Path) -> None:
-    with pytest.raises(TemplateError, match="fan_out=True makes a sample of each turn, but TextTemplate"):
+    with pytest.raises(
+        TemplateError, match="fan_out=True makes a sample of each turn, but TextTemplate"
+    ):
         penstock.prepare(
             ListSource([{"text": "a"}]),
             tokenizer=transformers_tokenizer(),

@@ -43,7 +43,9 @@ LABELS = (
 )
 
 
-def trained(template: str, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> list[str]:
+def trained(
+    template: str, messages: list[dict[str, Any]], tools: Any = None, **options: Any
+) -> list[str]:
     opened = chat(template, **options)
     rows = [{"messages": messages, "tools": tools}] * 20  # verified at first, and then not
     samples = opened.encode(rows)
@@ -53,21 +55,30 @@ def trained(template: str, messages: list[dict[str, Any]], tools: Any = None, **
     return first
 
 
-@pytest.mark.parametrize("name", [CHATML, "qwen3_training", "qwen2_5_training"], ids=["built-in", "qwen3", "qwen2_5"])
+@pytest.mark.parametrize(
+    "name", [CHATML, "qwen3_training", "qwen2_5_training"], ids=["built-in", "qwen3", "qwen2_5"]
+)
 def test_generation_tags_do_not_keep_other_roles_from_being_trained(name: str) -> None:
     said = [Q["content"] + ENDS, Q2["content"] + ENDS]
     assert trained(name, [system("Be brief."), Q, A, Q2, A2], train_on=["user"]) == said
     both = trained(name, [Q, A, Q2, A2], train_on=["user", "assistant"])
-    assert both[::2] == said and [A["content"] in both[1], A2["content"] in both[3], len(both)] == [True, True, 4]
+    assert both[::2] == said and [A["content"] in both[1], A2["content"] in both[3], len(both)] == [
+        True,
+        True,
+        4,
+    ]
     own = trained(name, [{**Q, "train": True}, A, Q2, {**A2, "train": False}])
     assert own[0] == said[0] and A["content"] in own[1] and len(own) == 2
     assert trained(name, [system("Be brief."), Q, A], train_on=["system"]) == ["Be brief." + ENDS]
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"name": 5}, {"arguments": {}}, {"content": None}, {"role": [1, 2.5]}, {"name": " "}]
+    "arguments",
+    [{"name": 5}, {"arguments": {}}, {"content": None}, {"role": [1, 2.5]}, {"name": " "}],
 )
-def test_a_call_is_trained_whose_arguments_have_no_names_but_those_the_template_knows(arguments: Any) -> None:
+def test_a_call_is_trained_whose_arguments_have_no_names_but_those_the_template_knows(
+    arguments: Any,
+) -> None:
     calls = assistant("", tool_calls=[call("add", arguments)])
     for name in ("qwen2_5", "qwen3", "qwen3_5_think", BRACKETS):
         found = trained(name, [Q, calls, result("5"), A], [TOOL])
@@ -77,12 +88,17 @@ def test_a_call_is_trained_whose_arguments_have_no_names_but_those_the_template_
 def test_a_call_in_brackets_is_trained_from_its_first_token() -> None:
     calls = assistant("", tool_calls=[call("weather", {"city": "Bern"})])
     found = trained(BRACKETS, [Q, calls, result("sun"), A], [WEATHER])
-    assert found == ['[TOOL_CALLS] {"name": "weather", "arguments": {"city": "Bern"}}</s>', " The answer is 42.</s>"]
+    assert found == [
+        '[TOOL_CALLS] {"name": "weather", "arguments": {"city": "Bern"}}</s>',
+        " The answer is 42.</s>",
+    ]
 
 
 @pytest.mark.parametrize("words", ["user", "assistant said so", "  two blanks", '"quoted"'])
 def test_words_that_the_template_looks_for_are_trained_at_the_head_of_a_turn(words: str) -> None:
-    named = [{**message, "name": "somebody"} for message in (Q, assistant(words), Q2, assistant(words))]
+    named = [
+        {**message, "name": "somebody"} for message in (Q, assistant(words), Q2, assistant(words))
+    ]
     assert trained(BRACKETS, named) == [f" {words}</s>", f" {words}</s>"]
     assert trained(LABELS, named) == [words + ENDS, words + ENDS]
 
@@ -99,7 +115,10 @@ def test_plain_words_that_end_every_turn_are_trained() -> None:
         "{% if add_generation_prompt %}{{ '[assistant] ' }}{% endif %}"
     )
     for messages in ([Q, A, Q2, A2], [{**m, "name": "x"} for m in (Q, A, Q2, A2)]):
-        assert trained(plain, messages) == [A["content"] + " [/assistant]", A2["content"] + " [/assistant]"]
+        assert trained(plain, messages) == [
+            A["content"] + " [/assistant]",
+            A2["content"] + " [/assistant]",
+        ]
 
 
 def test_calls_that_a_template_leaves_out_do_not_join_the_turns_around_them() -> None:
@@ -115,12 +134,16 @@ def test_calls_that_a_template_leaves_out_do_not_join_the_turns_around_them() ->
 
 def test_a_call_without_arguments_before_others_belongs_to_its_own_turn() -> None:
     calls = [call("add", {}), call("add", {"a": 2.5}, 1)]
-    found = trained("qwen2_5", [assistant("x"), assistant("", tool_calls=calls), assistant(""), Q, A], [TOOL])
+    found = trained(
+        "qwen2_5", [assistant("x"), assistant("", tool_calls=calls), assistant(""), Q, A], [TOOL]
+    )
     whole = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 2.5}}'
     assert found[1] == whole + "\n</tool_call>" + ENDS
 
 
-@pytest.mark.parametrize("arguments", [{"Zed": "v", "alpha": "w"}, {"type": "v", "alpha": 1, "Beta": None}])
+@pytest.mark.parametrize(
+    "arguments", [{"Zed": "v", "alpha": "w"}, {"type": "v", "alpha": 1, "Beta": None}]
+)
 def test_arguments_in_the_order_of_their_names_need_no_event(arguments: Any) -> None:
     calls = assistant("", tool_calls=[call("add", arguments)])
     found = trained("gemma4", [Q, calls, result("5"), A], [TOOL])
@@ -133,15 +156,21 @@ def test_what_minijinja_cannot_do_in_a_late_row_jinja2_does() -> None:
         "m.content.rsplit('x', 1)[0] if 'x' in m.content else m.content",
     ):
         opened = chat(each("m.content", rest=content))
-        rows = [{"messages": [user("aba"), A]}] * 20 + [{"messages": [user(words), A]} for words in ("", "x", "xx ")]
+        rows = [{"messages": [user("aba"), A]}] * 20 + [
+            {"messages": [user(words), A]} for words in ("", "x", "xx ")
+        ]
         samples = opened.encode(rows)
         assert not samples.dropped and len(turns(opened, samples, 22)) == 1
 
 
 def test_a_header_that_takes_blanks_along_is_not_trained() -> None:
     """Special tokens that strip (Phi has them) cover the blanks with which an answer begins."""
-    made = transformers_tokenizer().backend_tokenizer.from_str(transformers_tokenizer().backend_tokenizer.to_str())
-    made.add_special_tokens([AddedToken(f"<|{who}|>", rstrip=True, normalized=False) for who in ("robot", "stop")])
+    made = transformers_tokenizer().backend_tokenizer.from_str(
+        transformers_tokenizer().backend_tokenizer.to_str()
+    )
+    made.add_special_tokens(
+        [AddedToken(f"<|{who}|>", rstrip=True, normalized=False) for who in ("robot", "stop")]
+    )
     made.add_special_tokens([AddedToken("<|hm|>", lstrip=True, normalized=False)])
     text = (
         "{% for m in messages %}{{ '<|robot|>\n' if m.role == 'assistant' else '<|user|>\n' }}{{ m.content }}"
@@ -165,8 +194,12 @@ def test_an_answer_of_one_sign_is_trained_though_its_thought_is_left_out() -> No
 
 
 def test_text_that_cannot_be_encoded_is_an_event_too() -> None:
-    rows = [{"messages": [Q, assistant(word)]} for word in ("a", "half \ud800 a pair", "b", "\udfff")]
-    with pytest.raises(TemplateError, match=r"half of a surrogate pair.*on_refused to 'skip'") as refused:
+    rows = [
+        {"messages": [Q, assistant(word)]} for word in ("a", "half \ud800 a pair", "b", "\udfff")
+    ]
+    with pytest.raises(
+        TemplateError, match=r"half of a surrogate pair.*on_refused to 'skip'"
+    ) as refused:
         chat(TEMPLATES["qwen3"]).encode(rows)
     assert refused.value.record == 1
     samples = chat(TEMPLATES["qwen3"], on_refused="skip").encode(rows)

@@ -13,16 +13,30 @@ from .structures import ALL_SHAPES, source
 NUM_ROWS = 24  # the first 16 are attributed and compared with jinja2; later ones may take a layout
 MANY = [call("add", {"a": number}, number) for number in range(5)]
 ROWS: dict[str, dict[str, Any]] = {
-    **{name: {"messages": messages, "tools": tools} for name, (messages, tools) in ALL_SHAPES.items()},
-    "five calls": {"messages": [Q, assistant("", tool_calls=MANY), result("1"), A], "tools": [TOOL]},
-    "ids are numbers": {"messages": [Q, assistant("", tool_calls=[{**CALLS[0], "id": 7}]), RESULTS[0], A]},
-    "ends with a stop token": {"messages": [Q, assistant("So <|im_end|>"), user("Go on. <|im_end|>"), A]},
+    **{
+        name: {"messages": messages, "tools": tools}
+        for name, (messages, tools) in ALL_SHAPES.items()
+    },
+    "five calls": {
+        "messages": [Q, assistant("", tool_calls=MANY), result("1"), A],
+        "tools": [TOOL],
+    },
+    "ids are numbers": {
+        "messages": [Q, assistant("", tool_calls=[{**CALLS[0], "id": 7}]), RESULTS[0], A]
+    },
+    "ends with a stop token": {
+        "messages": [Q, assistant("So <|im_end|>"), user("Go on. <|im_end|>"), A]
+    },
     "a field that is not printed": {"messages": [Q, {**A, "remark": "It took me five words."}]},
-    "users are trained": {"messages": [{**Q, "train": True}, {**A, "content": Q["content"], "train": False}]},
+    "users are trained": {
+        "messages": [{**Q, "train": True}, {**A, "content": Q["content"], "train": False}]
+    },
 }
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "gemma", "glm4moe", "filter block", "plain", "several ends"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen2_5", "gemma", "glm4moe", "filter block", "plain", "several ends"]
+)
 def test_a_repeated_record_gives_equal_rows(name: str) -> None:
     text = source(name) if name in ("filter block", "plain", "several ends") else name
     template = chat(text, on_refused="skip", on_nothing="drop")
@@ -54,12 +68,16 @@ def test_tool_conversations_take_a_layout(monkeypatch: pytest.MonkeyPatch) -> No
     template = chat("qwen3")
     record = {"messages": [Q, assistant("", tool_calls=[CALLS[0]]), RESULTS[0], A], "tools": [TOOL]}
     samples = template.encode([record] * NUM_ROWS)
-    assert len(filled) == NUM_ROWS - 16 - 1  # the first row behind those is remembered, the next one learned from
+    assert (
+        len(filled) == NUM_ROWS - 16 - 1
+    )  # the first row behind those is remembered, the next one learned from
     masks = np.split(samples.loss_mask, samples.offsets[1:-1])
     assert all(mask.tolist() == masks[0].tolist() and mask.any() for mask in masks)
 
 
 def test_without_the_rule_of_ends_rows_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotate.Annotator, "_ends_by_itself", lambda *args: True)
-    samples = chat(source("filter block"), on_refused="skip").encode([ROWS["users are trained"]] * NUM_ROWS)
+    samples = chat(source("filter block"), on_refused="skip").encode(
+        [ROWS["users are trained"]] * NUM_ROWS
+    )
     assert 0 < len(samples.dropped) < NUM_ROWS

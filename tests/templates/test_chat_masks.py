@@ -43,21 +43,52 @@ ENDS = {
 # Where the oracle is wrong: (template, shape, message) → why.
 ORACLE_ERRS = {
     **{
-        ("diffusion_gemma", shape, 3): "it gives no generation prompt after a tool's answer, yet writes a header there"
+        (
+            "diffusion_gemma",
+            shape,
+            3,
+        ): "it gives no generation prompt after a tool's answer, yet writes a header there"
         for shape in ("tools", "no_arguments", "content_none", "reasoning_tools", "numbers")
     },
 }
 # Where transformers' mask is wrong: (template, shape) → why.
-_TEXT = "the template takes parts only and leaves out text, and the tags train the model to say nothing"
-_PARTS = "the template takes text only and leaves out parts, and the tags train the model to say nothing"
+_TEXT = (
+    "the template takes parts only and leaves out text, and the tags train the model to say nothing"
+)
+_PARTS = (
+    "the template takes text only and leaves out parts, and the tags train the model to say nothing"
+)
 _BYTES = "of a last letter that is several tokens only the first is trained"
 _TEXT_SHAPES = (
-    *("single", "multi", "system", "parallel", "tools_unused", "calls_last", "reasoning", "think", "think_open"),
-    *("assistant_first", "assistant_twice", "user_twice", "developer", "edges", "unicode", "braces", "markup"),
+    *(
+        "single",
+        "multi",
+        "system",
+        "parallel",
+        "tools_unused",
+        "calls_last",
+        "reasoning",
+        "think",
+        "think_open",
+    ),
+    *(
+        "assistant_first",
+        "assistant_twice",
+        "user_twice",
+        "developer",
+        "edges",
+        "unicode",
+        "braces",
+        "markup",
+    ),
     *("specials", "labels", "punctuation", "repeats", "controls", "long"),
 )
 TAGS_ERR = {
-    **{(f"{name}_training", shape): _TEXT for name in ("idefics3", "smolvlm") for shape in _TEXT_SHAPES},
+    **{
+        (f"{name}_training", shape): _TEXT
+        for name in ("idefics3", "smolvlm")
+        for shape in _TEXT_SHAPES
+    },
     **{
         (f"{name}_training", shape): _PARTS
         for name in ("qwen3", "qwen3_instruct_2507")
@@ -107,8 +138,15 @@ def turns(name: str, shape: str) -> Iterator[tuple[int, str, int, int]]:
     for number, message in enumerate(SHAPES[shape][0]):
         if full is None or message["role"] != "assistant" or not number:
             continue
-        asked, answered = rendered(name, shape, number, prompt=True), rendered(name, shape, number + 1)
-        if asked is None or answered is None or not (answered.startswith(asked) and full.startswith(answered)):
+        asked, answered = (
+            rendered(name, shape, number, prompt=True),
+            rendered(name, shape, number + 1),
+        )
+        if (
+            asked is None
+            or answered is None
+            or not (answered.startswith(asked) and full.startswith(answered))
+        ):
             continue
         if all(text in answered[len(asked) :] for text in words(message)):
             yield number, full, len(asked), len(answered)
@@ -117,7 +155,11 @@ def turns(name: str, shape: str) -> Iterator[tuple[int, str, int, int]]:
 def expected_turn(name: str, turn: str) -> str:
     """Up to the token that ends it; all of it where there is none."""
     turn = turn.rstrip()
-    return turn[: max((turn.rfind(end) + len(end) for end in ends_of(name) if end in turn), default=len(turn))]
+    return turn[
+        : max(
+            (turn.rfind(end) + len(end) for end in ends_of(name) if end in turn), default=len(turn)
+        )
+    ]
 
 
 @pytest.mark.parametrize("name", UNTAGGED)
@@ -129,7 +171,9 @@ def test_trained_tokens_are_the_turns_of_prefix_rendering(name: str) -> None:
                 continue
             text, spans = found
             assert text == full
-            said = "".join(text[max(a, begin) : min(b, end)] for a, b in spans if b > begin and a < end)
+            said = "".join(
+                text[max(a, begin) : min(b, end)] for a, b in spans if b > begin and a < end
+            )
             assert said.rstrip() == expected_turn(name, full[begin:end]), (shape, number)
 
 
@@ -140,7 +184,9 @@ def test_the_oracle_says_much() -> None:
         found = trained(name, shape)
         _, full, begin, end = next(turn for turn in turns(name, shape) if turn[0] == number)
         assert found is not None
-        said = "".join(found[0][max(a, begin) : min(b, end)] for a, b in found[1] if b > begin and a < end)
+        said = "".join(
+            found[0][max(a, begin) : min(b, end)] for a, b in found[1] if b > begin and a < end
+        )
         assert said.rstrip() != expected_turn(name, full[begin:end]), (name, shape)
 
 
@@ -160,7 +206,9 @@ def test_whole_answers_and_nobody_else_are_trained(name: str) -> None:
                 for text in words({**message, "tool_calls": None})
                 for piece in re.split("</?think>", text)
             ]:
-                others = [text for other in messages if other is not message for text in words(other)]
+                others = [
+                    text for other in messages if other is not message for text in words(other)
+                ]
                 if not said or text.count(said) != 1 or any(said in other for other in others):
                     continue
                 place = text.index(said)
@@ -172,7 +220,10 @@ def test_whole_answers_and_nobody_else_are_trained(name: str) -> None:
         for begin, end in spans:
             assert not text.startswith(HEADERS, begin), shape
             ended = text[begin:end].rstrip().endswith((*ends_of(name), "<|eos|>"))
-            assert ended or name.startswith(NO_END) or not text[end:].strip(), (shape, text[begin:end])
+            assert ended or name.startswith(NO_END) or not text[end:].strip(), (
+                shape,
+                text[begin:end],
+            )
     assert num_answers >= (0 if name.removesuffix("_training") in PARTS_ONLY else 15)
 
 
@@ -186,16 +237,24 @@ def test_masks_are_those_of_generation_tags(name: str) -> None:
         if name.startswith("deepseek") and shape == "content_none":
             continue  # transformers leaves out the null, beside which alone this template prints calls
         theirs = transformers_tokenizer().apply_chat_template(
-            messages, tools=tools, chat_template=TEMPLATES[name], return_dict=True, return_assistant_tokens_mask=True
+            messages,
+            tools=tools,
+            chat_template=TEMPLATES[name],
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         mask = np.array(theirs["assistant_masks"], np.bool_)
         part = slice(*samples.offsets[number : number + 2])
         if number in samples.dropped:
-            assert not mask.any() or (TAGS_ERR[name, shape] and samples.dropped[number] == "mask_unverified"), shape
+            assert not mask.any() or (
+                TAGS_ERR[name, shape] and samples.dropped[number] == "mask_unverified"
+            ), shape
             continue
         assert samples.input_ids[part].tolist() == theirs["input_ids"]
         if (name, shape) in TAGS_ERR:
-            assert not np.array_equal(samples.loss_mask[part], mask), shape  # a reason that is no longer true must go
+            assert not np.array_equal(samples.loss_mask[part], mask), (
+                shape
+            )  # a reason that is no longer true must go
             continue
         assert np.array_equal(samples.loss_mask[part], mask), shape
         compared += 1

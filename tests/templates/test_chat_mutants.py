@@ -32,7 +32,13 @@ def verdict(name: str, shape: str, selection: str) -> str:
         on_refused="skip",
     )
     messages, tools = ALL_SHAPES[shape]
-    return judge(opened, name, {"messages": messages, "tools": tools}, messages, SELECTIONS[selection][1](messages))
+    return judge(
+        opened,
+        name,
+        {"messages": messages, "tools": tools},
+        messages,
+        SELECTIONS[selection][1](messages),
+    )
 
 
 def equal_messages_are_one(patch: Patch) -> None:
@@ -68,14 +74,18 @@ def set_counts_in_message_loops(patch: Patch) -> None:
 
 
 def no_prompt(patch: Patch) -> None:
-    patch.setattr(headers, "_behind_prompt", lambda whole, first, prompted, unprompted: (first[0], False))
+    patch.setattr(
+        headers, "_behind_prompt", lambda whole, first, prompted, unprompted: (first[0], False)
+    )
 
 
 def no_label(patch: Patch) -> None:
     patch.setattr(headers.Headers, "_label", lambda self: Header(""))
     find = headers.find_start
     patch.setattr(
-        headers, "find_start", lambda whole, number, before, render, main: find(whole, number, before, render, None)
+        headers,
+        "find_start",
+        lambda whole, number, before, render, main: find(whole, number, before, render, None),
     )
 
 
@@ -104,7 +114,10 @@ def ends_at_one_token(patch: Patch) -> None:
     def cut(self: Any, chat: Any, *args: Any) -> list[tuple[int, int]]:
         spans, text = ended(self, chat, *args), chat.whole.text
         token = "<|im_end|>"
-        return [(a, min(b, place + len(token)) if (place := text.find(token, a)) >= 0 else b) for a, b in spans]
+        return [
+            (a, min(b, place + len(token)) if (place := text.find(token, a)) >= 0 else b)
+            for a, b in spans
+        ]
 
     patch.setattr(trained_spans.SpanFinder, "_ended", cut)
 
@@ -117,7 +130,9 @@ def every_turn_takes_the_next_token(patch: Patch) -> None:
     end = trained_spans.SpanFinder._end
 
     def taken(self: Any, chat: Any, *args: Any) -> int | None:
-        return end(self, replace(chat, messages=[{**m, "role": "assistant"} for m in chat.messages]), *args)
+        return end(
+            self, replace(chat, messages=[{**m, "role": "assistant"} for m in chat.messages]), *args
+        )
 
     patch.setattr(trained_spans.SpanFinder, "_end", taken)
 
@@ -145,13 +160,17 @@ def header_of_the_own_kind(patch: Patch) -> None:
     patch.setattr(
         headers.Headers,
         "_before_text",
-        lambda self, whole, number, made, around: headers._before_first_word(whole, number, made.words[number]),
+        lambda self, whole, number, made, around: headers._before_first_word(
+            whole, number, made.words[number]
+        ),
     )
 
 
 def any_empty_message_is_left_out(patch: Patch) -> None:
     patch.setattr(
-        trained_spans, "_is_left_out", lambda chat, number: not trained_spans._says_something(chat.messages[number])
+        trained_spans,
+        "_is_left_out",
+        lambda chat, number: not trained_spans._says_something(chat.messages[number]),
     )
 
 

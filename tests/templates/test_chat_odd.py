@@ -42,7 +42,16 @@ WORDS = [
     "ABC",
     "7",
 ]
-WORDS += ["x" * 40, "```code```", "<think>t</think>a", "\x1cspace\x1f", "🏴\U000e0067\U000e007f", "aaa", "0", "\u2028"]
+WORDS += [
+    "x" * 40,
+    "```code```",
+    "<think>t</think>a",
+    "\x1cspace\x1f",
+    "🏴\U000e0067\U000e007f",
+    "aaa",
+    "0",
+    "\u2028",
+]
 
 # What a template makes of content, and the turns that are trained then: what is printed, and the end.
 RIGHT = {
@@ -122,7 +131,9 @@ def test_a_template_that_prints_nothing_of_an_answer_is_refused() -> None:
 
 
 def test_parts_that_are_printed_as_a_list_are_trained_as_printed() -> None:
-    parts = [{"messages": [Q, assistant([{"type": "text", "text": f"part {n}"}])]} for n in range(30)]
+    parts = [
+        {"messages": [Q, assistant([{"type": "text", "text": f"part {n}"}])]} for n in range(30)
+    ]
     rows = [{"messages": [Q, A]} for _ in range(20)] + parts
     template, samples = check(each("m.content"), rows)
     assert samples.dropped == {}
@@ -133,10 +144,16 @@ def test_messages_in_another_order_are_followed() -> None:
     text = "{% for m in messages | sort(attribute='role') %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     template, samples = check(text, [{"messages": [Q, A, Q2, A2]}] * 30)
     assert samples.dropped == {}
-    assert turns(template, samples, 29) == [A["content"] + "<|im_end|>", A2["content"] + "<|im_end|>"]
+    assert turns(template, samples, 29) == [
+        A["content"] + "<|im_end|>",
+        A2["content"] + "<|im_end|>",
+    ]
     backwards = "{% for m in messages | reverse %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     template, samples = check(backwards, [{"messages": [Q, A, Q2, A2]}] * 30)
-    assert turns(template, samples, 29) == [A2["content"] + "<|im_end|>", A["content"] + "<|im_end|>"]
+    assert turns(template, samples, 29) == [
+        A2["content"] + "<|im_end|>",
+        A["content"] + "<|im_end|>",
+    ]
 
 
 def test_messages_that_are_dropped_are_not_trained() -> None:
@@ -154,7 +171,10 @@ def test_an_answer_that_is_shown_again_elsewhere_is_an_event() -> None:
     assert set(samples.dropped.values()) == {"mask_unverified"}
     other = "{{ messages[0].content }}" + each("m.content")  # a user's words may be shown anywhere
     template, samples = check(other, [{"messages": [Q, A, Q2, A2]}] * 20)
-    assert turns(template, samples, 19) == [A["content"] + "<|im_end|>", A2["content"] + "<|im_end|>"]
+    assert turns(template, samples, 19) == [
+        A["content"] + "<|im_end|>",
+        A2["content"] + "<|im_end|>",
+    ]
 
 
 def test_a_late_row_that_minijinja_renders_in_another_way() -> None:
@@ -162,7 +182,16 @@ def test_a_late_row_that_minijinja_renders_in_another_way() -> None:
     text = each("m.content ~ (m.tool_calls[0].function.arguments.x if m.tool_calls else '')")
     rows = [{"messages": [Q, A]} for _ in range(40)]
     for x in (True, None, 1.0, 1e16, 10**30, 5, "five", [1, True], {"y": None}):
-        rows.append({"messages": [Q, assistant("It is ", tool_calls=[call("add", {"x": x})]), result("1"), A]})
+        rows.append(
+            {
+                "messages": [
+                    Q,
+                    assistant("It is ", tool_calls=[call("add", {"x": x})]),
+                    result("1"),
+                    A,
+                ]
+            }
+        )
     template, samples = check(text, rows)
     assert template.renderer.is_fast
     assert not {number: why for number, why in samples.dropped.items() if why == "template_refused"}
@@ -177,7 +206,17 @@ def test_white_space_that_engines_know_differently() -> None:
 
 
 @pytest.mark.parametrize(
-    "letter", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\U000e0041", "\U00040000", "\ufdd1", "\ufffe"]
+    "letter",
+    [
+        "\ue000",
+        "\uf8ff",
+        "\U000f0000",
+        "\U0010fffd",
+        "\U000e0041",
+        "\U00040000",
+        "\ufdd1",
+        "\ufffe",
+    ],
 )
 def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
     words = [f"a{letter}", f"{letter}a", letter]
@@ -189,9 +228,19 @@ def test_private_letters_and_noncharacters_are_letters(letter: str) -> None:
 
 def test_the_noncharacter_that_marks_messages_is_refused_wherever_it_stands() -> None:
     named = {"name": "somebody"}
-    rows = [*late(["\ufdd0", "a\ufdd00\u0100b"]), {"messages": [Q, A | named, {**Q2, "name": "\ufdd0"}, A2]}]
+    rows = [
+        *late(["\ufdd0", "a\ufdd00\u0100b"]),
+        {"messages": [Q, A | named, {**Q2, "name": "\ufdd0"}, A2]},
+    ]
     rows.append(
-        {"messages": [Q, assistant("", tool_calls=[call("add", {"a": 1 << 70, "b": "\ufdd0"})]), result("1"), A]}
+        {
+            "messages": [
+                Q,
+                assistant("", tool_calls=[call("add", {"a": 1 << 70, "b": "\ufdd0"})]),
+                result("1"),
+                A,
+            ]
+        }
     )
     _, samples = check(each("m.content"), rows)
     assert samples.dropped == dict.fromkeys(range(40, 44), "template_refused")
@@ -201,7 +250,8 @@ def test_the_noncharacter_that_marks_messages_is_refused_wherever_it_stands() ->
 
 def test_generation_tags_that_lie_are_an_event() -> None:
     wrong = each("m.content", rest="m.content").replace(
-        "<|im_start|>{{ m.role }}\n", "{% generation %}<|im_start|>{{ m.role }}\n{% endgeneration %}"
+        "<|im_start|>{{ m.role }}\n",
+        "{% generation %}<|im_start|>{{ m.role }}\n{% endgeneration %}",
     )
     samples = chat(wrong, on_refused="skip").encode([{"messages": [Q, A]}])
     assert samples.dropped == {0: "mask_unverified"}
@@ -209,16 +259,31 @@ def test_generation_tags_that_lie_are_an_event() -> None:
 
 def test_arguments_that_are_sorted_or_escaped() -> None:
     args = {"zeta": 'a "b" \\ é\n', "alpha": [1, "x"], "Mid": {"y": "z"}}
-    records = [{"messages": [Q, assistant("Call: ", tool_calls=[call("add", args)]), result("1"), A]}] * 20
-    for how in ("| tojson", "| dictsort | string", "| tojson(sort_keys=True)", "| items | list | string", "| string"):
-        text = each(f"m.content ~ ((m.tool_calls[0].function.arguments {how}) if m.tool_calls else '')")
+    records = [
+        {"messages": [Q, assistant("Call: ", tool_calls=[call("add", args)]), result("1"), A]}
+    ] * 20
+    for how in (
+        "| tojson",
+        "| dictsort | string",
+        "| tojson(sort_keys=True)",
+        "| items | list | string",
+        "| string",
+    ):
+        text = each(
+            f"m.content ~ ((m.tool_calls[0].function.arguments {how}) if m.tool_calls else '')"
+        )
         template, samples = check(text, records)
         if 19 not in samples.dropped:
             assert turns(template, samples, 19)[0].startswith("Call: "), how
     assert (
         json.dumps(args, ensure_ascii=False)
         in turns(
-            *check(each("m.content ~ (m.tool_calls[0].function.arguments | tojson if m.tool_calls else '')"), records),
+            *check(
+                each(
+                    "m.content ~ (m.tool_calls[0].function.arguments | tojson if m.tool_calls else '')"
+                ),
+                records,
+            ),
             19,
         )[0]
     )
@@ -229,7 +294,9 @@ def test_calls_are_not_taken_for_the_header_of_the_next_message() -> None:
     template = chat(source("answer below"), on_refused="skip")
     said = assistant("<|im_end|>", tool_calls=[call("add", {"a": 1})])
     talk = [Q, said, result("1"), {**A, "train": False}]
-    assert template.encode([{"messages": talk}] * 30).dropped == dict.fromkeys(range(30), "mask_unverified")
+    assert template.encode([{"messages": talk}] * 30).dropped == dict.fromkeys(
+        range(30), "mask_unverified"
+    )
 
 
 def test_content_that_is_not_printed_beside_calls_may_stand_elsewhere_in_the_text() -> None:

@@ -36,7 +36,15 @@ TAGGED = (
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
     "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-TALK = [system("Be brief."), Q, assistant("One."), Q2, assistant("Two."), user("More?"), assistant("Three.")]
+TALK = [
+    system("Be brief."),
+    Q,
+    assistant("One."),
+    Q2,
+    assistant("Two."),
+    user("More?"),
+    assistant("Three."),
+]
 
 
 def said(template: ChatTemplate, messages: Messages, **more: Any) -> list[str]:
@@ -45,7 +53,9 @@ def said(template: ChatTemplate, messages: Messages, **more: Any) -> list[str]:
     return [template.decode(samples.input_ids[a:b]) for a, b in runs(samples.loss_mask)]
 
 
-@pytest.mark.parametrize("text", [CHATML, TAGGED, "qwen3", "llama3"], ids=["chatml", "tagged", "qwen3", "llama3"])
+@pytest.mark.parametrize(
+    "text", [CHATML, TAGGED, "qwen3", "llama3"], ids=["chatml", "tagged", "qwen3", "llama3"]
+)
 @pytest.mark.parametrize(
     ("train_on", "expected"),
     [
@@ -56,7 +66,9 @@ def said(template: ChatTemplate, messages: Messages, **more: Any) -> list[str]:
 )
 def test_assistant_and_last(text: str, train_on: Any, expected: list[str]) -> None:
     end = "<|eot_id|>" if text == "llama3" else "<|im_end|>"
-    scaffold = "<think>\n\n</think>\n\n" if text == "qwen3" else ""  # which qwen3 puts before its last answer
+    scaffold = (
+        "<think>\n\n</think>\n\n" if text == "qwen3" else ""
+    )  # which qwen3 puts before its last answer
     expected = [*(turn + end for turn in expected[:-1]), scaffold + expected[-1] + end]
     assert said(chat(text, train_on=train_on), TALK) == expected
 
@@ -77,7 +89,9 @@ def test_other_roles(text: str) -> None:
             "More?<|im_end|>",
         ]
     both = said(chat(CHATML, train_on=["user", "assistant"]), TALK)
-    assert [turn.removesuffix("<|im_end|>") for turn in both] == [message["content"] for message in TALK[1:]]
+    assert [turn.removesuffix("<|im_end|>") for turn in both] == [
+        message["content"] for message in TALK[1:]
+    ]
     assert said(chat(text, train_on=[]), TALK) == []
 
 
@@ -91,7 +105,9 @@ def test_completion_is_what_follows_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("text", [CHATML, TAGGED], ids=["chatml", "tagged"])
-@pytest.mark.parametrize("flag", [{"train": False}, {"weight": 0}, {"loss": False}, {"masked": True}])
+@pytest.mark.parametrize(
+    "flag", [{"train": False}, {"weight": 0}, {"loss": False}, {"masked": True}]
+)
 def test_a_message_can_say_no(text: str, flag: dict[str, Any]) -> None:
     talk = [Q, assistant("One.", **flag), Q2, assistant("Two.")]
     assert said(chat(text), talk) == ["Two.<|im_end|>"]
@@ -99,7 +115,10 @@ def test_a_message_can_say_no(text: str, flag: dict[str, Any]) -> None:
 
 def test_a_message_can_say_yes() -> None:
     talk = [{**Q, "train": True}, assistant("One."), Q2, assistant("Two.", weight=1)]
-    assert said(chat(CHATML, train_on="last"), talk) == [Q["content"] + "<|im_end|>", "Two.<|im_end|>"]
+    assert said(chat(CHATML, train_on="last"), talk) == [
+        Q["content"] + "<|im_end|>",
+        "Two.<|im_end|>",
+    ]
     with pytest.raises(TemplateError, match=r"'weight' is 0\.5, expected true, false, 0 or 1"):
         said(chat(CHATML), [Q, assistant("One.", weight=0.5)])
 
@@ -115,20 +134,35 @@ def test_reasoning_can_be_left_out() -> None:
 
 
 def test_reasoning_that_a_template_drops_is_not_trained() -> None:
-    talk = [Q, assistant("One.", reasoning_content="First."), Q2, assistant("Two.", reasoning_content="Second.")]
-    assert said(chat("qwen3"), talk) == ["One.<|im_end|>", "<think>\nSecond.\n</think>\n\nTwo.<|im_end|>"]
+    talk = [
+        Q,
+        assistant("One.", reasoning_content="First."),
+        Q2,
+        assistant("Two.", reasoning_content="Second."),
+    ]
+    assert said(chat("qwen3"), talk) == [
+        "One.<|im_end|>",
+        "<think>\nSecond.\n</think>\n\nTwo.<|im_end|>",
+    ]
 
 
 def test_calls_are_trained_with_their_names_and_not_their_results() -> None:
     talk = [Q, assistant("", tool_calls=CALLS), *RESULTS, A]
     first, last = said(chat("qwen3_instruct_2507"), talk, tools=[TOOL])
-    assert first.startswith('<tool_call>\n{"name": "add"') and first.endswith("</tool_call><|im_end|>")
+    assert first.startswith('<tool_call>\n{"name": "add"') and first.endswith(
+        "</tool_call><|im_end|>"
+    )
     assert first.count("<tool_call>") == 2 and '"name": "weather"' in first
     assert last == A["content"] + "<|im_end|>"
 
 
 def test_nothing_to_train_is_an_event() -> None:
-    records = [{"messages": [Q]}, {"messages": [Q, A]}, {"messages": []}, {"messages": [Q, {**A, "train": False}]}]
+    records = [
+        {"messages": [Q]},
+        {"messages": [Q, A]},
+        {"messages": []},
+        {"messages": [Q, {**A, "train": False}]},
+    ]
     samples = chat(CHATML).encode(records)
     assert samples.dropped == {0: "nothing_to_train", 2: "nothing_to_train", 3: "nothing_to_train"}
     lengths = [int(b - a) for a, b in zip(samples.offsets, samples.offsets[1:], strict=False)]
@@ -141,7 +175,9 @@ def test_nothing_to_train_is_an_event() -> None:
 def test_refused_conversations_stop_or_are_counted() -> None:
     strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
     records = [{"messages": [Q, A]}, {"messages": TALK}, {"messages": [Q, A]}]
-    with pytest.raises(TemplateError, match=r"refuses the conversation: no system; .*on_refused to 'skip'") as caught:
+    with pytest.raises(
+        TemplateError, match=r"refuses the conversation: no system; .*on_refused to 'skip'"
+    ) as caught:
         chat(strict).encode(records)
     assert caught.value.record == 1
     samples = chat(strict, on_refused="skip").encode(records)
@@ -150,17 +186,28 @@ def test_refused_conversations_stop_or_are_counted() -> None:
 
 
 def test_template_kwargs_that_have_no_effect_are_refused() -> None:
-    with pytest.raises(TemplateError, match="add_generation_prompt, which has no effect: a training sample ends"):
+    with pytest.raises(
+        TemplateError, match="add_generation_prompt, which has no effect: a training sample ends"
+    ):
         chat(CHATML, template_kwargs={"add_generation_prompt": True})
     for name in ("messages", "tools", "documents"):
-        with pytest.raises(TemplateError, match=f"template_kwargs has '{name}', which has no effect"):
+        with pytest.raises(
+            TemplateError, match=f"template_kwargs has '{name}', which has no effect"
+        ):
             chat(CHATML, template_kwargs={name: []})
     assert chat(CHATML, template_kwargs={"add_generation_prompt": False, "style": "short"})
 
 
 def test_options_are_checked() -> None:
-    for option, value in (("verify", "some"), ("on_refused", "no"), ("train_on", "user"), ("special_in_text", "x")):
-        with pytest.raises(TemplateError, match=f"{option}='{value}' is not known, expected one of"):
+    for option, value in (
+        ("verify", "some"),
+        ("on_refused", "no"),
+        ("train_on", "user"),
+        ("special_in_text", "x"),
+    ):
+        with pytest.raises(
+            TemplateError, match=f"{option}='{value}' is not known, expected one of"
+        ):
             chat(CHATML, **{option: value})
     with pytest.raises(TemplateError, match="'tool_use' is neither a template nor the name of one"):
         chat("tool_use")
@@ -178,12 +225,14 @@ def test_roles_to_train_are_checked() -> None:
         with pytest.raises(TemplateError, match=why):
             chat(CHATML, train_on=given)
     assert chat(CHATML, train_on=("user",)).train_on == ["user"]
-    with pytest.raises(TemplateError, match="role_map has 'bot' as 'user' and as 'tool'; keep one of them"):
+    with pytest.raises(
+        TemplateError, match="role_map has 'bot' as 'user' and as 'tool'; keep one of them"
+    ):
         Reader(role_map={"user": ["bot"], "tool": ["bot"]})
     reader = Reader(role_map={"narrator": "narrator"})
-    assert ChatTemplate(tokenizer(), reader=reader, chat_template=CHATML, train_on=["narrator"]).train_on == [
-        "narrator"
-    ]
+    assert ChatTemplate(
+        tokenizer(), reader=reader, chat_template=CHATML, train_on=["narrator"]
+    ).train_on == ["narrator"]
 
 
 def test_a_tokenizer_with_a_template_for_tools_uses_it_where_there_are_tools() -> None:
@@ -196,13 +245,19 @@ def test_a_tokenizer_with_a_template_for_tools_uses_it_where_there_are_tools() -
     records = [{"messages": [Q, A], "tools": tools} for tools in (None, [TOOL], [], [TOOL])] * 10
     samples = pickle.loads(pickle.dumps(template)).encode(records)
     for number, record in enumerate(records):
-        expected = theirs.apply_chat_template(record["messages"], tools=record["tools"] or None, tokenize=False)
-        assert template.decode(samples.input_ids[slice(*samples.offsets[number : number + 2])]) == expected
+        expected = theirs.apply_chat_template(
+            record["messages"], tools=record["tools"] or None, tokenize=False
+        )
+        assert (
+            template.decode(samples.input_ids[slice(*samples.offsets[number : number + 2])])
+            == expected
+        )
     chosen = ChatTemplate(opened, reader=Reader(), chat_template="default")
     assert "for_tools" in template.identity() and "for_tools" not in chosen.identity()
     theirs.chat_template = {"tool_use": CHATML, "rag": "{{ 1 }}"}
     with pytest.raises(
-        TemplateError, match="no chat template named 'default'; choose one with chat_template=: rag, tool_use"
+        TemplateError,
+        match="no chat template named 'default'; choose one with chat_template=: rag, tool_use",
     ):
         ChatTemplate(open_tokenizer(theirs), reader=Reader())
 
@@ -218,11 +273,18 @@ def test_a_template_pickles_and_says_the_same() -> None:
 
 def test_batches_of_any_size_give_the_same_samples() -> None:
     template = chat("qwen3")
-    records = [{"messages": [Q, assistant(f"Answer {number} é" * (number % 7)), Q2, A]} for number in range(1200)]
+    records = [
+        {"messages": [Q, assistant(f"Answer {number} é" * (number % 7)), Q2, A]}
+        for number in range(1200)
+    ]
     whole = template.encode(records)
     parts = [template.encode(records[start : start + 100]) for start in range(0, 1200, 100)]
-    assert whole.input_ids.tolist() == [number for part in parts for number in part.input_ids.tolist()]
-    assert whole.loss_mask.tolist() == [number for part in parts for number in part.loss_mask.tolist()]
+    assert whole.input_ids.tolist() == [
+        number for part in parts for number in part.input_ids.tolist()
+    ]
+    assert whole.loss_mask.tolist() == [
+        number for part in parts for number in part.loss_mask.tolist()
+    ]
 
 
 def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +295,10 @@ def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools() -> None:
     template = chat(trial.CHATML)
-    question, start = {"role": "user", "content": "hi"}, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    question, start = (
+        {"role": "user", "content": "hi"},
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     for answer, printed in (
         ({"content": "yo"}, "yo<|im_end|>"),
@@ -242,7 +307,9 @@ def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools
         ({"content": None, "reasoning_content": "hm"}, "<think>\nhm\n</think>\n\n<|im_end|>"),
     ):
         made = template.rendering({"messages": [question, {"role": "assistant", **answer}]})
-        assert made.text == f"{start}{printed}\n" and [made.text[a:b] for a, b in made.spans] == [printed]
+        assert made.text == f"{start}{printed}\n" and [made.text[a:b] for a, b in made.spans] == [
+            printed
+        ]
     calls = [{"name": "f", "arguments": {}}]
     for record in (
         {"messages": [question], "tools": [{"name": "f"}]},
@@ -257,6 +324,11 @@ def test_an_end_of_turn_that_is_no_token_is_told(caplog: pytest.LogCaptureFixtur
     foreign = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|nowhere|>\n{% endfor %}"
     template = chat(foreign)
     remark = template.how_turns_end()
-    assert remark is not None and "'<|nowhere|>', is" in remark and "add it to the tokenizer" in remark
+    assert (
+        remark is not None and "'<|nowhere|>', is" in remark and "add it to the tokenizer" in remark
+    )
     assert remark in caplog.text
-    assert chat(CHATML).how_turns_end() is None and chat(foreign, train_on="all").how_turns_end() is None
+    assert (
+        chat(CHATML).how_turns_end() is None
+        and chat(foreign, train_on="all").how_turns_end() is None
+    )

@@ -14,10 +14,29 @@ from penstock.templates.chat.template import ChatTemplate
 from .conversations import A2, Q2, A, Q, assistant, chat, user
 from .structures import ALL_SHAPES, source
 
-NAMES = ("qwen3", "qwen3_training", "gemma4", "deepseek_r1_distill", "brackets", "told not to think", "thinking prompt")
+NAMES = (
+    "qwen3",
+    "qwen3_training",
+    "gemma4",
+    "deepseek_r1_distill",
+    "brackets",
+    "told not to think",
+    "thinking prompt",
+)
 ODD = [
     {"messages": [Q, assistant(words), Q2, A2]}
-    for words in ("\x07", "\x1cx\x1f", "<think>", "<think>a</think>b", "a</think>", "\ufdd0", "\u2028", "{}", "a", "")
+    for words in (
+        "\x07",
+        "\x1cx\x1f",
+        "<think>",
+        "<think>a</think>b",
+        "a</think>",
+        "\ufdd0",
+        "\u2028",
+        "{}",
+        "a",
+        "",
+    )
 ]
 RECORDS: list[dict[str, Any]] = [
     *({"messages": messages, "tools": tools} for messages, tools in ALL_SHAPES.values()),
@@ -68,7 +87,12 @@ def shared(name: str) -> ChatTemplate:
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 1 << 30), num_shards=st.integers(1, 5), num_parts=st.integers(1, 4), fresh=st.booleans())
+@given(
+    seed=st.integers(0, 1 << 30),
+    num_shards=st.integers(1, 5),
+    num_parts=st.integers(1, 4),
+    fresh=st.booleans(),
+)
 def test_a_mask_does_not_depend_on_other_rows(
     name: str, seed: int, num_shards: int, num_parts: int, fresh: bool
 ) -> None:

@@ -19,7 +19,9 @@ SGD = REAL / "data" / "sgd-dialogues"
 DEMOS = REAL / "data" / "llamafactory-demos"
 END = "<|im_end|>"
 
-pytestmark = pytest.mark.skipif(not QWEN.exists() or not SGD.exists(), reason="PENSTOCK_REAL_DATA is not set")
+pytestmark = pytest.mark.skipif(
+    not QWEN.exists() or not SGD.exists(), reason="PENSTOCK_REAL_DATA is not set"
+)
 
 
 def lines(path: Path, step: int = 1) -> list[dict[str, Any]]:
@@ -34,7 +36,9 @@ def qwen() -> ChatTemplate:
     return made
 
 
-def turns(template: ChatTemplate, records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, str]]:
+def turns(
+    template: ChatTemplate, records: list[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], str, str]]:
     """(record, text, trained text), decoded from tokens."""
     samples = template.encode(records)
     for number, record in enumerate(records):
@@ -52,14 +56,21 @@ def test_ids_are_those_of_transformers(name: str, qwen: ChatTemplate) -> None:
     samples = qwen.encode(records)
     assert len(records) >= 100 and samples.dropped == {}
     for number, record in enumerate(records):
-        expected = theirs.apply_chat_template(record["messages"], tools=record.get("tools"), return_dict=False)
-        assert samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]].tolist() == expected
+        expected = theirs.apply_chat_template(
+            record["messages"], tools=record.get("tools"), return_dict=False
+        )
+        assert (
+            samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]].tolist()
+            == expected
+        )
 
 
 def test_every_answer_is_trained_and_nobody_else(qwen: ChatTemplate) -> None:
     num_turns = 0
     for record, _, said in turns(qwen, lines(SGD / "dev.jsonl", step=3)):
-        answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
+        answers = [
+            message["content"] for message in record["messages"] if message["role"] == "assistant"
+        ]
         expected = "".join(f"{answer}{END}" for answer in answers)
         assert said.replace("<think>\n\n</think>\n\n", "") == expected
         num_turns += len(answers)
@@ -70,9 +81,13 @@ def test_calls_and_their_results(qwen: ChatTemplate) -> None:
     for record in lines(SGD / "dev.tools.jsonl", step=10):
         rendering = qwen.rendering(record)
         inside = covered(len(rendering.text), rendering.spans)
-        assert len(rendering.spans) == sum(message["role"] == "assistant" for message in record["messages"])
+        assert len(rendering.spans) == sum(
+            message["role"] == "assistant" for message in record["messages"]
+        )
         for message in record["messages"]:
-            place = rendering.text.find(f">{message['content']}<") if message["role"] == "tool" else -1
+            place = (
+                rendering.text.find(f">{message['content']}<") if message["role"] == "tool" else -1
+            )
             assert place < 0 or not inside[place : place + len(message["content"])].any()
             for call in message.get("tool_calls") or []:
                 place = rendering.text.index(f'<tool_call>\n{{"name": "{call["function"]["name"]}"')
@@ -85,7 +100,9 @@ def test_what_is_verified_does_not_matter(qwen: ChatTemplate) -> None:
     for name, step in (("dev.jsonl", 5), ("dev.tools.jsonl", 10)):
         records = lines(SGD / name, step=step)
         first, every = qwen.encode(records), careful.encode(records)
-        assert (first.input_ids == every.input_ids).all() and (first.loss_mask == every.loss_mask).all()
+        assert (first.input_ids == every.input_ids).all() and (
+            first.loss_mask == every.loss_mask
+        ).all()
 
 
 def test_demos_with_tools_reasoning_and_weights() -> None:
@@ -108,6 +125,11 @@ def test_demos_with_tools_reasoning_and_weights() -> None:
 
 def test_alpaca_trains_the_output() -> None:
     records = json.loads((DEMOS / "alpaca_en_demo.json").read_text())
-    template = ChatTemplate(open_tokenizer(QWEN), reader=Reader(shape="alpaca"), train_on="completion")
+    template = ChatTemplate(
+        open_tokenizer(QWEN), reader=Reader(shape="alpaca"), train_on="completion"
+    )
     for record, _, said in turns(template, records):
-        assert said == f"<think>\n\n</think>\n\n{record['output'].strip()}{END}" or record["output"] in said
+        assert (
+            said == f"<think>\n\n</think>\n\n{record['output'].strip()}{END}"
+            or record["output"] in said
+        )

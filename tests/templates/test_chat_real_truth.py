@@ -36,7 +36,11 @@ pytestmark = [
     ),
 ]
 
-OPEN, CLOSE, UNKNOWN = "\u27e6", "\u27e7", "\u27ea"  # UNKNOWN opens a turn in which no prompt tells the header
+OPEN, CLOSE, UNKNOWN = (
+    "\u27e6",
+    "\u27e7",
+    "\u27ea",
+)  # UNKNOWN opens a turn in which no prompt tells the header
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Model:
     is_null: bool = False  # a call has null for content, and arguments as text
 
 
-_DEEPSEEK_CALLS = "{%- for tool in message['tool_calls']%}{%- if not ns.is_first %}{{'<｜Assistant｜>"
+_DEEPSEEK_CALLS = (
+    "{%- for tool in message['tool_calls']%}{%- if not ns.is_first %}{{'<｜Assistant｜>"
+)
 _DEEPSEEK_SAID = "+ message['content'] + '<｜end▁of▁sentence｜>'}}"
 MODELS = {
     "qwen3": Model(
@@ -70,7 +76,8 @@ MODELS = {
     "deepseek-v3": Model(
         {
             _DEEPSEEK_CALLS: _DEEPSEEK_CALLS.replace(
-                "{%- if not", "{%- if loop.first and ns.is_first %}{{ '" + UNKNOWN + "' }}{% endif %}{%- if not"
+                "{%- if not",
+                "{%- if loop.first and ns.is_first %}{{ '" + UNKNOWN + "' }}{% endif %}{%- if not",
             )
             + OPEN,
             "{%- endfor %}{%- endif %}{%- if message['role'] == 'assistant' and": "{%- endfor %}{{ '"
@@ -103,7 +110,9 @@ def opened(name: str, train_on: str) -> ChatTemplate:
     shape = "prompt_completion" if train_on == "completion" else "messages"
     reader = Reader(shape=shape, tool_arguments="as_is")
     tokenizer = open_tokenizer(REAL / "tokenizers" / name)
-    return ChatTemplate(tokenizer, reader=reader, train_on=train_on, on_refused="skip", on_nothing="drop")
+    return ChatTemplate(
+        tokenizer, reader=reader, train_on=train_on, on_refused="skip", on_nothing="drop"
+    )
 
 
 # Conversations
@@ -124,15 +133,22 @@ def conversations(name: str) -> list[tuple[Messages, Any]]:
     if name == "chats":
         return [(row["messages"], None) for row in lines("sgd-dialogues/dev.jsonl", STEP)]
     if name == "tools":
-        return [(row["messages"], row["tools"]) for row in lines("sgd-dialogues/dev.tools.jsonl", STEP)]
+        return [
+            (row["messages"], row["tools"]) for row in lines("sgd-dialogues/dev.tools.jsonl", STEP)
+        ]
     if name == "reasoning":
         return [
             as_messages(row, Reader(shape="messages"))
             for row in lines("llamafactory-demos/reason_tool_use_demo_50.jsonl")
         ]
     if name == "weights":
-        return [as_messages(row, Reader(shape="messages")) for row in lines("llamafactory-demos/v1_sft_demo.jsonl")]
-    glaive = json.loads((REAL / "data" / "llamafactory-demos" / "glaive_toolcall_en_demo.json").read_text())
+        return [
+            as_messages(row, Reader(shape="messages"))
+            for row in lines("llamafactory-demos/v1_sft_demo.jsonl")
+        ]
+    glaive = json.loads(
+        (REAL / "data" / "llamafactory-demos" / "glaive_toolcall_en_demo.json").read_text()
+    )
     return [as_messages(row, Reader(shape="sharegpt")) for row in glaive]
 
 
@@ -146,7 +162,8 @@ def written_for(name: str, messages: Messages) -> Messages:
         made = {key: value for key, value in message.items() if key not in ("loss_weight", "train")}
         if calls := message.get("tool_calls"):
             made["tool_calls"] = [
-                _call(call, number, as_text=MODELS[name].is_null) for number, call in enumerate(calls)
+                _call(call, number, as_text=MODELS[name].is_null)
+                for number, call in enumerate(calls)
             ]
             if MODELS[name].is_null:
                 made["content"] = None
@@ -172,7 +189,12 @@ Truth = tuple[list[int], list[tuple[int, int]], list[list[tuple[int, int]] | Non
 def truth(name: str, messages: Messages, tools: Any) -> Truth | None:
     """Ids, their places in the text, and the spans of each assistant message, None where unknown.  None where the template refuses."""
     tokenizer = theirs(name)
-    given = {"messages": messages, "tools": tools, "add_generation_prompt": False, **tokenizer.special_tokens_map}
+    given = {
+        "messages": messages,
+        "tools": tools,
+        "add_generation_prompt": False,
+        **tokenizer.special_tokens_map,
+    }
     try:
         marked = patched(name).render(**given)
     except (jinja2.TemplateError, TypeError, KeyError):
@@ -215,7 +237,13 @@ def selected(messages: Messages, tools: Any) -> Iterator[Selected]:
     yield "assistant", record, places
     yield "last", record, places[-1:]
     yield "all", record, places
-    start = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=-1) + 1
+    start = (
+        max(
+            (place for place, message in enumerate(messages) if message["role"] == "user"),
+            default=-1,
+        )
+        + 1
+    )
     behind = [place for place in places if place >= start]
     if start and behind:
         split = {"prompt": messages[:start], "completion": messages[start:], "tools": tools}
@@ -242,12 +270,19 @@ def verdict(name: str, found: Selected, messages: Messages, known: Truth | None)
     if is_unknown:
         return f"the header is unknown, but the row is not refused: {why}"
     spans = [span for some in own for span in some or []]
-    mask = [selection == "all" or any(a < stop and start < b for start, stop in spans) for a, b in offsets]
+    mask = [
+        selection == "all" or any(a < stop and start < b for start, stop in spans)
+        for a, b in offsets
+    ]
     if why is not None:
         return "exact" if why == "nothing_to_train" and not any(mask) else f"dropped: {why}"
     if samples.input_ids.tolist() != ids:
         return "other ids"
-    return "exact" if samples.loss_mask.tolist() == mask else f"wrong: {_wrong(template, samples, mask)}"
+    return (
+        "exact"
+        if samples.loss_mask.tolist() == mask
+        else f"wrong: {_wrong(template, samples, mask)}"
+    )
 
 
 def _wrong(template: ChatTemplate, samples: Any, mask: list[bool]) -> str:
@@ -280,11 +315,17 @@ REFUSED = {("deepseek-v3", data) for data in ("tools", "glaive", "reasoning")}
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_row_has_the_mask_of_a_hand_patched_template_or_is_refused(name: str, data: str) -> None:
+def test_every_row_has_the_mask_of_a_hand_patched_template_or_is_refused(
+    name: str, data: str
+) -> None:
     counts = counted(name, data)
     print(name, data, dict(counts))  # shown by pytest -s
     by_verdict: Counter[str] = Counter()
     for (_, said), number in counts.items():
         by_verdict[said] += number
-    assert set(by_verdict) <= {"exact", "refused", "the template refuses it"}, by_verdict.most_common(5)
-    assert by_verdict["exact"] and bool(by_verdict["refused"]) == ((name, data) in REFUSED), by_verdict
+    assert set(by_verdict) <= {"exact", "refused", "the template refuses it"}, (
+        by_verdict.most_common(5)
+    )
+    assert by_verdict["exact"] and bool(by_verdict["refused"]) == ((name, data) in REFUSED), (
+        by_verdict
+    )

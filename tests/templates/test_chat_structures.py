@@ -15,7 +15,16 @@ from penstock.types import Samples
 
 from .conversations import TODAY, A, Messages, Q, chat, tokenizer
 from .families import FAMILIES
-from .structures import ALL_SHAPES, STRUCTURES, UNTAGGED, source, tagged, token_mask, truth, without_space
+from .structures import (
+    ALL_SHAPES,
+    STRUCTURES,
+    UNTAGGED,
+    source,
+    tagged,
+    token_mask,
+    truth,
+    without_space,
+)
 
 EXACT, REFUSED, SKIPPED = "exact", "refused", "the template refuses it"
 # Selection → train_on, and which of a conversation's messages are trained then.
@@ -38,7 +47,12 @@ def opened(name: str, selection: str, tags: bool = False, shape: str = "messages
     text = tagged(name) if tags else source(name)
     reader = Reader(shape=shape, tool_arguments="parse")  # type: ignore[arg-type]
     return ChatTemplate(
-        tokenizer(), reader=reader, chat_template=text, today=TODAY, train_on=train_on, on_refused="skip"
+        tokenizer(),
+        reader=reader,
+        chat_template=text,
+        today=TODAY,
+        train_on=train_on,
+        on_refused="skip",
     )
 
 
@@ -47,16 +61,33 @@ def warm(template: ChatTemplate) -> Callable[[list[dict[str, Any]]], Samples]:
     """An encoder that has passed its first rows, which are verified: it takes every short way there is."""
     encode = template.encoder()
     filler = {"messages": [Q, A]}
-    encode([{"prompt": [Q], "completion": [A], **filler} if template.train_on == "completion" else filler] * 20)
+    encode(
+        [
+            {"prompt": [Q], "completion": [A], **filler}
+            if template.train_on == "completion"
+            else filler
+        ]
+        * 20
+    )
     return encode
 
 
-def judge(template: ChatTemplate, name: str, record: dict[str, Any], messages: Messages, chosen: list[bool]) -> str:
+def judge(
+    template: ChatTemplate,
+    name: str,
+    record: dict[str, Any],
+    messages: Messages,
+    chosen: list[bool],
+) -> str:
     """Compare one row with the truth."""
     samples = warm(template)([record])
     known = truth(name, messages, record.get("tools"))
     if known is None:
-        return SKIPPED if samples.dropped[0] == "template_refused" else f"not refused: {samples.dropped}"
+        return (
+            SKIPPED
+            if samples.dropped[0] == "template_refused"
+            else f"not refused: {samples.dropped}"
+        )
     if samples.dropped.get(0) == "mask_unverified":
         return REFUSED
     text, spans = known
@@ -67,7 +98,11 @@ def judge(template: ChatTemplate, name: str, record: dict[str, Any], messages: M
         wanted += own if tags else without_space(text, own)
     ids, mask = token_mask(text, wanted)
     if not any(mask):
-        return EXACT if samples.dropped == {0: "nothing_to_train"} else f"trained: {trained(samples, template)}"
+        return (
+            EXACT
+            if samples.dropped == {0: "nothing_to_train"}
+            else f"trained: {trained(samples, template)}"
+        )
     if samples.dropped:
         return f"dropped as {samples.dropped[0]}"
     if samples.input_ids.tolist() != ids:
@@ -86,16 +121,25 @@ def rows(name: str, shape: str, tags: bool) -> Iterator[tuple[str, str]]:
         record = {"messages": messages, "tools": tools}
         if selection == "users" and tags:
             continue
-        yield selection, judge(opened(name, selection, tags), name, record, messages, choose(messages))
+        yield (
+            selection,
+            judge(opened(name, selection, tags), name, record, messages, choose(messages)),
+        )
     dice = random.Random(f"{name} {shape}")
     for number in range(2):  # flags of messages
         flags = [dice.random() < 0.5 for _ in messages]
         flagged = [
-            {**m, "train": flag} if m["role"] == "assistant" else m for m, flag in zip(messages, flags, strict=True)
+            {**m, "train": flag} if m["role"] == "assistant" else m
+            for m, flag in zip(messages, flags, strict=True)
         ]
-        chosen = [m["role"] == "assistant" and flag for m, flag in zip(messages, flags, strict=True)]
+        chosen = [
+            m["role"] == "assistant" and flag for m, flag in zip(messages, flags, strict=True)
+        ]
         record = {"messages": flagged, "tools": tools}
-        yield f"flags {number}", judge(opened(name, "assistant", tags), name, record, messages, chosen)
+        yield (
+            f"flags {number}",
+            judge(opened(name, "assistant", tags), name, record, messages, chosen),
+        )
     template = opened(name, "assistant", tags)
     turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for turn, place in enumerate(turns):  # fan-out
@@ -105,10 +149,16 @@ def rows(name: str, shape: str, tags: bool) -> Iterator[tuple[str, str]]:
         yield f"fan-out {turn}", judge(template, name, record, first, chosen)
     for place in turns[-1:]:  # completion: all behind the last message that is not the assistant's
         start = max((n for n in range(place) if messages[n]["role"] != "assistant"), default=-1) + 1
-        record = {"prompt": messages[:start], "completion": messages[start : place + 1], "tools": tools}
+        record = {
+            "prompt": messages[:start],
+            "completion": messages[start : place + 1],
+            "tools": tools,
+        }
         if start and (tools is None):
             template = opened(name, "completion", tags, "prompt_completion")
-            chosen = [m["role"] == "assistant" and n >= start for n, m in enumerate(messages[: place + 1])]
+            chosen = [
+                m["role"] == "assistant" and n >= start for n, m in enumerate(messages[: place + 1])
+            ]
             yield "completion", judge(template, name, record, messages[: place + 1], chosen)
 
 
@@ -116,7 +166,14 @@ def rows(name: str, shape: str, tags: bool) -> Iterator[tuple[str, str]]:
 PARTLY = {
     # messages printed outside a loop over them, or by another message
     **dict.fromkeys(
-        ("filter block", "namespace text", "indices without a name", "recursive", "answers told by users"), 30
+        (
+            "filter block",
+            "namespace text",
+            "indices without a name",
+            "recursive",
+            "answers told by users",
+        ),
+        30,
     ),
     "outside": 190,
     "last outside": 50,
@@ -160,7 +217,9 @@ def test_masks_are_exact_or_refused_whatever_the_structure(name: str) -> None:
     assert name in PARTLY or not counts[REFUSED], counts
 
 
-@pytest.mark.parametrize("name", [name for name in STRUCTURES if name not in UNTAGGED and name not in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [name for name in STRUCTURES if name not in UNTAGGED and name not in FAMILIES]
+)
 def test_generation_tags_are_exact_or_refused_whatever_the_structure(name: str) -> None:
     counts = counted(name, tags=True)
     assert counts[EXACT] >= PARTLY.get(name, 360), counts
@@ -176,6 +235,7 @@ def test_generation_tags_in_a_capture_are_refused_by_name(name: str) -> None:
 def test_refusals_name_the_message_and_its_role() -> None:
     template = chat(source("last outside"))
     with pytest.raises(
-        TemplateError, match=r"messages\[3\] \(assistant\): the chat template prints this message outside"
+        TemplateError,
+        match=r"messages\[3\] \(assistant\): the chat template prints this message outside",
     ):
         template.encode([{"messages": [Q, A, Q, A]}])

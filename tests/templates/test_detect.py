@@ -48,11 +48,23 @@ ROWS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {  # record, opti
     ],
     "query_response": [
         ({"question": "a", "answer": "b"}, {"input_key": "question", "output_key": "answer"}),
-        ({"Query": "a", "Response": "b", "level": 3}, {"input_key": "Query", "output_key": "Response"}),
-        ({"problem": "a", "solution": "b", "answer": None}, {"input_key": "problem", "output_key": "solution"}),
-        ({"question": SAID[:1], "answer": "b"}, {"input_key": "question", "output_key": "answer", "chat": True}),
+        (
+            {"Query": "a", "Response": "b", "level": 3},
+            {"input_key": "Query", "output_key": "Response"},
+        ),
+        (
+            {"problem": "a", "solution": "b", "answer": None},
+            {"input_key": "problem", "output_key": "solution"},
+        ),
+        (
+            {"question": SAID[:1], "answer": "b"},
+            {"input_key": "question", "output_key": "answer", "chat": True},
+        ),
     ],
-    "pretokenized": [({"input_ids": [1, 2], "labels": [1, 2]}, {}), ({"input_ids": np.array([1])}, {})],
+    "pretokenized": [
+        ({"input_ids": [1, 2], "labels": [1, 2]}, {}),
+        ({"input_ids": np.array([1])}, {}),
+    ],
     "segments": [({"segments": [{"text": "a", "label": True}]}, {})],
 }
 EACH = [(name, record, found) for name, cases in ROWS.items() for record, found in cases]
@@ -117,7 +129,9 @@ def refusal(rows: list[dict[str, Any]], **options: Any) -> str:
 )  # fmt: skip
 def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[str]) -> None:
     said = refusal([record] * 10)
-    assert said.startswith("2 templates fit the 10 sampled rows: ") and "name the one you mean" in said
+    assert (
+        said.startswith("2 templates fit the 10 sampled rows: ") and "name the one you mean" in said
+    )
     assert all(choice in said for choice in both)
     half = [record] * 5 + [{key: record[key] for key in record if key != "text"}] * 5
     if "text" in record:
@@ -126,8 +140,12 @@ def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[st
 
 def test_rows_of_many_kinds_are_refused() -> None:
     said = refusal([{"messages": SAID}] * 97 + [{"text": "a"}] * 3)
-    assert said.startswith("only 97 of 100 sampled rows match template='messages', 3 match template='text'")
-    assert "Set template: to get an error with file and line for each row that does not match" in said
+    assert said.startswith(
+        "only 97 of 100 sampled rows match template='messages', 3 match template='text'"
+    )
+    assert (
+        "Set template: to get an error with file and line for each row that does not match" in said
+    )
     mixed = [{"prompt": "a", "completion": "b"}, {"prompt": SAID[:1], "completion": "b"}] * 5
     assert (
         "only 5 of 10 sampled rows match template='prompt_completion', 5 match template='prompt_completion', chat=True"
@@ -136,7 +154,9 @@ def test_rows_of_many_kinds_are_refused() -> None:
 
 
 def test_rows_that_say_nothing_do_not_count() -> None:
-    rows: list[dict[str, Any]] = [{"messages": SAID, "text": None}] * 6 + [{"messages": [], "text": None}] * 4
+    rows: list[dict[str, Any]] = [{"messages": SAID, "text": None}] * 6 + [
+        {"messages": [], "text": None}
+    ] * 4
     assert detect(rows, {}).chosen == "messages"
     assert "no template fits 1 rows with the keys messages (list)" in refusal([{"messages": []}])
     assert detect([], {}).num_rows == 0
@@ -196,33 +216,48 @@ def test_judged_rows_win_over_those_to_imitate(record: dict[str, Any], chosen: s
 def test_a_margin_is_kept_and_rows_of_two_kinds_are_refused() -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     assert detect([{**pair, "margin": 0.5}], {}).options == {"margin_key": "margin"}
-    assert "only 2 of 4 sampled rows match" in refusal([pair, {"prompt": "a", "completion": "b"}] * 2)
+    assert "only 2 of 4 sampled rows match" in refusal(
+        [pair, {"prompt": "a", "completion": "b"}] * 2
+    )
 
 
 def test_an_option_that_the_rows_template_lacks_is_named() -> None:
     said = refusal([{"text": "a"}], train_on="assistant")
-    assert said == "1 of 1 sampled rows match template 'text', but template 'text' has no option train_on"
+    assert (
+        said
+        == "1 of 1 sampled rows match template 'text', but template 'text' has no option train_on"
+    )
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a"}, {"messages": SAID}, {"text": "a"}])
 def test_a_pair_whose_answers_cannot_be_read_is_nothing_else(row: dict[str, Any]) -> None:
     """A prompt, or the conversation beside the answers, is not all that the row says."""
     with pytest.raises(
-        TemplateError, match=r"no template fits 3 rows .*; give template='preference', whose chosen_key= and"
+        TemplateError,
+        match=r"no template fits 3 rows .*; give template='preference', whose chosen_key= and",
     ):
         detect([{**row, "chosen": ["b"], "rejected": ["c"]}] * 3, {})
-    assert detect([{**row, "chosen": None, "rejected": None}] * 3, {}).chosen in ("prompt", "messages", "text")
+    assert detect([{**row, "chosen": None, "rejected": None}] * 3, {}).chosen in (
+        "prompt",
+        "messages",
+        "text",
+    )
 
 
 @given(st.lists(st.sampled_from([record for _, record, _ in EACH]), min_size=1, max_size=20))
-def test_whatever_the_rows_are_one_is_chosen_or_the_reason_given(rows: list[dict[str, Any]]) -> None:
+def test_whatever_the_rows_are_one_is_chosen_or_the_reason_given(
+    rows: list[dict[str, Any]],
+) -> None:
     try:
         detection = detect(rows, {})
     except TemplateError as error:
         assert "match" in str(error) or "fit" in str(error)
     else:
         kinds = {name for name, record, _ in EACH if any(record is row for row in rows)}
-        assert detection.chosen in kinds and max(detection.scores.values()) == detection.scores[detection.chosen]
+        assert (
+            detection.chosen in kinds
+            and max(detection.scores.values()) == detection.scores[detection.chosen]
+        )
 
 
 def test_templates_by_name(tokenizer_path: Path) -> None:
@@ -230,15 +265,30 @@ def test_templates_by_name(tokenizer_path: Path) -> None:
     made = {name: open_template(name, tokenizer, {}) for name in NAMES}
     assert [type(template).__name__ for template in made.values()] == [
         *("TextTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate"),
-        *("PromptCompletionTemplate", "PromptCompletionTemplate", "PretokenizedTemplate", "SegmentsTemplate"),
-        *("PreferenceTemplate", "KtoTemplate", "StepwiseTemplate", "StepwiseTemplate", "PromptTemplate"),
+        *(
+            "PromptCompletionTemplate",
+            "PromptCompletionTemplate",
+            "PretokenizedTemplate",
+            "SegmentsTemplate",
+        ),
+        *(
+            "PreferenceTemplate",
+            "KtoTemplate",
+            "StepwiseTemplate",
+            "StepwiseTemplate",
+            "PromptTemplate",
+        ),
     ]
     identities = {json.dumps(template.identity()) for template in made.values()}
-    assert len(identities) == len(NAMES) - 2  # chat is another word for messages, reward for stepwise
+    assert (
+        len(identities) == len(NAMES) - 2
+    )  # chat is another word for messages, reward for stepwise
     for name in ("prompt_completion", "query_response"):
         chat = open_template(name, tokenizer, {"chat": True}).identity()
         assert chat["reader"]["shape"] == name and chat["train_on"] == "completion"
-    logged = open_template("chat", tokenizer, {"messages_key": "log", "train_on": "last"}).identity()
+    logged = open_template(
+        "chat", tokenizer, {"messages_key": "log", "train_on": "last"}
+    ).identity()
     assert logged["reader"]["messages_key"] == "log" and logged["train_on"] == "last"
 
 
@@ -247,7 +297,11 @@ def test_a_wrong_name_or_option_is_told_the_right_one(tokenizer_path: Path) -> N
     wrong = [
         ("mesages", {}, "template 'mesages' is not known; did you mean 'messages'?"),
         ("x", {}, "template 'x' is not known; expected 'auto' or one of text, messages, chat"),
-        ("text", {"train_on": "all"}, "template 'text' has no option train_on; it has key, bos, eos"),
+        (
+            "text",
+            {"train_on": "all"},
+            "template 'text' has no option train_on; it has key, bos, eos",
+        ),
         (
             "messages",
             {"mesages_key": "x"},
@@ -269,7 +323,9 @@ def test_a_wrong_name_or_option_is_told_the_right_one(tokenizer_path: Path) -> N
     assert "role_map" in known_options("prompt_completion", chat=True)
 
 
-def test_prepare_logs_what_it_found(tokenizer_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_logs_what_it_found(
+    tokenizer_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="penstock")
     rows = [{"question": "the fox?", "answer": "runs"}]
     store = ps.prepare(rows, name="mine", tokenizer=tokenizer_path, cache_dir=tmp_path)

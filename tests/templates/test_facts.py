@@ -52,7 +52,9 @@ def test_the_first_answer_has_the_same_types_as_a_remembered_one(cache: Cache) -
     assert first == {"1": [2, 3]} == ask(Counted(None), cache)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "not json", "another value", "another name"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "empty", "not json", "another value", "another name"]
+)
 def test_a_damaged_fact_is_computed_again_and_replaced(cache: Cache, damage: str) -> None:
     question = Counted({"engine": "tokenizers"})
     ask(question, cache)
@@ -89,7 +91,11 @@ def test_facts_of_other_code_are_not_used(cache: Cache, monkeypatch: pytest.Monk
 
 def test_without_a_cache_a_fact_is_kept_for_the_process() -> None:
     question = Counted(1)
-    assert [facts.recall("test", about=1, compute=question, cache=None) for _ in range(3)] == [1, 1, 1]
+    assert [facts.recall("test", about=1, compute=question, cache=None) for _ in range(3)] == [
+        1,
+        1,
+        1,
+    ]
     assert question.asked == 1
 
 
@@ -122,7 +128,9 @@ def test_two_processes_that_write_one_fact_leave_it_whole(cache: Cache) -> None:
     assert len(cache.entries("facts")) == 5
 
 
-def test_versions_of_packages_are_those_that_importlib_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_versions_of_packages_are_those_that_importlib_gives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("penstock", "tokenizers", "fastokens", "jinja2", "minijinja"):
         assert facts.package_version(name) == metadata.version(name)
     (tmp_path / "elsewhere-1.2.3.dist-info").mkdir()
@@ -130,7 +138,9 @@ def test_versions_of_packages_are_those_that_importlib_gives(monkeypatch: pytest
         "Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.2.3\n"
     )
     (tmp_path / "older.egg-info").mkdir()
-    (tmp_path / "older.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: older\nVersion: 0.9\n")
+    (tmp_path / "older.egg-info" / "PKG-INFO").write_text(
+        "Metadata-Version: 2.1\nName: older\nVersion: 0.9\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     facts._installed.cache_clear()
     assert (facts.package_version("elsewhere"), facts.package_version("older")) == ("1.2.3", "0.9")

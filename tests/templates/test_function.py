@@ -13,7 +13,9 @@ import penstock as ps
 from penstock.errors import TemplateError
 from penstock.templates import Conversation, FunctionTemplate, Tokenizer, open_tokenizer
 
-CHAT = {"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>\n{% endfor %}"}
+CHAT = {
+    "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>\n{% endfor %}"
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,10 @@ def answer(record: dict[str, Any]) -> Any:
     if record["as"] == "ids":
         return {"input_ids": record["ids"], "loss_mask": record["mask"]}
     if record["as"] == "segments":
-        return [{"text": "the", "label": False}, {"text": record["text"], "label": bool(record["text"])}]
+        return [
+            {"text": "the", "label": False},
+            {"text": record["text"], "label": bool(record["text"])},
+        ]
     if record["as"] == "conversation":
         said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": record["text"]}]
         return Conversation(messages=said[: 1 + bool(record["text"])])
@@ -58,9 +63,13 @@ def test_answers_of_all_kinds_stay_in_the_order_of_their_records(tokenizer: Toke
     }
     trained = []
     for start, stop in pairwise(samples.offsets.tolist()):
-        trained.append(template.decode(samples.input_ids[start:stop][samples.loss_mask[start:stop]]))
+        trained.append(
+            template.decode(samples.input_ids[start:stop][samples.loss_mask[start:stop]])
+        )
     ids = [template.decode(np.array(some, np.uint32)) for some in ([2], [4, 5])]
-    assert trained == [" fox", ids[0], "hello<|endoftext|>", "", ids[1], "", "bye<|endoftext|>"] * 400
+    assert (
+        trained == [" fox", ids[0], "hello<|endoftext|>", "", ids[1], "", "bye<|endoftext|>"] * 400
+    )
     offsets = samples.offsets
     assert samples.input_ids[offsets[1] : offsets[2]].tolist() == [1, 2, 3]
     assert samples.loss_mask[offsets[1] : offsets[2]].tolist() == [False, True, False]
@@ -70,28 +79,37 @@ def test_answers_of_all_kinds_stay_in_the_order_of_their_records(tokenizer: Toke
     assert copied.encode(RECORDS).input_ids.tolist() == template.encode(RECORDS).input_ids.tolist()
 
 
-def test_what_a_chat_template_does_not_print_of_its_conversations_is_noted(tokenizer: Tokenizer) -> None:
+def test_what_a_chat_template_does_not_print_of_its_conversations_is_noted(
+    tokenizer: Tokenizer,
+) -> None:
     def with_thought(record: dict[str, Any]) -> Any:
         given = answer(record)
         if isinstance(given, Conversation):
             given.messages[-1]["reasoning_content"] = "think"
         return given
 
-    samples = FunctionTemplate(with_thought, tokenizer, version="1", chat=CHAT).encode([*RECORDS[:3], *RECORDS[6:]])
+    samples = FunctionTemplate(with_thought, tokenizer, version="1", chat=CHAT).encode(
+        [*RECORDS[:3], *RECORDS[6:]]
+    )
     assert samples.notes == {"unrendered: assistant.reasoning_content": {2: 5, 3: 5}}
     assert samples.assistant_characters == len("hellobyethinkthink")
 
 
 def test_it_is_prepared_like_any_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
     template = FunctionTemplate(answer, tokenizer, version="1", eos=True)
-    store = ps.prepare([{"as": "segments", "text": " fox"}] * 3, template=template, cache_dir=tmp_path, num_proc=2)
+    store = ps.prepare(
+        [{"as": "segments", "text": " fox"}] * 3, template=template, cache_dir=tmp_path, num_proc=2
+    )
     assert store[2].text == "the fox<|endoftext|>"
 
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"as": None}, "test_function.answer returned NoneType 'None', expected a dict with input_ids, a list of"),
+        (
+            {"as": None},
+            "test_function.answer returned NoneType 'None', expected a dict with input_ids, a list of",
+        ),
         ({"as": {"tokens": []}}, "test_function.answer returned dict"),
         (
             {"as": "ids", "ids": [10**6], "mask": [1]},
@@ -101,7 +119,9 @@ def test_it_is_prepared_like_any_template(tokenizer: Tokenizer, tmp_path: Path) 
         ({"as": "conversation", "text": "a"}, "returned a Conversation; pass chat={} or options"),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_named(tokenizer: Tokenizer, asked: dict[str, Any], reason: str) -> None:
+def test_an_answer_that_cannot_be_used_is_named(
+    tokenizer: Tokenizer, asked: dict[str, Any], reason: str
+) -> None:
     template = FunctionTemplate(answer, tokenizer, version="1")
     fine = [{"as": "segments", "text": "a"}, {"as": "ids", "ids": [1], "mask": [1]}]
     with pytest.raises(TemplateError) as caught:
@@ -112,7 +132,9 @@ def test_an_answer_that_cannot_be_used_is_named(tokenizer: Tokenizer, asked: dic
 def test_nothing_to_train_stops_whoever_dropped_it(tokenizer: Tokenizer) -> None:
     template = FunctionTemplate(answer, tokenizer, version="1", on_nothing="stop")
     with pytest.raises(TemplateError, match="no token of this record is trained") as caught:
-        template.encode([{"as": "ids", "ids": [1, 2], "mask": [0, 1]}, {"as": "ids", "ids": [1], "mask": [0]}])
+        template.encode(
+            [{"as": "ids", "ids": [1, 2], "mask": [0, 1]}, {"as": "ids", "ids": [1], "mask": [0]}]
+        )
     assert caught.value.record == 1
 
 
@@ -127,7 +149,9 @@ def test_name_and_version_are_in_the_identity(tokenizer: Tokenizer) -> None:
         FunctionTemplate(answer, tokenizer, version="1", chat=CHAT),
     ]
     assert len({json.dumps(template.identity()) for template in variants}) == len(variants)
-    assert variants[0].name.endswith("test_function.answer") and variants[2].name.endswith("test_function.Answers")
+    assert variants[0].name.endswith("test_function.answer") and variants[2].name.endswith(
+        "test_function.Answers"
+    )
     for version in ("", 1, None):
         with pytest.raises(TemplateError, match="expected text such as '1'"):
             FunctionTemplate(answer, tokenizer, version=version)  # type: ignore[arg-type]

@@ -44,7 +44,9 @@ def test_an_image_is_measured_as_it_is_seen(form: str, orientation: int) -> None
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the pixels", "behind them"])
 @pytest.mark.parametrize("kind", ["eXIf", "iTXt"])
-def test_a_png_is_turned_by_exif_and_xmp_before_and_behind_its_pixels(kind: str, late: bool) -> None:
+def test_a_png_is_turned_by_exif_and_xmp_before_and_behind_its_pixels(
+    kind: str, late: bool
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     note = b'XML:com.adobe.xmp\0\0\0\0\0<rdf:Description tiff:Orientation="6"/>'
@@ -78,7 +80,9 @@ def test_a_file_that_is_cut_off_is_found_without_the_loader(form: str) -> None:
             with Image.open(io.BytesIO(cut)) as image:
                 image.load()
         except Exception:
-            with pytest.raises(MediaError, match=r"broken or cut off|not an image that Pillow can read"):
+            with pytest.raises(
+                MediaError, match=r"broken or cut off|not an image that Pillow can read"
+            ):
                 header(cut)
 
 
@@ -128,7 +132,8 @@ def png_header(height: int, width: int) -> bytes:
 
 def test_a_decompression_bomb_is_refused_by_its_header() -> None:
     with pytest.raises(
-        MediaError, match=r"9,500 × 9,500 pixels \(height × width\), more than max_image_pixels=89,478,485"
+        MediaError,
+        match=r"9,500 × 9,500 pixels \(height × width\), more than max_image_pixels=89,478,485",
     ):
         header(png_header(9_500, 9_500))
     assert header(png_header(9_500, 9_500), max_image_pixels=100_000_000).size == (9_500, 9_500)
@@ -147,7 +152,9 @@ def test_an_image_without_pixels_is_refused() -> None:
 def test_bytes_that_are_damaged_never_raise_anything_else(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     for form in FORMATS:
-        data = np.frombuffer(turned(form, 6) if form in ("JPEG", "PNG", "WEBP", "TIFF") else encoded(form), np.uint8)
+        data = np.frombuffer(
+            turned(form, 6) if form in ("JPEG", "PNG", "WEBP", "TIFF") else encoded(form), np.uint8
+        )
         for _ in range(60):
             broken = data.copy()
             places = rng.integers(0, min(len(broken), 200), 3)

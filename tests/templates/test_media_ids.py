@@ -33,19 +33,25 @@ class Made:
 
     def template(self, root: Path, **options: Any) -> Any:
         given = {"media_root": str(root), **options}
-        return open_template("messages", open_tokenizer(self.folder, fast=False, cache=self.cache), given)
+        return open_template(
+            "messages", open_tokenizer(self.folder, fast=False, cache=self.cache), given
+        )
 
     def ids(self, messages: list[dict[str, Any]], images: list[Any]) -> list[int]:
         """What the processor makes of a conversation in parts."""
         text = self.processor.tokenizer.apply_chat_template(
             messages, chat_template=self.processor.chat_template, tokenize=False
         )
-        found = self.processor(text=[text], images=[images] if self.name in NESTED else images)["input_ids"][0]
+        found = self.processor(text=[text], images=[images] if self.name in NESTED else images)[
+            "input_ids"
+        ][0]
         return [int(token) for token in found]
 
 
 @pytest.fixture(scope="module", params=list(processors.VISION))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Made]:
     yield Made(request.param, tmp_path_factory.mktemp("family"))
 
 
@@ -88,15 +94,22 @@ def test_ids_are_those_of_the_models_own_processor(family: Made, tmp_path: Path)
     pairs = sizes(76, 1)
     images = [draw(tmp_path / f"{number}.png", *size) for number, size in enumerate(pairs)]
     messages = talk(ASKED, ANSWER)
-    records = [{"messages": messages, "images": [f"{n}.png", f"{n + 1}.png"]} for n in range(0, len(images), 2)]
+    records = [
+        {"messages": messages, "images": [f"{n}.png", f"{n + 1}.png"]}
+        for n in range(0, len(images), 2)
+    ]
     made = family.template(tmp_path).encode(records)
     assert not made.dropped
     for number in range(len(records)):
         got = made.input_ids[made.offsets[number] : made.offsets[number + 1]].tolist()
-        assert got == family.ids(in_parts(messages), images[2 * number : 2 * number + 2]), pairs[2 * number :][:2]
+        assert got == family.ids(in_parts(messages), images[2 * number : 2 * number + 2]), pairs[
+            2 * number :
+        ][:2]
 
 
-def test_no_token_of_an_image_is_trained_and_all_others_are_as_without_it(family: Made, tmp_path: Path) -> None:
+def test_no_token_of_an_image_is_trained_and_all_others_are_as_without_it(
+    family: Made, tmp_path: Path
+) -> None:
     """The mask equals that of the same conversation with a word in place of each image, token by token outside of the images."""
     draw(tmp_path / "a.png", 60, 90)
     template = family.template(tmp_path)
@@ -113,11 +126,21 @@ def test_no_token_of_an_image_is_trained_and_all_others_are_as_without_it(family
     inside |= np.isin(made.input_ids, around)
     assert not (made.loss_mask & inside).any()
     # a special token in place of each image cuts the text into the same pieces
-    plain = template.encode([{"messages": talk(*(turn.replace("<image>", processors.WORD) for turn in turns))}])
+    plain = template.encode(
+        [{"messages": talk(*(turn.replace("<image>", processors.WORD) for turn in turns))}]
+    )
     kept, same = ~inside, plain.input_ids != template.tokenizer.added_tokens[processors.WORD]
-    texts = [template.decode(made.input_ids[kept & (made.loss_mask == trained)]) for trained in (True, False)]
-    others = [template.decode(plain.input_ids[same & (plain.loss_mask == trained)]) for trained in (True, False)]
-    breaks = str.maketrans("", "", "\n")  # Gemma's processor and InternVL's template add some beside images
+    texts = [
+        template.decode(made.input_ids[kept & (made.loss_mask == trained)])
+        for trained in (True, False)
+    ]
+    others = [
+        template.decode(plain.input_ids[same & (plain.loss_mask == trained)])
+        for trained in (True, False)
+    ]
+    breaks = str.maketrans(
+        "", "", "\n"
+    )  # Gemma's processor and InternVL's template add some beside images
     assert [text.translate(breaks) for text in texts] == [text.translate(breaks) for text in others]
 
 
@@ -146,7 +169,8 @@ def test_formulas_count_as_the_image_processor_does(family: Made) -> None:
     assert processor.by_formula
     rng = random.Random(2)
     sides = [
-        [rng.choice((rng.randint(1, 40), rng.randint(1, 700), rng.randint(1, 6000))) for _ in "hw"] for _ in range(3000)
+        [rng.choice((rng.randint(1, 40), rng.randint(1, 700), rng.randint(1, 6000))) for _ in "hw"]
+        for _ in range(3000)
     ]
     for height, width in [*sides, [1, 200], [1, 201], [200, 1], [4096, 4096], [1, 1]]:
         try:
@@ -158,7 +182,9 @@ def test_formulas_count_as_the_image_processor_does(family: Made) -> None:
         assert processor.counts.measure(height, width) == expected, (height, width)
 
 
-def test_a_processor_that_counts_in_another_way_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_counts_in_another_way_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a release of transformers counts in another way, its own count is taken, and its version is part of the identity."""
     family = Made("qwen2_vl", tmp_path)
     files = read_processor(family.folder)
@@ -171,8 +197,13 @@ def test_a_processor_that_counts_in_another_way_is_asked(tmp_path: Path, monkeyp
     assert (usual.by_formula, other.by_formula) == (True, False)
     assert other.identity()["counted_by"] == f"transformers {transformers.__version__}"
     assert usual.identity()["counted_by"] == "formula 1"
-    assert [usual.expand("image", (100, 60))[0][1], other.expand("image", (100, 60))[0][1]] == [8, 9]
-    with pytest.raises(MediaError, match="the processor refuses an image of 1 × 300 pixels: absolute aspect ratio"):
+    assert [usual.expand("image", (100, 60))[0][1], other.expand("image", (100, 60))[0][1]] == [
+        8,
+        9,
+    ]
+    with pytest.raises(
+        MediaError, match="the processor refuses an image of 1 × 300 pixels: absolute aspect ratio"
+    ):
         other.expand("image", (1, 300))
 
 

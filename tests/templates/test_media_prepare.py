@@ -48,7 +48,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def prepared(place: Any, folder: Path, cache: Path, **options: Any) -> Any:
-    return ps.prepare(place, tokenizer=folder, cache_dir=cache, progress="none", **{"num_proc": 1, **options})
+    return ps.prepare(
+        place, tokenizer=folder, cache_dir=cache, progress="none", **{"num_proc": 1, **options}
+    )
 
 
 def rows(store: Any) -> list[tuple[list[int], list[bool], bytes]]:
@@ -58,7 +60,9 @@ def rows(store: Any) -> list[tuple[list[int], list[bool], bytes]]:
     ]
 
 
-def test_paths_are_relative_to_the_folder_of_the_data(data: Path, folder: Path, tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_folder_of_the_data(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
     store = prepared(data / "chat.jsonl", folder, tmp_path / "cache")
     assert len(store) == 20
     assert store.template.media.root == str(data)
@@ -66,7 +70,10 @@ def test_paths_are_relative_to_the_folder_of_the_data(data: Path, folder: Path, 
     assert [item.place for item in items] == ["6.jpg", "7.jpg"]
     assert [item.size for item in items] == [(182, 84), (179, 93)]
     for item in items:
-        assert store.template.media.bytes_of(item, lambda: store.source[3]) == (data / str(item.place)).read_bytes()
+        assert (
+            store.template.media.bytes_of(item, lambda: store.source[3])
+            == (data / str(item.place)).read_bytes()
+        )
 
 
 def test_several_processes_make_the_same_store(data: Path, folder: Path, tmp_path: Path) -> None:
@@ -117,7 +124,10 @@ def test_check_does_not_take_one_question_about_two_images_for_a_duplicate(
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "no duplicates in the 20 rows" in run("check", str(file), "--tokenizer", str(folder))[1]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines + lines[:5]))
-    assert "5 of 25 rows (20.0%) repeat an earlier one" in run("check", str(file), "--tokenizer", str(folder))[1]
+    assert (
+        "5 of 25 rows (20.0%) repeat an earlier one"
+        in run("check", str(file), "--tokenizer", str(folder))[1]
+    )
 
 
 def test_stats_does_not_offer_packings_that_cut_images(
@@ -125,11 +135,17 @@ def test_stats_does_not_offer_packings_that_cut_images(
 ) -> None:
     command = ("stats", str(data / "chat.jsonl"), "--tokenizer", str(folder))
     assert "concat" not in run(*command)[1]
-    (line, *_) = [line for line in run(*command, "--compare-packing", "concat")[1].splitlines() if "concat" in line]
+    (line, *_) = [
+        line
+        for line in run(*command, "--compare-packing", "concat")[1].splitlines()
+        if "concat" in line
+    ]
     assert "packing='concat' cuts samples" in line and "'media'" in line
 
 
-def test_another_setting_of_the_processor_is_another_store(data: Path, folder: Path, tmp_path: Path) -> None:
+def test_another_setting_of_the_processor_is_another_store(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
     changed = processors.save(processors.qwen2_5_vl(), tmp_path / "changed")
     settings = json.loads((changed / "processor_config.json").read_text())
     settings["image_processor"]["size"]["longest_edge"] = 28 * 28 * 16
@@ -137,14 +153,20 @@ def test_another_setting_of_the_processor_is_another_store(data: Path, folder: P
     cache = tmp_path / "cache"
     stores = [prepared(data / "chat.jsonl", one, cache) for one in (folder, changed)]
     assert stores[0].fingerprint != stores[1].fingerprint
-    assert max(len(stores[1][row]) for row in range(20)) < max(len(stores[0][row]) for row in range(20))
+    assert max(len(stores[1][row]) for row in range(20)) < max(
+        len(stores[0][row]) for row in range(20)
+    )
 
 
-def test_images_in_a_parquet_file_are_read_from_the_record(data: Path, folder: Path, tmp_path: Path) -> None:
+def test_images_in_a_parquet_file_are_read_from_the_record(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     records = [json.loads(line) for line in (data / "chat.jsonl").read_text().splitlines()]
     for record in records:
-        record["images"] = [{"bytes": (data / name).read_bytes(), "path": name} for name in record["images"]]
+        record["images"] = [
+            {"bytes": (data / name).read_bytes(), "path": name} for name in record["images"]
+        ]
     message = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     schema = pa.schema([("messages", message), ("images", pa.list_(image))])
     pq.write_table(pa.Table.from_pylist(records, schema), tmp_path / "chat.parquet")
@@ -154,7 +176,9 @@ def test_images_in_a_parquet_file_are_read_from_the_record(data: Path, folder: P
         assert np.array_equal(here[row].input_ids, there[row].input_ids)
     item = unpack_media(here[5].columns["media"].data)[1]
     assert item.place is None
-    assert here.template.media.bytes_of(item, lambda: here.source[5]) == (data / "11.jpg").read_bytes()
+    assert (
+        here.template.media.bytes_of(item, lambda: here.source[5]) == (data / "11.jpg").read_bytes()
+    )
 
 
 _WITHOUT = """
@@ -174,14 +198,20 @@ print(store.fingerprint)
 """
 
 
-def test_without_transformers_the_store_is_the_same(data: Path, folder: Path, tmp_path: Path) -> None:
+def test_without_transformers_the_store_is_the_same(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
     here = prepared(data / "chat.jsonl", folder, tmp_path / "one")
     arguments = [str(data / "chat.jsonl"), str(folder), str(tmp_path / "two")]
-    done = subprocess.run([sys.executable, "-c", _WITHOUT, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, *arguments], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == [here.fingerprint]
 
 
-def test_a_second_process_counts_without_loading_transformers(data: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_second_process_counts_without_loading_transformers(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
     """Comparing formulas with transformers happens once for a cache; workers do not load it."""
     prepared(data / "chat.jsonl", folder, tmp_path / "cache")
     code = (
@@ -234,13 +264,18 @@ def run(
     return run
 
 
-def test_commands_show_media(data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]) -> None:
+def test_commands_show_media(
+    data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]
+) -> None:
     Image.new("RGB", (3000, 2000)).save(data / "3.jpg")
     path = str(recipe(tmp_path, folder))
     code, shown = run("check", path)
     assert code == 0
     assert "40 of kind image in the checked rows" in shown
-    assert "1 of 40 are shrunk to less than half of their pixels, the largest from 2,000 × 3,000 to" in shown
+    assert (
+        "1 of 40 are shrunk to less than half of their pixels, the largest from 2,000 × 3,000 to"
+        in shown
+    )
     assert run("prepare", path)[0] == 0
     code, shown = run("show", path, "--row", "1")
     assert code == 0
@@ -260,17 +295,25 @@ def test_rows_with_the_same_words_and_other_images_are_no_duplicates(
     data: Path, folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]], inline: bool
 ) -> None:
     for number, color in enumerate(("red", "blue", "green")):
-        Image.new("RGB", (60, 60), color).save(data / f"{number}.bmp")  # as many bytes and tokens in each
+        Image.new("RGB", (60, 60), color).save(
+            data / f"{number}.bmp"
+        )  # as many bytes and tokens in each
     names: list[str] = [str(data / f"{number}.bmp") for number in (0, 1, 2, 1)]
     if inline:
-        names = [f"data:image/bmp;base64,{b64encode(Path(name).read_bytes()).decode()}" for name in names]
+        names = [
+            f"data:image/bmp;base64,{b64encode(Path(name).read_bytes()).decode()}" for name in names
+        ]
     user = {"role": "user", "content": "<image> What is it?"}
     lines = [json.dumps({"messages": [user, ANSWER], "images": [name]}) + "\n" for name in names]
     (data / "chat.jsonl").write_text("".join(lines))
     code, shown = run("check", str(recipe(tmp_path, folder)))
     assert code == 0
-    assert re.search(r"1 of 4 rows \(25.0%\) repeat an earlier one \(first \S+chat.jsonl:4\)", shown)
-    assert "concat" not in run("stats", str(recipe(tmp_path, folder)))[1]  # it would cut samples, which media forbid
+    assert re.search(
+        r"1 of 4 rows \(25.0%\) repeat an earlier one \(first \S+chat.jsonl:4\)", shown
+    )
+    assert (
+        "concat" not in run("stats", str(recipe(tmp_path, folder)))[1]
+    )  # it would cut samples, which media forbid
 
 
 def test_check_names_broken_media_under_both_policies(
@@ -289,8 +332,15 @@ def test_check_names_broken_media_under_both_policies(
 
 
 def test_an_unknown_policy_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(TemplateError, match="on_media='drop' is not known, expected one of 'stop', 'skip'"):
-        prepared([{"messages": [{"role": "user", "content": "?"}, ANSWER]}], folder, tmp_path, on_media="drop")
+    with pytest.raises(
+        TemplateError, match="on_media='drop' is not known, expected one of 'stop', 'skip'"
+    ):
+        prepared(
+            [{"messages": [{"role": "user", "content": "?"}, ANSWER]}],
+            folder,
+            tmp_path,
+            on_media="drop",
+        )
 
 
 def test_init_measures_records_with_images(data: Path, folder: Path, tmp_path: Path) -> None:
@@ -306,7 +356,9 @@ def test_keys_of_media_are_keys_of_a_recipe(data: Path, folder: Path, tmp_path: 
     assert made.settings["max_image_pixels"] == 10_000
 
 
-def test_a_processor_beside_the_tokenizer_is_not_used_for_texts(data: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_processor_beside_the_tokenizer_is_not_used_for_texts(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
     """Text data has no media column, so it may be cut, and transformers is not imported; media in rows between the samples are refused."""
     said = {"messages": [{"role": "user", "content": "What is an <image>?"}, ANSWER]}
     (data / "texts.jsonl").write_text((json.dumps(said) + "\n") * 5000)
@@ -316,11 +368,24 @@ def test_a_processor_beside_the_tokenizer_is_not_used_for_texts(data: Path, fold
         "assert not store.columns and 'transformers' not in sys.modules, store.columns\n"
         "ps.Loader(store, batch_size=1, max_length=64, packing='concat', output='numpy')\n"
     )
-    command = [sys.executable, "-c", script, str(data / "texts.jsonl"), str(folder), str(tmp_path / "cache")]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(data / "texts.jsonl"),
+        str(folder),
+        str(tmp_path / "cache"),
+    ]
     subprocess.run(command, check=True)
-    shown = {**said, "messages": [{"role": "user", "content": "<image>What?"}, ANSWER], "images": ["same.png"]}
+    shown = {
+        **said,
+        "messages": [{"role": "user", "content": "<image>What?"}, ANSWER],
+        "images": ["same.png"],
+    }
     lines = (data / "texts.jsonl").read_text().splitlines()
-    (data / "texts.jsonl").write_text("\n".join([*lines[:4990], json.dumps(shown), *lines[4990:]]) + "\n")
+    (data / "texts.jsonl").write_text(
+        "\n".join([*lines[:4990], json.dumps(shown), *lines[4990:]]) + "\n"
+    )
     with pytest.raises(
         TemplateError,
         match=r"texts.jsonl:4991: the record has media \(tags\), and no sampled row has any; set processor=",
@@ -340,5 +405,7 @@ def test_shards_with_images_have_few_rows_and_every_command_finds_them(
     assert found[0] == 0, found
     status = run("prepare", "--status", str(data / "many.jsonl"), "--tokenizer", str(folder))[1]
     assert "complete: 2,100 rows in 2 shards" in status
-    shown = run("show", str(data / "many.jsonl"), "--tokenizer", str(folder), "--row", "0", "--json")[1]
+    shown = run(
+        "show", str(data / "many.jsonl"), "--tokenizer", str(folder), "--row", "0", "--json"
+    )[1]
     assert json.loads(shown)["packed_row"] is not None  # found in the cache, not prepared alone

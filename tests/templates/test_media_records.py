@@ -40,7 +40,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, images: Path, shape: str = "messages", **options: Any) -> Any:
-    return open_template(shape, open_tokenizer(folder, fast=False), {"media_root": str(images), **options})
+    return open_template(
+        shape, open_tokenizer(folder, fast=False), {"media_root": str(images), **options}
+    )
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -81,11 +83,21 @@ def ways(images: Path) -> dict[str, Record]:
         "parts with a path": parts(*({"type": "image", "image": name} for name in names)),
         "parts with a url": parts(*({"type": "image", "url": name} for name in names)),
         "parts with path": parts(*({"type": "image", "path": name} for name in names)),
-        "image_url of OpenAI": parts(*({"type": "image_url", "image_url": {"url": name}} for name in names)),
+        "image_url of OpenAI": parts(
+            *({"type": "image_url", "image_url": {"url": name}} for name in names)
+        ),
         "image_url as text": parts(*({"type": "image_url", "image_url": name} for name in names)),
-        "data URLs of OpenAI": parts(*({"type": "image_url", "image_url": {"url": data_url(path)}} for path in (a, b))),
+        "data URLs of OpenAI": parts(
+            *({"type": "image_url", "image_url": {"url": data_url(path)}} for path in (a, b))
+        ),
         "source of Anthropic": parts(
-            *({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": x}} for x in encoded)
+            *(
+                {
+                    "type": "image",
+                    "source": {"type": "base64", "media_type": "image/png", "data": x},
+                }
+                for x in encoded
+            )
         ),
         "base64 parts": parts(*({"type": "image", "base64": text} for text in encoded)),
         "bytes in parts": parts(*({"type": "image", "image": each} for each in raw)),
@@ -94,7 +106,10 @@ def ways(images: Path) -> dict[str, Record]:
             **parts({"type": "image", "image": names[0]}, bare),
             "images": [names[1]],
         },
-        "tags in a part": {"messages": [user([{"type": "text", "text": TEXT}]), ANSWER], "images": list(names)},
+        "tags in a part": {
+            "messages": [user([{"type": "text", "text": TEXT}]), ANSWER],
+            "images": list(names),
+        },
         "nulls of a table": {
             **parts({**bare, "text": None}, {**bare, "text": None}),
             "images": list(names),
@@ -105,7 +120,11 @@ def ways(images: Path) -> dict[str, Record]:
 
 def samples(made: Any) -> tuple[list[int], list[bool], list[tuple[Any, ...]]]:
     items = unpack_media(made.columns["media"].values.tobytes())
-    return made.input_ids.tolist(), made.loss_mask.tolist(), [(x.kind, x.number, x.size, x.span) for x in items]
+    return (
+        made.input_ids.tolist(),
+        made.loss_mask.tolist(),
+        [(x.kind, x.number, x.size, x.span) for x in items],
+    )
 
 
 def test_every_way_to_write_images_gives_the_same_sample(folder: Path, images: Path) -> None:
@@ -117,7 +136,9 @@ def test_every_way_to_write_images_gives_the_same_sample(folder: Path, images: P
         assert samples(made) == expected, name
         for item in unpack_media(made.columns["media"].values.tobytes()):
             source = (images / "a.png", images / "deep/b.jpg")[item.number]
-            assert template.media.bytes_of(item, lambda record=record: record) == source.read_bytes(), name
+            assert (
+                template.media.bytes_of(item, lambda record=record: record) == source.read_bytes()
+            ), name
 
 
 def test_other_shapes_of_records_take_images(folder: Path, images: Path) -> None:
@@ -132,10 +153,14 @@ def test_other_shapes_of_records_take_images(folder: Path, images: Path) -> None
         ("alpaca", alpaca, {}),
         ("prompt_completion", sides, {"chat": True}),
     ):
-        assert samples(opened(folder, images, shape, **options).encode([record]))[:1] == expected, shape
+        assert samples(opened(folder, images, shape, **options).encode([record]))[:1] == expected, (
+            shape
+        )
 
 
-def test_values_of_llama_factory_keep_their_images_apart_from_texts(folder: Path, images: Path) -> None:
+def test_values_of_llama_factory_keep_their_images_apart_from_texts(
+    folder: Path, images: Path
+) -> None:
     content = [
         {"type": "text", "value": "See "}, {"type": "image", "value": "a.png"},
         {"type": "text", "value": " and "}, {"type": "image", "value": "deep/b.jpg"}, {"type": "text", "value": " what?"},
@@ -152,9 +177,16 @@ def test_a_range_of_a_file_is_an_image(folder: Path, images: Path, tmp_path: Pat
     place = {"bytes": None, "path": "archive.tar", "start": 512, "num_bytes": len(data)}
     template = opened(folder, tmp_path)
     (item,) = unpack_media(
-        template.encode([{"messages": [user("<image>?"), ANSWER], "images": [place]}]).columns["media"].values.tobytes()
+        template.encode([{"messages": [user("<image>?"), ANSWER], "images": [place]}])
+        .columns["media"]
+        .values.tobytes()
     )
-    assert (item.place, item.start, item.num_bytes, item.size) == ("archive.tar", 512, len(data), (60, 90))
+    assert (item.place, item.start, item.num_bytes, item.size) == (
+        "archive.tar",
+        512,
+        len(data),
+        (60, 90),
+    )
     assert template.media.bytes_of(item, dict) == data
     beyond = {**place, "num_bytes": len(data) + 1_000}
     with pytest.raises(MediaError, match=r"the record names bytes 512 to .*, and the file has"):
@@ -178,7 +210,9 @@ def test_a_placeholder_cannot_be_put_together_from_parts(folder: Path, images: P
         {"type": "text", "text": "_pad|>"},
     ]
     with pytest.raises(MediaError, match=r"the text of the record holds '<\|image_pad\|>'"):
-        opened(folder, images, chat_template=only_texts).encode([{"messages": [user(content), ANSWER]}])
+        opened(folder, images, chat_template=only_texts).encode(
+            [{"messages": [user(content), ANSWER]}]
+        )
 
 
 def test_a_template_opens_in_another_process(folder: Path, images: Path) -> None:
@@ -192,7 +226,8 @@ def test_both_engines_of_the_tokenizer_give_the_same(folder: Path, images: Path)
     options = {"media_root": str(images)}
     record = tagged(images=["a.png", "deep/b.jpg"])
     made = [
-        open_template("messages", open_tokenizer(folder, fast=fast), options).encode([record]) for fast in (True, False)
+        open_template("messages", open_tokenizer(folder, fast=fast), options).encode([record])
+        for fast in (True, False)
     ]
     assert samples(made[0]) == samples(made[1])
 
@@ -240,7 +275,9 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_or_read_is_refused_by_name(folder: Path, images: Path, record: Record, why: str) -> None:
+def test_what_cannot_be_meant_or_read_is_refused_by_name(
+    folder: Path, images: Path, record: Record, why: str
+) -> None:
     template = opened(folder, images)
     good = tagged(images=["a.png", "a.png"])
     with pytest.raises(MediaError, match=why.replace("|", r"\|")) as caught:
@@ -254,7 +291,10 @@ def test_what_cannot_be_meant_or_read_is_refused_by_name(folder: Path, images: P
 
 def test_a_placeholder_in_a_text_can_be_text(folder: Path, images: Path) -> None:
     template = opened(folder, images, special_in_text="text")
-    record = {"messages": [user("Token <|image_pad|>: <image>, é <|image_pad|>"), ANSWER], "images": ["a.png"]}
+    record = {
+        "messages": [user("Token <|image_pad|>: <image>, é <|image_pad|>"), ANSWER],
+        "images": ["a.png"],
+    }
     made = template.encode([record])
     pad = template.tokenizer.added_tokens["<|image_pad|>"]
     (item,) = unpack_media(made.columns["media"].values.tobytes())
@@ -266,21 +306,25 @@ def test_a_template_that_leaves_parts_out_is_refused(folder: Path, images: Path)
     text = chat_template(image="", video="")
     record = tagged(images=["a.png", "a.png"])
     with pytest.raises(
-        MediaError, match=r"the record has 2 of kind image, and the chat template prints '<\|image_pad\|>' 0 times"
+        MediaError,
+        match=r"the record has 2 of kind image, and the chat template prints '<\|image_pad\|>' 0 times",
     ):
         opened(folder, images, chat_template=text).encode([record])
     with pytest.raises(TemplateError, match=r"does not print user.content\[image\]"):
         opened(folder, images, chat_template=text, on_unrendered="stop").encode([record])
-    assert opened(folder, images, chat_template=text, on_unrendered="skip").encode([record]).dropped == {
-        0: "unrendered"
-    }
+    assert opened(folder, images, chat_template=text, on_unrendered="skip").encode(
+        [record]
+    ).dropped == {0: "unrendered"}
 
 
-def test_a_template_of_a_text_model_that_fails_on_parts_is_named(folder: Path, images: Path) -> None:
+def test_a_template_of_a_text_model_that_fails_on_parts_is_named(
+    folder: Path, images: Path
+) -> None:
     text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip() }}<|im_end|>\n{% endfor %}"
     template = opened(folder, images, chat_template=text)
     with pytest.raises(
-        TemplateError, match="has media, which chat templates of text models do not take: choose the chat_template"
+        TemplateError,
+        match="has media, which chat templates of text models do not take: choose the chat_template",
     ):
         template.encode([tagged(images=["a.png", "a.png"])])
     with pytest.raises(TemplateError) as caught:
@@ -288,7 +332,9 @@ def test_a_template_of_a_text_model_that_fails_on_parts_is_named(folder: Path, i
     assert "media" not in str(caught.value)
 
 
-def test_without_a_processor_media_are_refused_with_what_to_pass(folder: Path, images: Path, tmp_path: Path) -> None:
+def test_without_a_processor_media_are_refused_with_what_to_pass(
+    folder: Path, images: Path, tmp_path: Path
+) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     template = open_template("messages", open_tokenizer(tmp_path, fast=False), {})
@@ -298,21 +344,31 @@ def test_without_a_processor_media_are_refused_with_what_to_pass(folder: Path, i
         tagged(images=["a.png", "a.png"]),
         parts({"type": "image", "image": "a"}, {"type": "image", "image": "b"}),
     ):
-        with pytest.raises(MediaError, match="no processor was found; set processor= to the folder"):
+        with pytest.raises(
+            MediaError, match="no processor was found; set processor= to the folder"
+        ):
             template.encode([record])
     elsewhere = open_template(
-        "messages", open_tokenizer(tmp_path, fast=False), {"processor": str(folder), "media_root": str(images)}
+        "messages",
+        open_tokenizer(tmp_path, fast=False),
+        {"processor": str(folder), "media_root": str(images)},
     )
     expected = opened(folder, images).encode([tagged(images=["a.png", "a.png"])])
     assert samples(elsewhere.encode([tagged(images=["a.png", "a.png"])])) == samples(expected)
 
 
-def test_a_processor_that_cannot_be_used_is_named(folder: Path, images: Path, tmp_path: Path) -> None:
+def test_a_processor_that_cannot_be_used_is_named(
+    folder: Path, images: Path, tmp_path: Path
+) -> None:
     tokenizer = open_tokenizer(folder, fast=False)
-    with pytest.raises(TemplateError, match=r"no processor found, expected a folder with preprocessor_config.json"):
+    with pytest.raises(
+        TemplateError, match=r"no processor found, expected a folder with preprocessor_config.json"
+    ):
         open_template("messages", tokenizer, {"processor": str(tmp_path)})
     (tmp_path / "preprocessor_config.json").write_text('{"processor_class": "FuyuProcessor"}')
-    with pytest.raises(TemplateError, match="the processor is 'FuyuProcessor', which Penstock cannot count"):
+    with pytest.raises(
+        TemplateError, match="the processor is 'FuyuProcessor', which Penstock cannot count"
+    ):
         open_template("messages", tokenizer, {"processor": str(tmp_path)})
     settings = json.loads((folder / "processor_config.json").read_text())
     settings["image_processor"]["do_resize"] = False
@@ -342,14 +398,17 @@ def test_bytes_that_changed_are_refused(folder: Path, images: Path, tmp_path: Pa
     record = {"messages": [user("<image>?"), ANSWER], "images": ["a.png"]}
     (item,) = unpack_media(template.encode([record]).columns["media"].values.tobytes())
     (tmp_path / "a.png").write_bytes((images / "deep/b.jpg").read_bytes())
-    with pytest.raises(SourceChanged, match=r"a.png: changed since it was prepared: it has .* bytes, but had"):
+    with pytest.raises(
+        SourceChanged, match=r"a.png: changed since it was prepared: it has .* bytes, but had"
+    ):
         template.media.bytes_of(item, dict)
     (tmp_path / "a.png").unlink()
     with pytest.raises(SourceError, match="nothing found, expected a file"):
         template.media.bytes_of(item, dict)
     inside = MediaItem(kind="image", number=0, place=None, num_bytes=5, size=(1, 1), span=(0, 1))
     with pytest.raises(
-        SourceChanged, match="image 0 of the record: changed since it was prepared: it has 8 bytes, but had 5"
+        SourceChanged,
+        match="image 0 of the record: changed since it was prepared: it has 8 bytes, but had 5",
     ):
         template.media.bytes_of(inside, lambda: {**record, "images": [b"8 bytes!"]})
     with pytest.raises(SourceChanged, match="it has no bytes"):
@@ -359,11 +418,17 @@ def test_bytes_that_changed_are_refused(folder: Path, images: Path, tmp_path: Pa
 def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images: Path) -> None:
     template = opened(folder, images)
     turns = [user("<image> one?"), ANSWER, user("<image> two?"), ANSWER]
-    record = {"messages": turns, "images": ["a.png", {"bytes": (images / "deep/b.jpg").read_bytes()}]}
+    record = {
+        "messages": turns,
+        "images": ["a.png", {"bytes": (images / "deep/b.jpg").read_bytes()}],
+    }
     made = template.encode([{**record, template.turn_key: turn} for turn in (0, 1)])
     offsets = made.columns["media"].offsets
     assert offsets is not None
-    one, two = (unpack_media(made.columns["media"].values[a:b].tobytes()) for a, b in itertools.pairwise(offsets))
+    one, two = (
+        unpack_media(made.columns["media"].values[a:b].tobytes())
+        for a, b in itertools.pairwise(offsets)
+    )
     assert [len(one), len(two)] == [1, 2]
     assert one[0] == two[0]
     assert template.media.bytes_of(two[1], lambda: record) == (images / "deep/b.jpg").read_bytes()
@@ -372,18 +437,38 @@ def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("qwen2_vl", {"image_processor": {"size": {"height": 5}}}, "expected shortest_edge and longest_edge"),
+        (
+            "qwen2_vl",
+            {"image_processor": {"size": {"height": 5}}},
+            "expected shortest_edge and longest_edge",
+        ),
         ("llava", {"patch_size": None}, "no patch_size, which the number of tokens depends on"),
-        ("llava", {"image_processor": {"do_center_crop": False}}, "without a crop, so images may have any size"),
-        ("idefics3", {"image_processor": {"size": {"longest_edge": 200}}}, "expected a multiple of max_image_size"),
-        ("qwen2_audio", {"feature_extractor": {"hop_length": 80}}, "hop_length and sampling_rate are 80 and 16000"),
+        (
+            "llava",
+            {"image_processor": {"do_center_crop": False}},
+            "without a crop, so images may have any size",
+        ),
+        (
+            "idefics3",
+            {"image_processor": {"size": {"longest_edge": 200}}},
+            "expected a multiple of max_image_size",
+        ),
+        (
+            "qwen2_audio",
+            {"feature_extractor": {"hop_length": 80}},
+            "hop_length and sampling_rate are 80 and 16000",
+        ),
     ],
 )
-def test_settings_that_cannot_be_counted_are_named(tmp_path: Path, name: str, change: dict[str, Any], why: str) -> None:
+def test_settings_that_cannot_be_counted_are_named(
+    tmp_path: Path, name: str, change: dict[str, Any], why: str
+) -> None:
     made = processors.save(getattr(processors, name)(), tmp_path)
     settings = json.loads((made / "processor_config.json").read_text())
     for key, value in change.items():
         settings[key] = {**settings[key], **value} if isinstance(value, dict) else value
     (made / "processor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(TemplateError, match=f"the settings of the processor are not supported: .*{why}"):
+    with pytest.raises(
+        TemplateError, match=f"the settings of the processor are not supported: .*{why}"
+    ):
         open_template("messages", open_tokenizer(made, fast=False), {"processor": str(made)})

@@ -31,7 +31,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"do_sample_frames": True, "fps": 2},
     {"do_sample_frames": True, "fps": 1.5, "min_frames": 6, "max_frames": 20},
     {"do_sample_frames": False},
-    {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 28 * 28 * 64}, "do_sample_frames": True, "fps": 4},
+    {
+        "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 28 * 28 * 64},
+        "do_sample_frames": True,
+        "fps": 4,
+    },
 ]
 
 
@@ -39,7 +43,9 @@ SETTINGS: list[dict[str, Any]] = [
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProcessorFiles]:
     made = {}
     for family in VIDEO:
-        found = read_processor(processors.save(processors.VISION[family](), tmp_path_factory.mktemp(family)))
+        found = read_processor(
+            processors.save(processors.VISION[family](), tmp_path_factory.mktemp(family))
+        )
         assert found is not None
         made[family] = found
     return made
@@ -74,7 +80,10 @@ def test_videos_are_sampled_and_counted_as_transformers_does(
     given = [each for each in answers if each[0][0] == family]
     refused = 0
     for (_, settings, frames, height, width, rate), answer in given:
-        own, size = Processor(replace(files[family], video={**settings, "own": 1}), {}), (frames, height, width)
+        own, size = (
+            Processor(replace(files[family], video={**settings, "own": 1}), {}),
+            (frames, height, width),
+        )
         if "refused" in answer:
             refused += 1
             with pytest.raises(MediaError):
@@ -85,7 +94,11 @@ def test_videos_are_sampled_and_counted_as_transformers_does(
         pads = sum(count for text, count in pieces if text == "<|video_pad|>")
         assert pads == answer["tokens"], (settings, size, rate)
         if "text" in answer:
-            assert "".join(text * count for text, count in pieces) == answer["text"], (settings, size, rate)
+            assert "".join(text * count for text, count in pieces) == answer["text"], (
+                settings,
+                size,
+                rate,
+            )
     assert refused < len(given) // 3
 
 
@@ -110,7 +123,9 @@ def film(
             container.mux(packet)
 
 
-@pytest.mark.parametrize(("codec", "form"), [("mpeg4", "mp4"), ("mpeg4", "matroska"), ("mpeg4", "avi")])
+@pytest.mark.parametrize(
+    ("codec", "form"), [("mpeg4", "mp4"), ("mpeg4", "matroska"), ("mpeg4", "avi")]
+)
 def test_the_header_of_a_video_says_frames_size_and_rate(codec: str, form: str) -> None:
     file = io.BytesIO()
     film(file, frames=23, height=48, width=64, codec=codec, form=form)
@@ -137,15 +152,23 @@ def test_a_file_that_is_no_video_is_refused() -> None:
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = processors.save(processors.qwen3_vl(), tmp_path_factory.mktemp("qwen3"))
-    settings = {"do_sample_frames": True, "fps": 2, "size": {"shortest_edge": 4096, "longest_edge": 1 << 18}}
+    settings = {
+        "do_sample_frames": True,
+        "fps": 2,
+        "size": {"shortest_edge": 4096, "longest_edge": 1 << 18},
+    }
     (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 
-def test_a_record_with_a_video_and_an_image_has_the_tokens_of_both(qwen3: Path, tmp_path: Path) -> None:
+def test_a_record_with_a_video_and_an_image_has_the_tokens_of_both(
+    qwen3: Path, tmp_path: Path
+) -> None:
     film(tmp_path / "v.mp4", frames=30, height=64, width=96)
     Image.new("RGB", (90, 60)).save(tmp_path / "a.png")
-    template = open_template("messages", open_tokenizer(qwen3, fast=False), {"media_root": str(tmp_path)})
+    template = open_template(
+        "messages", open_tokenizer(qwen3, fast=False), {"media_root": str(tmp_path)}
+    )
     content = [
         {"type": "video", "video": "v.mp4"},
         {"type": "text", "text": " or "},
@@ -153,8 +176,20 @@ def test_a_record_with_a_video_and_an_image_has_the_tokens_of_both(qwen3: Path, 
     ]
     made = template.encode([{"messages": [{"role": "user", "content": content}, ANSWER]}])
     video, image = unpack_media(made.columns["media"].values.tobytes())
-    assert (video.kind, video.size, video.rate, image.kind) == ("video", (30, 64, 96), 10.0, "image")
-    assert template.media.processor.frames(video.size, video.rate).tolist() == [0, 6, 12, 17, 23, 29]
+    assert (video.kind, video.size, video.rate, image.kind) == (
+        "video",
+        (30, 64, 96),
+        10.0,
+        "image",
+    )
+    assert template.media.processor.frames(video.size, video.rate).tolist() == [
+        0,
+        6,
+        12,
+        17,
+        23,
+        29,
+    ]
     assert "<0.3 seconds>" in template.decode(made.input_ids[slice(*video.span)])
     assert not made.loss_mask[: image.span[1] + 1].any()
     assert template.decode(made.input_ids[made.loss_mask]).startswith("Two dogs.")
@@ -163,9 +198,13 @@ def test_a_record_with_a_video_and_an_image_has_the_tokens_of_both(qwen3: Path, 
 def test_a_folder_without_video_settings_is_refused_for_videos(qwen3: Path, tmp_path: Path) -> None:
     folder = processors.save(processors.qwen3_vl(), tmp_path / "p")
     film(tmp_path / "v.mp4", frames=8, height=64, width=96)
-    template = open_template("messages", open_tokenizer(folder, fast=False), {"media_root": str(tmp_path)})
+    template = open_template(
+        "messages", open_tokenizer(folder, fast=False), {"media_root": str(tmp_path)}
+    )
     record = {"messages": [{"role": "user", "content": "<video>?"}, ANSWER], "videos": ["v.mp4"]}
-    with pytest.raises(MediaError, match=r"v.mp4: the processor's folder has no video_preprocessor_config.json"):
+    with pytest.raises(
+        MediaError, match=r"v.mp4: the processor's folder has no video_preprocessor_config.json"
+    ):
         template.encode([record])
 
 
@@ -175,16 +214,25 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return made, processors.save(made, tmp_path_factory.mktemp("audio"))
 
 
-def test_audio_has_the_tokens_of_the_models_own_processor(audio: tuple[Any, Path], tmp_path: Path) -> None:
+def test_audio_has_the_tokens_of_the_models_own_processor(
+    audio: tuple[Any, Path], tmp_path: Path
+) -> None:
     made, folder = audio
     rng = random.Random(6)
     lengths = [480, 481, 16_000, 479_999, 480_000, *(rng.randint(500, 60_000) for _ in range(15))]
-    template = open_template("messages", open_tokenizer(folder, fast=False), {"media_root": str(tmp_path)})
+    template = open_template(
+        "messages", open_tokenizer(folder, fast=False), {"media_root": str(tmp_path)}
+    )
     for length in lengths:
         sound = np.zeros(length, np.float32)
         soundfile.write(tmp_path / "a.wav", sound, 16_000)
-        messages = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What?"}]}, ANSWER]
-        text = made.tokenizer.apply_chat_template(messages, chat_template=made.chat_template, tokenize=False)
+        messages = [
+            {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What?"}]},
+            ANSWER,
+        ]
+        text = made.tokenizer.apply_chat_template(
+            messages, chat_template=made.chat_template, tokenize=False
+        )
         expected = made(text=[text], audio=[sound], sampling_rate=16_000)["input_ids"][0]
         found = template.encode([{"messages": messages, "audio": "a.wav"}])
         assert found.input_ids.tolist() == [int(token) for token in expected], length
@@ -206,14 +254,19 @@ def test_the_header_of_audio_says_samples_and_rate(form: str) -> None:
 def test_audio_of_another_rate_counts_as_resampled_and_too_long_audio_is_refused(
     audio: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    template = open_template("messages", open_tokenizer(audio[1], fast=False), {"media_root": str(tmp_path)})
+    template = open_template(
+        "messages", open_tokenizer(audio[1], fast=False), {"media_root": str(tmp_path)}
+    )
     record = {"messages": [{"role": "user", "content": "<audio>?"}, ANSWER], "audios": ["a.wav"]}
     soundfile.write(tmp_path / "a.wav", np.zeros(44_100), 44_100)
     one = template.encode([record]).input_ids
     soundfile.write(tmp_path / "a.wav", np.zeros(16_000), 16_000)
     assert np.array_equal(one, template.encode([record]).input_ids)
     soundfile.write(tmp_path / "a.wav", np.zeros(31 * 8_000), 8_000)
-    with pytest.raises(MediaError, match=r"a.wav: the audio clip is 31.0 s long, but the processor cuts clips at 30 s"):
+    with pytest.raises(
+        MediaError,
+        match=r"a.wav: the audio clip is 31.0 s long, but the processor cuts clips at 30 s",
+    ):
         template.encode([record])
     soundfile.write(tmp_path / "a.wav", np.zeros(10), 16_000)
     with pytest.raises(MediaError, match="too few for one token"):

@@ -13,7 +13,13 @@ from penstock.errors import TemplateError
 from penstock.templates.conversation import Conversation, Reader
 from penstock.templates.fields import train_weight
 
-TURNS = [("system", "be brief"), ("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
+TURNS = [
+    ("system", "be brief"),
+    ("user", "hi"),
+    ("assistant", "hello"),
+    ("user", "bye"),
+    ("assistant", "ciao"),
+]
 MESSAGES = [{"role": role, "content": content} for role, content in TURNS]
 CALL = {"name": "add", "arguments": {"a": 1, "b": [2, None]}}
 WRAPPED = {"type": "function", "function": CALL}
@@ -66,7 +72,9 @@ def refused(record: dict[str, Any], **options: Any) -> str:
         ("prompt_completion", {"prompt": MESSAGES[:-1], "response": "ciao"}, {}),
     ],
 )  # fmt: skip
-def test_one_conversation_in_every_shape(shape: str, record: dict[str, Any], options: dict[str, Any]) -> None:
+def test_one_conversation_in_every_shape(
+    shape: str, record: dict[str, Any], options: dict[str, Any]
+) -> None:
     conversation = read(record, shape=shape, **options)
     assert conversation.messages == MESSAGES
     assert (conversation.tools, conversation.documents, conversation.kwargs) == (None, None, {})
@@ -74,11 +82,16 @@ def test_one_conversation_in_every_shape(shape: str, record: dict[str, Any], opt
 
 def test_the_border_of_the_prompt_is_known_where_there_is_one() -> None:
     two_sided = {"prompt": MESSAGES[1:-1], "completion": "ciao", "system": "be brief"}
-    assert read(two_sided, shape="prompt_completion").prompt_length == 4  # with the system message before it
+    assert (
+        read(two_sided, shape="prompt_completion").prompt_length == 4
+    )  # with the system message before it
     asked = read({"Question": "hi", "ANSWER": "hello", "level": 3}, shape="query_response")
     assert asked.messages == MESSAGES[1:3] and asked.prompt_length == 1
     alpaca = read({"instruction": "sort", "input": "3 1", "output": "1 3"}, shape="alpaca")
-    assert alpaca.messages[0] == {"role": "user", "content": "sort\n\n3 1"} and alpaca.prompt_length == 1
+    assert (
+        alpaca.messages[0] == {"role": "user", "content": "sort\n\n3 1"}
+        and alpaca.prompt_length == 1
+    )
     assert read({"messages": MESSAGES}).prompt_length is None
 
 
@@ -87,7 +100,9 @@ def test_the_border_of_the_prompt_is_known_where_there_is_one() -> None:
 )
 def test_tools_in_every_spelling(tools: Any) -> None:
     assert Reader()({"messages": MESSAGES, "tools": tools}).tools == [WRAPPED]
-    assert Reader(tool_key="functions")({"messages": MESSAGES, "functions": tools}).tools == [WRAPPED]
+    assert Reader(tool_key="functions")({"messages": MESSAGES, "functions": tools}).tools == [
+        WRAPPED
+    ]
 
 
 @pytest.mark.parametrize("tools", [None, "", [], {}, "[]", "null", float("nan")])
@@ -100,8 +115,16 @@ CALLS = [
     {"role": "assistant", "content": "", "tool_calls": WRAPPED},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "assistant", "content": "", "tool_calls": json.dumps([CALL])},
-    {"role": "assistant", "content": "", "tool_calls": [{**CALL, "arguments": json.dumps(CALL["arguments"])}]},
-    {"role": "assistant", "content": "", "function_call": {**CALL, "arguments": json.dumps(CALL["arguments"])}},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{**CALL, "arguments": json.dumps(CALL["arguments"])}],
+    },
+    {
+        "role": "assistant",
+        "content": "",
+        "function_call": {**CALL, "arguments": json.dumps(CALL["arguments"])},
+    },
     {"role": "function_call", "content": json.dumps(CALL)},
     {"role": "tool_call", "content": json.dumps([CALL])},
     {"role": "assistant", "content": [{"type": "tool_call", "value": json.dumps(CALL)}]},
@@ -112,18 +135,24 @@ CALLS = [
 def test_calls_in_every_spelling(message: dict[str, Any]) -> None:
     expected = {"role": "assistant", "content": "", "tool_calls": [WRAPPED]}
     assert read({"messages": [message]}).messages == [expected]
-    text = read({"messages": [message]}, tool_arguments="text").messages[0]["tool_calls"][0]["function"]["arguments"]
+    text = read({"messages": [message]}, tool_arguments="text").messages[0]["tool_calls"][0][
+        "function"
+    ]["arguments"]
     assert json.loads(text) == CALL["arguments"]
 
 
 def test_arguments_are_parsed_or_left_as_they_are() -> None:
     def arguments(given: Any, policy: str) -> Any:
         calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}]
-        read_calls = read({"messages": [{"role": "assistant", "tool_calls": calls}]}, tool_arguments=policy).messages
+        read_calls = read(
+            {"messages": [{"role": "assistant", "tool_calls": calls}]}, tool_arguments=policy
+        ).messages
         assert read_calls[0]["tool_calls"][0]["id"] == "1"
         return read_calls[0]["tool_calls"][0]["function"]["arguments"]
 
-    assert arguments('{"n": 123456789012345678901234567890}', "parse") == {"n": 123456789012345678901234567890}
+    assert arguments('{"n": 123456789012345678901234567890}', "parse") == {
+        "n": 123456789012345678901234567890
+    }
     assert arguments("", "parse") == {} == arguments(None, "parse")
     assert arguments('{"ä":1}', "as_is") == '{"ä":1}' == arguments('{"ä":1}', "text")
     assert arguments({"ä": 1}, "text") == '{"ä": 1}'
@@ -136,29 +165,48 @@ def test_arguments_are_parsed_or_left_as_they_are() -> None:
 def test_sharegpt_calls_and_results() -> None:
     turns = [
         {"from": "human", "value": "1 + 2?"},
-        {"from": "function_call", "value": "<think>\nadd\n</think>\n" + json.dumps(CALL), "weight": 0},
+        {
+            "from": "function_call",
+            "value": "<think>\nadd\n</think>\n" + json.dumps(CALL),
+            "weight": 0,
+        },
         {"from": "observation", "value": "3"},
     ]
-    messages = read({"conversations": turns, "tools": json.dumps([TOOL])}, shape="sharegpt").messages
+    messages = read(
+        {"conversations": turns, "tools": json.dumps([TOOL])}, shape="sharegpt"
+    ).messages
     thought = {"role": "assistant", "weight": 0, "content": "<think>\nadd\n</think>"}
     assert messages[1] == {**thought, "tool_calls": [WRAPPED]}
     assert messages[2] == {"role": "tool", "content": "3"}
     turns[1]["from"] = "acts"
     for role_map in ({"acts": "function_call"}, {"tool_call": ["acts"]}):
-        assert read({"conversations": turns}, shape="sharegpt", role_map=role_map).messages == messages
+        assert (
+            read({"conversations": turns}, shape="sharegpt", role_map=role_map).messages == messages
+        )
     turns[1] |= {"from": "function_call", "value": "add(1, 2)"}
-    assert "conversations[1] is a string that is not JSON" in refused({"conversations": turns}, shape="sharegpt")
+    assert "conversations[1] is a string that is not JSON" in refused(
+        {"conversations": turns}, shape="sharegpt"
+    )
 
 
 def test_content_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert read({"messages": [{"role": "user", "content": parts}]}).messages[0]["content"] == parts
-    assert read({"messages": [{"role": "user", "content": parts}]}, content_parts="text").messages[0]["content"] == "ab"
+    assert (
+        read({"messages": [{"role": "user", "content": parts}]}, content_parts="text").messages[0][
+            "content"
+        ]
+        == "ab"
+    )
     image = [{"type": "image", "url": "x"}]
     assert "a part of type 'image' without 'text', expected text only" in refused(
         {"messages": [{"role": "user", "content": image}]}, content_parts="text"
     )
-    valued = [{"type": "reasoning", "value": "hm"}, {"type": "text", "value": "a"}, {"type": "text", "value": "b"}]
+    valued = [
+        {"type": "reasoning", "value": "hm"},
+        {"type": "text", "value": "a"},
+        {"type": "text", "value": "b"},
+    ]
     assert read({"messages": [{"role": "assistant", "content": valued}]}).messages == [
         {"role": "assistant", "content": "ab", "reasoning_content": "hm"}
     ]
@@ -167,21 +215,42 @@ def test_content_in_parts() -> None:
 
 def test_nulls_that_a_table_put_in_are_dropped_but_null_content_stays() -> None:
     call = {"name": "f", "arguments": {"a": None}}
-    message = {"role": "assistant", "content": None, "name": None, "tool_calls": [{"type": None, "function": call}]}
-    record = {"messages": [message, {"role": "user", "content": "x", "tool_calls": None}], "tools": [{"type": None}]}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "name": None,
+        "tool_calls": [{"type": None, "function": call}],
+    }
+    record = {
+        "messages": [message, {"role": "user", "content": "x", "tool_calls": None}],
+        "tools": [{"type": None}],
+    }
     first, second = read(record).messages
     assert list(first) == ["role", "content", "tool_calls"] and first["content"] is None
-    assert first["tool_calls"] == [{"type": None, "function": call}] and second == {"role": "user", "content": "x"}
+    assert first["tool_calls"] == [{"type": None, "function": call}] and second == {
+        "role": "user",
+        "content": "x",
+    }
     deep = read(record, nulls="deep")
-    assert deep.messages[0]["tool_calls"] == [{"function": {"name": "f", "arguments": {}}}] and deep.tools == [{}]
+    assert deep.messages[0]["tool_calls"] == [
+        {"function": {"name": "f", "arguments": {}}}
+    ] and deep.tools == [{}]
     assert read(record, nulls="keep").messages == record["messages"]
 
 
 def test_what_comes_with_a_conversation() -> None:
-    record = {"messages": MESSAGES, "documents": {"title": "x"}, "chat_template_kwargs": '{"enable_thinking": false}'}
+    record = {
+        "messages": MESSAGES,
+        "documents": {"title": "x"},
+        "chat_template_kwargs": '{"enable_thinking": false}',
+    }
     conversation = read(record)
-    assert conversation.documents == [{"title": "x"}] and conversation.kwargs == {"enable_thinking": False}
-    assert read({"messages": MESSAGES, "chat_template_kwargs": {"a": None, "b": 1}}).kwargs == {"b": 1}
+    assert conversation.documents == [{"title": "x"}] and conversation.kwargs == {
+        "enable_thinking": False
+    }
+    assert read({"messages": MESSAGES, "chat_template_kwargs": {"a": None, "b": 1}}).kwargs == {
+        "b": 1
+    }
     assert read({"messages": []}).messages == []
 
 
@@ -233,9 +302,17 @@ def test_what_a_message_says_of_its_own_loss() -> None:
     }
     for key, value in says.items():
         for fractions in (False, True):
-            assert train_weight({"role": "user", "content": "", key: value}, fractions=fractions) == 1
-            assert train_weight({"role": "user", "content": "", key: not value}, fractions=fractions) == 0
-            assert train_weight({"role": "user", "content": "", key: None}, fractions=fractions) is None
+            assert (
+                train_weight({"role": "user", "content": "", key: value}, fractions=fractions) == 1
+            )
+            assert (
+                train_weight({"role": "user", "content": "", key: not value}, fractions=fractions)
+                == 0
+            )
+            assert (
+                train_weight({"role": "user", "content": "", key: None}, fractions=fractions)
+                is None
+            )
     assert train_weight({"train": True, "masked": False}, fractions=False) == 1
     assert train_weight({"weight": 0.5}, fractions=True) == 0.5
     with pytest.raises(TemplateError, match="contradict each other about its loss"):
@@ -243,7 +320,9 @@ def test_what_a_message_says_of_its_own_loss() -> None:
     for value in (0.5, "yes", 2):
         with pytest.raises(TemplateError, match=r"'weight' is .*, expected true, false, 0 or 1"):
             train_weight({"weight": value}, fractions=False)
-    with pytest.raises(TemplateError, match="pass message_weights=True to keep the weights of messages"):
+    with pytest.raises(
+        TemplateError, match="pass message_weights=True to keep the weights of messages"
+    ):
         train_weight({"weight": 0.5}, fractions=False)
     for message in (
         {"train": 0.5},
@@ -258,7 +337,8 @@ def test_what_a_message_says_of_its_own_loss() -> None:
 
 def test_options_are_checked_and_named_in_the_identity() -> None:
     with pytest.raises(
-        TemplateError, match="tool_arguments='json' is not known, expected one of 'parse', 'as_is', 'text'"
+        TemplateError,
+        match="tool_arguments='json' is not known, expected one of 'parse', 'as_is', 'text'",
     ):
         Reader(tool_arguments="json")
     with pytest.raises(TemplateError, match=r"role_map\['a'\] is 3, expected a role"):
@@ -279,7 +359,9 @@ def test_options_are_checked_and_named_in_the_identity() -> None:
 
 
 KEYS = st.sampled_from(["name", "tool_call_id", "weight", "reasoning_content", "extra"])
-ROLES = st.sampled_from(["user", "assistant", "system", "human", "gpt", "Bot", "observation", "developer"])
+ROLES = st.sampled_from(
+    ["user", "assistant", "system", "human", "gpt", "Bot", "observation", "developer"]
+)
 
 
 @st.composite
@@ -287,7 +369,9 @@ def written(draw: st.DrawFn) -> dict[str, Any]:
     """A message with its keys in any order, some of them null."""
     role_key, content_key = draw(st.sampled_from([("role", "content"), ("from", "value")]))
     message = {role_key: draw(ROLES), content_key: draw(st.text(max_size=5))}
-    message |= draw(st.dictionaries(KEYS, st.one_of(st.none(), st.text(max_size=3), st.integers()), max_size=3))
+    message |= draw(
+        st.dictionaries(KEYS, st.one_of(st.none(), st.text(max_size=3), st.integers()), max_size=3)
+    )
     return {key: message[key] for key in draw(st.permutations(list(message)))}
 
 
@@ -297,7 +381,9 @@ def test_content_and_the_order_of_keys_are_kept(turns: list[dict[str, Any]]) -> 
     assert len(conversation.messages) == len(turns)
     for message, turn in zip(conversation.messages, turns, strict=True):
         renamed = [
-            {"from": "role", "value": "content"}.get(key, key) for key, value in turn.items() if value is not None
+            {"from": "role", "value": "content"}.get(key, key)
+            for key, value in turn.items()
+            if value is not None
         ]
         assert list(message) == renamed
         assert message["content"] == turn.get("value", turn.get("content"))
@@ -309,8 +395,12 @@ def test_content_and_the_order_of_keys_are_kept(turns: list[dict[str, Any]]) -> 
                         st.sampled_from(["role", "content", "from", "value", "tool_calls", "function", "name", "type"]),
                         inner, max_size=4), max_leaves=12),
        st.sampled_from(["messages", "sharegpt", "alpaca", "prompt_completion", "query_response"]))  # fmt: skip
-def test_whatever_a_record_holds_it_is_read_or_refused_and_stays_as_it_was(value: Any, shape: str) -> None:
-    record = dict.fromkeys(["messages", "conversations", "instruction", "output", "prompt", "completion"], value)
+def test_whatever_a_record_holds_it_is_read_or_refused_and_stays_as_it_was(
+    value: Any, shape: str
+) -> None:
+    record = dict.fromkeys(
+        ["messages", "conversations", "instruction", "output", "prompt", "completion"], value
+    )
     record |= {"tools": value, "history": value}
     before = json.dumps(record)
     try:

@@ -19,13 +19,26 @@ from penstock.testing import check_template
 from penstock.types import PROMPT_CUT, Record, Samples
 
 Row = Record
-SPECIAL = ["<|endoftext|>", "<pad>", "<s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<pad>",
+    "<s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+]
 # ChatML; thinking tags that only the last turn has; BOS in the template; "model" as the role's name; an end of text after the turns
 CHATS = ("qwen2_5", "qwen3", "llama3", "gemma3", "phi3", "deepseekv3", "glm4moe", "lfm2", "cohere2")
 WITH_TOOLS = ("qwen2_5", "qwen3", "glm4moe")
 TOOL = {
     "type": "function",
-    "function": {"name": "find", "description": "Find a dog.", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "find",
+        "description": "Find a dog.",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 BATCH, PAD = 4, 1
 
@@ -39,17 +52,27 @@ def make_tokenizer(folder: Path, chat: str | None, *, adds_bos: bool = False) ->
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(["the fox runs over the lazy dog user assistant system\n\n"] * 50, trainer)
+    made.train_from_iterator(
+        ["the fox runs over the lazy dog user assistant system\n\n"] * 50, trainer
+    )
     if adds_bos:
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 2)]
+        )
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
     named = {"eos_token": "<|endoftext|>", "pad_token": "<pad>", "bos_token": "<s>"}
-    config: Row = {**named, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10_000}
+    config: Row = {
+        **named,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 10_000,
+    }
     if chat is not None:
         found = importlib.util.find_spec("trl")
         assert found is not None and found.origin is not None
-        config["chat_template"] = (Path(found.origin).parent / "chat_templates" / f"{chat}.jinja").read_text()
+        config["chat_template"] = (
+            Path(found.origin).parent / "chat_templates" / f"{chat}.jinja"
+        ).read_text()
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
@@ -96,7 +119,11 @@ class Writer:
         return {"chosen": f"{shared} a{self.words()}", "rejected": f"{shared} {self.words()}"}
 
     def judged(self, row: Row) -> Row:
-        return {"prompt": row["prompt"], "completion": row["chosen"], "label": self._random.random() < 0.5}
+        return {
+            "prompt": row["prompt"],
+            "completion": row["chosen"],
+            "label": self._random.random() < 0.5,
+        }
 
 
 def chat_rows(chat: str) -> dict[str, list[Row]]:
@@ -109,7 +136,9 @@ def chat_rows(chat: str) -> dict[str, list[Row]]:
     }
     if chat in WITH_TOOLS:
         rows["tools"] = [{**write.messages(), "tools": [TOOL]} for _ in range(4)]
-        rows["tools as JSON"] = [{**write.messages(), "tools": json.dumps([TOOL])} for _ in range(4)]
+        rows["tools as JSON"] = [
+            {**write.messages(), "tools": json.dumps([TOOL])} for _ in range(4)
+        ]
     if chat == "qwen3":
         given = {"enable_thinking": False}
         rows["variables"] = [{**write.messages(), "chat_template_kwargs": given} for _ in range(4)]
@@ -121,7 +150,10 @@ def text_rows() -> dict[str, list[Row]]:
     ended = [{**write.text(), "chosen": "done<|endoftext|>"} for _ in range(4)]
     prefix = [{"chosen": "the fox runs", "rejected": "the fox"}, {"chosen": "a", "rejected": "ab"}]
     return {
-        "text": [*(write.text() for _ in range(12)), {"prompt": "a", "chosen": "b", "rejected": ""}],
+        "text": [
+            *(write.text() for _ in range(12)),
+            {"prompt": "a", "chosen": "b", "rejected": ""},
+        ],
         "ended": ended,
         "implicit text": [*(write.implicit_text() for _ in range(9)), *prefix],
     }
@@ -135,20 +167,41 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     def add(tokenizer: Path, name: str, rows: list[Row]) -> None:
         for kind in ("dpo", "reward"):
-            cases[f"{tokenizer.name}: {name}: {kind}"] = {"tokenizer": str(tokenizer), "kind": kind, "rows": rows}
+            cases[f"{tokenizer.name}: {name}: {kind}"] = {
+                "tokenizer": str(tokenizer),
+                "kind": kind,
+                "rows": rows,
+            }
         if all("prompt" in row for row in rows):
             judged = [{**row, **Writer(7).judged(row)} for row in rows]
-            judged = [{key: row[key] for key in row if key not in ("chosen", "rejected")} for row in judged]
+            judged = [
+                {key: row[key] for key in row if key not in ("chosen", "rejected")}
+                for row in judged
+            ]
             judged[0]["label"] = not judged[1]["label"]
-            cases[f"{tokenizer.name}: {name}: kto"] = {"tokenizer": str(tokenizer), "kind": "kto", "rows": judged}
+            cases[f"{tokenizer.name}: {name}: kto"] = {
+                "tokenizer": str(tokenizer),
+                "kind": "kto",
+                "rows": judged,
+            }
 
     for chat in CHATS:
         tokenizer = make_tokenizer(folder / chat, chat)
         for name, rows in chat_rows(chat).items():
             add(tokenizer, name, rows)
     for name, rows in text_rows().items():
-        add(folder / "plain" if name != "text" else make_tokenizer(folder / "plain", None), name, rows)
-        add(folder / "bos" if name != "text" else make_tokenizer(folder / "bos", None, adds_bos=True), name, rows)
+        add(
+            folder / "plain" if name != "text" else make_tokenizer(folder / "plain", None),
+            name,
+            rows,
+        )
+        add(
+            folder / "bos"
+            if name != "text"
+            else make_tokenizer(folder / "bos", None, adds_bos=True),
+            name,
+            rows,
+        )
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "tests.templates.trl_truth", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -184,7 +237,9 @@ def test_ids_and_masks_are_those_of_trl(world: dict[str, Any]) -> None:
         for place, (row, found) in enumerate(zip(case["rows"], made, strict=True)):
             true, what = case["prepared"][place], (name, row)
             prompt = true.get("prompt_ids", [])
-            answers = [true[key] for key in ("chosen_ids", "rejected_ids", "completion_ids") if key in true]
+            answers = [
+                true[key] for key in ("chosen_ids", "rejected_ids", "completion_ids") if key in true
+            ]
             assert [ids for ids, _ in found] == [prompt + answer for answer in answers], what
             if case["kind"] != "reward":
                 assert {length for _, length in found} == {len(prompt)}, what
@@ -197,17 +252,32 @@ def test_batches_are_those_of_trls_collators(world: dict[str, Any], tmp_path: Pa
     for name, case in world.items():
         if case["kind"] == "reward" and "prompt" not in case["rows"][0]:
             continue  # the same ids as for dpo, which has a mask too
-        store = ps.prepare(case["rows"], tokenizer=case["tokenizer"], cache_dir=tmp_path, num_proc=1)
-        kind = {"batch_size": BATCH, "packing": "none", "shuffle": False, "pad_id": PAD, "output": "numpy"}
-        loader = ps.Loader(store, **kind, max_length=10_000, tail="pad" if case["kind"] != "kto" else "drop")
+        store = ps.prepare(
+            case["rows"], tokenizer=case["tokenizer"], cache_dir=tmp_path, num_proc=1
+        )
+        kind = {
+            "batch_size": BATCH,
+            "packing": "none",
+            "shuffle": False,
+            "pad_id": PAD,
+            "output": "numpy",
+        }
+        loader = ps.Loader(
+            store, **kind, max_length=10_000, tail="pad" if case["kind"] != "kto" else "drop"
+        )
         made = list(loader)
         true = case["batches"][: len(made)] if case["kind"] == "kto" else case["batches"]
         assert len(made) == len(true)
         for batch, expected in zip(made, true, strict=True):
-            names = [each for each in batch if case["kind"] != "reward" or each != "completion_mask"]
+            names = [
+                each for each in batch if case["kind"] != "reward" or each != "completion_mask"
+            ]
             assert sorted(names) == sorted(expected), name
             for each, (dtype, values) in expected.items():
-                assert str(batch[each].dtype) == dtype and batch[each].tolist() == values, (name, each)
+                assert str(batch[each].dtype) == dtype and batch[each].tolist() == values, (
+                    name,
+                    each,
+                )
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +332,9 @@ def test_a_plain_prompt_stays_plain_unless_chat_is_asked_for(chatml: Path) -> No
     assert texts(chatml, "preference", row) == ["hiyes<|endoftext|>", "hino<|endoftext|>"]
     assert texts(chatml, "preference", row, chat=True)[1] == f"{ASKED.format('hi')}no{END}"
     question = {"question": "hi", "chosen": "yes", "rejected": "no"}
-    assert texts(chatml, "preference", question, chat=False)[0] == "hi\nyes<|endoftext|>"  # as query_response
+    assert (
+        texts(chatml, "preference", question, chat=False)[0] == "hi\nyes<|endoftext|>"
+    )  # as query_response
 
 
 @pytest.mark.parametrize(
@@ -278,7 +350,10 @@ def test_a_plain_prompt_stays_plain_unless_chat_is_asked_for(chatml: Path) -> No
 def test_judged_answers_of_other_tools(chatml: Path, row: Row) -> None:
     assert texts(chatml, "kto", row) == [f"{ASKED.format('hi')}no{END}"]
     labels = [
-        open_template("kto", open_tokenizer(chatml), {}).encode([{**row, key: yes}]).columns["label"].values.tolist()
+        open_template("kto", open_tokenizer(chatml), {})
+        .encode([{**row, key: yes}])
+        .columns["label"]
+        .values.tolist()
         for key in ("label", "kto_tag")
         if key in row
         for yes in (True, False)
@@ -291,25 +366,39 @@ def test_a_prompt_is_rendered_with_the_generation_prompt_and_kept_though_nothing
 ) -> None:
     rows: list[Row] = [
         {"prompt": [{"role": "user", "content": "hi"}]},
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "left out"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "left out"},
+            ]
+        },
         {"question": "hi"},
         {"prompt": ""},
     ]
     store = ps.prepare(rows, tokenizer=chatml, template="prompt", cache_dir=cache.root, num_proc=1)
     assert [store[row].text for row in range(3)] == [ASKED.format("hi")] * 3
     assert not any(store[row].loss_mask.any() for row in range(3))
-    assert store.lengths.tolist()[3] == 0 and "nothing_to_train 1" in store.describe()  # there is no prompt
+    assert (
+        store.lengths.tolist()[3] == 0 and "nothing_to_train 1" in store.describe()
+    )  # there is no prompt
 
 
 def test_what_a_prompt_has_and_its_conversation_does_not_is_counted(tmp_path: Path) -> None:
     """Qwen3 without thinking: the generation prompt ends with empty thinking tags, which an earlier turn does not have."""
     tokenizer = make_tokenizer(tmp_path / "qwen3", "qwen3")
     write = Writer(1)
-    rows = [{**write.long_answers(), "chat_template_kwargs": {"enable_thinking": False}} for _ in range(3)]
-    store = ps.prepare([*rows, write.messages()], tokenizer=tokenizer, cache_dir=tmp_path / "cache", num_proc=1)
+    rows = [
+        {**write.long_answers(), "chat_template_kwargs": {"enable_thinking": False}}
+        for _ in range(3)
+    ]
+    store = ps.prepare(
+        [*rows, write.messages()], tokenizer=tokenizer, cache_dir=tmp_path / "cache", num_proc=1
+    )
     made = open_template("preference", open_tokenizer(tokenizer), {}).encode(rows)
     assert sorted(made.notes[PROMPT_CUT]) == [0, 1, 2]
-    assert any("3 of 4 rows the prompt alone ends with tokens" in said for said in store.odd_turns())
+    assert any(
+        "3 of 4 rows the prompt alone ends with tokens" in said for said in store.odd_turns()
+    )
 
 
 def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -> None:
@@ -321,14 +410,17 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
         alias = open_template("reward", tokenizer, {"separator": separator})
         assert alias.encode([row]).input_ids.tolist() == made.input_ids.tolist()
         pieces = [
-            tokenizer.encode([text])[0].tolist() for text in ("the fox", "runs over", separator, " the dog", separator)
+            tokenizer.encode([text])[0].tolist()
+            for text in ("the fox", "runs over", separator, " the dog", separator)
         ]
         assert made.input_ids.tolist() == [token for piece in pieces for token in piece]
         labels = [-100] * made.input_ids.size
         labels[sum(map(len, pieces[:3])) - 1], labels[-1] = 1, 0
         assert made.columns["step_labels"].values.tolist() == labels
         assert made.loss_mask.tolist() == [label != -100 for label in labels]
-    empty = open_template("stepwise", tokenizer, {}).encode([{"prompt": "a", "completions": [], "labels": []}])
+    empty = open_template("stepwise", tokenizer, {}).encode(
+        [{"prompt": "a", "completions": [], "labels": []}]
+    )
     assert empty.dropped == {0: "nothing_to_train"}
 
 
@@ -383,15 +475,17 @@ def test_a_row_that_cannot_be_read_is_refused_by_name_and_number(
         opened.encode([good[template], row])
     assert said in str(error.value) and error.value.record == 1
     if template != "stepwise":
-        made = open_template(template, open_tokenizer(chatml), {**options, "on_refused": "skip"}).encode(
-            [row, good[template]]
-        )
+        made = open_template(
+            template, open_tokenizer(chatml), {**options, "on_refused": "skip"}
+        ).encode([row, good[template]])
         assert made.dropped == {0: "template_refused"} and made.offsets[1] == 0 < made.offsets[2]
 
 
 def test_messages_without_a_chat_template_are_refused_and_chat_gives_chatml(plain: Path) -> None:
     row = Writer(0).messages()
-    with pytest.raises(TemplateError, match="has no chat template; pass chat_template=, or chat=True for ChatML"):
+    with pytest.raises(
+        TemplateError, match="has no chat template; pass chat_template=, or chat=True for ChatML"
+    ):
         texts(plain, "preference", row)
     assert texts(plain, "preference", row, chat=True)[0].startswith("<|im_start|>")
 
@@ -406,7 +500,9 @@ def test_options_of_other_templates_are_refused(chatml: Path) -> None:
     ):
         with pytest.raises(TemplateError, match=f"template '{name}' has no option {option}"):
             open_template(name, tokenizer, {option: "all"})
-    with pytest.raises(TemplateError, match="eos=True has no effect: the separator ends each judged step"):
+    with pytest.raises(
+        TemplateError, match="eos=True has no effect: the separator ends each judged step"
+    ):
         open_template("stepwise", tokenizer, {"eos": True})
 
 
@@ -422,7 +518,9 @@ def test_special_tokens_in_a_text_are_its_letters_if_asked_for(plain: Path, chat
         "chosen": [{"role": "assistant", "content": "b"}],
         "rejected": [{"role": "assistant", "content": "<s>"}],
     }
-    made = open_template("preference", open_tokenizer(chatml), {"special_in_text": "text"}).encode([chat])
+    made = open_template("preference", open_tokenizer(chatml), {"special_in_text": "text"}).encode(
+        [chat]
+    )
     assert (
         2 not in made.input_ids.tolist()
         and 2 in open_template("preference", open_tokenizer(chatml), {}).encode([chat]).input_ids
@@ -435,12 +533,15 @@ def test_each_template_keeps_the_contract(chatml: Path, template: str) -> None:
     rows: list[Row] = [{**write.messages(), "completion": "yes", "label": True} for _ in range(5)]
     if template == "stepwise":
         rows = [
-            {"prompt": write.words(), "completions": [write.words()] * 2, "labels": [True, False]} for _ in range(5)
+            {"prompt": write.words(), "completions": [write.words()] * 2, "labels": [True, False]}
+            for _ in range(5)
         ]
     check_template(open_template(template, open_tokenizer(chatml), {}), rows)
 
 
-def test_fields_that_the_chat_template_does_not_print_are_counted(chatml: Path, tmp_path: Path) -> None:
+def test_fields_that_the_chat_template_does_not_print_are_counted(
+    chatml: Path, tmp_path: Path
+) -> None:
     row = Writer(0).messages()
     row["chosen"][0]["reasoning_content"] = "because"
     made = open_template("preference", open_tokenizer(chatml), {}).encode([row])
@@ -473,9 +574,17 @@ def test_whole_conversations_hold_their_prompt(chatml: Path) -> None:
 
 def test_an_input_alone_is_a_question(chatml: Path) -> None:
     row = {"input": "hi", "chosen": "yes", "rejected": "no"}
-    assert texts(chatml, "preference", row) == [f"{ASKED.format('hi')}yes{END}", f"{ASKED.format('hi')}no{END}"]
-    assert texts(chatml, "preference", {**row, "system": "be kind"})[0] == f"{SYSTEM.format('hi')}yes{END}"
-    assert texts(chatml, "kto", {"input": "hi", "output": "no", "label": True}) == [f"{ASKED.format('hi')}no{END}"]
+    assert texts(chatml, "preference", row) == [
+        f"{ASKED.format('hi')}yes{END}",
+        f"{ASKED.format('hi')}no{END}",
+    ]
+    assert (
+        texts(chatml, "preference", {**row, "system": "be kind"})[0]
+        == f"{SYSTEM.format('hi')}yes{END}"
+    )
+    assert texts(chatml, "kto", {"input": "hi", "output": "no", "label": True}) == [
+        f"{ASKED.format('hi')}no{END}"
+    ]
 
 
 def test_json_text_of_messages_is_read_as_messages(chatml: Path) -> None:

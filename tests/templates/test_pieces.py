@@ -42,28 +42,45 @@ def by_sample(samples: Samples) -> list[tuple[list[int], list[bool]]]:
 
 def test_the_completion_and_its_end_are_trained(tokenizer: Tokenizer) -> None:
     template = PromptCompletionTemplate(tokenizer)
-    assert read(template, {"prompt": "the quick", "completion": " fox"}) == (f"the quick fox{END}", f" fox{END}")
+    assert read(template, {"prompt": "the quick", "completion": " fox"}) == (
+        f"the quick fox{END}",
+        f" fox{END}",
+    )
     assert read(template, {"prompt": "", "response": "🙂 fox"}) == (f"🙂 fox{END}", f"🙂 fox{END}")
     everything = PromptCompletionTemplate(tokenizer, train_on="all", eos=False)
     assert read(everything, {"prompt": "the", "completion": " fox"}) == ("the fox", "the fox")
-    named = PromptCompletionTemplate(tokenizer, input_key="q", output_key="a", separator=" ->\n", eos="0", bos=END)
+    named = PromptCompletionTemplate(
+        tokenizer, input_key="q", output_key="a", separator=" ->\n", eos="0", bos=END
+    )
     assert read(named, {"q": "the", "a": "fox"}) == (f"{END}the ->\nfox0", "fox0")
 
 
 def test_questions_and_answers_are_on_lines_of_their_own(tokenizer: Tokenizer) -> None:
     template = PromptCompletionTemplate(tokenizer, usual="query_response")
-    assert read(template, {"Question": "the fox", "answer": "runs"}) == (f"the fox\nruns{END}", f"runs{END}")
-    with pytest.raises(TemplateError, match=r"for output_key the record has 2: answer, solution; name") as caught:
-        template.encode([{"problem": "a", "answer": "b"}] * 1100 + [{"problem": "a", "answer": "b", "solution": "c"}])
+    assert read(template, {"Question": "the fox", "answer": "runs"}) == (
+        f"the fox\nruns{END}",
+        f"runs{END}",
+    )
+    with pytest.raises(
+        TemplateError, match=r"for output_key the record has 2: answer, solution; name"
+    ) as caught:
+        template.encode(
+            [{"problem": "a", "answer": "b"}] * 1100
+            + [{"problem": "a", "answer": "b", "solution": "c"}]
+        )
     assert caught.value.record == 1100
 
 
 def test_a_token_across_the_seam_is_trained_whole() -> None:
     """`the` is one token of the whole text, and no other token could write its last letter."""
-    reference = Reference(models.BPE({"t": 0, "h": 1, "e": 2, "th": 3, "the": 4}, [("t", "h"), ("th", "e")]))
+    reference = Reference(
+        models.BPE({"t": 0, "h": 1, "e": 2, "th": 3, "the": 4}, [("t", "h"), ("th", "e")])
+    )
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     template = PromptCompletionTemplate(open_tokenizer(reference))
-    assert by_sample(template.encode([{"prompt": "thet", "completion": "he"}])) == [([4, 4], [False, True])]
+    assert by_sample(template.encode([{"prompt": "thet", "completion": "he"}])) == [
+        ([4, 4], [False, True])
+    ]
     assert by_sample(template.encode([{"prompt": "thethe", "completion": "the"}])) == [
         ([4, 4, 4], [False, False, True])
     ]
@@ -71,11 +88,15 @@ def test_a_token_across_the_seam_is_trained_whole() -> None:
 
 def test_nothing_to_train_is_counted_even_where_an_end_could_be(tokenizer: Tokenizer) -> None:
     template = PromptCompletionTemplate(tokenizer)
-    samples = template.encode([{"prompt": "the", "completion": ""}, {"prompt": "", "completion": "a"}])
+    samples = template.encode(
+        [{"prompt": "the", "completion": ""}, {"prompt": "", "completion": "a"}]
+    )
     assert samples.dropped == {0: "nothing_to_train"} and samples.offsets.tolist() == [0, 0, 2]
     segments = SegmentsTemplate(tokenizer, eos=True)
     untrained = [{"text": "the fox", "label": False}]
-    samples = segments.encode([{"segments": []}, {"segments": untrained}, {"segments": [{"text": "a", "label": True}]}])
+    samples = segments.encode(
+        [{"segments": []}, {"segments": untrained}, {"segments": [{"text": "a", "label": True}]}]
+    )
     assert samples.dropped == {0: "nothing_to_train", 1: "nothing_to_train"}
     with pytest.raises(TemplateError, match="no token of this record is trained") as caught:
         SegmentsTemplate(tokenizer, on_nothing="stop").encode(
@@ -85,10 +106,18 @@ def test_nothing_to_train_is_counted_even_where_an_end_could_be(tokenizer: Token
 
 
 def test_segments_say_what_is_trained(tokenizer: Tokenizer) -> None:
-    parts = [("the", True), (" quick brown", False), (" fox", True), ("", True), (" runs 🙂", False)]
+    parts = [
+        ("the", True),
+        (" quick brown", False),
+        (" fox", True),
+        ("", True),
+        (" runs 🙂", False),
+    ]
     record = {"segments": [{"text": text, "label": label} for text, label in parts]}
     assert read(SegmentsTemplate(tokenizer), record) == ("the quick brown fox runs 🙂", "the fox")
-    assert read(SegmentsTemplate(tokenizer, eos=True), record)[1] == "the fox"  # the end follows what is not trained
+    assert (
+        read(SegmentsTemplate(tokenizer, eos=True), record)[1] == "the fox"
+    )  # the end follows what is not trained
     record["segments"].append({"text": END, "label": True})
     assert read(SegmentsTemplate(tokenizer, eos=True, key="segments"), record)[1] == f"the fox{END}"
 
@@ -96,22 +125,34 @@ def test_segments_say_what_is_trained(tokenizer: Tokenizer) -> None:
 def test_there_is_one_bos_and_it_is_not_trained(tokenizer_path: Path) -> None:
     reference = Reference.from_file(str(tokenizer_path / "tokenizer.json"))
     begin = reference.token_to_id(END)
-    reference.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, begin)])
+    reference.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", special_tokens=[(END, begin)]
+    )
     tokenizer = open_tokenizer(reference)
     for prompt in ("the", f"{END}the"):
         template = PromptCompletionTemplate(tokenizer)
         assert read(template, {"prompt": prompt, "completion": " fox"}) == (f"{END}the fox", " fox")
         segments = [{"text": prompt, "label": False}, {"text": " fox", "label": True}]
-        assert read(SegmentsTemplate(tokenizer), {"segments": segments}) == (f"{END}the fox", " fox")
+        assert read(SegmentsTemplate(tokenizer), {"segments": segments}) == (
+            f"{END}the fox",
+            " fox",
+        )
 
 
 def test_special_tokens_in_text_can_be_text(tokenizer: Tokenizer) -> None:
     record = {"prompt": "a", "completion": END}
-    assert by_sample(PromptCompletionTemplate(tokenizer, eos=False).encode([record]))[0][1] == [False, True]
-    as_text = PromptCompletionTemplate(tokenizer, eos=False, special_in_text="text").encode([record])
+    assert by_sample(PromptCompletionTemplate(tokenizer, eos=False).encode([record]))[0][1] == [
+        False,
+        True,
+    ]
+    as_text = PromptCompletionTemplate(tokenizer, eos=False, special_in_text="text").encode(
+        [record]
+    )
     assert len(as_text.input_ids) > 3 and tokenizer.eos_id not in as_text.input_ids
     with pytest.raises(TemplateError) as caught:
-        PromptCompletionTemplate(tokenizer, special_in_text="error").encode([{**record, "completion": "b"}, record])
+        PromptCompletionTemplate(tokenizer, special_in_text="error").encode(
+            [{**record, "completion": "b"}, record]
+        )
     assert caught.value.record == 1
 
 
@@ -123,7 +164,10 @@ def test_special_tokens_in_text_can_be_text(tokenizer: Tokenizer) -> None:
             r"key 'completion' is missing among \['prompt'\], expected a string; name the key with output_key=",
         ),
         ({"prompt": None, "completion": "a"}, "key 'prompt' is null, expected a string"),
-        ({"prompt": [{"role": "user"}], "completion": "a"}, "key 'prompt' is list, expected a string; chat=True takes"),
+        (
+            {"prompt": [{"role": "user"}], "completion": "a"},
+            "key 'prompt' is list, expected a string; chat=True takes",
+        ),
         ({"prompt": "a", "completion": "half \ud83d"}, "half of a surrogate pair"),
     ],
 )
@@ -131,7 +175,9 @@ def test_a_prompt_or_completion_that_is_no_text_is_named(
     tokenizer: Tokenizer, record: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(TemplateError, match=reason) as caught:
-        PromptCompletionTemplate(tokenizer).encode([{"prompt": "a", "completion": "b"}] * 1300 + [record])
+        PromptCompletionTemplate(tokenizer).encode(
+            [{"prompt": "a", "completion": "b"}] * 1300 + [record]
+        )
     assert caught.value.record == 1300
 
 
@@ -169,7 +215,9 @@ def test_whatever_changes_tokens_is_in_the_identity(tokenizer: Tokenizer) -> Non
         SegmentsTemplate(tokenizer, special_in_text="text"),
     ]
     assert len({json.dumps(template.identity()) for template in variants}) == len(variants)
-    with pytest.raises(TemplateError, match="train_on='user' is not known, expected one of 'completion', 'all'"):
+    with pytest.raises(
+        TemplateError, match="train_on='user' is not known, expected one of 'completion', 'all'"
+    ):
         PromptCompletionTemplate(tokenizer, train_on="user")
 
 
@@ -190,7 +238,9 @@ def test_segments_of_many_records_equal_those_of_each(
 ) -> None:
     """A token is trained where it touches a trained byte, counted byte by byte; the ids are those of the whole text."""
     template = SegmentsTemplate(tokenizer)
-    records = [{"segments": [{"text": text, "label": label} for text, label in pieces]} for pieces in texts]
+    records = [
+        {"segments": [{"text": text, "label": label} for text, label in pieces]} for pieces in texts
+    ]
     for (ids, mask), pieces in zip(by_sample(template.encode(records)), texts, strict=True):
         is_trained = [label for text, label in pieces for _ in text.encode()]
         encoded = tokenizer.encode_spans(["".join(text for text, _ in pieces)])
@@ -201,8 +251,13 @@ def test_segments_of_many_records_equal_those_of_each(
         )  # nothing predicts the first
 
 
-@given(st.lists(PIECES.filter(lambda pieces: any(text for text, _ in pieces)), min_size=1, max_size=4), st.data())
-def test_marks_equal_the_plain_loop(texts: list[list[tuple[str, bool]]], data: st.DataObject) -> None:
+@given(
+    st.lists(PIECES.filter(lambda pieces: any(text for text, _ in pieces)), min_size=1, max_size=4),
+    st.data(),
+)
+def test_marks_equal_the_plain_loop(
+    texts: list[list[tuple[str, bool]]], data: st.DataObject
+) -> None:
     """Tokens of any size, also of none: those count as the byte they stand before, or the last one."""
     starts, stops, lengths, expected = [], [], [], []
     for pieces in texts:
@@ -215,7 +270,14 @@ def test_marks_equal_the_plain_loop(texts: list[list[tuple[str, bool]]], data: s
             first = min(start, len(is_trained) - 1)
             expected.append(any(is_trained[first : max(stop, first + 1)]))
         lengths.append(len(sizes))
-    ids, begins, ends = (np.array(values, np.int64) for values in ([0] * len(starts), starts, stops))
-    encoded = Encoded(ids=ids.astype(np.uint32), offsets=borders(lengths), starts=begins, stops=ends)
+    ids, begins, ends = (
+        np.array(values, np.int64) for values in ([0] * len(starts), starts, stops)
+    )
+    encoded = Encoded(
+        ids=ids.astype(np.uint32), offsets=borders(lengths), starts=begins, stops=ends
+    )
     joined = ["".join(text for text, _ in pieces) for pieces in texts]
-    assert token_mask(encoded, joined, [trained_spans(pieces) for pieces in texts]).tolist() == expected
+    assert (
+        token_mask(encoded, joined, [trained_spans(pieces) for pieces in texts]).tolist()
+        == expected
+    )

@@ -28,15 +28,21 @@ def test_labels_and_masks_say_what_is_trained() -> None:
     last = [False, False, True, True]
     assert masks(template, {"input_ids": IDS}) == [[True] * 4]
     assert masks(template, {"input_ids": IDS, "labels": [-100, -100, 7, 8]}) == [last]
-    assert masks(template, {"input_ids": IDS, "loss_mask": [0, 0, 1, 1], "attention_mask": [1] * 4}) == [last]
+    assert masks(
+        template, {"input_ids": IDS, "loss_mask": [0, 0, 1, 1], "attention_mask": [1] * 4}
+    ) == [last]
     assert masks(template, {"input_ids": IDS, "assistant_masks": last, "labels": None}) == [last]
     both = {"input_ids": IDS, "assistant_masks": [0, 1, 1, 1], "completion_mask": [1, 0, 1, 1]}
     assert masks(template, both) == [last]
     agreeing = {"input_ids": IDS, "labels": [-100, -100, 7, 8], "completion_mask": last}
     assert masks(template, agreeing) == [last]
-    named = PretokenizedTemplate(vocab_size=9, input_key="tokens", labels_key="targets", ignore_index=-1)
+    named = PretokenizedTemplate(
+        vocab_size=9, input_key="tokens", labels_key="targets", ignore_index=-1
+    )
     assert masks(named, {"tokens": IDS, "targets": [-1, -1, 7, 8]}) == [last]
-    assert masks(PretokenizedTemplate(vocab_size=9, mask_key="loss"), {"input_ids": IDS, "loss": last}) == [last]
+    assert masks(
+        PretokenizedTemplate(vocab_size=9, mask_key="loss"), {"input_ids": IDS, "loss": last}
+    ) == [last]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint32, np.int64, np.uint64])
@@ -81,17 +87,27 @@ def test_what_cannot_be_taken_is_named(record: dict[str, Any], reason: str) -> N
     assert reason in str(caught.value) and caught.value.record == 1100
 
 
-def test_a_tokenizer_is_only_needed_to_read_them(tokenizer_path: Path, write_jsonl: Callable[..., Path]) -> None:
+def test_a_tokenizer_is_only_needed_to_read_them(
+    tokenizer_path: Path, write_jsonl: Callable[..., Path]
+) -> None:
     tokenizer = open_tokenizer(tokenizer_path)
     with_one = PretokenizedTemplate(tokenizer)
     assert with_one.vocab_size == tokenizer.vocab_size
     assert with_one.decode(tokenizer.encode(["the fox"])[0]) == "the fox"
-    assert PretokenizedTemplate(tokenizer, vocab_size=512).vocab_size == 512  # a model's embedding may be wider
-    with pytest.raises(TemplateError, match="vocab_size is None, expected the size of the vocabulary"):
+    assert (
+        PretokenizedTemplate(tokenizer, vocab_size=512).vocab_size == 512
+    )  # a model's embedding may be wider
+    with pytest.raises(
+        TemplateError, match="vocab_size is None, expected the size of the vocabulary"
+    ):
         PretokenizedTemplate()
-    store = ps.prepare(path := write_jsonl([{"input_ids": IDS}]), vocab_size=9, cache_dir=path.parent / "cache")
+    store = ps.prepare(
+        path := write_jsonl([{"input_ids": IDS}]), vocab_size=9, cache_dir=path.parent / "cache"
+    )
     assert store[0].input_ids.tolist() == IDS
-    with pytest.raises(TemplateError, match="no tokenizer was given; pass tokenizer= to read them as text"):
+    with pytest.raises(
+        TemplateError, match="no tokenizer was given; pass tokenizer= to read them as text"
+    ):
         store.template.decode(store[0].input_ids)
 
 

@@ -13,7 +13,12 @@ from penstock.templates.render import Renderer
 from .conversations import TEMPLATES, A, Q, chat
 
 DAY = "2025-01-31"
-CONTEXT: dict[str, Any] = {"messages": [Q, A], "tools": None, "documents": None, "add_generation_prompt": False}
+CONTEXT: dict[str, Any] = {
+    "messages": [Q, A],
+    "tools": None,
+    "documents": None,
+    "add_generation_prompt": False,
+}
 
 # Ways out of the sandbox, and into Python.  What they print must not be Python's.
 ESCAPES = {
@@ -58,7 +63,17 @@ def test_no_way_out(name: str, engine: str) -> None:
         text = Renderer(ESCAPES[name], today=DAY, engine=engine).render(CONTEXT)
     except TemplateError:
         return
-    for word in ("<class", "<function", "<built-in", "method", "root:", "uid=", "0x", "mappingproxy", "module"):
+    for word in (
+        "<class",
+        "<function",
+        "<built-in",
+        "method",
+        "root:",
+        "uid=",
+        "0x",
+        "mappingproxy",
+        "module",
+    ):
         assert word not in text
 
 
@@ -85,15 +100,25 @@ def test_objects_of_the_data_are_out_of_reach(tmp_path: Path) -> None:
             "template_refused",
             "nothing_to_train",
         )
-    shown = chat("{% for m in messages %}{{ m.content }}{{ m.image or '' }}{% endfor %}").rendering(record).text
+    shown = (
+        chat("{% for m in messages %}{{ m.content }}{{ m.image or '' }}{% endfor %}")
+        .rendering(record)
+        .text
+    )
     assert shown == Q["content"] + "<ndarray>" + A["content"]
     assert not place.exists()
 
 
 def test_the_clock_stands_still() -> None:
     for engine in ("jinja2", "minijinja"):
-        assert Renderer("{{ strftime_now('%d %b %Y') }}", today=DAY, engine=engine).render(CONTEXT) == "31 Jan 2025"
-    assert chat("llama3_2").identity() != chat("llama3_2", template_kwargs={"date_string": "x"}).identity()
+        assert (
+            Renderer("{{ strftime_now('%d %b %Y') }}", today=DAY, engine=engine).render(CONTEXT)
+            == "31 Jan 2025"
+        )
+    assert (
+        chat("llama3_2").identity()
+        != chat("llama3_2", template_kwargs={"date_string": "x"}).identity()
+    )
 
 
 def test_generation_blocks_leave_marks_and_white_space_alone() -> None:
@@ -103,7 +128,9 @@ def test_generation_blocks_leave_marks_and_white_space_alone() -> None:
         marked = Renderer(text, today=DAY, engine=engine)
         assert marked.has_generation
         found = attribute(marked.render(CONTEXT))
-        assert found.text == attribute(Renderer(plain, today=DAY, engine=engine).render(CONTEXT)).text
+        assert (
+            found.text == attribute(Renderer(plain, today=DAY, engine=engine).render(CONTEXT)).text
+        )
         assert [found.text[a:b].strip() for a, b in found.tagged] == [Q["content"], A["content"]]
     assert not Renderer("{# {% generation %} #}x", today=DAY).has_generation
 
@@ -115,7 +142,8 @@ def test_engines_are_chosen_by_comparison() -> None:
     other = Renderer("{{ 1e16 }}", today=DAY)
     other.try_fast([CONTEXT])
     assert (
-        other.engine.startswith("jinja2 ") and other.reason == "minijinja renders a made-up conversation in another way"
+        other.engine.startswith("jinja2 ")
+        and other.reason == "minijinja renders a made-up conversation in another way"
     )
     assert other.render(CONTEXT) == "1e+16"
     watched = Renderer("{{ 'ab' * 2 }}", today=DAY)
@@ -135,8 +163,17 @@ def test_tojson_is_that_of_transformers() -> None:
     context = {"messages": [], "x": {"b": "<é'\"", "a": [1, None, True, 1.5, 10**20]}}
     for call, expected in (
         ("tojson", '{"b": "<é\'\\"", "a": [1, null, true, 1.5, 100000000000000000000]}'),
-        ("tojson(ensure_ascii=True)", '{"b": "<\\u00e9\'\\"", "a": [1, null, true, 1.5, 100000000000000000000]}'),
-        ("tojson(separators=(',', ':'))", '{"b":"<é\'\\"","a":[1,null,true,1.5,100000000000000000000]}'),
+        (
+            "tojson(ensure_ascii=True)",
+            '{"b": "<\\u00e9\'\\"", "a": [1, null, true, 1.5, 100000000000000000000]}',
+        ),
+        (
+            "tojson(separators=(',', ':'))",
+            '{"b":"<é\'\\"","a":[1,null,true,1.5,100000000000000000000]}',
+        ),
     ):
         for engine in ("jinja2", "minijinja"):
-            assert Renderer("{{ x | " + call + " }}", today=DAY, engine=engine).render(context) == expected
+            assert (
+                Renderer("{{ x | " + call + " }}", today=DAY, engine=engine).render(context)
+                == expected
+            )

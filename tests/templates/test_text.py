@@ -27,11 +27,15 @@ def test_a_text_comes_back_with_its_end(tokenizer_path: Path) -> None:
     template = TextTemplate(open_tokenizer(tokenizer_path))
     assert texts(template, ["the fox", "🙂"]) == ["the fox<|endoftext|>", "🙂<|endoftext|>"]
     assert texts(TextTemplate(template.tokenizer, eos=False), ["the fox"]) == ["the fox"]
-    assert texts(TextTemplate(template.tokenizer, key="body", eos="0"), ["the fox"], "body") == ["the fox0"]
+    assert texts(TextTemplate(template.tokenizer, key="body", eos="0"), ["the fox"], "body") == [
+        "the fox0"
+    ]
 
 
 def test_an_empty_text_is_dropped_with_a_reason(tokenizer_path: Path) -> None:
-    samples = TextTemplate(open_tokenizer(tokenizer_path)).encode([{"text": ""}, {"text": "a"}, {"text": ""}])
+    samples = TextTemplate(open_tokenizer(tokenizer_path)).encode(
+        [{"text": ""}, {"text": "a"}, {"text": ""}]
+    )
     assert samples.dropped == {0: "nothing_to_train", 2: "nothing_to_train"}
     assert np.diff(samples.offsets).tolist() == [0, 2, 0]
 
@@ -40,13 +44,19 @@ def test_a_text_with_tags_is_not_trained_without_its_images(tokenizer_path: Path
     tokenizer = open_tokenizer(tokenizer_path)
     answered = PromptCompletionTemplate(tokenizer)
     with pytest.raises(
-        TemplateError, match="the record has media and tags for them in its text, and only conversations take media"
+        TemplateError,
+        match="the record has media and tags for them in its text, and only conversations take media",
     ):
         TextTemplate(tokenizer).encode([{"text": "a fox: <image>", "images": ["fox.png"]}])
     with pytest.raises(TemplateError, match="pass chat=True for a prompt with an answer"):
         answered.encode([{"prompt": "<image> what?", "completion": "a fox", "image": "fox.png"}])
-    for record in ({"text": "a fox", "images": ["fox.png"]}, {"text": "write <image>", "images": []}):
-        assert texts(TextTemplate(tokenizer), [record["text"]]) == [f"{record['text']}<|endoftext|>"]
+    for record in (
+        {"text": "a fox", "images": ["fox.png"]},
+        {"text": "write <image>", "images": []},
+    ):
+        assert texts(TextTemplate(tokenizer), [record["text"]]) == [
+            f"{record['text']}<|endoftext|>"
+        ]
         assert not TextTemplate(tokenizer).encode([record]).dropped
 
 
@@ -73,7 +83,9 @@ def test_there_is_never_a_second_bos_or_eos(tokenizer_path: Path) -> None:
     suffix=st.lists(st.integers(0, 2), max_size=2),
     numbers=st.randoms(use_true_random=False),
 )
-def test_ends_equal_the_plain_loop(lengths: list[int], prefix: list[int], suffix: list[int], numbers: Random) -> None:
+def test_ends_equal_the_plain_loop(
+    lengths: list[int], prefix: list[int], suffix: list[int], numbers: Random
+) -> None:
     """Few different ids, so that a text often has its ends already."""
     total = sum(lengths)
     ids = np.array([numbers.randrange(3) for _ in range(total)], np.uint32)
@@ -87,7 +99,9 @@ def test_ends_equal_the_plain_loop(lengths: list[int], prefix: list[int], suffix
         before = prefix if own and own[: len(prefix)] != prefix else []
         after = suffix if own and own[len(own) - len(suffix) :] != suffix else []
         expected += [*before, *own, *after]
-        expected_mask += [*[False] * len(before), *own_mask, *[own_mask[-1]] * len(after)] if own else []
+        expected_mask += (
+            [*[False] * len(before), *own_mask, *[own_mask[-1]] * len(after)] if own else []
+        )
         expected_lengths.append(len(before) + len(own) + len(after))
     assert whole.input_ids.tolist() == expected and whole.input_ids.dtype == np.uint32
     assert whole.loss_mask.tolist() == expected_mask and whole.loss_mask.dtype == np.bool_
@@ -103,18 +117,23 @@ def test_a_text_that_has_its_ends_gets_no_second_ones(tokenizer_path: Path) -> N
     assert texts(as_text, ["<|endoftext|>a"]) == ["<|endoftext|>a<|endoftext|>"]
     assert len(as_text.encode([{"text": "<|endoftext|>a"}]).input_ids) > 3
     with pytest.raises(TemplateError) as caught:
-        TextTemplate(tokenizer, special_in_text="error").encode([{"text": "a"}] * 1500 + [{"text": "<|endoftext|>a"}])
+        TextTemplate(tokenizer, special_in_text="error").encode(
+            [{"text": "a"}] * 1500 + [{"text": "<|endoftext|>a"}]
+        )
     assert caught.value.record == 1500
 
 
 def test_nothing_to_train_can_stop_the_work(tokenizer_path: Path) -> None:
     template = TextTemplate(open_tokenizer(tokenizer_path), on_nothing="stop")
     with pytest.raises(
-        TemplateError, match=r"no token of this record is trained, or only its first.*pass on_nothing='drop'"
+        TemplateError,
+        match=r"no token of this record is trained, or only its first.*pass on_nothing='drop'",
     ) as caught:
         template.encode([{"text": "a"}] * 1200 + [{"text": ""}])
     assert caught.value.record == 1200
-    with pytest.raises(TemplateError, match="on_nothing='skip' is not known, expected one of 'drop', 'stop'"):
+    with pytest.raises(
+        TemplateError, match="on_nothing='skip' is not known, expected one of 'drop', 'stop'"
+    ):
         TextTemplate(open_tokenizer(tokenizer_path), on_nothing="skip")
 
 

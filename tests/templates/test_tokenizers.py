@@ -16,7 +16,14 @@ from penstock.templates.tokenizer import facts
 from penstock.templates.tokenizer import tokenizer as tokenizers
 from penstock.templates.tokenizer.engines import PROBE
 
-TEXTS = ["the quick brown fox", "", "Grüße 🙂 你好", "  two  spaces\n\nand lines  ", "x" * 5000, "<|endoftext|> inside"]
+TEXTS = [
+    "the quick brown fox",
+    "",
+    "Grüße 🙂 你好",
+    "  two  spaces\n\nand lines  ",
+    "x" * 5000,
+    "<|endoftext|> inside",
+]
 
 
 def whitespace_words(folder: Path) -> Path:
@@ -56,7 +63,9 @@ def test_what_fastokens_refuses_falls_back_and_says_so(tmp_path: Path) -> None:
     assert ids.tolist() == [0, 1, 9, 1] and offsets.tolist() == [0, 3, 3, 4]
 
 
-def test_padding_and_truncation_in_the_file_are_switched_off(tokenizer_path: Path, tmp_path: Path) -> None:
+def test_padding_and_truncation_in_the_file_are_switched_off(
+    tokenizer_path: Path, tmp_path: Path
+) -> None:
     tokenizer = Reference.from_file(str(tokenizer_path / "tokenizer.json"))
     tokenizer.enable_padding(length=64)
     tokenizer.enable_truncation(3)
@@ -67,7 +76,9 @@ def test_padding_and_truncation_in_the_file_are_switched_off(tokenizer_path: Pat
     assert padded.encode(TEXTS)[0].tolist() == plain.encode(TEXTS)[0].tolist()
 
 
-def test_what_the_post_processor_puts_around_a_text_is_found(tokenizer_path: Path, tmp_path: Path) -> None:
+def test_what_the_post_processor_puts_around_a_text_is_found(
+    tokenizer_path: Path, tmp_path: Path
+) -> None:
     tokenizer = Reference.from_file(str(tokenizer_path / "tokenizer.json"))
     tokenizer.add_special_tokens(["<s>", "</s>"])
     start, stop = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
@@ -81,7 +92,10 @@ def test_what_the_post_processor_puts_around_a_text_is_found(tokenizer_path: Pat
 
 
 def test_a_file_a_folder_and_an_object(tokenizer_path: Path) -> None:
-    folder, file = open_tokenizer(tokenizer_path), open_tokenizer(str(tokenizer_path / "tokenizer.json"))
+    folder, file = (
+        open_tokenizer(tokenizer_path),
+        open_tokenizer(str(tokenizer_path / "tokenizer.json")),
+    )
     assert folder is file  # loaded once
     assert open_tokenizer(folder) is folder
     assert folder.eos_id == 0
@@ -89,7 +103,9 @@ def test_a_file_a_folder_and_an_object(tokenizer_path: Path) -> None:
     assert handed_over.eos_id is None and handed_over.vocab_size == folder.vocab_size
 
 
-def test_the_identity_is_the_content_and_not_the_place(tokenizer_path: Path, tmp_path: Path) -> None:
+def test_the_identity_is_the_content_and_not_the_place(
+    tokenizer_path: Path, tmp_path: Path
+) -> None:
     shutil.copytree(tokenizer_path, tmp_path / "copy")
     original, copy = open_tokenizer(tokenizer_path), open_tokenizer(tmp_path / "copy")
     assert copy is not original and copy.identity() == original.identity()
@@ -101,13 +117,18 @@ def test_the_identity_is_the_content_and_not_the_place(tokenizer_path: Path, tmp
 def test_a_tokenizer_pickles_small_and_gives_the_same_ids(tokenizer_path: Path) -> None:
     tokenizer = open_tokenizer(tokenizer_path)
     assert len(pickle.dumps(tokenizer)) < 500
-    assert pickle.loads(pickle.dumps(tokenizer)).encode(TEXTS)[0].tolist() == tokenizer.encode(TEXTS)[0].tolist()
+    assert (
+        pickle.loads(pickle.dumps(tokenizer)).encode(TEXTS)[0].tolist()
+        == tokenizer.encode(TEXTS)[0].tolist()
+    )
     handed_over = open_tokenizer(Reference.from_file(str(tokenizer_path / "tokenizer.json")))
     assert pickle.loads(pickle.dumps(handed_over)).identity() == handed_over.identity()
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer_path: Path) -> None:
-    with pytest.raises(TemplateError, match=r"not/a/place: no tokenizer there, expected a tokenizer\.json"):
+    with pytest.raises(
+        TemplateError, match=r"not/a/place: no tokenizer there, expected a tokenizer\.json"
+    ):
         open_tokenizer("not/a/place")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TemplateError, match=r"tokenizer\.json: cannot read this tokenizer\.json"):
@@ -120,7 +141,9 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer_path: Path) -> 
         open_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_that_changes_before_a_worker_opens_it_is_refused(tokenizer_path: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_changes_before_a_worker_opens_it_is_refused(
+    tokenizer_path: Path, tmp_path: Path
+) -> None:
     shutil.copytree(tokenizer_path, tmp_path / "copy")
     tokenizer = open_tokenizer(tmp_path / "copy")
     as_in_a_fresh_process()
@@ -135,7 +158,9 @@ def test_a_tokenizer_that_changes_before_its_engine_opens_is_refused(
     shutil.copytree(tokenizer_path, tmp_path / "copy")
     open_tokenizer(tmp_path / "copy", cache=cache)
     as_in_a_fresh_process()
-    known = open_tokenizer(tmp_path / "copy", cache=cache)  # by what the cache knows: no file is parsed
+    known = open_tokenizer(
+        tmp_path / "copy", cache=cache
+    )  # by what the cache knows: no file is parsed
     whitespace_words(tmp_path / "copy")
     with pytest.raises(TemplateError, match="changed since the work began"):
         known.decode(np.array([1, 2], np.uint32))

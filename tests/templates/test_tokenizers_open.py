@@ -56,27 +56,55 @@ def test_special_tokens_in_every_form(folder: Path) -> None:
     }
     write(folder, "tokenizer_config.json", config)
     tokenizer = open_tokenizer(folder)
-    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "image_token": "<img>"}
+    assert tokenizer.special_tokens == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "image_token": "<img>",
+    }
     assert {"<img>", "<s>"} <= tokenizer.special_added
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.token_id("<s>"), tokenizer.token_id("</s>"))
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (
+        tokenizer.token_id("<s>"),
+        tokenizer.token_id("</s>"),
+    )
     write(folder, "tokenizer_config.json", {"extra_special_tokens": ["<img>"]})
     assert "<img>" in open_tokenizer(folder).special_added
 
 
 def test_the_elder_map_speaks_for_elder_configs_and_fills_gaps(folder: Path) -> None:
     write(
-        folder, "special_tokens_map.json", {"eos_token": {"content": "</s>"}, "pad_token": "<img>", "unk_token": "<s>"}
+        folder,
+        "special_tokens_map.json",
+        {"eos_token": {"content": "</s>"}, "pad_token": "<img>", "unk_token": "<s>"},
     )
-    assert open_tokenizer(folder).special_tokens == {"eos_token": "</s>", "pad_token": "<img>", "unk_token": "<s>"}
+    assert open_tokenizer(folder).special_tokens == {
+        "eos_token": "</s>",
+        "pad_token": "<img>",
+        "unk_token": "<s>",
+    }
     config: dict[str, Any] = {"eos_token": "<|endoftext|>", "pad_token": None}
     write(folder, "tokenizer_config.json", config)
-    assert open_tokenizer(folder).special_tokens == {"eos_token": "</s>", "pad_token": "<img>", "unk_token": "<s>"}
+    assert open_tokenizer(folder).special_tokens == {
+        "eos_token": "</s>",
+        "pad_token": "<img>",
+        "unk_token": "<s>",
+    }
     write(folder, "tokenizer_config.json", config | {"added_tokens_decoder": {}})
-    assert open_tokenizer(folder).special_tokens == {"eos_token": "<|endoftext|>", "unk_token": "<s>"}
+    assert open_tokenizer(folder).special_tokens == {
+        "eos_token": "<|endoftext|>",
+        "unk_token": "<s>",
+    }
 
 
-FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
-BESIDE: dict[str, tuple[str, Any]] = {  # what stands beside a tokenizer.json → a file and its content
+FLAGS = {
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "single_word": False,
+    "special": True,
+}
+BESIDE: dict[
+    str, tuple[str, Any]
+] = {  # what stands beside a tokenizer.json → a file and its content
     "an eos that it lacks": ("tokenizer_config.json", {"eos_token": "<new>"}),
     "an eos with flags": (
         "tokenizer_config.json",
@@ -85,22 +113,34 @@ BESIDE: dict[str, tuple[str, Any]] = {  # what stands beside a tokenizer.json �
     "an eos that is a word": ("tokenizer_config.json", {"eos_token": "the"}),
     "an elder map": ("special_tokens_map.json", {"eos_token": "<new>"}),
     "a list": ("tokenizer_config.json", {"additional_special_tokens": ["<new>", "<newer>"]}),
-    "names of the model's own": ("tokenizer_config.json", {"extra_special_tokens": {"x_token": "<new>"}}),
-    "a token": ("tokenizer_config.json", {"added_tokens_decoder": {"9000": {**FLAGS, "content": "<new>"}}}),
+    "names of the model's own": (
+        "tokenizer_config.json",
+        {"extra_special_tokens": {"x_token": "<new>"}},
+    ),
+    "a token": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"9000": {**FLAGS, "content": "<new>"}}},
+    ),
     "another flag": (
         "tokenizer_config.json",
         {"added_tokens_decoder": {"1": {**FLAGS, "content": "<s>", "rstrip": True}}},
     ),
     "no longer special": (
         "tokenizer_config.json",
-        {"added_tokens_decoder": {"1": {**FLAGS, "content": "<s>", "special": False, "lstrip": True}}},
+        {
+            "added_tokens_decoder": {
+                "1": {**FLAGS, "content": "<s>", "special": False, "lstrip": True}
+            }
+        },
     ),
     "an elder list": ("added_tokens.json", {"<new>": 9000, "<s>": 1}),
 }
 
 
 @pytest.mark.parametrize("beside", BESIDE)
-def test_tokens_that_only_files_beside_it_know_are_those_of_transformers(folder: Path, beside: str) -> None:
+def test_tokens_that_only_files_beside_it_know_are_those_of_transformers(
+    folder: Path, beside: str
+) -> None:
     alone = open_tokenizer(folder).digest
     write(folder, *BESIDE[beside])
     theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), open_tokenizer(folder)
@@ -112,15 +152,22 @@ def test_tokens_that_only_files_beside_it_know_are_those_of_transformers(folder:
     assert ours.digest != alone
 
 
-def test_a_token_that_a_model_may_have_no_row_for_is_said_aloud(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_that_a_model_may_have_no_row_for_is_said_aloud(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     alone = open_tokenizer(folder).digest
     write(folder, "tokenizer_config.json", {"eos_token": "</s>", "added_tokens_decoder": {}})
     assert open_tokenizer(folder).digest == alone and not caplog.messages
     write(folder, "tokenizer_config.json", {"eos_token": "<new>"})
     size = open_tokenizer(folder).vocab_size
-    assert f"add 1 tokens that it lacks (among '<new>'), with ids up to {size - 1}" in caplog.messages[0]
+    assert (
+        f"add 1 tokens that it lacks (among '<new>'), with ids up to {size - 1}"
+        in caplog.messages[0]
+    )
     write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"x": 1}})
-    with pytest.raises(TemplateError, match=r"tokenizer\.json: added tokens beside it are not \{id"):
+    with pytest.raises(
+        TemplateError, match=r"tokenizer\.json: added tokens beside it are not \{id"
+    ):
         open_tokenizer(folder)
 
 
@@ -132,9 +179,14 @@ def test_configs_as_python_and_windows_write_them(folder: Path) -> None:
 
 
 def test_a_pointer_in_place_of_the_file_is_named(folder: Path) -> None:
-    write(folder, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    write(
+        folder,
+        "tokenizer.json",
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+    )
     with pytest.raises(
-        TemplateError, match=r"tokenizer\.json: is a pointer of Git LFS, not the file; run `git lfs pull`"
+        TemplateError,
+        match=r"tokenizer\.json: is a pointer of Git LFS, not the file; run `git lfs pull`",
     ):
         open_tokenizer(folder)
 
@@ -142,11 +194,16 @@ def test_a_pointer_in_place_of_the_file_is_named(folder: Path) -> None:
 def test_chat_templates_in_every_form(folder: Path) -> None:
     write(folder, "tokenizer_config.json", {"chat_template": "{{ one }}"})
     assert open_tokenizer(folder).chat_templates == {"default": "{{ one }}"}
-    named = [{"name": "default", "template": "{{ a }}"}, {"name": "tool_use", "template": "{{ b }}"}]
+    named = [
+        {"name": "default", "template": "{{ a }}"},
+        {"name": "tool_use", "template": "{{ b }}"},
+    ]
     write(folder, "tokenizer_config.json", {"chat_template": named})
     assert open_tokenizer(folder).chat_templates == {"default": "{{ a }}", "tool_use": "{{ b }}"}
     write(folder, "chat_template.jinja", "{{ file }}\n")
-    assert open_tokenizer(folder).chat_templates == {"default": "{{ file }}\n"}  # the file speaks before the config
+    assert open_tokenizer(folder).chat_templates == {
+        "default": "{{ file }}\n"
+    }  # the file speaks before the config
     write(folder, "additional_chat_templates/rag.jinja", "{{ rag }}")
     assert open_tokenizer(folder).chat_templates == {"default": "{{ file }}\n", "rag": "{{ rag }}"}
     assert "chat      default, rag" in open_tokenizer(folder).describe()
@@ -156,14 +213,17 @@ def test_chat_templates_in_every_form(folder: Path) -> None:
 def test_a_chat_template_of_no_known_form_is_named(folder: Path, given: Any) -> None:
     write(folder, "tokenizer_config.json", {"chat_template": given})
     with pytest.raises(
-        TemplateError, match=r"tokenizer_config\.json: chat_template is .*, expected a string or a list"
+        TemplateError,
+        match=r"tokenizer_config\.json: chat_template is .*, expected a string or a list",
     ):
         open_tokenizer(folder)
 
 
 def test_a_broken_file_beside_it_is_named(folder: Path) -> None:
     write(folder, "tokenizer_config.json", [])
-    with pytest.raises(TemplateError, match=r"tokenizer_config\.json: is a list, expected an object"):
+    with pytest.raises(
+        TemplateError, match=r"tokenizer_config\.json: is a list, expected an object"
+    ):
         open_tokenizer(folder)
     write(folder, "tokenizer_config.json", {})
     (folder / "chat_template.jinja").write_bytes(b"ab\xff")
@@ -175,12 +235,16 @@ def test_a_broken_file_beside_it_is_named(folder: Path) -> None:
 def test_other_forms_of_tokenizers_get_advice(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(TemplateError, match=rf"holds {name} but no tokenizer\.json.*save_pretrained"):
+    with pytest.raises(
+        TemplateError, match=rf"holds {name} but no tokenizer\.json.*save_pretrained"
+    ):
         open_tokenizer(tmp_path)
 
 
 def test_a_folder_without_any_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TemplateError, match=r"no tokenizer there, expected a tokenizer\.json in this folder"):
+    with pytest.raises(
+        TemplateError, match=r"no tokenizer there, expected a tokenizer\.json in this folder"
+    ):
         open_tokenizer(tmp_path)
     with pytest.raises(TemplateError, match="tokenizer is a int, expected a path"):
         open_tokenizer(7)
@@ -195,7 +259,11 @@ class Handed:
     def __init__(self, folder: Path) -> None:
         self.backend_tokenizer = Reference.from_file(str(folder / "tokenizer.json"))
         self.chat_template: Any = {"default": "{{ a }}", "rag": "{{ b }}"}
-        self.special_tokens_map = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<img>"]}
+        self.special_tokens_map = {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "additional_special_tokens": ["<img>"],
+        }
 
 
 def test_an_object_of_transformers_is_taken_as_it_is(folder: Path) -> None:
@@ -203,18 +271,27 @@ def test_an_object_of_transformers_is_taken_as_it_is(folder: Path) -> None:
     tokenizer = open_tokenizer(handed)
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert tokenizer.chat_templates == {"default": "{{ a }}", "rag": "{{ b }}"}
-    assert open_tokenizer(handed) is tokenizer and pickle.loads(pickle.dumps(tokenizer)) is tokenizer  # loaded once
+    assert (
+        open_tokenizer(handed) is tokenizer and pickle.loads(pickle.dumps(tokenizer)) is tokenizer
+    )  # loaded once
     handed.backend_tokenizer.add_special_tokens(["<new>"])
     assert "<new>" in open_tokenizer(handed).special_added
 
 
 def test_a_real_object_of_transformers_says_what_its_folder_says(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    write(folder, "tokenizer_config.json", {"eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"})
+    write(
+        folder,
+        "tokenizer_config.json",
+        {"eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"},
+    )
     write(folder, "chat_template.jinja", "{{ file }}")
     handed = open_tokenizer(transformers.AutoTokenizer.from_pretrained(str(folder)))
     kept = open_tokenizer(folder)
-    assert handed.special_tokens == kept.special_tokens and handed.chat_templates == kept.chat_templates
+    assert (
+        handed.special_tokens == kept.special_tokens
+        and handed.chat_templates == kept.chat_templates
+    )
     assert handed.encode(["the fox</s>"])[0].tolist() == kept.encode(["the fox</s>"])[0].tolist()
 
 
@@ -266,7 +343,9 @@ def test_a_hub_name_is_found_in_the_cache(hub: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
-def test_the_cache_is_where_huggingface_hub_has_it(hub: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_the_cache_is_where_huggingface_hub_has_it(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     if variable == "XDG_CACHE_HOME":
@@ -302,8 +381,14 @@ except TemplateError as error:
 def test_a_name_that_is_nowhere_gets_advice(hub: Path) -> None:
     pytest.importorskip("huggingface_hub")
     said = run(ASK, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
-    assert f"org/absent: no such path here and no 'main' of it in the Hugging Face cache {hub}" in said
-    assert "the download failed (" in said and "hf download org/absent" in said and "give the path" in said
+    assert (
+        f"org/absent: no such path here and no 'main' of it in the Hugging Face cache {hub}" in said
+    )
+    assert (
+        "the download failed (" in said
+        and "hf download org/absent" in said
+        and "give the path" in said
+    )
 
 
 def test_without_huggingface_hub_the_extra_is_named(hub: Path) -> None:
@@ -328,14 +413,18 @@ print(len(os.listdir("/proc/self/task")) - threads, os.environ == before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
-def test_no_engine_starts_threads_unless_the_user_says_so(tokenizer_path: Path, folder: Path) -> None:
+def test_no_engine_starts_threads_unless_the_user_says_so(
+    tokenizer_path: Path, folder: Path
+) -> None:
     places = (str(tokenizer_path), str(folder))
     assert run(COUNT, *places) == "0 True\n"
     assert run(COUNT, *places, FASTOKENS_BPE_THREADS="2") == "1 True\n"
 
 
 @pytest.mark.parametrize("ids", [{"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 5, "c": 9}])
-def test_the_largest_id_is_found_with_and_without_gaps_between_ids(ids: dict[str, int], tmp_path: Path) -> None:
+def test_the_largest_id_is_found_with_and_without_gaps_between_ids(
+    ids: dict[str, int], tmp_path: Path
+) -> None:
     made = Reference(models.WordLevel(ids, unk_token="a"))
     made.add_special_tokens(["<s>", "a"])
     made.save(str(tmp_path / "tokenizer.json"))

@@ -34,12 +34,19 @@ def test_spans_are_the_offsets_of_tokenizers(name: str, texts: list[str]) -> Non
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_either_engine_gives_the_same_spans(name: str) -> None:
     tokenizer, oracle = both(name)
-    assert tokenizer.engine.startswith("fastokens" if name in FAST else "tokenizers"), tokenizer.describe()
-    slow = open_tokenizer(Reference.from_str(oracle.to_str() + " "))  # another object, so that one can lose its engine
+    assert tokenizer.engine.startswith("fastokens" if name in FAST else "tokenizers"), (
+        tokenizer.describe()
+    )
+    slow = open_tokenizer(
+        Reference.from_str(oracle.to_str() + " ")
+    )  # another object, so that one can lose its engine
     slow._fast = None
     texts = [*PROBE, *CORPUS[:2], "<s>a b</s><think> 🙂", "e\u0301"]
     for special in ("token", "text") if name != "unigram" else ("token",):
-        one, other = tokenizer.encode_spans(texts, special=special), slow.encode_spans(texts, special=special)
+        one, other = (
+            tokenizer.encode_spans(texts, special=special),
+            slow.encode_spans(texts, special=special),
+        )
         for field in ("ids", "offsets", "starts", "stops"):
             assert getattr(one, field).tolist() == getattr(other, field).tolist()
             assert getattr(one, field).dtype == (np.uint32 if field == "ids" else np.int64)
@@ -59,7 +66,10 @@ def test_ordinary_text_needs_no_reference(name: str) -> None:
     ("name", "text"),
     [
         ("byte level, NFC", "e\u0301"),  # shorter once it is normal
-        ("byte level, NFC", "a\ufdd0\u0301"),  # unknown to Python's tables, as younger characters are: order unknown
+        (
+            "byte level, NFC",
+            "a\ufdd0\u0301",
+        ),  # unknown to Python's tables, as younger characters are: order unknown
         ("gemma", "a▁b"),  # ▁ counts as a blank
         ("metaspace, always", "a<s> b<s>c"),  # two of three segments get a blank
         ("stripping", "<mask> a"),  # a blank taken and one given
@@ -83,7 +93,9 @@ def test_a_vocabulary_without_a_table_says_why(name: str) -> None:
         "word piece": "a WordPiece vocabulary",
         "unigram": "a Unigram",
     }
-    found = re.search(r"^offsets   from the reference engine \((.*)\)$", tokenizer.describe(), flags=re.MULTILINE)
+    found = re.search(
+        r"^offsets   from the reference engine \((.*)\)$", tokenizer.describe(), flags=re.MULTILINE
+    )
     assert found is not None and reason[name] in found[1]
 
 

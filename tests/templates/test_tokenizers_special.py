@@ -15,7 +15,9 @@ from penstock.templates.tokenizer.tokenizer import open_tokenizer
 from .vocabularies import ADDED, EVERY, SPECIAL, TEXT, VOCABULARIES, both, expected, told
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "unigram"])  # which cannot spell them: below
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if name != "unigram"]
+)  # which cannot spell them: below
 @settings(max_examples=20, deadline=None)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_special_tokens_can_be_text(name: str, texts: list[str]) -> None:
@@ -61,13 +63,22 @@ def neutral(text: str, ranges: Ranges) -> str:
 PATTERN = re.compile("|".join(map(re.escape, [*SPECIAL, *ADDED, "<mask>", "<unk>", "[UNK]"])))
 
 
-SPELLING = sorted(VOCABULARIES.keys() - {"unigram"})  # those that can write a special token in letters
+SPELLING = sorted(
+    VOCABULARIES.keys() - {"unigram"}
+)  # those that can write a special token in letters
 
 
 @pytest.mark.parametrize("name", SPELLING)
 @settings(max_examples=40, deadline=None)
 @given(rows=st.lists(written(), max_size=3))
-@example(rows=[("<s>a<s>b<s>", [(3, 8)]), ("<s>", []), ("<|im_end|><|im_end|>", [(0, 10)]), ("é<s>é", [(2, 3)])])
+@example(
+    rows=[
+        ("<s>a<s>b<s>", [(3, 8)]),
+        ("<s>", []),
+        ("<|im_end|><|im_end|>", [(0, 10)]),
+        ("é<s>é", [(2, 3)]),
+    ]
+)
 @example(rows=[("a  <mask>  b<mask> c", [(11, 18)]), ("<think><s></s>", [(7, 10)])])
 def test_special_tokens_in_plain_ranges_are_text_and_all_others_stay(
     name: str, rows: list[tuple[str, list[tuple[int, int]]]]
@@ -78,15 +89,23 @@ def test_special_tokens_in_plain_ranges_are_text_and_all_others_stay(
     special = {oracle.token_to_id(token) for token in tokenizer.special_added - {"<unk>", "[UNK]"}}
     for number, (text, ranges) in enumerate(rows):
         blotted = neutral(text, ranges)
-        told_special = [(token, span) for token, span in told(encoded, number, text) if token in special]
-        assert told_special == [(token, span) for token, span in expected(oracle, blotted) if token in special]
+        told_special = [
+            (token, span) for token, span in told(encoded, number, text) if token in special
+        ]
+        assert told_special == [
+            (token, span) for token, span in expected(oracle, blotted) if token in special
+        ]
         if blotted == text:
             assert told(encoded, number, text) == expected(oracle, text)
 
 
-@pytest.mark.parametrize("name", [name for name in SPELLING if name not in ("stripping", "metaspace, first")])
+@pytest.mark.parametrize(
+    "name", [name for name in SPELLING if name not in ("stripping", "metaspace, first")]
+)
 @pytest.mark.parametrize("words", ["say </s> and <|im_end|>!", "</s>", " <s><s> x", "é</s>🙂"])
-def test_plain_words_are_encoded_as_they_would_be_without_special_tokens(name: str, words: str) -> None:
+def test_plain_words_are_encoded_as_they_would_be_without_special_tokens(
+    name: str, words: str
+) -> None:
     """There is no seam in them: the ids between two tokens that stay are those of the words alone, as text."""
     tokenizer, oracle = both(name)
     text = f"<|im_end|>{words}<s>"
@@ -103,10 +122,15 @@ def test_a_vocabulary_that_cannot_spell_a_special_token_says_so() -> None:
         lambda: tokenizer.encode_spans(["the", "a <s> b"], special="text"),
         lambda: tokenizer.encode_spans(["the", "a <s> b"], plain=[[], [(0, 7)]]),
     ):
-        with pytest.raises(TemplateError, match=r"special token '<s>' is in the text; this vocabulary") as caught:
+        with pytest.raises(
+            TemplateError, match=r"special token '<s>' is in the text; this vocabulary"
+        ) as caught:
             encode()
         assert caught.value.record == 1
-    assert tokenizer.encode(["the \u4e00"], special="text")[0].tolist()[-1] == tokenizer.added_tokens["<unk>"]
+    assert (
+        tokenizer.encode(["the \u4e00"], special="text")[0].tolist()[-1]
+        == tokenizer.added_tokens["<unk>"]
+    )
 
 
 @pytest.mark.parametrize("name", ["word piece", "unigram"])
@@ -139,7 +163,9 @@ def test_a_special_token_in_text_can_be_an_error() -> None:
     with pytest.raises(TemplateError, match="special token '</s>'") as caught:
         tokenizer.encode_spans(texts, special="error", plain=[[(0, 5)], [(0, 15)], [(5, 11)]])
     assert caught.value.record == 2
-    allowed = tokenizer.encode_spans(texts, special="error", plain=[[(0, 5)], [(0, 15)], [(0, 2), (5, 7)]])
+    allowed = tokenizer.encode_spans(
+        texts, special="error", plain=[[(0, 5)], [(0, 15)], [(0, 2), (5, 7)]]
+    )
     assert allowed.ids.tolist() == tokenizer.encode(texts)[0].tolist()
 
 
@@ -154,11 +180,16 @@ def test_half_of_a_pair_is_named_wherever_it_comes() -> None:
 def test_the_noncharacters_that_mark_tokens_are_refused_only_where_it_would_matter() -> None:
     tokenizer, _ = both("byte level")
     text = "a\ufdd0\ufdd5\ufddb<s>"
-    assert tokenizer.encode_spans([text], plain=[[(0, 3)]]).ids.tolist() == tokenizer.encode([text])[0].tolist()
+    assert (
+        tokenizer.encode_spans([text], plain=[[(0, 3)]]).ids.tolist()
+        == tokenizer.encode([text])[0].tolist()
+    )
     as_text = tokenizer.encode([text], special="text")[0].tolist()
     assert tokenizer.encode_spans([text], plain=[[(0, 13)]]).ids.tolist() == as_text
     with pytest.raises(TemplateError, match=r"U\+FDD0") as caught:
-        tokenizer.encode_spans(["b", f"{text}</s>"], plain=[[], [(0, 13)]])  # one is text, the other stays a token
+        tokenizer.encode_spans(
+            ["b", f"{text}</s>"], plain=[[], [(0, 13)]]
+        )  # one is text, the other stays a token
     assert caught.value.record == 1
 
 
@@ -184,4 +215,7 @@ def test_fastokens_is_used_for_what_it_does_right() -> None:
     assert tokenizer.encode(["the ⓢⓣⓞⓟ"])[0][-1] == number
     ids, _ = tokenizer.encode(["the ⓢⓣⓞⓟ"], special="text")
     oracle.encode_special_tokens = True
-    assert ids.tolist() == oracle.encode("the ⓢⓣⓞⓟ", add_special_tokens=False).ids and number not in ids
+    assert (
+        ids.tolist() == oracle.encode("the ⓢⓣⓞⓟ", add_special_tokens=False).ids
+        and number not in ids
+    )

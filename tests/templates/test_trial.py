@@ -23,7 +23,9 @@ from .conversations import TEMPLATES, A, Q, chat
 from .hostile import HARMLESS, RUNS, SOURCES, VALUES
 
 DAY = "2025-01-31"
-CONTEXTS: list[dict[str, Any]] = [{"messages": [Q, A], "tools": None, "add_generation_prompt": False}]
+CONTEXTS: list[dict[str, Any]] = [
+    {"messages": [Q, A], "tools": None, "add_generation_prompt": False}
+]
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,9 +33,13 @@ ROOT = Path(__file__).parents[2]
 def opened() -> dict[str, tuple[str, str]]:
     """What became of every hostile template, by name: the error's type and message.  A process of its own opened them all."""
     command = [sys.executable, "-m", "tests.templates.hostile"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=540, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    return {name: (kind, message) for name, kind, message in map(json.loads, done.stdout.splitlines())}
+    return {
+        name: (kind, message) for name, kind, message in map(json.loads, done.stdout.splitlines())
+    }
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -41,7 +47,11 @@ def test_a_source_that_is_too_large_or_too_deep_is_refused_with_the_limit(
     name: str, opened: dict[str, tuple[str, str]]
 ) -> None:
     kind, message = opened[name]
-    assert kind == "LimitExceeded" and message.startswith("the chat template has ") and "expected at most" in message
+    assert (
+        kind == "LimitExceeded"
+        and message.startswith("the chat template has ")
+        and "expected at most" in message
+    )
 
 
 @pytest.mark.parametrize("name", {**RUNS, **VALUES})
@@ -59,20 +69,28 @@ def test_a_template_that_asks_for_what_engines_refuse_does_no_harm(
     assert opened[name][0] in ("opened", "TemplateError")
 
 
-def test_a_crash_of_an_engine_ends_the_child_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_crash_of_an_engine_ends_the_child_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Without limits on the source, minijinja overflows its stack on 20,000 concatenations."""
     child = (trial._FOLDER / "trial_child.py").read_text()
     assert "check_source(request" in child
-    (tmp_path / "trial_child.py").write_text(child.replace("check_source(request", "(lambda text: None)(request"))
+    (tmp_path / "trial_child.py").write_text(
+        child.replace("check_source(request", "(lambda text: None)(request")
+    )
     packages = {"penstock": str(trial._FOLDER.parent), "penstock.templates": str(trial._FOLDER)}
     monkeypatch.setattr(trial, "_PACKAGES", packages)
     monkeypatch.setattr(trial, "_FOLDER", tmp_path)
-    with pytest.raises(LimitExceeded, match="ended by SIGSEGV while it rendered made-up conversations"):
+    with pytest.raises(
+        LimitExceeded, match="ended by SIGSEGV while it rendered made-up conversations"
+    ):
         try_template(SOURCES["concatenations"], DAY, CONTEXTS)
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_limits_leave_real_templates_four_times_their_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_leave_real_templates_four_times_their_size(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for limit in ("MOST_BYTES", "MOST_TOKENS", "MOST_IN_TAG", "MOST_BRACKETS", "MOST_BLOCKS"):
         monkeypatch.setattr(sandbox, limit, getattr(sandbox, limit) // 4)
     check_source(TEMPLATES[name])
@@ -85,7 +103,8 @@ def test_every_template_of_trl_passes_its_trial() -> None:
 
 def test_blocks_that_are_closed_do_not_count_as_nested() -> None:
     check_source(
-        "{% set x = 1 %}{% if x %}{% elif y %}{% endif %}{% set z %}{% endset %}{% macro f() %}{% endmacro %}" * 200
+        "{% set x = 1 %}{% if x %}{% elif y %}{% endif %}{% set z %}{% endset %}{% macro f() %}{% endmacro %}"
+        * 200
     )
     with pytest.raises(LimitExceeded, match="129 blocks inside each other"):
         check_source("{% if x %}" + "{% elif y %}" * 128 + "{% endif %}")
@@ -137,7 +156,10 @@ def test_a_python_that_cannot_be_started_is_an_error_that_says_what_to_do(tmp_pa
     broken.write_text("#!/bin/sh\necho no Python here >&2\nexit 7\n")
     broken.chmod(0o755)
     try:
-        for executable, why in ((str(tmp_path / "none"), "No such file"), (str(broken), "exit code 7: no Python here")):
+        for executable, why in (
+            (str(tmp_path / "none"), "No such file"),
+            (str(broken), "exit code 7: no Python here"),
+        ):
             multiprocessing.set_executable(executable)
             with pytest.raises(TemplateError, match=rf"cannot start one.*{why}.*set_executable"):
                 try_template("{{ messages }}", DAY, CONTEXTS)
@@ -159,11 +181,15 @@ def test_what_cannot_be_handed_to_the_child_is_refused_by_name() -> None:
     with pytest.raises(TemplateError, match="half of a surrogate pair"):
         chat("{{ messages }}\ud800")
     for value in (object(), float("nan")):
-        with pytest.raises(TemplateError, match="template_kwargs are given to the chat template as JSON"):
+        with pytest.raises(
+            TemplateError, match="template_kwargs are given to the chat template as JSON"
+        ):
             chat("{{ messages }}", template_kwargs={"x": value})
 
 
-def test_opening_a_hostile_template_costs_this_process_no_memory(opened: dict[str, tuple[str, str]]) -> None:
+def test_opening_a_hostile_template_costs_this_process_no_memory(
+    opened: dict[str, tuple[str, str]],
+) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in ("tilde", "wide macro", "product"):
         with pytest.raises(LimitExceeded):
@@ -181,7 +207,9 @@ def test_a_child_that_was_started_early_takes_the_first_trial_and_a_new_one_the_
         assert try_template("{{ messages }}", DAY, CONTEXTS)["engine"]
 
 
-def test_a_child_without_a_trial_is_stopped_and_none_is_started_where_no_trial_is_expected() -> None:
+def test_a_child_without_a_trial_is_stopped_and_none_is_started_where_no_trial_is_expected() -> (
+    None
+):
     trial.start_early()
     assert trial._early.get() is None
     with trial.trial_expected():
@@ -191,7 +219,9 @@ def test_a_child_without_a_trial_is_stopped_and_none_is_started_where_no_trial_i
     assert child._process.returncode == -signal.SIGKILL
 
 
-def test_an_early_child_that_cannot_be_started_is_an_error_of_the_trial_only(tmp_path: Path) -> None:
+def test_an_early_child_that_cannot_be_started_is_an_error_of_the_trial_only(
+    tmp_path: Path,
+) -> None:
     before = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(str(tmp_path / "none"))
     try:
@@ -203,7 +233,9 @@ def test_an_early_child_that_cannot_be_started_is_an_error_of_the_trial_only(tmp
         multiprocessing.set_executable(before)
 
 
-def test_a_child_that_ends_before_it_reads_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_child_that_ends_before_it_reads_gives_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What it did not read must not be written again when the pipe is closed: that was a BrokenPipeError."""
     ends = tmp_path / "python"
     ends.write_text("#!/bin/sh\nexit 3\n")

@@ -29,7 +29,11 @@ from .conversations import (
 
 HEAD, END = "{% for m in messages %}<|im_start|>{{ m.role }}\n", "<|im_end|>\n{% endfor %}"
 # As Qwen2.5 has it: content and calls, no reasoning.
-PLAIN = HEAD + "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}" + END
+PLAIN = (
+    HEAD
+    + "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    + END
+)
 # As Qwen3 has it: reasoning of what comes after the last question, as a field or inline.
 LATE = """{%- set ns = namespace(last=-1) %}
 {%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
@@ -49,7 +53,11 @@ NULL = """{%- for m in messages %}
 {%- for c in m.tool_calls %}{{- '<call>' + c.function.name + ' ' + c.function.arguments }}{%- endfor %}{{- '<|eos|>' }}
 {%- else %}{{- '<|' + m.role + '|>' + m.content + '<|eos|>' }}{%- endif %}{%- endfor %}"""
 LOUD = HEAD + "{{ m.content.upper() if m.role == 'user' else m.content }}" + END
-NO_SYSTEM = HEAD.replace("in messages", "in messages if m.role not in ('system', 'tool')") + "{{ m.content }}" + END
+NO_SYSTEM = (
+    HEAD.replace("in messages", "in messages if m.role not in ('system', 'tool')")
+    + "{{ m.content }}"
+    + END
+)
 TEXT_PARTS = (
     HEAD + "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
     "{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endif %}" + END
@@ -70,12 +78,16 @@ def lost(template: str, messages: list[dict[str, Any]], **more: Any) -> dict[str
     return {name.removeprefix(UNRENDERED): size for name, size in found.items()}
 
 
-def thinks(content: Any, thought: str, name: str = "reasoning_content", **more: Any) -> dict[str, Any]:
+def thinks(
+    content: Any, thought: str, name: str = "reasoning_content", **more: Any
+) -> dict[str, Any]:
     return assistant(content, **{name: thought}, **more)
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_that_no_template_prints_is_counted_under_the_name_that_the_record_has(name: str) -> None:
+def test_reasoning_that_no_template_prints_is_counted_under_the_name_that_the_record_has(
+    name: str,
+) -> None:
     messages = [Q, thinks("Four.", "Let me add.", name), Q2, thinks("Six.", "x", name)]
     assert lost(PLAIN, messages) == {f"assistant.{name}, earlier turns": 11, f"assistant.{name}": 1}
 
@@ -94,7 +106,9 @@ def test_reasoning_of_earlier_turns_is_counted_as_that() -> None:
 
 
 def test_a_short_thought_that_occurs_elsewhere_by_chance_is_not_taken_for_printed() -> None:
-    assert lost(LATE, [Q, thinks("The answer", "answer"), Q2, A2]) == {"assistant.reasoning_content, earlier turns": 6}
+    assert lost(LATE, [Q, thinks("The answer", "answer"), Q2, A2]) == {
+        "assistant.reasoning_content, earlier turns": 6
+    }
     assert lost(LATE, [Q, A, Q2, thinks("The answer", "answer")]) == {}
 
 
@@ -104,7 +118,9 @@ def test_calls_beside_a_content_are_counted_where_the_template_prints_calls_alon
     assert lost(NULL, [Q, {**assistant(""), "tool_calls": calls}, told, A], arguments="text") == {
         "assistant.tool_calls": len("add" + '{"a": "Bern", "b": "two"}')
     }
-    assert lost(NULL, [Q, {**assistant(None), "tool_calls": calls}, told, A], arguments="text") == {}
+    assert (
+        lost(NULL, [Q, {**assistant(None), "tool_calls": calls}, told, A], arguments="text") == {}
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "qwen3_5_think", PLAIN])
@@ -117,16 +133,18 @@ def test_calls_that_are_printed_as_json_are_not_counted(name: str) -> None:
 def test_names_of_calls_that_are_not_printed_are_counted_even_if_a_result_repeats_them() -> None:
     nameless = PLAIN.replace("c.function", "c.function.arguments")
     assert nameless != PLAIN
-    assert lost(nameless, [Q, assistant("", tool_calls=[call("add", {"a": 1})]), result("add"), A]) == {
-        "assistant.tool_calls": 3
-    }
+    assert lost(
+        nameless, [Q, assistant("", tool_calls=[call("add", {"a": 1})]), result("add"), A]
+    ) == {"assistant.tool_calls": 3}
 
 
 def test_a_second_call_that_is_not_printed_is_counted() -> None:
     first = PLAIN.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
     one, two = assistant("I ask.", tool_calls=CALLS[:1]), assistant("I ask.", tool_calls=CALLS)
     assert "assistant.tool_calls" not in lost(first, [Q, one, RESULTS[0], A])
-    assert lost(first, [Q, two, *RESULTS, A]) == {"assistant.tool_calls": len("addweather" + 'Zürich "West"\n')}
+    assert lost(first, [Q, two, *RESULTS, A]) == {
+        "assistant.tool_calls": len("addweather" + 'Zürich "West"\n')
+    }
 
 
 def test_messages_parts_and_tools_that_are_left_out_are_counted() -> None:
@@ -137,9 +155,12 @@ def test_messages_parts_and_tools_that_are_left_out_are_counted() -> None:
     }  # fmt: skip
     picture = user([{"type": "text", "text": "What is this?"}, {"type": "image", "image": "a.png"}])
     assert lost(TEXT_PARTS, [picture, A]) == {"user.content[image]": 0}
-    printed = TEXT_PARTS.replace("{% if p.type == 'text' %}", "{% if p.type == 'image' %}<|image|>{% else %}")
+    printed = TEXT_PARTS.replace(
+        "{% if p.type == 'text' %}", "{% if p.type == 'image' %}<|image|>{% else %}"
+    )
     with pytest.raises(
-        TemplateError, match=r"the record has media \(image\), and no processor was found; set processor="
+        TemplateError,
+        match=r"the record has media \(image\), and no processor was found; set processor=",
     ):
         lost(printed, [picture, A])
     assert lost(LATE, [picture, A]) == {"user.content": 13, "user.content[image]": 0}
@@ -156,7 +177,11 @@ def test_words_that_a_template_rewrites_count_as_printed() -> None:
     quoted = PLAIN.replace("{{ m.content }}", "{{ m.content | tojson }}")
     assert lost(quoted, [user('a "b"\n\\ é'), assistant('c "d"\n')]) == {}
     assert (
-        lost("{% for m in messages %}{{ m.role }}: {{ m.content.strip() }}\n{% endfor %}", [user("  a b \n"), A]) == {}
+        lost(
+            "{% for m in messages %}{{ m.role }}: {{ m.content.strip() }}\n{% endfor %}",
+            [user("  a b \n"), A],
+        )
+        == {}
     )
 
 
@@ -169,7 +194,11 @@ def test_lines_that_are_cut_out_of_a_content_are_counted_alone() -> None:
 
 def test_text_of_the_assistant_under_other_names_is_counted_and_labels_are_not() -> None:
     said = assistant(
-        "Four.", tool_plan="First I add, then I answer.", id="msg_1", created="2024-01-01 10:00", name="bot"
+        "Four.",
+        tool_plan="First I add, then I answer.",
+        id="msg_1",
+        created="2024-01-01 10:00",
+        name="bot",
     )
     assert lost(PLAIN, [Q, said]) == {"assistant.tool_plan": 27}
     assert lost(PLAIN, [{**Q, "note": "some words of whoever made the data"}, A]) == {}
@@ -187,7 +216,9 @@ def test_a_template_gets_no_objects_when_a_conversation_is_rendered_again(tmp_pa
     messages = [{**Q, "image": np.arange(3)}, thinks("The answer", "answer"), Q2, A2]
     samples = chat(text, on_refused="skip").encode([{"messages": messages}])
     assert not place.exists()
-    assert samples.dropped or samples.notes == {UNRENDERED + "assistant.reasoning_content, earlier turns": {0: 6}}
+    assert samples.dropped or samples.notes == {
+        UNRENDERED + "assistant.reasoning_content, earlier turns": {0: 6}
+    }
 
 
 def test_the_assistants_characters_are_counted_printed_or_not() -> None:
@@ -202,7 +233,10 @@ def test_the_assistants_characters_are_counted_printed_or_not() -> None:
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_plain_conversations_are_printed_whole_by_the_templates_of_trl(name: str) -> None:
     opened = chat(name, on_refused="skip")
-    only_parts = name.partition("_")[0] in ("idefics3", "smolvlm")  # they print parts, and nothing of a string
+    only_parts = name.partition("_")[0] in (
+        "idefics3",
+        "smolvlm",
+    )  # they print parts, and nothing of a string
     if only_parts:
         opened = chat(name, train_on="all")
     samples = opened.encode([{"messages": [Q, A, Q2, A2]}, {"messages": [{**Q, "name": "x"}, A]}])
@@ -223,9 +257,14 @@ def test_a_refusal_counts_no_characters_of_tools_that_are_not_printed() -> None:
 
 
 def test_on_unrendered_stops_or_skips_by_name() -> None:
-    rows = [{"messages": [Q, A]}, {"messages": [Q, thinks("Four.", "Let me add.")]}, {"messages": [Q, A2]}]
+    rows = [
+        {"messages": [Q, A]},
+        {"messages": [Q, thinks("Four.", "Let me add.")]},
+        {"messages": [Q, A2]},
+    ]
     with pytest.raises(
-        TemplateError, match=r"does not print assistant\.reasoning_content \(11 characters\).*'warn'.*'skip'"
+        TemplateError,
+        match=r"does not print assistant\.reasoning_content \(11 characters\).*'warn'.*'skip'",
     ) as stopped:
         chat(PLAIN, on_unrendered="stop").encode(rows)
     assert stopped.value.record == 1

@@ -17,7 +17,13 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, Rewa
 from trl.trainer import dpo_trainer, kto_trainer, reward_trainer
 
 BATCH = 4
-OPTIONS = {"output_dir": "unused", "use_cpu": True, "bf16": False, "max_length": None, "report_to": []}
+OPTIONS = {
+    "output_dir": "unused",
+    "use_cpu": True,
+    "bf16": False,
+    "max_length": None,
+    "report_to": [],
+}
 KINDS: dict[str, Any] = {
     "dpo": (DPOTrainer, DPOConfig, dpo_trainer.DataCollatorForPreference),
     "kto": (KTOTrainer, KTOConfig, kto_trainer.DataCollatorForUnpairedPreference),
@@ -38,7 +44,10 @@ def collate(kind: str, rows: list[dict[str, Any]], pad: int) -> list[dict[str, A
     collator = KINDS[kind][2](pad_token_id=pad)
     batches = [collator(rows[first : first + BATCH]) for first in range(0, len(rows), BATCH)]
     return [
-        {name: [str(value.dtype).removeprefix("torch."), value.tolist()] for name, value in batch.items()}
+        {
+            name: [str(value.dtype).removeprefix("torch."), value.tolist()]
+            for name, value in batch.items()
+        }
         for batch in batches
     ]
 
@@ -51,7 +60,10 @@ def main(folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
         rows = prepare(case["kind"], case["rows"], tokenizer)
         kept = [{key: row[key] for key in row if key.endswith("_ids")} for row in rows]
-        truth[name] = {"prepared": kept, "batches": collate(case["kind"], rows, tokenizer.pad_token_id)}
+        truth[name] = {
+            "prepared": kept,
+            "batches": collate(case["kind"], rows, tokenizer.pad_token_id),
+        }
     (folder / "truth.json").write_text(json.dumps(truth))
 
 

@@ -24,7 +24,14 @@ class _Empty(types.ModuleType):
 
 
 def main() -> None:
-    for name in ("", ".io", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional"):
+    for name in (
+        "",
+        ".io",
+        ".transforms",
+        ".transforms.functional",
+        ".transforms.v2",
+        ".transforms.v2.functional",
+    ):
         module = _Empty(f"torchvision{name}")
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None, is_package=True)
         sys.modules[module.__name__] = module
@@ -34,7 +41,9 @@ def main() -> None:
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
     from transformers.video_utils import VideoMetadata
 
-    def answer(family: str, settings: dict[str, Any], frames: int, height: int, width: int, rate: float) -> Any:
+    def answer(
+        family: str, settings: dict[str, Any], frames: int, height: int, width: int, rate: float
+    ) -> Any:
         kind = Qwen3VLVideoProcessor if family == "qwen3_vl" else Qwen2VLVideoProcessor
         own = kind(**settings)
         metadata = VideoMetadata(total_num_frames=frames, fps=rate)

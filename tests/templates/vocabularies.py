@@ -16,7 +16,9 @@ from penstock.templates.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data")) / "tokenizers"
 
-CORPUS = ["the quick brown fox jumps over the lazy dog and runs home, Grüße 你好 e\u0301\n  two\n\nhello"] * 40
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog and runs home, Grüße 你好 e\u0301\n  two\n\nhello"
+] * 40
 ASCII = "".join(map(chr, range(33, 127)))
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
 ADDED = ["<think>", "<tool>"]  # found in a text, but not special
@@ -39,7 +41,9 @@ def byte_level(*, nfc: bool = False, prefix: bool = False) -> Reference:
     return made
 
 
-def blank_level(*, normalizer: normalizers.Normalizer | None, pre: pre_tokenizers.PreTokenizer | None) -> Reference:
+def blank_level(
+    *, normalizer: normalizers.Normalizer | None, pre: pre_tokenizers.PreTokenizer | None
+) -> Reference:
     """As SentencePiece has it: blanks are ▁, unknown bytes <0xNN>."""
     made = Reference(models.BPE(unk_token="<unk>", fuse_unk=True))
     if normalizer is not None:
@@ -47,11 +51,17 @@ def blank_level(*, normalizer: normalizers.Normalizer | None, pre: pre_tokenizer
     if pre is not None:
         made.pre_tokenizer = pre
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], show_progress=False)
-    made.train_from_iterator([*(text[:60] for text in CORPUS), ASCII], trainer)  # other letters stay unknown
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], show_progress=False
+    )
+    made.train_from_iterator(
+        [*(text[:60] for text in CORPUS), ASCII], trainer
+    )  # other letters stay unknown
     spec = json.loads(made.to_str())
     spec["model"]["byte_fallback"] = True
-    spec["added_tokens"] = [token for token in spec["added_tokens"] if not token["content"].startswith("<0x")]
+    spec["added_tokens"] = [
+        token for token in spec["added_tokens"] if not token["content"].startswith("<0x")
+    ]
     made = Reference.from_str(json.dumps(spec))
     made.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
     return made
@@ -63,7 +73,10 @@ def llama_2() -> Reference:
 
 
 def gemma() -> Reference:
-    return blank_level(normalizer=normalizers.Replace(" ", "▁"), pre=pre_tokenizers.Split(" ", "merged_with_previous"))
+    return blank_level(
+        normalizer=normalizers.Replace(" ", "▁"),
+        pre=pre_tokenizers.Split(" ", "merged_with_previous"),
+    )
 
 
 def metaspace(scheme: str) -> Reference:
@@ -88,16 +101,22 @@ def holes() -> Reference:
 def dropping() -> Reference:
     """Without a word for what it does not know: those bytes belong to no token."""
     made = Reference(models.BPE())
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     made.train_from_iterator(
-        [text[:60] for text in CORPUS], trainers.BpeTrainer(vocab_size=100, special_tokens=SPECIAL, show_progress=False)
+        [text[:60] for text in CORPUS],
+        trainers.BpeTrainer(vocab_size=100, special_tokens=SPECIAL, show_progress=False),
     )
     return made
 
 
 def removing() -> Reference:
     """Takes letters away and puts blanks in front: the two cancel in a sum."""
-    steps = [pre_tokenizers.Split("q", "removed"), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    steps = [
+        pre_tokenizers.Split("q", "removed"),
+        pre_tokenizers.Metaspace(prepend_scheme="always"),
+    ]
     return blank_level(normalizer=None, pre=pre_tokenizers.Sequence(steps))
 
 
@@ -117,7 +136,9 @@ def word_piece() -> Reference:
     made = Reference(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", *SPECIAL], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", *SPECIAL], show_progress=False
+    )
     made.train_from_iterator(CORPUS, trainer)
     return made
 
@@ -150,14 +171,26 @@ VOCABULARIES: dict[str, Callable[[], Reference]] = {
     "word piece": word_piece,
     "unigram": unigram,
 }
-FAST = {"byte level", "byte level, NFC", "byte level, blank in front", "llama 2", "gemma", "stripping", "cutting"}
+FAST = {
+    "byte level",
+    "byte level, NFC",
+    "byte level, blank in front",
+    "llama 2",
+    "gemma",
+    "stripping",
+    "cutting",
+}
 NO_TABLE = {"dropping", "removing", "word piece", "unigram"}
 
 
 @cache
 def both(name: str) -> tuple[Tokenizer, Reference]:
     """The tokenizer under test and an oracle that no code of ours has touched, but for trimmed offsets."""
-    made = VOCABULARIES[name]() if name in VOCABULARIES else Reference.from_file(str(REAL / name / "tokenizer.json"))
+    made = (
+        VOCABULARIES[name]()
+        if name in VOCABULARIES
+        else Reference.from_file(str(REAL / name / "tokenizer.json"))
+    )
     oracle = Reference.from_str(made.to_str())
     oracle.no_padding()
     oracle.no_truncation()
@@ -200,11 +233,18 @@ def whole_characters(text: str, start: int, stop: int) -> tuple[int, int]:
 def told(encoded: Encoded, number: int, text: str) -> list[tuple[int, tuple[int, int]]]:
     """(id, span) of each token of one text."""
     where = slice(encoded.offsets[number], encoded.offsets[number + 1])
-    rows = zip(encoded.ids[where].tolist(), encoded.starts[where].tolist(), encoded.stops[where].tolist(), strict=True)
+    rows = zip(
+        encoded.ids[where].tolist(),
+        encoded.starts[where].tolist(),
+        encoded.stops[where].tolist(),
+        strict=True,
+    )
     return [(token, whole_characters(text, start, stop)) for token, start, stop in rows]
 
 
 def expected(oracle: Reference, text: str) -> list[tuple[int, tuple[int, int]]]:
     encoding = oracle.encode(text, add_special_tokens=False)
-    spans = [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in encoding.offsets]
+    spans = [
+        (len(text[:start].encode()), len(text[:stop].encode())) for start, stop in encoding.offsets
+    ]
     return list(zip(encoding.ids, spans, strict=True))

@@ -37,7 +37,14 @@ WORDS = [
     "from",
     "home",
 ]
-ODD = ["Straße ŒUVRE", "日本語のテキスト", "naïve café", "a\nb\tc", 'she said "no"', "<script>alert(1)</script>"]
+ODD = [
+    "Straße ŒUVRE",
+    "日本語のテキスト",
+    "naïve café",
+    "a\nb\tc",
+    'she said "no"',
+    "<script>alert(1)</script>",
+]
 
 Ask = Callable[..., Any]
 
@@ -73,12 +80,16 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) 
     return folder
 
 
-def write_recipe(folder: Path, tokenizer: Path, *, weights: tuple[int, int] | None = (3, 1), **keys: Any) -> Path:
+def write_recipe(
+    folder: Path, tokenizer: Path, *, weights: tuple[int, int] | None = (3, 1), **keys: Any
+) -> Path:
     """A recipe of two files, one of them with lines that cannot be read."""
     lines = [json.dumps(record) for record in conversations(160, 1)]
     lines[20], lines[41] = "{broken", '["not", "an", "object"]'
     (folder / "first.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (folder / "second.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in conversations(90, 2)))
+    (folder / "second.jsonl").write_text(
+        "".join(f"{json.dumps(record)}\n" for record in conversations(90, 2))
+    )
     sets: dict[str, Any] = {name: {"path": f"{name}.jsonl"} for name in ("first", "second")}
     for (_, one), weight in zip(sets.items(), weights or (), strict=False):
         one["weight"] = weight
@@ -130,7 +141,9 @@ def asking(view: View) -> Ask:
             answer = client.get(f"/{TOKEN}/api/{name}", params=asked)
             assert answer.status_code == status, answer.text
             value = answer.json()
-            is_under_way = value.get("complete") is False or ("progress" in value and not value["progress"]["over"])
+            is_under_way = value.get("complete") is False or (
+                "progress" in value and not value["progress"]["over"]
+            )
             return None if complete and is_under_way else value
 
         return wait_for(once)

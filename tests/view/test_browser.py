@@ -33,7 +33,9 @@ pytestmark = pytest.mark.skipif(
 def served(view: View) -> Iterator[str]:
     """The viewer on a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(application(view, TOKEN), log_level="error", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            application(view, TOKEN), log_level="error", lifespan="off", ws="none"
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -52,7 +54,10 @@ def heard() -> list[bytes]:
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory, heard: list[bytes]) -> Iterator[Browser]:
     """A browser whose requests all go to a trap, except those to this machine."""
-    with trap(heard) as port, browser(tmp_path_factory.mktemp("browser"), trap=port, patience=1500) as found:
+    with (
+        trap(heard) as port,
+        browser(tmp_path_factory.mktemp("browser"), trap=port, patience=1500) as found,
+    ):
         yield found
 
 
@@ -66,7 +71,9 @@ def hostile_path(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path)
         "",
         *(f"the quick brown fox {row} runs\n" * (1 + row % 9) for row in range(300)),
     ]
-    (folder / hostile.FILE_NAME).write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    (folder / hostile.FILE_NAME).write_text(
+        "".join(f"{json.dumps({'text': text})}\n" for text in texts)
+    )
     sets = {
         hostile.SOURCE_NAME: {"path": hostile.FILE_NAME, "weight": 1},
         "again": {"path": f"./{hostile.FILE_NAME}", "weight": 1},
@@ -95,7 +102,9 @@ class Page:
         self.browser.visit("about:blank")
         self.browser.visit(self.url + address, **options)
         # before a page has loaded, a link that a script clicks takes the place of its entry in the history
-        self.see("location.href !== 'about:blank' && performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
+        self.see(
+            "location.href !== 'about:blank' && performance.getEntriesByType('navigation')[0].loadEventEnd > 0"
+        )
 
     def value(self, expression: str) -> Any:
         return self.browser.value(expression)
@@ -116,9 +125,18 @@ class Page:
         self.see(f"document.querySelector('main').innerText.includes({json.dumps(words)})")
 
     def press(self, key: str) -> None:
-        named = {"ArrowDown": 40, "ArrowUp": 38, "ArrowRight": 39, "End": 35, "Enter": 13, "Escape": 27}
+        named = {
+            "ArrowDown": 40,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "End": 35,
+            "Enter": 13,
+            "Escape": 27,
+        }
         common = {"key": key, "windowsVirtualKeyCode": named.get(key, ord(key[0].upper()))}
-        text = {"text": "\r" if key == "Enter" else key} if key not in named or key == "Enter" else {}
+        text = (
+            {"text": "\r" if key == "Enter" else key} if key not in named or key == "Enter" else {}
+        )
         self.browser.ask("Input.dispatchKeyEvent", type="keyDown", **common, **text)
         self.browser.ask("Input.dispatchKeyEvent", type="keyUp", **common)
 
@@ -131,7 +149,11 @@ class Page:
     def clean(self, heard: list[bytes]) -> None:
         """Nothing failed, nothing of the data ran, and nothing but this server was asked."""
         assert self.browser.errors == [] and self.browser.lines == []
-        assert [each for each in self.browser.requests if not each.startswith((self.url, "data:", "about:"))] == []
+        assert [
+            each
+            for each in self.browser.requests
+            if not each.startswith((self.url, "data:", "about:"))
+        ] == []
         assert [each for each in heard if hostile.CANARY.encode() in each] == []
 
 
@@ -156,7 +178,9 @@ def test_every_view_is_seen_in_every_window(
     page.visit(address, width=width, height=height, theme=theme)
     page.text(VIEWS[address])
     assert page.value("document.documentElement.scrollWidth") <= width, "nothing sticks out"
-    assert page.value("document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth")
+    assert page.value(
+        "document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
+    )
     seen = pixels(page.browser.screenshot(width=width, height=height, scale=0.25))
     assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 40
     background = np.median(seen, axis=(0, 1)).mean()
@@ -188,7 +212,9 @@ def test_hostile_records_stay_text(page: Page, heard: list[bytes]) -> None:
 def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> None:
     page.visit("")
     chosen = "Number(new URLSearchParams(location.hash.split('?')[1]).get('row'))"
-    page.see("location.hash.includes('row=0') && document.querySelectorAll('[data-tab]').length > 0")
+    page.see(
+        "location.hash.includes('row=0') && document.querySelectorAll('[data-tab]').length > 0"
+    )
     for key, row in (("j", 1), ("j", 2), ("k", 1)):
         page.press(key)
         page.see(f"{chosen} === {row}")
@@ -197,7 +223,9 @@ def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> Non
     page.see(f"{chosen} === 2")
     page.press("End")
     page.see(f"{chosen} === 629")
-    page.see("document.querySelector('[aria-selected=true]').getBoundingClientRect().bottom <= innerHeight")
+    page.see(
+        "document.querySelector('[aria-selected=true]').getBoundingClientRect().bottom <= innerHeight"
+    )
     page.press("x")
     page.see("document.querySelector('[data-tab=text]').getAttribute('aria-selected') === 'true'")
     page.press("g")
@@ -246,13 +274,13 @@ def test_filters_narrow_the_list_and_say_how_far(page: Page, heard: list[bytes])
     page.visit("#/samples")
     page.text("630 rows")
     typed = "c.dispatchEvent(new Event('input', {bubbles: true}))"
-    set_value = (
-        f"(name, value) => {{ const c = document.querySelector(`[name=${{name}}]`); c.value = value; {typed}; }}"
-    )
+    set_value = f"(name, value) => {{ const c = document.querySelector(`[name=${{name}}]`); c.value = value; {typed}; }}"
     page.value(f"({set_value})('reason', 'overlong')")
     page.see("location.hash.includes('reason=overlong')")
     page.see("/^\\d+ of 630 rows$/m.test(document.querySelector('.list-said').innerText)")
-    page.see("[...document.querySelectorAll('.row-facts')].every((each) => each.innerText.includes('overlong'))")
+    page.see(
+        "[...document.querySelectorAll('.row-facts')].every((each) => each.innerText.includes('overlong'))"
+    )
     page.value(f"({set_value})('length_from', 'many')")
     page.text("length_from is 'many', expected a number")
     page.value("document.querySelector('[type=reset]').click()")
@@ -264,17 +292,24 @@ def test_filters_narrow_the_list_and_say_how_far(page: Page, heard: list[bytes])
     page.clean(heard)
 
 
-def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(page: Page, heard: list[bytes]) -> None:
+def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(
+    page: Page, heard: list[bytes]
+) -> None:
     page.visit("#/run")
     page.text("Packing efficiency")
     page.value("document.querySelector('[aria-label=\"Go to step\"]').focus()")
     page.browser.ask("Input.insertText", text="loss spike at step 12!")
     page.press("Enter")
     page.text("Step 12")
-    page.value("[...document.querySelectorAll('button')].find((each) => each.textContent === 'Mark to skip').click()")
+    page.value(
+        "[...document.querySelectorAll('button')].find((each) => each.textContent === 'Mark to skip').click()"
+    )
     page.see("document.querySelector('.copy-line code')?.textContent === 'skip: [12]'")
     assert Recipe.of(
-        "x.jsonl", skip=json.loads(page.value("document.querySelector('.copy-line code').textContent.slice(6)"))
+        "x.jsonl",
+        skip=json.loads(
+            page.value("document.querySelector('.copy-line code').textContent.slice(6)")
+        ),
     ).settings["skip"]
     page.value("document.querySelector('.frame').focus()")
     page.press("ArrowRight")
@@ -284,7 +319,9 @@ def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(page: P
     page.clean(heard)
 
 
-def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(page: Page, heard: list[bytes]) -> None:
+def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(
+    page: Page, heard: list[bytes]
+) -> None:
     page.visit("#/run")
     steps = page.see("Number(document.querySelector('.tiles dd').firstChild.textContent)")
     page.value(f"location.hash = '#/run?step={steps + 1}'")
@@ -298,7 +335,9 @@ def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(page: Page, hea
     page.clean(heard)
 
 
-def test_positions_of_one_sample_are_not_written_below_another(page: Page, heard: list[bytes]) -> None:
+def test_positions_of_one_sample_are_not_written_below_another(
+    page: Page, heard: list[bytes]
+) -> None:
     page.visit("#/samples?row=20&at=20")
     page.see("document.querySelectorAll('.positions a').length > 0")
     page.value(
@@ -351,13 +390,17 @@ def test_a_running_job_is_followed(page: Page, hostile_path: Path, heard: list[b
     for _ in batches:
         pass
     page.text("finished")
-    page.see(f"document.querySelectorAll('.tiles dd')[1].firstChild.textContent === {json.dumps(f'{len(loader):,}')}")
+    page.see(
+        f"document.querySelectorAll('.tiles dd')[1].firstChild.textContent === {json.dumps(f'{len(loader):,}')}"
+    )
     page.clean(heard)
 
 
 def test_a_wrong_token_shows_nothing(page: Page) -> None:
     page.browser.visit(page.url.replace(TOKEN, "guess"))
-    assert page.value("document.body.innerText").startswith("refused: the token in the URL is wrong")
+    assert page.value("document.body.innerText").startswith(
+        "refused: the token in the URL is wrong"
+    )
 
 
 def test_another_page_cannot_read_the_viewer(page: Page, tmp_path: Path) -> None:
@@ -367,10 +410,16 @@ def test_another_page_cannot_read_the_viewer(page: Page, tmp_path: Path) -> None
         f"<!doctype html><title>other</title><iframe src='{page.url}'></iframe><script src='{page.url}app.js'></script>"
     )
     page.browser.visit(other.as_uri())
-    assert page.value(f"fetch('{page.url}api/overview').then((answer) => answer.text(), () => 'refused')") == "refused"
+    assert (
+        page.value(
+            f"fetch('{page.url}api/overview').then((answer) => answer.text(), () => 'refused')"
+        )
+        == "refused"
+    )
     assert page.value("document.querySelector('iframe').contentDocument") is None
     assert any(
-        "403" in error or "blocked" in error.lower() or "refused" in error.lower() for error in page.browser.errors
+        "403" in error or "blocked" in error.lower() or "refused" in error.lower()
+        for error in page.browser.errors
     )
 
 
@@ -384,7 +433,9 @@ def test_a_large_list_is_never_loaded_as_a_whole(
 ) -> None:
     """Scroll, jump, filter and search: a few small requests each, and as many elements as rows are seen."""
     with (tmp_path / "many.jsonl").open("w") as file:
-        file.writelines(f'{{"text": "row {row} of fox{" dog" * (row % 7)}"}}\n' for row in range(ROWS))
+        file.writelines(
+            f'{{"text": "row {row} of fox{" dog" * (row % 7)}"}}\n' for row in range(ROWS)
+        )
     recipe = {"data": "many.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 64,
               "batch_size": 8, "num_proc": 1}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
@@ -398,7 +449,9 @@ def test_a_large_list_is_never_loaded_as_a_whole(
         first = "document.querySelector('.list-row .row-text')?.textContent"
         final = "[...document.querySelectorAll('.row-text')].at(-1)?.textContent"
         chosen = "document.querySelector('[aria-selected=true]')?.textContent"
-        counted = "/^[\\d,]+ of [\\d,]+ rows$/m.test(document.querySelector('.list-said').innerText)"
+        counted = (
+            "/^[\\d,]+ of [\\d,]+ rows$/m.test(document.querySelector('.list-said').innerText)"
+        )
         scroll = "const list = document.querySelector('.list'); list.scrollTop = list.scrollHeight - list.clientHeight"
         middle, last = ROWS // 2, ROWS - 1
 
@@ -412,7 +465,9 @@ def test_a_large_list_is_never_loaded_as_a_whole(
             "location.hash = '#/run?step=77'": "document.querySelector('.step h2')?.textContent === 'Step 77'",
             "location.hash = '#/what-if?max_length=16'": "document.querySelector('.copy-line code')?.textContent === 'max_length: 16'",
         }
-        page.value(f"fetch('{url}api/rows?q=row').then((answer) => answer.status)")  # begins the index
+        page.value(
+            f"fetch('{url}api/rows?q=row').then((answer) => answer.status)"
+        )  # begins the index
         wait_for(lambda: view._indexes["record"].state["over"])
         for act, shows in steps.items():
             before = len(page.browser.requests)

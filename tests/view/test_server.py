@@ -87,7 +87,15 @@ def test_the_viewer_only_reads(client: TestClient, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*PATHS, "/api/none", "/none", "/../../../etc/passwd", "/..%2f..%2fpyproject.toml", "/api/rows?first=x"]
+    "path",
+    [
+        *PATHS,
+        "/api/none",
+        "/none",
+        "/../../../etc/passwd",
+        "/..%2f..%2fpyproject.toml",
+        "/api/rows?first=x",
+    ],
 )
 def test_every_answer_has_the_headers_that_protect_it(client: TestClient, path: str) -> None:
     for url in (f"/{TOKEN}{path}", f"/wrong{path}"):
@@ -100,10 +108,19 @@ def test_every_answer_has_the_headers_that_protect_it(client: TestClient, path: 
             and "http" not in policy
             and "*" not in policy
         )
-        assert answer.headers["cache-control"] == "no-store" and answer.headers["referrer-policy"] == "no-referrer"
-        assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["x-frame-options"] == "DENY"
+        assert (
+            answer.headers["cache-control"] == "no-store"
+            and answer.headers["referrer-policy"] == "no-referrer"
+        )
+        assert (
+            answer.headers["x-content-type-options"] == "nosniff"
+            and answer.headers["x-frame-options"] == "DENY"
+        )
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-        assert "access-control-allow-origin" not in answer.headers and "set-cookie" not in answer.headers
+        assert (
+            "access-control-allow-origin" not in answer.headers
+            and "set-cookie" not in answer.headers
+        )
 
 
 @pytest.mark.parametrize("path", ["//", "/api/", "/api/overview/", "/app.js/", "/media/0/0/"])
@@ -117,20 +134,28 @@ def test_no_file_of_the_page_names_another_place(client: TestClient) -> None:
     assert {"index.html", "app.js", "app.css"} <= set(names)
     for name in [*names, "page.css"]:
         text = client.get(f"/{TOKEN}/{name}").text
-        found = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text)) - {"http://www.w3.org/2000/svg"}
+        found = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text)) - {
+            "http://www.w3.org/2000/svg"
+        }
         assert found == set(), name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
-            name
-        )
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+        ), name
 
 
 def test_what_is_wrong_is_said_in_words(ask: Ask) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"name": "rows", "first": "x"}, "first is 'x', expected a number from 0 on"),
         ({"name": "rows", "length_from": "-3"}, "length_from is '-3', expected a number"),
-        ({"name": "rows", "source": "third"}, "unknown data set 'third', expected one of first, second"),
+        (
+            {"name": "rows", "source": "third"},
+            "unknown data set 'third', expected one of first, second",
+        ),
         ({"name": "rows", "q": "a", "in": "nowhere"}, "cannot search in 'nowhere'"),
-        ({"name": "rows", "media": "smell"}, "media is 'smell', expected one of image, video, audio"),
+        (
+            {"name": "rows", "media": "smell"},
+            "media is 'smell', expected one of image, video, audio",
+        ),
         ({"name": "sample", "row": 10**9}, "row 1,000,000,000 does not exist: there are 250"),
         ({"name": "step", "step": 10**9}, "the run has"),
         ({"name": "run", "epoch": 2}, "epoch 2 does not exist: the run has 2"),
@@ -152,7 +177,11 @@ def start(arguments: list[str], folder: Path) -> "subprocess.Popen[str]":
 
 def test_the_command_prints_its_url_writes_nothing_and_ends_with_ctrl_c(recipe_path: Path) -> None:
     cache = Cache(recipe_path.parent / "cache")
-    before = [(entry.name, entry.num_bytes) for entry in cache.entries() if not entry.name.startswith("leases")]
+    before = [
+        (entry.name, entry.num_bytes)
+        for entry in cache.entries()
+        if not entry.name.startswith("leases")
+    ]
     process = start([str(recipe_path), "--world-size", "2"], recipe_path.parent)
     try:
         assert process.stdout is not None
@@ -171,18 +200,31 @@ def test_the_command_prints_its_url_writes_nothing_and_ends_with_ctrl_c(recipe_p
         process.kill()
         said = process.communicate()[1]
     assert "Traceback" not in said
-    assert [(entry.name, entry.num_bytes) for entry in cache.entries() if not entry.name.startswith("leases")] == before
+    assert [
+        (entry.name, entry.num_bytes)
+        for entry in cache.entries()
+        if not entry.name.startswith("leases")
+    ] == before
 
 
 def test_a_port_that_is_taken_and_a_missing_extra_are_errors_with_advice(recipe_path: Path) -> None:
     code = "import sys; sys.modules['starlette'] = None\nfrom penstock.cli.main import run\nsys.exit(run(sys.argv[1:]))"
     missing = subprocess.run(
-        [sys.executable, "-c", code, "view", str(recipe_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "view", str(recipe_path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert missing.returncode == 3 and "pip install 'penstock[view]'" in missing.stderr
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = start([str(recipe_path), "--port", str(taken.getsockname()[1])], recipe_path.parent)
+        process = start(
+            [str(recipe_path), "--port", str(taken.getsockname()[1])], recipe_path.parent
+        )
         _, said = process.communicate(timeout=100)
-    assert process.returncode == 3 and "cannot listen on 127.0.0.1 port" in said and "choose another --port" in said
+    assert (
+        process.returncode == 3
+        and "cannot listen on 127.0.0.1 port" in said
+        and "choose another --port" in said
+    )

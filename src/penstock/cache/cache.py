@@ -36,15 +36,15 @@ _Data = TypeVar("_Data")
 _TRASH = "trash"
 _TEMPORARY = "penstock-"
 
-_TRIES, _TRY_SECONDS = 20, 0.05
+_TRIES = 20
+_TRY_SECONDS = 0.05
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORECASE)
 _LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
-_YES, _NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
+_YES = {"1", "true", "yes", "on"}
+_NO = {"", "0", "false", "no", "off"}
 
-OTHER_CONTENT = (
-    "exists with other content than Penstock just made; it is damaged or was edited: remove it, or pass refresh=True"
-)
+OTHER_CONTENT = "exists with other content than Penstock just made; it is damaged or was edited: remove it, or pass refresh=True"
 _ELSEWHERE = "choose another folder with cache_dir= or PENSTOCK_CACHE"
 _ADVICE = {
     errno.ENOSPC: f"free some space there (`penstock cache prune`), or {_ELSEWHERE}",
@@ -133,7 +133,10 @@ class Cache:
 
     def size(self, name: str, *, hold: bool = True) -> int | None:
         """Return the bytes of a published file, which is held from now on; None if there is none."""
-        with explained("look up", self.path(name)), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with (
+            explained("look up", self.path(name)),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        ):
             size = self.place.stat(name).size
             if hold:
                 self.hold(name)
@@ -161,15 +164,22 @@ class Cache:
 
     def names(self, folder: str) -> list[str]:
         """Return the published files of a folder, sorted.  On a network, a listing is fresh where a lookup may not be."""
-        with explained("list", self.path(folder)), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(f"{folder}/{name}" for name, _ in self.place.entries(folder) if name[0] != ".")
+        with (
+            explained("list", self.path(folder)),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        ):
+            return sorted(
+                f"{folder}/{name}" for name, _ in self.place.entries(folder) if name[0] != "."
+            )
         return []
 
     def entries(self, below: str = "") -> list[Entry]:
         """Return all published files of the cache, or below one of its folders, sorted; none is held."""
         with explained("list", self.root), contextlib.suppress(FileNotFoundError):
             files = [(self._name(file), file) for file in self.place.scan(below)]
-            return sorted(Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}")
+            return sorted(
+                Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}"
+            )
         return []
 
     def read(self, name: str) -> bytes:
@@ -181,7 +191,9 @@ class Cache:
         data = self.reading(name, self.place.map)
         if size not in (None, len(data)):
             expected = f"{len(data)} bytes, expected {size}"
-            raise StoreError(f"{self.path(name)}: {expected}; remove the file, it will be made again")
+            raise StoreError(
+                f"{self.path(name)}: {expected}; remove the file, it will be made again"
+            )
         if hold:
             self.hold(name)
         return data
@@ -196,7 +208,12 @@ class Cache:
             return read(name)
 
     def publish(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False, hold: bool = True
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        hold: bool = True,
     ) -> int:
         """Write a file beside its place, sync it, give it its name; return its size.
 
@@ -265,7 +282,11 @@ class Cache:
         return locks.my_lease(self.place)
 
     def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[Any, ...]]:
-        settings = {"max_bytes": self.max_bytes, "allow_shared": self.place.allow_shared, "verify": self.verify}
+        settings = {
+            "max_bytes": self.max_bytes,
+            "allow_shared": self.place.allow_shared,
+            "verify": self.verify,
+        }
         return partial(Cache, **settings), (str(self.root),)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -301,8 +322,12 @@ def explained(doing: str, path: Path | str) -> Iterator[None]:
     except RemoteError as error:  # its text says what to do
         raise StoreError(f"cannot {doing} {path}: {error.strerror}") from error
     except OSError as error:
-        is_gone = error.errno == errno.ENOENT and doing == "write"  # the folder was removed, or is a dangling link
-        advice = _ADVICE.get(0 if is_gone else error.errno or 0, f"check the folder, or {_ELSEWHERE}")
+        is_gone = (
+            error.errno == errno.ENOENT and doing == "write"
+        )  # the folder was removed, or is a dangling link
+        advice = _ADVICE.get(
+            0 if is_gone else error.errno or 0, f"check the folder, or {_ELSEWHERE}"
+        )
         raise StoreError(f"cannot {doing} {path}: {error.strerror or error}; {advice}") from error
 
 
@@ -319,7 +344,9 @@ def parse_size(text: str) -> int:
     """Bytes: "4096", "200G", "1.5 TiB"."""
     parts = _SIZE.fullmatch(text)
     if parts is None:
-        raise StoreError(f"{text!r} is not a size, expected a number of bytes such as 4096, 200G or 1.5TiB")
+        raise StoreError(
+            f"{text!r} is not a size, expected a number of bytes such as 4096, 200G or 1.5TiB"
+        )
     power = "kmgt".index(parts[3].lower()) + 1 if parts[3] else 0
     return int(float(parts[1]) * (1024 if parts[4] else 1000) ** power)
 

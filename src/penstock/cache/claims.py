@@ -26,7 +26,9 @@ from penstock.fingerprint import fingerprint
 
 STALE_SECONDS = 60.0  # without a beat, the claim of another machine counts for nothing
 _BEAT_SECONDS = 5.0
-_FIRST_PAUSE, _MAX_PAUSE = 0.02, 1.0  # seconds until a claim is looked at again
+# seconds until a claim is looked at again
+_FIRST_PAUSE = 0.02
+_MAX_PAUSE = 1.0
 _LOG_SECONDS = 5.0  # a process that waits longer for a claim says so
 _FOLDER = "claims"
 RESULTS = "results"  # what processes that prepare the same data at the same time tell each other
@@ -50,15 +52,21 @@ class Held:
         return self.owner is not None and self.owner.is_dead
 
     def __str__(self) -> str:
-        return f"process {self.owner.pid} on {self.text.split(' ', 3)[-1]}" if self.owner else "an unknown process"
+        return (
+            f"process {self.owner.pid} on {self.text.split(' ', 3)[-1]}"
+            if self.owner
+            else "an unknown process"
+        )
 
 
 class Claim:
     """What this process makes.  Without a name where no file could be created: then others may make it, too."""
 
     def __init__(self, cache: Cache, name: str = "") -> None:
-        self._cache, self._name = cache, name
-        self._beat, self._last_beat = 0, time.monotonic()
+        self._cache = cache
+        self._name = name
+        self._beat = 0
+        self._last_beat = time.monotonic()
 
     def beat(self) -> None:
         """Renew the claim; cheap enough to be called often."""
@@ -73,7 +81,9 @@ class Claim:
     def __exit__(self, *error: object) -> None:
         if self._name:
             with contextlib.suppress(OSError, StoreError):
-                if (held := _read(self._cache, self._name)) is not None and held.owner == Owner.me():  # not taken over
+                if (
+                    held := _read(self._cache, self._name)
+                ) is not None and held.owner == Owner.me():  # not taken over
                     self._cache.claims.remove(self._name)
 
 
@@ -100,7 +110,9 @@ def take_claim(key: str, cache: Cache, *, stale: Held | None = None) -> Claim | 
 
 def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object], *, what: str) -> Claim:
     """Claim what a key names.  While another process makes it, wait until `is_made`, or until that process gives no sign of life."""
-    pause, last, is_logged = _FIRST_PAUSE, None, False
+    pause = _FIRST_PAUSE
+    last = None
+    is_logged = False
     begun = changed = time.monotonic()
     while True:
         stale = last if time.monotonic() - changed > STALE_SECONDS else None
@@ -110,7 +122,8 @@ def wait_for_claim(key: str, cache: Cache, is_made: Callable[[], object], *, wha
         if is_made():
             return Claim(cache)
         if found != last:
-            last, changed = found, time.monotonic()
+            last = found
+            changed = time.monotonic()
         if not is_logged and time.monotonic() - begun > _LOG_SECONDS:
             is_logged = True
             _log.info("waiting for %s, which makes %s", found, what)
@@ -139,7 +152,9 @@ def publish_result(key: str, value: Any, cache: Cache) -> None:
     """Tell other processes of this machine what this one has made, so that they need not read it, as long as this one runs."""
     text = f"{Owner.me()} {fingerprint(value)} {json.dumps(value)}"
     with contextlib.suppress(StoreError):
-        cache.publish(f"{RESULTS}/{key}", lambda file: file.write(text.encode()), replace=True, hold=False)
+        cache.publish(
+            f"{RESULTS}/{key}", lambda file: file.write(text.encode()), replace=True, hold=False
+        )
 
 
 def recall_result(key: str, cache: Cache) -> Any:
@@ -150,7 +165,9 @@ def recall_result(key: str, cache: Cache) -> Any:
     """
     with contextlib.suppress(OSError, StoreError, ValueError):
         held = Held(cache.read(f"{RESULTS}/{key}").decode())
-        is_running = held.owner not in (None, Owner.me()) and held.owner.is_here and not held.is_dead
+        is_running = (
+            held.owner not in (None, Owner.me()) and held.owner.is_here and not held.is_dead
+        )
         if is_running or cache.claims is not cache.place:
             _, check, text = held.text.split(" ", 2)
             if fingerprint(value := json.loads(text)) == check:

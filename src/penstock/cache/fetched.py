@@ -38,7 +38,9 @@ class Bucket:
     def remove(self, name: str) -> None:
         self.place.remove(self.full(name))
 
-    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+    def create(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+    ) -> int:
         return self.place.create(self.full(name), write, replace=replace)
 
     def read(self, name: str) -> bytes:
@@ -55,7 +57,9 @@ def fetch_folder(url: str, names: Sequence[str], cache: Cache | None = None) -> 
     with ThreadPoolExecutor(len(names)) as pool:
         found = {
             name: file
-            for name, file in zip(names, pool.map(_version, [f"{url}/{n}" for n in names]), strict=True)
+            for name, file in zip(
+                names, pool.map(_version, [f"{url}/{n}" for n in names]), strict=True
+            )
             if file
         }
     versions = [[file.path, file.size, file.mtime_ns, file.etag] for file in found.values()]

@@ -26,7 +26,9 @@ LEASES = "leases"
 
 _OWNER = re.compile(r"([0-9a-f]{12})-([0-9]{1,10})-([0-9]{1,20})")
 _TEMPORARY = re.compile(r"\.(.+)-[0-9a-f]{16}\.tmp")
-_READS = 1000  # of a lease that ends in the middle of a line; after that, its writer was stopped there
+_READS = (
+    1000  # of a lease that ends in the middle of a line; after that, its writer was stopped there
+)
 _FOREIGN_SECONDS = 30 * 86400
 
 
@@ -95,9 +97,12 @@ def _start(pid: int) -> int | None:
 def _place() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = Path("/proc/self/ns/pid").stat().st_ino  # two containers of one kernel both count from 1
+        namespace = (
+            Path("/proc/self/ns/pid").stat().st_ino
+        )  # two containers of one kernel both count from 1
     except OSError:
-        boot, namespace = "", 0
+        boot = ""
+        namespace = 0
     return fingerprint([platform.node(), boot, namespace])[:12]
 
 
@@ -143,18 +148,28 @@ class Lease:
             self._write("-", [name for name in names if not self._counts[name]])
 
     def _write(self, sign: str, names: Iterable[str]) -> None:
-        if self._is_off or not names or os.getpid() != self._owner.pid:  # a fork copies holders, but not the lease
+        if (
+            self._is_off or not names or os.getpid() != self._owner.pid
+        ):  # a fork copies holders, but not the lease
             return
         head = ""
         try:
             if not self._has_file:
-                if not self._folder.can_write():  # raises FileNotFoundError if there is no cache yet
+                if (
+                    not self._folder.can_write()
+                ):  # raises FileNotFoundError if there is no cache yet
                     raise PermissionError
                 _live_leases(self._folder)  # removes the others
-                head, sign, names = f"# {platform.node()} process {self._owner.pid}\n", "+", sorted(+self._counts)
+                head = f"# {platform.node()} process {self._owner.pid}\n"
+                sign = "+"
+                names = sorted(+self._counts)
             elif sign == "-":
-                self._folder.stat(self._name)  # raises if the cache was removed: it must not come back
-            self._folder.append(self._name, (head + "".join(f"{sign} {name}\n" for name in names)).encode())
+                self._folder.stat(
+                    self._name
+                )  # raises if the cache was removed: it must not come back
+            self._folder.append(
+                self._name, (head + "".join(f"{sign} {name}\n" for name in names)).encode()
+            )
         except (OSError, StoreError) as error:
             # Reading must not fail because nothing can be written.  A cache that does not exist yet gets its lease later.
             self._is_off = self._has_file or not isinstance(error, FileNotFoundError)
@@ -174,7 +189,9 @@ _leases: dict[tuple[int, str], Lease] = {}
 
 def my_lease(folder: Folder) -> Lease:
     """Return the lease of this process; a forked child begins its own."""
-    return _leases.setdefault((os.getpid(), str(folder.root)), Lease(folder))  # one step, so threads need no lock
+    return _leases.setdefault(
+        (os.getpid(), str(folder.root)), Lease(folder)
+    )  # one step, so threads need no lock
 
 
 def held_names(folder: Folder) -> set[str]:
@@ -203,13 +220,17 @@ def _live_leases(folder: Folder) -> set[str]:
 
 def remove_dead(folder: Folder, names: Iterable[str]) -> set[str]:
     """Remove leases and temporary files of dead processes, and those of other machines after a month; return their names."""
-    found, now = set(), functools.cache(lambda: clock(folder))
+    found = set()
+    now = functools.cache(lambda: clock(folder))
     for name in names:
         last = name.rpartition("/")[2]
         temporary = _TEMPORARY.fullmatch(last)
         owner = Owner.parse(temporary[1] if temporary else last)
         with contextlib.suppress(OSError):
-            if owner and (owner.is_dead or (not owner.is_here and folder.stat(name).mtime < now() - _FOREIGN_SECONDS)):
+            if owner and (
+                owner.is_dead
+                or (not owner.is_here and folder.stat(name).mtime < now() - _FOREIGN_SECONDS)
+            ):
                 found.add(name)
                 folder.remove(name)
     return found

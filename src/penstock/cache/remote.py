@@ -20,7 +20,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from penstock.cache.cache import OTHER_CONTENT, Cache, Discarded, Entry, Fetch, default_root, explained, parse_size
+from penstock.cache.cache import (
+    OTHER_CONTENT,
+    Cache,
+    Discarded,
+    Entry,
+    Fetch,
+    default_root,
+    explained,
+    parse_size,
+)
 from penstock.cache.fetched import Bucket
 from penstock.cache.locks import Owner, remove_dead
 from penstock.errors import StoreError
@@ -34,7 +43,13 @@ NextUse = Callable[[str], float]
 
 BUCKETS = ("s3", "gs", "az")
 SHARDS = "shards"
-_READ_THERE = ("results", "claims", "seen", "digests", "offsets/notes")  # small files, read from the bucket each time
+_READ_THERE = (
+    "results",
+    "claims",
+    "seen",
+    "digests",
+    "offsets/notes",
+)  # small files, read from the bucket each time
 _MIRRORED = (SHARDS, "stores", "facts", "offsets")
 _PROBE = "probe/conditional-create"  # in the mirror: whether the bucket refuses to create an object twice
 _SHARE_OF_DISK = 10  # the default budget is 1 / 10 of the free disk
@@ -68,13 +83,20 @@ class RemoteCache(Cache):
     room = ROOM
 
     def __init__(
-        self, root: str | os.PathLike[str] | None = None, *, mirror_bytes: int | None = None, **options: Any
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        mirror_bytes: int | None = None,
+        **options: Any,
     ) -> None:
         url = (given := os.fspath(root or os.environ["PENSTOCK_CACHE"])).rstrip("/")
         if url.partition("://")[0] not in BUCKETS:
-            raise StoreError(f"{given}: a cache is a local folder, or in a bucket: s3://, gs:// or az://")
+            raise StoreError(
+                f"{given}: a cache is a local folder, or in a bucket: s3://, gs:// or az://"
+            )
         super().__init__(_mirror_root(url), **options)
-        self.where, self.bucket = url, Bucket(url)
+        self.where = url
+        self.bucket = Bucket(url)
         if self.max_bytes is not None:
             raise StoreError(
                 f"{self.where}: PENSTOCK_CACHE_MAX is for a local cache, and objects of a bucket are not pruned; unset it, and limit the "
@@ -82,7 +104,9 @@ class RemoteCache(Cache):
             )
         most = os.environ.get("PENSTOCK_MIRROR_BYTES", "").strip()
         self.mirror_bytes = parse_size(most) if mirror_bytes is None and most else mirror_bytes
-        self.stalls, self.stall_seconds = 0, 0.0  # fetches that a reader waited for
+        # fetches that a reader waited for
+        self.stalls = 0
+        self.stall_seconds = 0.0
         self._is_direct = False  # read from the bucket, whatever the mirror has
         self.shared = _SHARED.setdefault(self.root, Shared())
         self.shared.caches.add(self)
@@ -113,14 +137,21 @@ class RemoteCache(Cache):
                 self.where,
             )
         with contextlib.suppress(StoreError):
-            self.local.publish(_PROBE, lambda file: file.write(b"yes" if answer else b"no"), replace=True, hold=False)
+            self.local.publish(
+                _PROBE,
+                lambda file: file.write(b"yes" if answer else b"no"),
+                replace=True,
+                hold=False,
+            )
         return answer
 
     # What is in the bucket
 
     def size(self, name: str, *, hold: bool = True) -> int | None:
         kind = _kind(name)
-        if kind == "local" or (name.startswith("facts/") and super().size(name, hold=False) is not None):
+        if kind == "local" or (
+            name.startswith("facts/") and super().size(name, hold=False) is not None
+        ):
             return super().size(name, hold=hold)
         with explained("look up", self.bucket.full(name)), contextlib.suppress(Missing):
             found = self.bucket.stat(name).size
@@ -134,20 +165,35 @@ class RemoteCache(Cache):
         if len(names) < 8:
             return super().sizes(names)
         folders = {name.partition("/")[0] for name in names}
-        known = {entry.name: entry.num_bytes for folder in folders for entry in self.entries(folder)}
-        return {name: known[name] if name in known else self.size(name, hold=False) for name in names}
+        known = {
+            entry.name: entry.num_bytes for folder in folders for entry in self.entries(folder)
+        }
+        return {
+            name: known[name] if name in known else self.size(name, hold=False) for name in names
+        }
 
     def names(self, folder: str) -> list[str]:
         if _kind(f"{folder}/") == "local":
             return super().names(folder)
         with explained("list", self.bucket.full(folder)):
-            return sorted(f"{folder}/{name}" for name, _ in self.bucket.entries(folder) if name[0] != ".")
+            return sorted(
+                f"{folder}/{name}" for name, _ in self.bucket.entries(folder) if name[0] != "."
+            )
 
     def entries(self, below: str = "") -> list[Entry]:
         own = [entry for entry in super().entries(below) if _kind(entry.name) == "local"]
         with explained("list", self.bucket.full(below)):
             files = [(file.path[len(self.where) + 1 :], file) for file in self.bucket.scan(below)]
-        return sorted([*own, *(Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}")])
+        return sorted(
+            [
+                *own,
+                *(
+                    Entry(name, file.size, file.mtime)
+                    for name, file in files
+                    if "/." not in f"/{name}"
+                ),
+            ]
+        )
 
     def read(self, name: str) -> bytes:
         if _kind(name) == "there" or (self._is_direct and _kind(name) == "mirrored"):
@@ -172,13 +218,21 @@ class RemoteCache(Cache):
         return super().reading(name, read)
 
     def publish(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False, hold: bool = True
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        hold: bool = True,
     ) -> int:
         """Upload a file, and then give the mirror a copy.  A file that has the name already stays, unless `replace`."""
         kind = _kind(name)
         if kind == "local":
             return super().publish(name, write, replace=replace, hold=hold)
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as made, explained("write", self.bucket.full(name)):
+        with (
+            tempfile.SpooledTemporaryFile(_IN_MEMORY) as made,
+            explained("write", self.bucket.full(name)),
+        ):
             write(made)
             size = made.seek(0, os.SEEK_END)
 
@@ -209,13 +263,17 @@ class RemoteCache(Cache):
             with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as pool:
                 for _ in pool.map(self.fetch, missing):
                     pass
-        self.stalls, self.stall_seconds = self.stalls + 1, self.stall_seconds + time.perf_counter() - begun
+        self.stalls, self.stall_seconds = (
+            self.stalls + 1,
+            self.stall_seconds + time.perf_counter() - begun,
+        )
 
     def fetch(self, file: Fetch, *, has_room: bool = False) -> None:
         """Bring a file into the mirror, unless it is there.  One process of this machine fetches it; others wait."""
         from penstock.cache.claims import wait_for_claim
 
-        is_here, key = partial(self.has_copy, file), f"fetch-{fingerprint(file.name)}"
+        is_here = partial(self.has_copy, file)
+        key = f"fetch-{fingerprint(file.name)}"
         try:
             with wait_for_claim(key, self.local, is_here, what=f"a copy of {file.name}") as claim:
                 if not is_here():
@@ -224,10 +282,13 @@ class RemoteCache(Cache):
             self._has_come(file.name)
 
     def _download(self, file: Fetch, beat: Callable[[], None], *, has_room: bool) -> None:
-        name, url = file.name, self.bucket.full(file.name)
+        name = file.name
+        url = self.bucket.full(file.name)
 
         def damaged(found: str) -> StoreError:
-            return StoreError(f"{url}: {found}; the object is damaged: pass refresh=True to make it again")
+            return StoreError(
+                f"{url}: {found}; the object is damaged: pass refresh=True to make it again"
+            )
 
         with explained("read", url):
             for _ in range(_TRIES):
@@ -288,7 +349,9 @@ class RemoteCache(Cache):
         found = super().size(file.name, hold=False)
         if found is None or file.size in (None, found):
             return found is not None
-        _log.warning("%s: %d bytes, expected %d; fetched again", self.path(file.name), found, file.size)
+        _log.warning(
+            "%s: %d bytes, expected %d; fetched again", self.path(file.name), found, file.size
+        )
         self.place.remove(file.name)
         return False
 
@@ -321,13 +384,20 @@ class RemoteCache(Cache):
             return True
         shared = self.shared
         with ROOM:
-            given = [cache.mirror_bytes for cache in shared.caches if cache.mirror_bytes is not None]
-            (present, theirs), budget = self._in_mirror(), max(given) if given else self.budget
-            coming = sum(num for each, num in shared.coming.items() if each not in present and each != name)
+            given = [
+                cache.mirror_bytes for cache in shared.caches if cache.mirror_bytes is not None
+            ]
+            present, theirs = self._in_mirror()
+            budget = max(given) if given else self.budget
+            coming = sum(
+                num for each, num in shared.coming.items() if each not in present and each != name
+            )
             excess = sum(present.values()) + theirs + coming + size - budget
             victims = self._victims(present, name, excess, before or 0.0)
             if before is None and sum(map(present.__getitem__, victims)) < excess:
-                for store in [*shared.readers]:  # shards that are open, but not in use, can be opened again
+                for store in [
+                    *shared.readers
+                ]:  # shards that are open, but not in use, can be opened again
                     store.close_shards(keep=lambda key: False)
                 victims = self._victims(present, name, excess, 0.0)
             excess -= sum(map(present.__getitem__, victims))
@@ -349,7 +419,11 @@ class RemoteCache(Cache):
         plans = self.shared.plans or [age.__getitem__]  # without a plan, the oldest first
         kept = self.held() | {name} if excess > 0 else present
         return choose_victims(
-            present, lambda each: min(plan(each) for plan in plans), kept=kept, excess=excess, before=before
+            present,
+            lambda each: min(plan(each) for plan in plans),
+            kept=kept,
+            excess=excess,
+            before=before,
         )
 
     def discard(self, name: str) -> Discarded:
@@ -361,7 +435,11 @@ class RemoteCache(Cache):
         )
 
     def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[Any, ...]]:
-        options = {"allow_shared": self.place.allow_shared, "verify": self.verify, "mirror_bytes": self.mirror_bytes}
+        options = {
+            "allow_shared": self.place.allow_shared,
+            "verify": self.verify,
+            "mirror_bytes": self.mirror_bytes,
+        }
         return partial(RemoteCache, **options), (self.where,)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -369,7 +447,12 @@ class RemoteCache(Cache):
 
 
 def choose_victims(
-    present: Mapping[str, int], next_use: NextUse, *, kept: Collection[str], excess: int, before: float = 0.0
+    present: Mapping[str, int],
+    next_use: NextUse,
+    *,
+    kept: Collection[str],
+    excess: int,
+    before: float = 0.0,
 ) -> list[str]:
     """Return the files to remove, those that are needed last first, until `excess` bytes are free, or no more can be.
 
@@ -377,7 +460,9 @@ def choose_victims(
     """
     uses = {name: next_use(name) for name in present if name not in kept}
     chosen: list[str] = []
-    for name in sorted(uses, key=lambda name: -uses[name]):  # stable: of those needed last, the first in `present`
+    for name in sorted(
+        uses, key=lambda name: -uses[name]
+    ):  # stable: of those needed last, the first in `present`
         if excess <= 0 or uses[name] <= before:
             break
         chosen.append(name)
@@ -396,5 +481,7 @@ def _mirror_root(url: str) -> Path:
     """PENSTOCK_MIRROR, else a folder beside the local cache: its prune must not count the mirror."""
     given = os.environ.get("PENSTOCK_MIRROR")
     local = default_root()
-    above = Path(given).expanduser().absolute() if given else local.with_name(f"{local.name}-mirrors")
+    above = (
+        Path(given).expanduser().absolute() if given else local.with_name(f"{local.name}-mirrors")
+    )
     return above / fingerprint(url)[:16]

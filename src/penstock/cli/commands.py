@@ -21,7 +21,12 @@ _PATH = click.Path(path_type=Path)
 
 
 @command(*RECIPE, "max_length")
-@option("--rows", type=FROM_0, default=2000, help="Rows to check, spread over each data set; 0 checks all of them.")
+@option(
+    "--rows",
+    type=FROM_0,
+    default=2000,
+    help="Rows to check, spread over each data set; 0 checks all of them.",
+)
 def check(request: Request, rows: int) -> None:
     """Check a recipe and its data for problems.
 
@@ -42,17 +47,31 @@ def check(request: Request, rows: int) -> None:
     if request.json:
         screen.as_json([{"part": part, **numbers.plain(checked)} for part, checked in found])
     else:
-        screen.say(f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}")
+        screen.say(
+            f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}"
+        )
     if "fail" in answers:
         raise Exit(1)
 
 
 @command(*RECIPE, "name", "engine")
 @option("--refresh", is_flag=True, help="Prepare every shard again.")
-@option("--status", is_flag=True, help="Make nothing; show how far this and other processes on the same cache are.")
-@option("--megatron", type=_PATH, help="Folder: also write each data set there as NAME.bin and NAME.idx.")
-@option("--drop-loss-mask", is_flag=True, help="With --megatron: also if some tokens are not trained.")
-def prepare(request: Request, refresh: bool, status: bool, megatron: Path | None, drop_loss_mask: bool) -> None:
+@option(
+    "--status",
+    is_flag=True,
+    help="Make nothing; show how far this and other processes on the same cache are.",
+)
+@option(
+    "--megatron",
+    type=_PATH,
+    help="Folder: also write each data set there as NAME.bin and NAME.idx.",
+)
+@option(
+    "--drop-loss-mask", is_flag=True, help="With --megatron: also if some tokens are not trained."
+)
+def prepare(
+    request: Request, refresh: bool, status: bool, megatron: Path | None, drop_loss_mask: bool
+) -> None:
     """Tokenize all data sets of a recipe into the cache.
 
     Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.  The same command may run on many
@@ -61,7 +80,9 @@ def prepare(request: Request, refresh: bool, status: bool, megatron: Path | None
     if status:
         _show_status(request)
         return
-    recipe = request.recipe(**({"refresh": True} if refresh else {}), progress="none" if request.json else "auto")
+    recipe = request.recipe(
+        **({"refresh": True} if refresh else {}), progress="none" if request.json else "auto"
+    )
     from penstock.recipe.run import prepare_recipe
 
     stores = []
@@ -86,7 +107,9 @@ def prepare(request: Request, refresh: bool, status: bool, megatron: Path | None
         screen.say(f"{store.fingerprint[:8]}  {called}: {store.describe()}")
     for files in written:
         lost = f", {files.untrained:,} of them not trained by the recipe" if files.untrained else ""
-        screen.say(f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}")
+        screen.say(
+            f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}"
+        )
     screen.note(f"in {stores[0][2].cache.where}")
 
 
@@ -94,9 +117,15 @@ def _show_status(request: Request) -> None:
     recipe = request.recipe()
     from penstock.recipe.run import recipe_status
 
-    found = [(part, name, each) for part in recipe.parts for name, each in recipe_status(recipe, part=part).items()]
+    found = [
+        (part, name, each)
+        for part in recipe.parts
+        for name, each in recipe_status(recipe, part=part).items()
+    ]
     if request.json:
-        screen.as_json([{"part": part, "data_set": name, **asdict(each)} for part, name, each in found])
+        screen.as_json(
+            [{"part": part, "data_set": name, **asdict(each)} for part, name, each in found]
+        )
         return
     for part, name, each in found:
         screen.say(f"{name if part == 'train' else f'{name} (eval)'}: {each}")
@@ -107,7 +136,9 @@ def _show_status(request: Request) -> None:
 @option("--step", type=FROM_0, help="A step instead: its rows, drawn as segments.")
 @option("--random", is_flag=True, help="A record chosen at random.")
 @option("--source", help="Name of the data set, if there are several.")
-def show(request: Request, row: int | None, step: int | None, random: bool, source: str | None) -> None:
+def show(
+    request: Request, row: int | None, step: int | None, random: bool, source: str | None
+) -> None:
     """Show one record as data, as tokens, and where it is trained.
 
     Trained tokens are coloured, or between ⟦ and ⟧.  Of a conversation, each turn begins with its number and role, headers are coloured,
@@ -133,7 +164,9 @@ def show(request: Request, row: int | None, step: int | None, random: bool, sour
         row = secrets.randbelow(max(len(opened[number].rows), 1))
     if loader is None:
         chosen, store = opened[number].prepare_row(row or 0)
-        found = trace.unprepared(store, recipe.plan_settings(request.part), chosen, opened[number].name)
+        found = trace.unprepared(
+            store, recipe.plan_settings(request.part), chosen, opened[number].name
+        )
     else:
         found = trace.record(loader, row or 0, source=number)
     drawn = None
@@ -147,15 +180,21 @@ def show(request: Request, row: int | None, step: int | None, random: bool, sour
 def _show_step(request: Request, loader: "Loader", step: int) -> None:
     from penstock.report import text, trace
 
-    rows = [trace.row(loader, step, place) for place in range(loader.batch_size * request.world_size)]
+    rows = [
+        trace.row(loader, step, place) for place in range(loader.batch_size * request.world_size)
+    ]
     drawn = ((text.row(each, width=screen.width()), text.tokens(each.tokens)) for each in rows)
     request.answer(rows, (piece for pieces in drawn for each in pieces for piece in each))
 
 
 @command(*RECIPE, *LOADER)
-@option("--compare-length", type=COUNT, multiple=True, help="A max_length to compare; again for more.")
+@option(
+    "--compare-length", type=COUNT, multiple=True, help="A max_length to compare; again for more."
+)
 @option("--compare-packing", multiple=True, help="A packing to compare; again for more.")
-def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tuple[str, ...]) -> None:
+def stats(
+    request: Request, compare_length: tuple[int, ...], compare_packing: tuple[str, ...]
+) -> None:
     """Show lengths, tokens, dropped samples, and other packings.
 
     Tokens and trained tokens of each data set, a histogram of lengths, what is dropped and where, and the same data under
@@ -164,10 +203,15 @@ def stats(request: Request, compare_length: tuple[int, ...], compare_packing: tu
     loader = request.loader(request.recipe())
     from penstock.report import media, numbers, text
 
-    sources, lengths = numbers.sources(loader), numbers.lengths(numbers.stores(loader).values())
-    settings, counters = loader.plan.settings, numbers.counters(loader)
+    sources = numbers.sources(loader)
+    lengths = numbers.lengths(numbers.stores(loader).values())
+    settings = loader.plan.settings
+    counters = numbers.counters(loader)
     fits = numbers.fits(
-        loader, max_lengths=list(compare_length) or None, packings=list(compare_packing) or None, known=counters
+        loader,
+        max_lengths=list(compare_length) or None,
+        packings=list(compare_packing) or None,
+        known=counters,
     )
     chosen = {"max_length": settings.max_length, "packing": settings.packing}
     found = {"sources": sources, "lengths": lengths, **chosen, "counters": counters, "fits": fits}
@@ -191,7 +235,9 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
     fit = None if compare is None else compare_state(loader, saved_state(compare))
     found = numbers.epoch(loader, epoch)
     if request.json:
-        screen.as_json({**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})})
+        screen.as_json(
+            {**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})}
+        )
     else:
         screen.show([*text.epoch(found), *text.mixing(found)])
         if fit is not None:
@@ -205,9 +251,19 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
 @command(*RECIPE, *LOADER)
 @option("--step", type=FROM_0, required=True, help="Which step, counted from 0.")
 @option("--rank", type=FROM_0, help="Which rank; else all of them.")
-@option("--state", type=_PATH, help="A saved state, as JSON: steps from there on, under another world size too.")
-@option("--journal", type=_PATH, help="A saved state of a run whose mixture changed: its steps from the first one on.")
-def trace(request: Request, step: int, rank: int | None, state: Path | None, journal: Path | None) -> None:
+@option(
+    "--state",
+    type=_PATH,
+    help="A saved state, as JSON: steps from there on, under another world size too.",
+)
+@option(
+    "--journal",
+    type=_PATH,
+    help="A saved state of a run whose mixture changed: its steps from the first one on.",
+)
+def trace(
+    request: Request, step: int, rank: int | None, state: Path | None, journal: Path | None
+) -> None:
     """List the records of a step by file and line.
 
     Nothing is run: the plan knows them.  Data that is not prepared is prepared first: a position depends on the lengths of all samples.
@@ -226,8 +282,17 @@ def trace(request: Request, step: int, rank: int | None, state: Path | None, jou
 
 @command(*RECIPE, *LOADER)
 @option("--state", type=_PATH, required=True, help="A saved state, as JSON.")
-@option("--changes", is_flag=True, help="Change the mixture of the run to that of the recipe, from this state on.")
-@option("-o", "--output", type=_PATH, help="Where the new state goes; else beside the old one, as NAME-changed.json.")
+@option(
+    "--changes",
+    is_flag=True,
+    help="Change the mixture of the run to that of the recipe, from this state on.",
+)
+@option(
+    "-o",
+    "--output",
+    type=_PATH,
+    help="Where the new state goes; else beside the old one, as NAME-changed.json.",
+)
 def resume(request: Request, state: Path, changes: bool, output: Path | None) -> None:
     """Show where a saved state continues, or change its mixture.
 
@@ -239,8 +304,11 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
 
     saved = saved_state(state)
     loader.load_state_dict(saved, changes=changes)
-    new, written = loader.state_dict(), None
-    step, rows, words = (saved["step"], saved["rows"], []) if new["plan"] == saved["plan"] else loader.last_change()
+    new = loader.state_dict()
+    written = None
+    step, rows, words = (
+        (saved["step"], saved["rows"], []) if new["plan"] == saved["plan"] else loader.last_change()
+    )
     if words:
         written = output or state.with_name(f"{state.stem}-changed.json")
         if written.exists():
@@ -248,16 +316,25 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
         written.write_text(json.dumps(new), encoding="utf-8")
     if request.json:
         screen.as_json(
-            {"step": step, "rows": rows, "changes": words, "state": None if written is None else str(written)}
+            {
+                "step": step,
+                "rows": rows,
+                "changes": words,
+                "state": None if written is None else str(written),
+            }
         )
         return
-    screen.say(f"{state}: step {saved['step']:,}, {plural(saved['rows'], 'row')} delivered", style="bold")
+    screen.say(
+        f"{state}: step {saved['step']:,}, {plural(saved['rows'], 'row')} delivered", style="bold"
+    )
     for word in words:
         screen.say(f"  {word}")
     if written is None:
         screen.say("nothing changes: the state fits this recipe", style="green")
     else:
-        screen.say(f"from step {step:,} on, after {plural(rows, 'row')}; wrote {written}", style="green")
+        screen.say(
+            f"from step {step:,} on, after {plural(rows, 'row')}; wrote {written}", style="green"
+        )
 
 
 @command(*RECIPE, *LOADER)
@@ -268,7 +345,12 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
     help="Speed of the model; exit code 1 if the loader is slower.",
 )
 @option("--seconds", type=FloatRange(min=0.1), default=5.0, help="How long the loader is measured.")
-@option("--rows", type=COUNT, default=20_000, help="Rows of each data set to prepare, without the cache.")
+@option(
+    "--rows",
+    type=COUNT,
+    default=20_000,
+    help="Rows of each data set to prepare, without the cache.",
+)
 def bench(request: Request, model: float | None, seconds: float, rows: int) -> None:
     """Measure preparation and loader, in tokens per second."""
     recipe = request.recipe(per_epoch=False, epochs=None)
@@ -278,7 +360,9 @@ def bench(request: Request, model: float | None, seconds: float, rows: int) -> N
 
     def prepare_some() -> list[Any]:
         options = {"num_proc": recipe.settings.get("num_proc"), "cache": False, "progress": "none"}
-        return [each.prepare(first=rows, **options) for each in open_recipe(recipe, part=request.part)]
+        return [
+            each.prepare(first=rows, **options) for each in open_recipe(recipe, part=request.part)
+        ]
 
     screen.quiet()  # epochs end while the loader is measured
     found = [
@@ -286,7 +370,11 @@ def bench(request: Request, model: float | None, seconds: float, rows: int) -> N
         progress.loading_speed(loader, seconds=seconds, model=model),
     ]
     values = [
-        {**numbers.plain(each), "tokens_per_second": each.tokens_per_second, "headroom": each.headroom}
+        {
+            **numbers.plain(each),
+            "tokens_per_second": each.tokens_per_second,
+            "headroom": each.headroom,
+        }
         for each in found
     ]
     request.answer(values, text.speeds(found))
@@ -305,7 +393,9 @@ def saved_state(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path}: {why}") from error
     found = _inner_state(value)
     if found is None:
-        raise PlanError(f"{path}: contains no saved state, expected the JSON of loader.state_dict()")
+        raise PlanError(
+            f"{path}: contains no saved state, expected the JSON of loader.state_dict()"
+        )
     return found
 
 
@@ -314,4 +404,6 @@ def _inner_state(value: Any, depth: int = 0) -> dict[str, Any] | None:
         return None
     if "plan" in value and "block" in value:
         return value
-    return next((found for part in value.values() if (found := _inner_state(part, depth + 1))), None)
+    return next(
+        (found for part in value.values() if (found := _inner_state(part, depth + 1))), None
+    )

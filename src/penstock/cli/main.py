@@ -20,7 +20,12 @@ from penstock import __version__
 from penstock.cli import commands, pages, recipes, screen, stores
 from penstock.errors import PenstockError
 
-OK, PROBLEMS, USAGE, DATA, FAULT, INTERRUPTED = 0, 1, 2, 3, 70, 130
+OK = 0
+PROBLEMS = 1
+USAGE = 2
+DATA = 3
+FAULT = 70
+INTERRUPTED = 130
 _COMPLETE = "_PENSTOCK_COMPLETE"  # set by a shell that asks for completions
 FIRST_HOUR = """\
 Penstock turns raw records into packed training batches.  The first hour:
@@ -56,13 +61,33 @@ cli = Group(
     help="Turn raw records into packed training batches.",
     epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 130 interrupted.",
 )
-cli = click.version_option(__version__, message="penstock %(version)s", help="Print the version.")(cli)
-of_cache = Group("cache", no_args_is_help=True, help="List, remove and explain what is in the cache.")
+cli = click.version_option(__version__, message="penstock %(version)s", help="Print the version.")(
+    cli
+)
+of_cache = Group(
+    "cache", no_args_is_help=True, help="List, remove and explain what is in the cache."
+)
 for each in (stores.ls, stores.rm, stores.prune, stores.why):
     of_cache.add_command(each)
 for each in (
-    *(recipes.init, recipes.import_, commands.check, commands.prepare, commands.show, commands.stats, commands.plan),
-    *(commands.trace, commands.resume, pages.report, pages.view, commands.bench, stores.verify, of_cache),
+    *(
+        recipes.init,
+        recipes.import_,
+        commands.check,
+        commands.prepare,
+        commands.show,
+        commands.stats,
+        commands.plan,
+    ),
+    *(
+        commands.trace,
+        commands.resume,
+        pages.report,
+        pages.view,
+        commands.bench,
+        stores.verify,
+        of_cache,
+    ),
 ):
     cli.add_command(each)
 
@@ -81,7 +106,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
             return shell_complete(cli, {}, "penstock", _COMPLETE, instruction)
         try:
-            with cli.make_context("penstock", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            with cli.make_context(
+                "penstock", list(sys.argv[1:] if arguments is None else arguments)
+            ) as context:
                 cli.invoke(context)
         except click.exceptions.Exit as end:
             code = end.exit_code
@@ -92,7 +119,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         screen.complain(f"interrupted; {str(stop) or _KEPT}")
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of the output closed the pipe: discard the rest, also when the process ends
+    except (
+        BrokenPipeError
+    ):  # the reader of the output closed the pipe: discard the rest, also when the process ends
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except click.ClickException as error:
@@ -102,7 +131,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         import traceback
 
         screen.text_block("".join(traceback.format_exception(error)))
-        screen.complain("this is an error of Penstock itself; please report it with the lines above")
+        screen.complain(
+            "this is an error of Penstock itself; please report it with the lines above"
+        )
         code = FAULT
     return code
 

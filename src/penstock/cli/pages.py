@@ -19,9 +19,15 @@ _PATH = click.Path(path_type=Path)
 @option("-o", "--output", type=_PATH, default="report.html", help="Where the page goes.")
 @option("--samples", type=IntRange(0, 500), default=24, help="Samples to show, chosen at random.")
 @option("--rows", type=IntRange(1, 500), default=24, help="Rows to draw, spread over the epoch.")
-@option("--compare/--no-compare", default=True, help="Also compare other lengths and packings; packs all data again.")
+@option(
+    "--compare/--no-compare",
+    default=True,
+    help="Also compare other lengths and packings; packs all data again.",
+)
 @option("--title", help="The page's title; else the recipe's name.")
-def report(request: Request, output: Path, samples: int, rows: int, compare: bool, title: str | None) -> None:
+def report(
+    request: Request, output: Path, samples: int, rows: int, compare: bool, title: str | None
+) -> None:
     """Write one page with plots and samples.
 
     Lengths, trained tokens, data sets, what is dropped, packing, rows as segments, samples with their tokens in colour.  The page
@@ -37,19 +43,34 @@ def report(request: Request, output: Path, samples: int, rows: int, compare: boo
     named = "" if file.stem == "recipe" else file.stem
     with stages("none" if request.json else "auto") as stage:
         num_bytes = html.write(
-            loader, output, title=title or named, recipe=recipe.to_yaml(file.parent), num_samples=samples, num_rows=rows,
-            compare=compare, stage=stage,
-        )  # fmt: skip
+            loader,
+            output,
+            title=title or named,
+            recipe=recipe.to_yaml(file.parent),
+            num_samples=samples,
+            num_rows=rows,
+            compare=compare,
+            stage=stage,
+        )
     if request.json:
-        screen.as_json({"page": str(output), "num_bytes": num_bytes, "plan": loader.plan.fingerprint})
+        screen.as_json(
+            {"page": str(output), "num_bytes": num_bytes, "plan": loader.plan.fingerprint}
+        )
     else:
         screen.say(f"{output}: {size(num_bytes)}, open it in a browser")
 
 
 @command(*RECIPE, *LOADER)
 @option("--port", type=IntRange(0, 65535), default=0, help="Port to listen on; 0 is a free one.")
-@option("--host", help="Address to listen on, which lets other machines in; else only this machine can reach it.")
-@option("--browser/--no-browser", default=True, help="Also open the page in a browser, if there is a screen.")
+@option(
+    "--host",
+    help="Address to listen on, which lets other machines in; else only this machine can reach it.",
+)
+@option(
+    "--browser/--no-browser",
+    default=True,
+    help="Also open the page in a browser, if there is a screen.",
+)
 @option("--run-id", help="Show the running job of this name; else the recipe's run_id.")
 def view(request: Request, port: int, host: str | None, browser: bool, run_id: str | None) -> None:
     """Look at data, tokens and the plan in the browser.
@@ -64,14 +85,21 @@ def view(request: Request, port: int, host: str | None, browser: bool, run_id: s
 
     recipe = request.recipe()
     opened = open_recipe(recipe, part=request.part, rows=1, skip_bad=True)
-    loader, options = request.prepared_loader(recipe, opened), recipe.loader_options(request.part)
+    loader = request.prepared_loader(recipe, opened)
+    options = recipe.loader_options(request.part)
     file = Path(recipe.file or "")
     prepare_it = shlex.join(["penstock", "prepare", *request.data])
     page = View(
-        loader, opened, settings=recipe.plan_settings(request.part), title=file.name, recipe=recipe.to_yaml(file.parent),
-        command=prepare_it, skip=options.get("skip", ()), cache=Cache(recipe.settings.get("cache_dir")).root,
+        loader,
+        opened,
+        settings=recipe.plan_settings(request.part),
+        title=file.name,
+        recipe=recipe.to_yaml(file.parent),
+        command=prepare_it,
+        skip=options.get("skip", ()),
+        cache=Cache(recipe.settings.get("cache_dir")).root,
         run_id=run_id or options.get("run_id"),
-    )  # fmt: skip
+    )
     if loader is None:
         screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")
     host = host or LOOPBACK

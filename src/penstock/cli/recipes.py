@@ -34,7 +34,11 @@ def init(request: Request, output: Path, rows: int, force: bool) -> None:
         return
     for finding in found.findings:
         screen.say(finding)
-    name_it = f"name a tokenizer in it, or set the variable {VARIABLE}; then " if found.is_estimate else ""
+    name_it = (
+        f"name a tokenizer in it, or set the variable {VARIABLE}; then "
+        if found.is_estimate
+        else ""
+    )
     screen.say(f"wrote {output}; next: {name_it}penstock check {output}", style="bold")
 
 
@@ -42,7 +46,9 @@ def _check_output(output: Path, force: bool) -> None:
     from penstock.errors import RecipeError
 
     if output.exists() and not force:
-        raise RecipeError(f"{output}: exists already; choose another name, or pass --force to replace it")
+        raise RecipeError(
+            f"{output}: exists already; choose another name, or pass --force to replace it"
+        )
     if not output.absolute().parent.is_dir():
         raise RecipeError(f"{output}: its folder does not exist; create it first")
 
@@ -61,12 +67,28 @@ def _write(output: Path, text: str, force: bool) -> None:
 
 @click.command("import")
 @click.argument("file", type=_PATH)
-@option("--from", "tool", type=click.Choice(["trl", "axolotl", "llama-factory"]), help="The tool, if keys do not tell.")
-@option("--dataset-info", type=_PATH, help="The dataset_info.json of LLaMA-Factory, if it is not in dataset_dir.")
+@option(
+    "--from",
+    "tool",
+    type=click.Choice(["trl", "axolotl", "llama-factory"]),
+    help="The tool, if keys do not tell.",
+)
+@option(
+    "--dataset-info",
+    type=_PATH,
+    help="The dataset_info.json of LLaMA-Factory, if it is not in dataset_dir.",
+)
 @option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
 @option("--force", is_flag=True, help="Replace the recipe if it exists.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON value, for scripts.")
-def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Path, force: bool, as_json: bool) -> None:
+def import_(
+    file: Path,
+    tool: str | None,
+    dataset_info: Path | None,
+    output: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write a recipe from a config of trl, axolotl or LLaMA-Factory.
 
     FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig; nothing of it is run.  Every
@@ -81,13 +103,22 @@ def import_(file: Path, tool: str | None, dataset_info: Path | None, output: Pat
     Recipe.read(output, text=text)  # a recipe that does not load is not written
     _write(output, text, force)
     if as_json:
-        screen.as_json({"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown})
+        screen.as_json(
+            {"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown}
+        )
         return
     total = plural(len(found.given), "key")
-    screen.say(f"{found.tool}: {found.num_translated} of {total} translated, the others are comments")
+    screen.say(
+        f"{found.tool}: {found.num_translated} of {total} translated, the others are comments"
+    )
     if found.computed:
         names = ", ".join(found.computed)
-        screen.say(f"computed by the script, write the values into the recipe: {names}", style="yellow")
+        screen.say(
+            f"computed by the script, write the values into the recipe: {names}", style="yellow"
+        )
     if found.unknown:
-        screen.say(f"{plural(len(found.unknown), 'key')} not known here: {', '.join(found.unknown)}", style="yellow")
+        screen.say(
+            f"{plural(len(found.unknown), 'key')} not known here: {', '.join(found.unknown)}",
+            style="yellow",
+        )
     screen.say(f"wrote {output}; next: penstock check {output}", style="bold")

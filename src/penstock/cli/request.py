@@ -28,7 +28,9 @@ FROM_0 = click.IntRange(min=0)
 
 RECIPE = ("tokenizer", "template", "train_on", "chat_template", "num_proc")
 LOADER = ("part", "max_length", "batch_size", "world_size")
-_LIST = re.compile(r"\[\s*(\w[\w.-]*(?:\s*,\s*\w[\w.-]*)*)\s*\]")  # as a recipe writes it, without quotes
+_LIST = re.compile(
+    r"\[\s*(\w[\w.-]*(?:\s*,\s*\w[\w.-]*)*)\s*\]"
+)  # as a recipe writes it, without quotes
 _DATA = "a recipe (.yaml); or files, globs, folders, such as chat.jsonl@[:1000]."
 _KEY_VALUE = "Any key of a recipe, or option of the source, such as eos=false or record=file; again for more."
 
@@ -60,32 +62,54 @@ def of_cache(function: _Function) -> _Function:
     return click.option("--cache-dir", cls=KeyOption)(shown(function))
 
 
-_SPECIAL: dict[str, dict[str, Any]] = {  # shared options that are not keys of a recipe, or take other values
-    "chat_template": {"callback": _read_template, "metavar": "FILE", "help": "File with the chat template."},
+_SPECIAL: dict[
+    str, dict[str, Any]
+] = {  # shared options that are not keys of a recipe, or take other values
+    "chat_template": {
+        "callback": _read_template,
+        "metavar": "FILE",
+        "help": "File with the chat template.",
+    },
     "name": {"help": "Name of this data."},
     "part": {"default": "train", "help": "Of a recipe: train, or the name of an eval set."},
     "world_size": {"cls": KeyOption, "type": COUNT, "default": 1},
-    **{name: {"cls": KeyOption, "type": COUNT} for name in ("num_proc", "max_length", "batch_size")},
+    **{
+        name: {"cls": KeyOption, "type": COUNT} for name in ("num_proc", "max_length", "batch_size")
+    },
 }
 
 
-def command(*names: str, metavar: str = "RECIPE|DATA", about: str = _DATA) -> Callable[[_Function], click.Command]:
+def command(
+    *names: str, metavar: str = "RECIPE|DATA", about: str = _DATA
+) -> Callable[[_Function], click.Command]:
     """Make a command of a function of `Request` and of its own options.  `names` are the shared options that it takes."""
 
     def make(function: _Function) -> click.Command:
         @functools.wraps(function)
         def call(data: tuple[str, ...], option: tuple[str, ...], json: bool, **more: Any) -> None:
             given = {name: more.pop(name) for name in (*names, "cache_dir")}
-            fixed = {"part": given.pop("part", "train"), "world_size": given.pop("world_size", 1), "json": json}
+            fixed = {
+                "part": given.pop("part", "train"),
+                "world_size": given.pop("world_size", 1),
+                "json": json,
+            }
             given = {name: value for name, value in given.items() if value is not None}
             with screen.library_log(logging.WARNING if json else logging.INFO):
-                function(Request(list(data), _recipe_keys(parse_options(option)), given, **fixed), **more)
+                function(
+                    Request(list(data), _recipe_keys(parse_options(option)), given, **fixed), **more
+                )
 
-        has_output = any(each.name == "output" for each in getattr(function, "__click_params__", ()))
+        has_output = any(
+            each.name == "output" for each in getattr(function, "__click_params__", ())
+        )
         flags = ["--option"] if has_output else ["-o", "--option"]
-        made = click.option(*flags, multiple=True, metavar="KEY=VALUE", help=_KEY_VALUE)(of_cache(call))
+        made = click.option(*flags, multiple=True, metavar="KEY=VALUE", help=_KEY_VALUE)(
+            of_cache(call)
+        )
         for name in reversed(names):
-            made = click.option(f"--{name.replace('_', '-')}", **_SPECIAL.get(name, {"cls": KeyOption}))(made)
+            made = click.option(
+                f"--{name.replace('_', '-')}", **_SPECIAL.get(name, {"cls": KeyOption})
+            )(made)
         made = click.argument("data", nargs=-1, required=True, metavar=f"{metavar}...")(made)
         return click.command(function.__name__, epilog=f"{metavar}: {about}")(made)
 
@@ -130,7 +154,12 @@ class Request:
         """The loader of a recipe, to ask about: rank 0, numpy output, and a batch size of 1 if the recipe has none."""
         from penstock.recipe import run
 
-        return run.load(recipe, part=self.part, progress="none" if self.json else "auto", **self._of_process(recipe))
+        return run.load(
+            recipe,
+            part=self.part,
+            progress="none" if self.json else "auto",
+            **self._of_process(recipe),
+        )
 
     def prepared_loader(self, recipe: "Recipe", opened: "list[OpenSet]") -> "Loader | None":
         """The same, if all stores are in the cache already; else None."""
@@ -165,6 +194,14 @@ def _recipe_keys(given: dict[str, Any]) -> dict[str, Any]:
     from penstock.recipe.aliases import ALIASES
     from penstock.recipe.keys import keys, source_options
 
-    own = {name for name in given if name not in keys() and name not in ALIASES and name in source_options()}
+    own = {
+        name
+        for name in given
+        if name not in keys() and name not in ALIASES and name in source_options()
+    }
     made = {name: value for name, value in given.items() if name not in own}
-    return {**made, "options": {**made.get("options", {}), **{name: given[name] for name in own}}} if own else made
+    return (
+        {**made, "options": {**made.get("options", {}), **{name: given[name] for name in own}}}
+        if own
+        else made
+    )

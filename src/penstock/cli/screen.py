@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from penstock.report.text import Part, Piece
 
-_LEAST_TEXT = 18  # columns of the screen for a column of text; a longer text goes on in the next line
+_LEAST_TEXT = (
+    18  # columns of the screen for a column of text; a longer text goes on in the next line
+)
 _PROGRESS_SECONDS = 10.0  # between lines of progress in a file
 _log = logging.getLogger("penstock")
 
@@ -61,7 +63,11 @@ def show(pieces: "Iterable[Piece]") -> None:
 
 def width() -> int:
     """Return the width to draw in: that of the terminal, at most 120 columns; 100 if the output is a file or a pipe."""
-    return max(min(shutil.get_terminal_size((100, 24)).columns, 120), 20) if sys.stdout.isatty() else 100
+    return (
+        max(min(shutil.get_terminal_size((100, 24)).columns, 120), 20)
+        if sys.stdout.isatty()
+        else 100
+    )
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -79,7 +85,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
         for place in places:
             is_number = columns[place].startswith("#")
-            made.add_column(titles[place], justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+            made.add_column(
+                titles[place],
+                justify="right" if is_number else "left",
+                overflow="fold",
+                no_wrap=is_number,
+            )
         for row in cells:
             made.add_row(*(Text(row[place]) for place in places))
         _console(sys.stdout, width=width()).print(made)
@@ -92,7 +103,8 @@ def _column_groups(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> li
         widest = max((len(row[place]) for row in cells), default=0)
         least = widest if column.startswith("#") else min(widest, _LEAST_TEXT)
         needed.append(max(len(column.removeprefix("#")), least))
-    groups, used = [[0]], needed[0]
+    groups = [[0]]
+    used = needed[0]
     for place in range(1, len(needed)):
         if used + 2 + needed[place] > width() and len(groups[-1]) > 1:
             groups.append([0])
@@ -167,7 +179,8 @@ def _line(parts: "Sequence[Part]", *, indent: int = 0) -> None:
     if not indent:
         console.print(made)
         return
-    first, room = made[:indent], max(width() - indent, 20)
+    first = made[:indent]
+    room = max(width() - indent, 20)
     for number, piece in enumerate(made[indent:].wrap(console, room)):
         piece.rstrip()
         console.print(first if number == 0 else Text(" " * indent), piece, sep="")
@@ -194,4 +207,6 @@ def _write(stream: TextIO, text: str, style: str | None) -> None:
 
 def _encodable(stream: TextIO, text: str) -> str:
     encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)  # a terminal of another alphabet
+    return text.encode(encoding, "backslashreplace").decode(
+        encoding
+    )  # a terminal of another alphabet

@@ -43,7 +43,11 @@ def ls(cache_dir: str | None, json: bool) -> None:
         rows.append([info.store[:8], info.name, *counts, size(info.num_bytes), used, state])
     if rows:
         screen.table(["store", "data", "#rows", "#tokens", "#size", "last used", ""], rows)
-    unfinished = f", {listing.num_unfinished:,} shards of unfinished stores" if listing.num_unfinished else ""
+    unfinished = (
+        f", {listing.num_unfinished:,} shards of unfinished stores"
+        if listing.num_unfinished
+        else ""
+    )
     screen.note(f"{cache.where}: {len(rows)} stores{unfinished}, {size(listing.num_bytes)}")
 
 
@@ -104,9 +108,15 @@ def why(request: Request) -> None:
     recipe = request.recipe()
     from penstock.recipe.run import why_recipe
 
-    answers = [(part, name, answer) for part in recipe.parts for name, answer in why_recipe(recipe, part=part).items()]
+    answers = [
+        (part, name, answer)
+        for part in recipe.parts
+        for name, answer in why_recipe(recipe, part=part).items()
+    ]
     if request.json:
-        found = [{"part": part, "data_set": name, **asdict(answer)} for part, name, answer in answers]
+        found = [
+            {"part": part, "data_set": name, **asdict(answer)} for part, name, answer in answers
+        ]
         screen.as_json(found if recipe.file else asdict(answers[0][2]))
         return
     for _, name, answer in answers:
@@ -118,7 +128,12 @@ def why(request: Request) -> None:
 
 @click.command
 @click.argument("stores", nargs=-1, metavar="[STORE]...")
-@option("--all", "every", is_flag=True, help="Every store of the cache, and every index and spool of its sources.")
+@option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Every store of the cache, and every index and spool of its sources.",
+)
 @of_cache
 def verify(stores: tuple[str, ...], every: bool, cache_dir: str | None, json: bool) -> None:
     """Check every byte of a store against its digests.
@@ -133,7 +148,11 @@ def verify(stores: tuple[str, ...], every: bool, cache_dir: str | None, json: bo
         raise UsageError("name one or more stores, or give --all")
     cache = Cache(cache_dir)
     named = (found for name in stores for found in _find_stores(name, cache_dir))
-    found = chain(verify_all(cache), _verify_sources(cache)) if every else (verify_store(*each) for each in named)
+    found = (
+        chain(verify_all(cache), _verify_sources(cache))
+        if every
+        else (verify_store(*each) for each in named)
+    )
     reports = []
     for report in found:
         reports.append(report)
@@ -155,10 +174,14 @@ def _verify_sources(cache: "Cache") -> "Iterator[Report]":
     from penstock.store.verify import Problem, Report
 
     files = list(verify_files(cache))
-    problems = [Problem(file=file.name, reason=file.problem) for file in files if file.problem is not None]
+    problems = [
+        Problem(file=file.name, reason=file.problem) for file in files if file.problem is not None
+    ]
     if files:
         num_bytes = sum(file.num_bytes for file in files)
-        yield Report(store="sources", num_files=len(files), num_bytes=num_bytes, problems=tuple(problems))
+        yield Report(
+            store="sources", num_files=len(files), num_bytes=num_bytes, problems=tuple(problems)
+        )
 
 
 def _find_stores(name: str, cache_dir: str | None) -> "Iterator[tuple[str, Cache]]":
@@ -178,5 +201,7 @@ def _find_stores(name: str, cache_dir: str | None) -> "Iterator[tuple[str, Cache
     answers = [pair for part in recipe.parts for pair in why_recipe(recipe, part=part).items()]
     for data_set, answer in answers:
         if not answer.is_hit:
-            raise StoreError(f"{name}: {data_set!r} is not prepared in {cache.where}; run: penstock prepare {name}")
+            raise StoreError(
+                f"{name}: {data_set!r} is not prepared in {cache.where}; run: penstock prepare {name}"
+            )
     yield from ((store, cache) for store in dict.fromkeys(answer.store for _, answer in answers))

@@ -19,23 +19,36 @@ from penstock.words import did_you_mean
 START_METHODS = ("fork", "spawn")
 
 # Ranks that a launcher has put on this machine: torchrun and accelerate, Open MPI, MPICH, MVAPICH.
-_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+_LOCAL_RANKS = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
 
 
 class LocalEngine:
     """`num_proc` processes (None: the cores there are).  One process is this one, unless `inline` is False."""
 
-    def __init__(self, num_proc: int | None = None, *, start_method: str | None = None, inline: bool = True) -> None:
+    def __init__(
+        self, num_proc: int | None = None, *, start_method: str | None = None, inline: bool = True
+    ) -> None:
         # Elsewhere fork is missing, or unsafe because system libraries start threads.
         self.start_method = start_method or ("fork" if sys.platform == "linux" else "spawn")
         self._may_spawn = start_method is None
         if self.start_method not in START_METHODS:
-            raise StoreError(f"start_method is {start_method!r}, expected one of {', '.join(START_METHODS)}")
+            raise StoreError(
+                f"start_method is {start_method!r}, expected one of {', '.join(START_METHODS)}"
+            )
         self.num_proc = check_num_proc(num_proc) or num_cores()
         self.inline = inline
 
     def run(
-        self, work: Callable[[Task], Any], tasks: Iterable[Task | None], *, on_note: OnNote[Task] | None = None
+        self,
+        work: Callable[[Task], Any],
+        tasks: Iterable[Task | None],
+        *,
+        on_note: OnNote[Task] | None = None,
     ) -> Iterator[Any]:
         """Yield results as they finish, as `Engine.run` says.  The first error stops the rest and is raised here.
 
@@ -58,7 +71,9 @@ class LocalEngine:
         return f"LocalEngine({self.num_proc})"
 
 
-def open_engine(engine: str | Engine, *, num_proc: int | None = None, inline: bool = True) -> Engine:
+def open_engine(
+    engine: str | Engine, *, num_proc: int | None = None, inline: bool = True
+) -> Engine:
     """Return an engine by its name, or the user's own, which chooses its number of processes itself."""
     if engine == "local":
         return LocalEngine(num_proc, inline=inline)
@@ -73,14 +88,20 @@ def open_engine(engine: str | Engine, *, num_proc: int | None = None, inline: bo
             f"run(work, tasks, *, on_note=None){hint}"
         )
     if num_proc is not None:
-        raise StoreError(f"num_proc is {num_proc!r}, but {engine!r} is your own engine; set the number there")
+        raise StoreError(
+            f"num_proc is {num_proc!r}, but {engine!r} is your own engine; set the number there"
+        )
     return engine
 
 
 def check_num_proc(num_proc: int | None) -> int | None:
     """Return the number of processes; raise StoreError if it is not one."""
-    if num_proc is not None and (not hasattr(num_proc, "__index__") or isinstance(num_proc, bool) or num_proc < 1):
-        raise StoreError(f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)")
+    if num_proc is not None and (
+        not hasattr(num_proc, "__index__") or isinstance(num_proc, bool) or num_proc < 1
+    ):
+        raise StoreError(
+            f"num_proc is {num_proc!r}, expected a whole number of at least 1 (or None for all cores)"
+        )
     return num_proc
 
 
@@ -92,7 +113,9 @@ def num_cores(*, root: Path = Path("/")) -> int:
     total = os.cpu_count() or 1
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
     limit = cgroup_cores(root) or total
-    ranks = next((int(text) for name in _LOCAL_RANKS if (text := os.environ.get(name, "")).isdecimal()), 1)
+    ranks = next(
+        (int(text) for name in _LOCAL_RANKS if (text := os.environ.get(name, "")).isdecimal()), 1
+    )
     # A launcher that pinned each rank to its own cores has divided them already.
     return max(1, min(own, limit, min(total, limit) // max(1, ranks)))
 
@@ -107,14 +130,18 @@ def cgroup_cores(root: Path) -> int | None:
         for mount in (controllers, *controllers.split(",")) if controllers else ("", "unified"):
             # Inside a container the path may be the host's and not exist here; the mount itself always does.
             group = Path(path.lstrip("/"))
-            limits += [_limit(root / "sys/fs/cgroup" / mount / each) for each in (group, *group.parents)]
+            limits += [
+                _limit(root / "sys/fs/cgroup" / mount / each) for each in (group, *group.parents)
+            ]
     found = [limit for limit in limits if limit]
     return max(1, int(min(found))) if found else None
 
 
 def _limit(group: Path) -> float:
     """Return the cores that one cgroup grants: version 2 has "quota period" in one file, version 1 has two.  0: no limit."""
-    words = _read(group / "cpu.max").split() or [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+    words = _read(group / "cpu.max").split() or [
+        _read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+    ]
     try:
         return max(0, int(words[0])) / int(words[1])
     except (ValueError, IndexError, ZeroDivisionError):  # "max", or no such file

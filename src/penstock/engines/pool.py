@@ -42,9 +42,14 @@ class _Worker:
 class TaskResults(Iterator[Any]):
     """Results of tasks, as workers finish them.  Subclasses set `_stop`, which ends the workers, when all is set up."""
 
-    def __init__(self, work: Callable[[Any], Any], tasks: Iterator[Any], on_note: OnNote[Any] | None) -> None:
-        self._work, self._tasks, self._on_note = work, tasks, on_note
-        self._has_more, self._is_closed = True, False
+    def __init__(
+        self, work: Callable[[Any], Any], tasks: Iterator[Any], on_note: OnNote[Any] | None
+    ) -> None:
+        self._work = work
+        self._tasks = tasks
+        self._on_note = on_note
+        self._has_more = True
+        self._is_closed = False
         self._done: deque[Any] = deque()
         self._lock = threading.Lock()  # held by a thread that waits for a result
 
@@ -123,7 +128,8 @@ class Results(TaskResults):
                     return True
                 self._has_more = task is not _NO_MORE
                 if self._has_more:
-                    each.task, each.note = (task,), None
+                    each.task = (task,)
+                    each.note = None
                     with contextlib.suppress(*_CLOSED):  # it has died; `_receive` finds out why
                         each.pipe.send(each.task)
         return False
@@ -133,12 +139,15 @@ class Results(TaskResults):
         ready = connection.wait([each.pipe for each in self._workers], timeout)
         for each in self._workers:
             # A pipe stays open while another process holds a copy of its end, so ask for the process as well.
-            if each.pipe not in ready and (ready or each.process.exitcode is None or each.pipe.poll(0)):
+            if each.pipe not in ready and (
+                ready or each.process.exitcode is None or each.pipe.poll(0)
+            ):
                 continue
             try:
                 kind, value = each.pipe.recv() if each.pipe in ready else ("died", None)
             except _CLOSED:
-                kind, value = "died", None
+                kind = "died"
+                value = None
             if kind == "note":
                 each.note = value
                 if self._on_note is not None and each.task is not None:
@@ -162,8 +171,13 @@ def _start_worker(work: Any, start_method: str) -> _Worker:
     context: Any = multiprocessing.get_context(start_method)
     ours, theirs = context.Pipe(duplex=True)
     process = context.Process(target=_main, args=(theirs, work, os.getpid()), daemon=False)
-    with warnings.catch_warnings(), contextlib.nullcontext() if start_method == "fork" else _hidden_main():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: the worker uses none of them
+    with (
+        warnings.catch_warnings(),
+        contextlib.nullcontext() if start_method == "fork" else _hidden_main(),
+    ):
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # fork beside threads: the worker uses none of them
         process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -194,7 +208,9 @@ def _stop(workers: list[_Worker], owner: int) -> None:
 def _hidden_main() -> Iterator[None]:
     """Keep `multiprocessing` from running the user's script again in a spawned worker: it needs no `__main__` guard."""
     names = vars(sys.modules["__main__"])
-    kept: dict[str, Any] = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
+    kept: dict[str, Any] = {
+        name: names.pop(name) for name in ("__spec__", "__file__") if name in names
+    }
     names["__spec__"] = None
     try:
         yield
@@ -239,7 +255,9 @@ def _main(pipe: connection.Connection, work: Any, parent: int) -> None:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.set_wakeup_fd(-1)  # belongs to an event loop of the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent decides
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # There is one process per core, and a thread pool of the parent does not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -278,7 +296,9 @@ def _serve(pipe: connection.Connection, work: Callable[[Any], Any]) -> None:
         except _CLOSED:
             raise
         except Exception as error:
-            pipe.send(("error", StoreError(f"a result cannot be sent from its worker process: {error}")))
+            pipe.send(
+                ("error", StoreError(f"a result cannot be sent from its worker process: {error}"))
+            )
 
 
 def picklable(error: BaseException) -> BaseException:

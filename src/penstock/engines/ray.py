@@ -25,7 +25,9 @@ try:
 except ModuleNotFoundError as missing:
     from penstock.errors import StoreError
 
-    raise StoreError(f"engine 'ray' needs Ray ({missing}); install it: pip install 'penstock[ray]'") from missing
+    raise StoreError(
+        f"engine 'ray' needs Ray ({missing}); install it: pip install 'penstock[ray]'"
+    ) from missing
 from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
@@ -47,7 +49,9 @@ _GRACE_SECONDS = 5.0  # for killed workers to be gone
 _NO_MORE = object()
 
 _log = logging.getLogger("penstock")
-cloudpickle.register_pickle_by_value(ray_worker)  # not by name: a node may have another one, or none
+cloudpickle.register_pickle_by_value(
+    ray_worker
+)  # not by name: a node may have another one, or none
 
 
 class _Connection:
@@ -56,7 +60,9 @@ class _Connection:
     def __init__(self, address: str) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM) if is_main else None
-        options: dict[str, Any] = {"include_dashboard": False} if address == "ray" else {"address": address}
+        options: dict[str, Any] = (
+            {"include_dashboard": False} if address == "ray" else {"address": address}
+        )
         try:
             if address == "ray":  # not a Ray Client server: it gives up soon by itself
                 _knock(os.environ.get("RAY_ADDRESS", ""))
@@ -105,17 +111,24 @@ class RayEngine:
     """
 
     def __init__(self, address: str = "ray", num_proc: int | None = None) -> None:
-        self.address, self.num_proc = address, num_proc
+        self.address = address
+        self.num_proc = num_proc
         self._connection: _Connection | None = None  # None: the user's
 
     def run(
-        self, work: Callable[[Task], Any], tasks: Iterable[Task | None], *, on_note: OnNote[Task] | None = None
+        self,
+        work: Callable[[Task], Any],
+        tasks: Iterable[Task | None],
+        *,
+        on_note: OnNote[Task] | None = None,
     ) -> Iterator[Any]:
         """Yield results as they finish, as `Engine.run` says.  The first error stops the rest and is raised here."""
         if length_hint(tasks, 1) == 0:
             return iter(())
         with _connecting:
-            self._connection = _connections.get(_job()) if ray.is_initialized() else _Connection(self.address)
+            self._connection = (
+                _connections.get(_job()) if ray.is_initialized() else _Connection(self.address)
+            )
         if self.address not in ("ray", getattr(self._connection, "address", None)):
             raise StoreError(
                 f"engine is {self.address!r}, but this process has a connection to Ray already; write engine: ray to use it, or end it "
@@ -152,32 +165,47 @@ class Results(TaskResults):
     """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
 
     def __init__(
-        self, engine: RayEngine, work: Callable[[Any], Any], tasks: Iterable[Any], on_note: OnNote[Any] | None
+        self,
+        engine: RayEngine,
+        work: Callable[[Any], Any],
+        tasks: Iterable[Any],
+        on_note: OnNote[Any] | None,
     ) -> None:
         super().__init__(work, iter(tasks), on_note)
         self._engine: RayEngine | None = engine  # its connection must stay
         self._most = engine.num_proc
-        self._useful = length_hint(tasks, 1 << 30)  # more workers than tasks would start for nothing
+        self._useful = length_hint(
+            tasks, 1 << 30
+        )  # more workers than tasks would start for nothing
         self._again: deque[_Job] = deque()  # jobs whose worker has died
         self._workers: list[_Worker] = []
-        self._next_look, self._next_log = 0.0, time.monotonic() + _LOG_SECONDS
+        self._next_look = 0.0
+        self._next_log = time.monotonic() + _LOG_SECONDS
         self._alone_since = time.monotonic()  # matters while there is no worker
         self._failed_starts = deque[str](maxlen=_MOST_FAILED_STARTS)
         try:
             parcel = cloudpickle.dumps(work)
         except Exception as error:
-            raise StoreError(f"the work cannot be sent to a worker: {type(error).__name__}: {error}") from error
+            raise StoreError(
+                f"the work cannot be sent to a worker: {type(error).__name__}: {error}"
+            ) from error
         self._parcel = ray.put(parcel)
         self._versions = Worker.versions()
         self._remote = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Worker)
         open_files = contextlib.ExitStack()
         self._stop = weakref.finalize(self, _stop, self._workers, work, open_files, os.getpid())
-        self._nonce = open_files.enter_context(work.announced()) if isinstance(work, RemoteWork) else None
+        self._nonce = (
+            open_files.enter_context(work.announced()) if isinstance(work, RemoteWork) else None
+        )
 
     def _advance(self) -> bool:
         self._add_workers()
         has_none = self._give_tasks()
-        if not self._has_more and not self._again and all(each.job is None for each in self._workers):
+        if (
+            not self._has_more
+            and not self._again
+            and all(each.job is None for each in self._workers)
+        ):
             return False
         self._receive(PAUSE if has_none else _POLL_SECONDS)
         return True
@@ -185,7 +213,9 @@ class Results(TaskResults):
     def _end(self) -> None:
         self._is_closed = True
         self._stop()
-        self._engine = None  # the connection may end now: what reads the results may keep this object
+        self._engine = (
+            None  # the connection may end now: what reads the results may keep this object
+        )
 
     def _add_workers(self) -> None:
         """Start workers: one for each CPU of the cluster, also of nodes that have joined since the last look."""
@@ -202,7 +232,9 @@ class Results(TaskResults):
         else:
             for _ in range(len(self._workers), min(self._most or max(1, cpus), self._useful)):
                 actor = self._remote.remote()
-                self._workers.append(_Worker(actor, actor.open.remote(self._parcel, self._versions)))
+                self._workers.append(
+                    _Worker(actor, actor.open.remote(self._parcel, self._versions))
+                )
         if any(each.is_ready for each in self._workers):
             return
         waited = now - self._alone_since
@@ -241,14 +273,18 @@ class Results(TaskResults):
             time.sleep(timeout)
             return
         ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
-        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0) if ready else (ready, [])
+        ready, _ = (
+            ray.wait(list(calls), num_returns=len(calls), timeout=0) if ready else (ready, [])
+        )
         for call in ready:
             each = calls[call]
             each.call = None
             try:
                 answer = ray.get(call)
             except RayTaskError as error:
-                raise StoreError(f"a result cannot be sent from its worker: {error.cause}") from error
+                raise StoreError(
+                    f"a result cannot be sent from its worker: {error.cause}"
+                ) from error
             except RayError as error:
                 self._lose(each, shortened(" ".join(str(error).split()), 600))
                 continue
@@ -286,7 +322,9 @@ class Results(TaskResults):
             else:
                 if isinstance(value, PenstockError):
                     value.args = (f"{value} (on node {each.node})",)
-                value.add_note(f"on node {each.node}, at work on {self._describe(job.task, job.note)}")
+                value.add_note(
+                    f"on node {each.node}, at work on {self._describe(job.task, job.note)}"
+                )
                 raise value
         if each.job is not None:
             each.call = each.actor.step.remote()
@@ -313,7 +351,9 @@ class Results(TaskResults):
                 f"{_MOST_TRIES} workers died, one after another, while they worked on {task}; what is finished is kept: run again, with a "
                 f"smaller num_proc if memory ran out, or with engine 'local' and num_proc=1 to see it happen; the last one {job.deaths[-1]}"
             )
-        _log.warning("a worker died while it worked on %s; another one tries again; %s", task, job.deaths[-1])
+        _log.warning(
+            "a worker died while it worked on %s; another one tries again; %s", task, job.deaths[-1]
+        )
         job.note = None
         self._again.append(job)
 
@@ -325,7 +365,9 @@ def _stop(workers: list[_Worker], work: Any, open_files: contextlib.ExitStack, o
     ended = [*workers]
     workers.clear()
     with contextlib.suppress(Exception):
-        for each in ended if ray.is_initialized() else ():  # else they are gone, and a call would start Ray again
+        for each in (
+            ended if ray.is_initialized() else ()
+        ):  # else they are gone, and a call would start Ray again
             ray.kill(each.actor)
         calls = [each.call for each in ended if each.call is not None]
         if calls and ray.is_initialized():

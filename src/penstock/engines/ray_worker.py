@@ -40,7 +40,9 @@ class Worker:
         found = self.versions()
         both = found.keys() & expected.keys()
         differing = [
-            f"{name} {found[name]} (here {expected[name]})" for name in sorted(both) if found[name] != expected[name]
+            f"{name} {found[name]} (here {expected[name]})"
+            for name in sorted(both)
+            if found[name] != expected[name]
         ]
         if differing:
             advice = "a store must not depend on where it is made: install the same versions on all nodes"
@@ -83,7 +85,10 @@ class Worker:
         from penstock.types import run_task
 
         try:
-            answer = ("done", run_task(self._work, task, lambda _, note: self._items.put(("note", note))))
+            answer = (
+                "done",
+                run_task(self._work, task, lambda _, note: self._items.put(("note", note))),
+            )
         except BaseException as error:  # SystemExit too: this process decides nothing
             answer = ("error", picklable(error))
         self._items.put(answer)

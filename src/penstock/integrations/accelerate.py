@@ -20,7 +20,11 @@ _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone 
 
 
 def attach(
-    accelerator: Accelerator, loader: Loader, *, evaluation: bool = False, isolation_check: bool = True
+    accelerator: Accelerator,
+    loader: Loader,
+    *,
+    evaluation: bool = False,
+    isolation_check: bool = True,
 ) -> "Batches":
     """Return the loader's batches on the accelerator's device.
 
@@ -35,15 +39,24 @@ def attach(
         )
     if not evaluation:
         accelerator.register_for_checkpointing(loader)
-    return Batches(accelerator, loader, evaluation=evaluation, isolation_check=isolation_check and not evaluation)
+    return Batches(
+        accelerator,
+        loader,
+        evaluation=evaluation,
+        isolation_check=isolation_check and not evaluation,
+    )
 
 
 class Batches(DataLoaderStateMixin):  # type: ignore[misc]
     """The batches that are left.  Tells the accelerator which one is the last, so that `accumulate` ends with a step."""
 
-    def __init__(self, accelerator: Accelerator, loader: Loader, *, evaluation: bool, isolation_check: bool) -> None:
-        self._accelerator, self.gradient_state = accelerator, accelerator.gradient_state
-        self._loader, self._to_check = loader, isolation_check
+    def __init__(
+        self, accelerator: Accelerator, loader: Loader, *, evaluation: bool, isolation_check: bool
+    ) -> None:
+        self._accelerator = accelerator
+        self.gradient_state = accelerator.gradient_state
+        self._loader = loader
+        self._to_check = isolation_check
         self._batches = EvalBatches(loader) if evaluation else loader
 
     def __len__(self) -> int:
@@ -51,7 +64,8 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_isolation()
-        batches, loader = iter(self._batches), self._loader
+        batches = iter(self._batches)
+        loader = self._loader
         left = loader.steps_after(loader.start_of_next_loop())  # without steps that skip= names
         self.begin()
         try:
@@ -66,5 +80,7 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         """Check the models that were prepared before the first iteration."""
         if self._to_check and self._accelerator.distributed_type not in _SHARDED:
             for model in self._accelerator._models:
-                check_at_first_step(model, self._loader, precision=self._accelerator.mixed_precision)
+                check_at_first_step(
+                    model, self._loader, precision=self._accelerator.mixed_precision
+                )
         self._to_check = False

@@ -11,7 +11,9 @@ from typing import Any
 from penstock.errors import PlanError
 from penstock.loader import Loader
 
-Agrees = Callable[[Any, Any, Any], bool]  # (value, the Loader's value, args): whether they ask for the same
+Agrees = Callable[
+    [Any, Any, Any], bool
+]  # (value, the Loader's value, args): whether they ask for the same
 
 
 def _equal(value: Any, own: Any, args: Any) -> bool:
@@ -37,17 +39,35 @@ class Replaced:
 
 
 _TRAIN_ON = "the store holds what is trained; set train_on= of prepare"
-_SHUFFLE = "shuffle= and packing= of the Loader decide which samples are batched together; set them there"
+_SHUFFLE = (
+    "shuffle= and packing= of the Loader decide which samples are batched together; set them there"
+)
 
 _TRAINING = (
     # TrainingArguments
     Replaced("per_device_train_batch_size", "batch_size"),
-    Replaced("num_train_epochs", "epochs", agrees=lambda value, own, args: args.max_steps > 0 or value == own),
-    Replaced("auto_find_batch_size", "batch_size", "the Trainer cannot change the Loader's batch_size ({}); leave it out", _never),
-    Replaced("ignore_data_skip", "", "a resumed run continues at its saved state; start a new run to see the data again"),
+    Replaced(
+        "num_train_epochs",
+        "epochs",
+        agrees=lambda value, own, args: args.max_steps > 0 or value == own,
+    ),
+    Replaced(
+        "auto_find_batch_size",
+        "batch_size",
+        "the Trainer cannot change the Loader's batch_size ({}); leave it out",
+        _never,
+    ),
+    Replaced(
+        "ignore_data_skip",
+        "",
+        "a resumed run continues at its saved state; start a new run to see the data again",
+    ),
     Replaced("data_seed", "plan.settings.seed"),
     Replaced(
-        "train_sampling_strategy", "plan.settings.shuffle", _SHUFFLE, lambda value, own, args: value == "sequential" and not own
+        "train_sampling_strategy",
+        "plan.settings.shuffle",
+        _SHUFFLE,
+        lambda value, own, args: value == "sequential" and not own,
     ),
     Replaced("length_column_name", "", "the Loader knows the lengths of its samples; leave it out"),
     # SFTConfig
@@ -57,26 +77,45 @@ _TRAINING = (
     Replaced("assistant_only_loss", "", _TRAIN_ON),
     Replaced("completion_only_loss", "", _TRAIN_ON),
     # DPOConfig, KTOConfig
-    Replaced("precompute_ref_log_probs", "", "batches of the Loader have no log-probabilities of the reference model; leave it out"),
-    Replaced("precompute_ref_batch_size", "", "batches of the Loader have no log-probabilities of the reference model; leave it out"),
-)  # fmt: skip
+    Replaced(
+        "precompute_ref_log_probs",
+        "",
+        "batches of the Loader have no log-probabilities of the reference model; leave it out",
+    ),
+    Replaced(
+        "precompute_ref_batch_size",
+        "",
+        "batches of the Loader have no log-probabilities of the reference model; leave it out",
+    ),
+)
 
 # These have their usual effect on an eval_dataset that is not a Loader.
 _ALSO_EVALUATION = (
     # TrainingArguments
     Replaced(
-        "dataloader_drop_last", "plan.settings.tail",
-        "tail= of the Loader ({!r}) decides about the last step; set tail='drop' there", lambda value, own, args: own == "drop",
+        "dataloader_drop_last",
+        "plan.settings.tail",
+        "tail= of the Loader ({!r}) decides about the last step; set tail='drop' there",
+        lambda value, own, args: own == "drop",
     ),
     Replaced("dataloader_num_workers", "_workers"),
     Replaced("dataloader_prefetch_factor", "_prefetch"),
     Replaced("dataloader_pin_memory", "form.pin_memory"),
-    Replaced("dataloader_persistent_workers", "", "the Loader's workers live as long as the run; leave it out"),
-    Replaced("dataloader_multiprocessing_context", "", "the Loader starts its own workers; leave it out"),
-    Replaced("dataloader_in_order", "", "the Loader always keeps the order of its plan; leave it out"),
+    Replaced(
+        "dataloader_persistent_workers",
+        "",
+        "the Loader's workers live as long as the run; leave it out",
+    ),
+    Replaced(
+        "dataloader_multiprocessing_context", "", "the Loader starts its own workers; leave it out"
+    ),
+    Replaced(
+        "dataloader_in_order", "", "the Loader always keeps the order of its plan; leave it out"
+    ),
     # SFTConfig
     Replaced(
-        "max_length", "sequence_length",
+        "max_length",
+        "sequence_length",
         "max_length= of the Loader ({!r}) decides; set it there, for pairs to twice as much: it counts both sequences",
         _equal_or_none,
     ),
@@ -86,26 +125,39 @@ _ALSO_EVALUATION = (
     Replaced("pad_to_multiple_of", "form.pad_to", agrees=_equal_or_none),
     Replaced("dataset_text_field", "", "prepare has read the records; set its template= and keys"),
     Replaced(
-        "dataset_kwargs", "", "prepare has made the samples; leave it out",
+        "dataset_kwargs",
+        "",
+        "prepare has made the samples; leave it out",
         lambda value, own, args: set(value or {}) <= {"skip_prepare_dataset"},
     ),
-    Replaced("dataset_num_proc", "", "num_proc= of prepare is the number of processes; set it there"),
-    Replaced("chat_template_path", "", "prepare has rendered the conversations; set its chat_template="),
-)  # fmt: skip
+    Replaced(
+        "dataset_num_proc", "", "num_proc= of prepare is the number of processes; set it there"
+    ),
+    Replaced(
+        "chat_template_path", "", "prepare has rendered the conversations; set its chat_template="
+    ),
+)
 
 REPLACED = _TRAINING + _ALSO_EVALUATION
 
 # Arguments with such a name that keep their usual effect.
 USUAL = frozenset(
     {
-        *("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches", "full_determinism"),
+        *(
+            "batch_eval_metrics",
+            "eval_accumulation_steps",
+            "eval_do_concat_batches",
+            "full_determinism",
+        ),
         *("gradient_accumulation_steps", "include_num_input_tokens_seen", "pad_token", "seed"),
         "per_device_eval_batch_size",  # compared with evaluation Loaders below
     }
 )
 
 
-def check_arguments(args: Any, loader: Loader, *, eval_loaders: list[Loader], other_eval: bool) -> None:
+def check_arguments(
+    args: Any, loader: Loader, *, eval_loaders: list[Loader], other_eval: bool
+) -> None:
     """Refuse arguments that would have no effect.  other_eval: there is an eval_dataset that is not a Loader."""
     defaults = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
@@ -123,8 +175,12 @@ def check_arguments(args: Any, loader: Loader, *, eval_loaders: list[Loader], ot
             rows = "every rank's Loader makes its own rows; leave it out"
             raise _refusal(args, f"accelerator_config.{name}", value, rows)
     name = "per_device_eval_batch_size"
-    if (size := getattr(args, name)) != defaults[name] and any(size != each.batch_size for each in eval_loaders):
-        raise _refusal(args, name, size, "batch_size= of the evaluation Loader decides; set it there")
+    if (size := getattr(args, name)) != defaults[name] and any(
+        size != each.batch_size for each in eval_loaders
+    ):
+        raise _refusal(
+            args, name, size, "batch_size= of the evaluation Loader decides; set it there"
+        )
 
 
 def check_datasets(given: dict[str, Any], *, other_eval: bool) -> None:
@@ -138,4 +194,6 @@ def check_datasets(given: dict[str, Any], *, other_eval: bool) -> None:
 
 
 def _refusal(args: Any, name: str, value: Any, does: str) -> PlanError:
-    return PlanError(f"{type(args).__name__} has {name}={value!r}, which would have no effect: {does}")
+    return PlanError(
+        f"{type(args).__name__} has {name}={value!r}, which would have no effect: {does}"
+    )

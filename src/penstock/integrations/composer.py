@@ -27,7 +27,9 @@ class _Batches(IterableDataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.stream)
 
-    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
+    def state_dict(
+        self, num_samples: int | None = None, from_beginning: bool = True
+    ) -> dict[str, Any]:
         """Return the loader's state.  It counts rows itself: Composer's count of samples is not needed."""
         return self.stream.state_dict()
 

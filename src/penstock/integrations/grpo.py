@@ -51,7 +51,8 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _check(self) -> None:
         """Refuse settings under which prompts would be lost or trained twice."""
-        args, steps = self.args, self.steps_per_round
+        args = self.args
+        steps = self.steps_per_round
         if self.prompts.epochs is not None or args.max_steps <= 0:
             raise PlanError(
                 f"Prompts with epochs={self.prompts.epochs} and max_steps={args.max_steps}: expected endless Prompts (epochs=None), and "
@@ -64,7 +65,9 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             )
         saves = args.save_strategy != "no"
         if saves and (
-            args.save_strategy != "steps" or args.save_steps != int(args.save_steps) or args.save_steps % steps
+            args.save_strategy != "steps"
+            or args.save_steps != int(args.save_steps)
+            or args.save_steps % steps
         ):
             raise PlanError(
                 f"save_strategy={str(args.save_strategy)!r}, save_steps={args.save_steps}: groups wait for {steps} steps to be trained, "
@@ -78,13 +81,19 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> "_Groups":
         return _Groups(self)
 
-    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
+    def _inner_training_loop(
+        self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any
+    ) -> Any:
         if resume_from_checkpoint:
             state, _ = load_state(Path(resume_from_checkpoint), "Prompts")
             self.prompts.load_state_dict(state)
         self.prompts.back_from(_WORKER)  # what an earlier call of train() took and did not train
-        self._step, self._buffered_inputs, self._trained = 0, None, []
-        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **options)
+        self._step = 0
+        self._buffered_inputs = None
+        self._trained = []
+        return super()._inner_training_loop(
+            *args, resume_from_checkpoint=resume_from_checkpoint, **options
+        )
 
     def _run_epoch(self, **options: Any) -> Any:
         """Run the Trainer's one pass, over the steps that are left: nothing is skipped after a resume."""
@@ -131,19 +140,26 @@ class _Groups:
 
     def __iter__(self) -> Iterator[_Group]:
         trainer = self._trainer
-        count, times = trainer.args.generation_batch_size // trainer.num_generations, trainer.num_generations
+        count = trainer.args.generation_batch_size // trainer.num_generations
+        times = trainer.num_generations
         every = trainer.args.steps_per_generation * trainer.num_iterations
         while True:
             taken: list[Prompt] = []
-            while len(taken) < count:  # one call may give fewer, at the border of what is given again
+            while (
+                len(taken) < count
+            ):  # one call may give fewer, at the border of what is given again
                 taken += trainer.prompts.take(count - len(taken), to=_WORKER)
-            trainer.prompts.accept(taken)  # trl trains whatever it generates, so these leases must not run out
+            trainer.prompts.accept(
+                taken
+            )  # trl trains whatever it generates, so these leases must not run out
             self._compare(taken)
             rows = [row for row in map(_row, taken) for _ in range(times)]
-            rank, share = trainer.accelerator.process_index, len(rows) // trainer.accelerator.num_processes
+            rank = trainer.accelerator.process_index
+            share = len(rows) // trainer.accelerator.num_processes
             for turn in range(every):
                 group = _Group(dict(row) for row in rows[rank * share : (rank + 1) * share])
-                group.prompts, group.is_last = taken, turn == every - 1
+                group.prompts = taken
+                group.is_last = turn == every - 1
                 yield group
 
     def _compare(self, taken: list[Prompt]) -> None:
@@ -153,7 +169,11 @@ class _Groups:
         mine = self._trainer.prompts.plan.fingerprint, [prompt.ordinal for prompt in taken]
         for rank, theirs in enumerate(found := gather_object([mine])):
             if theirs != found[0]:
-                what = "other prompts are open" if theirs[0] != found[0][0] else f"took {_shown(theirs[1])}"
+                what = (
+                    "other prompts are open"
+                    if theirs[0] != found[0][0]
+                    else f"took {_shown(theirs[1])}"
+                )
                 raise PlanError(
                     f"rank {rank}: {what}, and rank 0 took {_shown(found[0][1])}; open the same Prompts on every rank, and "
                     f"use them for nothing else"
@@ -180,5 +200,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        trained, self._trainer._trained = self._trainer._trained, []
+        trained = self._trainer._trained
+        self._trainer._trained = []
         self._trainer.prompts.done(trained)

@@ -29,7 +29,9 @@ from penstock.loader.guards import EvalBatches, refuse_the_same
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
-_TRAINER_STATE = "trainer_state.json"  # written last by the Trainer: a folder without it is incomplete
+_TRAINER_STATE = (
+    "trainer_state.json"  # written last by the Trainer: a folder without it is incomplete
+)
 _CLASSIFIES = "ForTokenClassification"  # loss_type of transformers' models that classify tokens
 _TRAINERS = {  # what a Loader's samples are → what trains on them
     PAIRS: "LoaderDPOTrainer or LoaderRewardTrainer of penstock.integrations.trl",
@@ -60,16 +62,26 @@ class FromLoader:
     _steps: "_Steps"
     _loaded_from: str  # the checkpoint whose weights were loaded last
     _samples: int  # that this rank has trained in this call of train()
-    _isolated: frozenset[Any] = frozenset()  # forms of batches for which the model has passed the isolation check
-    _sums: torch.Tensor | None = None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
+    _isolated: frozenset[Any] = (
+        frozenset()
+    )  # forms of batches for which the model has passed the isolation check
+    _sums: torch.Tensor | None = (
+        None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
+    )
 
-    def __init__(self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any
+    ) -> None:
         if loader.form.output != "torch":
             raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
         if loader.form.labels != "unshifted":
-            raise PlanError("the Trainer's models shift labels themselves: set labels='unshifted' in the Loader")
+            raise PlanError(
+                "the Trainer's models shift labels themselves: set labels='unshifted' in the Loader"
+            )
         if loader.per_epoch:
-            raise PlanError("the Loader counts its epochs itself here: leave out per_epoch, and set its epochs")
+            raise PlanError(
+                "the Loader counts its epochs itself here: leave out per_epoch, and set its epochs"
+            )
         given = {**dict(zip(self.positional, args, strict=False)), **options}
         evaluated = loaders_in(given.get("eval_dataset"))
         for each in evaluated:
@@ -86,9 +98,12 @@ class FromLoader:
                 f"{self.args.n_gpu} GPUs in one process would cut packed batches apart; start with torchrun"
             )
         if loader.epochs is None and self.args.max_steps <= 0:
-            raise PlanError("an endless Loader (epochs=None) needs max_steps in the TrainingArguments")
+            raise PlanError(
+                "an endless Loader (epochs=None) needs max_steps in the TrainingArguments"
+            )
         self._check_model(loader)
-        self.loader, self.isolation_check = loader, isolation_check
+        self.loader = loader
+        self.isolation_check = isolation_check
         self.args = copy(self.args)  # the arguments may be used again, with another Loader
         self._max_steps_given = self.args.max_steps
         self.args.per_device_train_batch_size = self._train_batch_size = loader.batch_size
@@ -110,7 +125,11 @@ class FromLoader:
 
     def _check_model(self, loader: Loader) -> None:
         """Refuse a language model for judged steps: it would take their labels, 0 and 1, for tokens to predict."""
-        if loader.kind == STEPS and not self._has_own_loss and getattr(self.model, "loss_type", None) != _CLASSIFIES:
+        if (
+            loader.kind == STEPS
+            and not self._has_own_loss
+            and getattr(self.model, "loss_type", None) != _CLASSIFIES
+        ):
             raise PlanError(
                 f"{type(self.model).__name__} is not a model that classifies tokens, and the labels of judged steps are classes, not the "
                 f"ids of tokens; use AutoModelForTokenClassification with num_labels=2, or subclass with a compute_loss"
@@ -135,19 +154,24 @@ class FromLoader:
     def get_train_dataloader(self) -> Any:
         return self._steps
 
-    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
+    def _inner_training_loop(
+        self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any
+    ) -> Any:
         done = 0  # optimizer steps
         if resume_from_checkpoint:
             done = self._resume(Path(resume_from_checkpoint))
         elif self.loader.finished:  # a second call of train()
             self.loader.restart()
         self._samples = 0
-        accumulate, given = self.args.gradient_accumulation_steps, self._max_steps_given
+        accumulate = self.args.gradient_accumulation_steps
+        given = self._max_steps_given
         self._steps = _Steps(self.loader, self.make_inputs(self.loader), before=done * accumulate)
         if self.loader.epochs is not None:
             all_steps = -(-len(self._steps) // accumulate)
             if given > all_steps:
-                raise PlanError(f"max_steps is {given}, the Loader has {all_steps} steps; give it more epochs")
+                raise PlanError(
+                    f"max_steps is {given}, the Loader has {all_steps} steps; give it more epochs"
+                )
             self.args.max_steps = given if given > 0 else all_steps
         options["resume_from_checkpoint"] = resume_from_checkpoint
         return super()._inner_training_loop(*args, **options)  # type: ignore[misc]
@@ -204,7 +228,9 @@ class FromLoader:
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> Any:
         """Report samples per second of what was trained: the Trainer multiplies by the share of this call's steps in all steps."""
         steps = self.state.global_step - self._initial_global_step  # type: ignore[attr-defined]
-        num_train_samples = self._over_ranks(self._samples) * max(self.state.max_steps, 1) / max(steps, 1)
+        num_train_samples = (
+            self._over_ranks(self._samples) * max(self.state.max_steps, 1) / max(steps, 1)
+        )
         return super()._finalize_training(trial, num_train_samples, start_time)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -237,12 +263,20 @@ class FromLoader:
         self.check_isolation(loader, self.model)
         return steps
 
-    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any
+    ) -> Any:
         device = self.accelerator.device
         kind = torch.float32 if device.type == "mps" else torch.float64
-        self._sums = torch.zeros(2, dtype=kind, device=device) if isinstance(dataloader, _EvalSteps) else None
+        self._sums = (
+            torch.zeros(2, dtype=kind, device=device)
+            if isinstance(dataloader, _EvalSteps)
+            else None
+        )
         try:
-            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **options)  # type: ignore[misc]
+            output = super().evaluation_loop(  # type: ignore[misc]
+                dataloader, *args, metric_key_prefix=metric_key_prefix, **options
+            )
             if self._sums is not None:
                 loss, targets = self.accelerator.reduce(self._sums, "sum").tolist()
                 output.metrics[f"{metric_key_prefix}_loss"] = loss / targets if targets else 0.0
@@ -259,7 +293,9 @@ class FromLoader:
         loss, *rest = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
         if self._sums is not None and loss is not None:
             targets = self.num_targets(inputs).to(self._sums)
-            loss = torch.where(targets > 0, loss, torch.zeros_like(loss))  # a batch of padding alone has none
+            loss = torch.where(
+                targets > 0, loss, torch.zeros_like(loss)
+            )  # a batch of padding alone has none
             self._sums += torch.stack([loss.to(self._sums) * targets, targets])
         return (loss, *rest)
 
@@ -281,9 +317,13 @@ def save_state(trainer: Any, state: dict[str, Any], trial: Any) -> None:
 def load_state(folder: Path, owner: str) -> tuple[Any, int]:
     """Return the state in a checkpoint folder, and the optimizer steps done until then."""
     if not (folder / _TRAINER_STATE).exists():
-        raise PlanMismatch(f"{folder} is incomplete: no {_TRAINER_STATE} in it; resume from the one before it")
+        raise PlanMismatch(
+            f"{folder} is incomplete: no {_TRAINER_STATE} in it; resume from the one before it"
+        )
     if not (folder / STATE).exists():
-        raise PlanMismatch(f"{folder} has no {STATE}: it was saved by a trainer without {owner}; start a new run")
+        raise PlanMismatch(
+            f"{folder} has no {STATE}: it was saved by a trainer without {owner}; start a new run"
+        )
     steps = json.loads((folder / _TRAINER_STATE).read_text())["global_step"]
     return json.loads((folder / STATE).read_text()), int(steps)
 
@@ -296,8 +336,12 @@ class _Steps:
     """The training Loader as the Trainer sees it: a length and an iteration; no sampler and no data set, so it shards nothing."""
 
     def __init__(self, loader: Loader, inputs: MakeInputs, *, before: int) -> None:
-        self._loader, self._inputs, self._before = loader, inputs, before
-        self.left = loader.steps_left  # batches from here on, without those that skip= names; None if there is no end
+        self._loader = loader
+        self._inputs = inputs
+        self._before = before
+        self.left = (
+            loader.steps_left
+        )  # batches from here on, without those that skip= names; None if there is no end
 
     def __len__(self) -> int:
         """Return what the Trainer counts: batches of its optimizer steps so far, and those that are left."""
@@ -314,11 +358,17 @@ class _EvalSteps(EvalBatches):
 
     def __init__(self, loader: Loader, inputs: MakeInputs | None = None) -> None:
         if loader.form.output != "torch" or loader.form.labels != "unshifted":
-            raise PlanError("the Trainer evaluates on tensors and shifts labels itself: leave output= and labels= out")
+            raise PlanError(
+                "the Trainer evaluates on tensors and shifts labels itself: leave output= and labels= out"
+            )
         if loader.epochs != 1 or loader.per_epoch:
-            raise PlanError(f"an evaluation is one epoch: the Loader has epochs={loader.epochs}, expected 1")
+            raise PlanError(
+                f"an evaluation is one epoch: the Loader has epochs={loader.epochs}, expected 1"
+            )
         if (tail := loader.plan.settings.tail) not in ("pad", "error"):
-            raise PlanError(f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default")
+            raise PlanError(
+                f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default"
+            )
         super().__init__(loader)
         self._inputs = inputs
 
@@ -346,7 +396,8 @@ def loaders_in(eval_dataset: Any) -> list[Loader]:
 def load_renamed(model: Any, folder: str) -> None:
     """Load weights that save_pretrained saved under older names, as it does for Qwen2.5-VL: from_pretrained knows both."""
     opened, info = type(model).from_pretrained(folder, output_loading_info=True)
-    weights, own = opened.state_dict(), model.state_dict()
+    weights = opened.state_dict()
+    own = model.state_dict()
     if info["missing_keys"] or weights.keys() != own.keys():
         absent = sorted({*info["missing_keys"], *(own.keys() - weights.keys())})
         raise PlanMismatch(
@@ -360,17 +411,22 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     """Checks isolation once the model is where it trains, and tells the Trainer, which makes one pass, where an epoch ends."""
 
     def __init__(self, trainer: FromLoader) -> None:
-        self._trainer, self._loader, self._epoch = trainer, trainer.loader, 0
+        self._trainer = trainer
+        self._loader = trainer.loader
+        self._epoch = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         self._epoch = self._loader.state_dict()["epoch"]
         self._trainer.check_isolation(self._loader, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now, epochs = self._loader.state_dict(), self._loader.epochs
+        now = self._loader.state_dict()
+        epochs = self._loader.epochs
         done = None if epochs is None else (now["step"] - now["pass_step"]) / len(self._loader)
         state.epoch = float(now["epoch"]) if epochs is None or done is None else epochs * done
-        if now["epoch"] > self._epoch and done != 1:  # the Trainer itself sees to the end of the last one
+        if (
+            now["epoch"] > self._epoch and done != 1
+        ):  # the Trainer itself sees to the end of the last one
             control.should_log |= args.logging_strategy == "epoch"
             control.should_evaluate |= args.eval_strategy == "epoch"
             control.should_save |= args.save_strategy == "epoch"

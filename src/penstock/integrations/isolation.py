@@ -33,8 +33,12 @@ from penstock.types import World
 _log = logging.getLogger("penstock")
 
 _STEPS_SEARCHED = 64  # for a row with two samples
-_SAMPLES, _TOKENS = 2, 16  # compared, and of each of them
-_MEDIA_TOKENS, _AFTER_MEDIA = 2048, 4  # a first image within so many tokens is compared, too, and tokens after it
+# compared, and of each of them
+_SAMPLES = 2
+_TOKENS = 16
+# a first image within so many tokens is compared, too, and tokens after it
+_MEDIA_TOKENS = 2048
+_AFTER_MEDIA = 4
 _PADDING = 8  # places after them in the row
 _LARGEST_PAD_TO = 256
 
@@ -66,7 +70,8 @@ class _Comparison:
     @property
     def relative(self) -> float:
         """Root mean square of the difference, as a share of the expected logits' own spread over the vocabulary."""
-        found, expected = self.found.double(), self.expected.double()
+        found = self.found.double()
+        expected = self.expected.double()
         scale = (expected - expected.mean(-1, keepdim=True)).square().mean().sqrt()
         return float((found - expected).square().mean().sqrt() / scale.clamp(min=1e-12))
 
@@ -97,23 +102,32 @@ def check_isolation(
         return
     except Exception as error:
         # A model may need inputs that only a real batch has; training itself says so if that is an error.
-        _log.warning("the isolation check could not run (%s: %s); %s", type(error).__name__, error, OFF)
+        _log.warning(
+            "the isolation check could not run (%s: %s); %s", type(error).__name__, error, OFF
+        )
         return
     for each in comparisons:
         if not each.relative <= each.tolerance:  # also if the row's logits are not numbers
             source, sample, _, _ = row[each.sample].tolist()
             where = loader.stores[source].source.where(sample)
             attention = _attention(model)
-            name = type(model).__name__ + (f" (attn_implementation={attention!r})" if attention else "")
+            name = type(model).__name__ + (
+                f" (attn_implementation={attention!r})" if attention else ""
+            )
             raise PlanError(
                 f"{name} does not keep the samples of a row apart: sample {each.sample + 1} of a row ({where}) {each.describe()}. "
                 f"{_advice(model, loader, passed, own_loop=given is not None)}; {OFF}"
             )
 
 
-def check_at_first_step(module: torch.nn.Module, loader: Loader, *, precision: str | None = None) -> None:
+def check_at_first_step(
+    module: torch.nn.Module, loader: Loader, *, precision: str | None = None
+) -> None:
     """Check every transformers model in `module` at its first training forward, with the inputs that the user's own loop passes."""
-    if any(hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in module.modules()):
+    if any(
+        hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)
+        for each in module.modules()
+    ):
         _log.warning("the isolation check does not run: the model is compiled")
         return
     for model in _transformers_models(module):
@@ -146,7 +160,8 @@ def _transformers_models(module: torch.nn.Module) -> Iterator[Any]:
 
 def find_row(loader: Loader) -> np.ndarray | None:
     """Return the spans of the first row, from the loader's position on, whose samples must be kept apart; None if there is none."""
-    settings, form = loader.plan.settings, loader.form
+    settings = loader.plan.settings
+    form = loader.form
     is_packed = settings.method.is_packed or form.padding_free or form.attention_mask == "4d"
     if not loader.has_tokens or not is_packed:
         return None
@@ -157,10 +172,15 @@ def find_row(loader: Loader) -> np.ndarray | None:
 
 def _rows(loader: Loader) -> Iterator[np.ndarray]:
     """Yield rows as a model sees them: if they are laid end to end, all rows of a rank are one."""
-    state, ranks = loader.state_dict(), loader.world.size
-    here = Position(epoch=state["epoch"], block=state["block"], row=state["row"], rows=state["rows"])
+    state = loader.state_dict()
+    ranks = loader.world.size
+    here = Position(
+        epoch=state["epoch"], block=state["block"], row=state["row"], rows=state["rows"]
+    )
     for start in (here, Position()):  # from the start if nothing is left
-        for step in loader.plan.steps(start=start, num_rows=loader.batch_size * ranks, epochs=start.epoch + 1):
+        for step in loader.plan.steps(
+            start=start, num_rows=loader.batch_size * ranks, epochs=start.epoch + 1
+        ):
             if loader.form.padding_free:
                 yield rank_rows(step.rows, World(rank=0, size=ranks), loader.plan.settings).spans
             else:
@@ -174,21 +194,32 @@ def _compare(
     spans = row[:_SAMPLES].copy()
     if loader.media is not None and len(spans) > 1:
         # images of the two samples then have other places, so a model that looks in the wrong sample is found
-        first = next((item.span[0] for item in media_of(loader.stores[spans[1]["source"]], int(spans[1]["sample"]))), 2)
+        first = next(
+            (
+                item.span[0]
+                for item in media_of(loader.stores[spans[1]["source"]], int(spans[1]["sample"]))
+            ),
+            2,
+        )
         spans["start"][1] += first > spans["start"][1]
     spans["stop"] = [_end(loader, span) for span in spans]
     plain, arrays = _collate(loader, spans)
-    inputs, ids = ModelInputs(model), plain["input_ids"]
+    inputs = ModelInputs(model)
+    ids = plain["input_ids"]
     if "input_ids" not in arrays or not torch.equal(torch.as_tensor(arrays["input_ids"]), ids):
         raise _CannotCompare("collate= of the Loader changes input_ids")
-    passed = inputs.select(arrays) if given is None else _as_given(inputs.select(arrays), plain, given)
+    passed = (
+        inputs.select(arrays) if given is None else _as_given(inputs.select(arrays), plain, given)
+    )
     together = _logits(model, passed)
     if together is None or together.shape[:2] != ids.shape:
         raise _CannotCompare("the model returns no logits for each token")
     samples = [_place(plain["seq_idx"][0], number, span) for number, span in enumerate(spans)]
     no_cache = {"use_cache": False} if inputs.takes("use_cache") else {}
     each_alone = [
-        Inputs(input_ids=ids[:, sample], **_media_alone(loader, spans[number : number + 1]), **no_cache)
+        Inputs(
+            input_ids=ids[:, sample], **_media_alone(loader, spans[number : number + 1]), **no_cache
+        )
         for number, sample in enumerate(samples)
     ]
     alone = [_logits(model, passed_alone)[0] for passed_alone in each_alone]
@@ -203,10 +234,14 @@ def _compare(
     rounding = _rounding(model, together.dtype, precision)
     tolerance = max(rounding, _TIMES_NOISE * _Comparison(0, "", twice[1], alone[-1], 0.0).relative)
     found = [
-        _Comparison(number, "those of the sample alone", together[0, sample], alone[number], tolerance)
+        _Comparison(
+            number, "those of the sample alone", together[0, sample], alone[number], tolerance
+        )
         for number, sample in enumerate(samples)
     ]
-    if len(samples) > 1:  # with another sample before it, all but a leak stays the same, to the last bit or nearly so
+    if (
+        len(samples) > 1
+    ):  # with another sample before it, all but a leak stays the same, to the last bit or nearly so
         passed["input_ids"] = _other_first(ids, samples, loader.media)
         other = _logits(model, passed)[0, samples[1]]
         tolerance = tolerance if _has_experts(model) else rounding / _SAME_SHAPE
@@ -220,16 +255,25 @@ def _collate(loader: Loader, spans: np.ndarray) -> tuple[dict[str, Any], dict[st
     settings = loader.plan.settings
     room = -(-(spans["stop"] - spans["start"]) // settings.align) * settings.align
     settings = replace(settings, max_length=int(room.sum()) + _PADDING)
-    form = replace(loader.form, output="torch", pin_memory=False, pad_to=min(loader.form.pad_to, _LARGEST_PAD_TO))
+    form = replace(
+        loader.form,
+        output="torch",
+        pin_memory=False,
+        pad_to=min(loader.form.pad_to, _LARGEST_PAD_TO),
+    )
     rows = Rows(spans, np.array([0, len(spans)]))
 
     def make(users: Any) -> dict[str, Any]:
         arrays, trained = Collator(loader.stores, settings, form, None, loader._columns)(rows)
         if loader.media is not None:
-            arrays = loader.media.complete(arrays, rank_shares([rows], World(rank=0, size=1), settings)[0])
+            arrays = loader.media.complete(
+                arrays, rank_shares([rows], World(rank=0, size=1), settings)[0]
+            )
         return arrays if users is None else call_users(users, arrays, trained, rows)[0]
 
-    plain, given = (as_tensors(make(users), pin_memory=False) for users in (None, loader._users_collate))
+    plain, given = (
+        as_tensors(make(users), pin_memory=False) for users in (None, loader._users_collate)
+    )
     return plain, given
 
 
@@ -276,9 +320,11 @@ def _other_first(ids: torch.Tensor, samples: list[slice], media: MediaStage | No
 
     With media, the sample's own text moves by one token, and placeholders stay where they are.
     """
-    first, second = ids[0, samples[0]], ids[0, samples[1]]
+    first = ids[0, samples[0]]
+    second = ids[0, samples[1]]
     if media is not None:
-        moved, ids = first.clone(), ids.clone()
+        moved = first.clone()
+        ids = ids.clone()
         is_text = ~torch.isin(first, torch.tensor(list(media.token_ids.values())))
         moved[is_text] = first[is_text].roll(1)
         ids[0, samples[0]] = moved
@@ -294,7 +340,8 @@ def _as_given(inputs: Inputs, plain: dict[str, Any], given: dict[str, Any]) -> I
     kept = Inputs({name: value for name, value in inputs.items() if name in given})
     if "use_cache" in given:
         kept["use_cache"] = given["use_cache"]
-    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    positions = given.get("position_ids")
+    mask = given.get("attention_mask")
     if positions is None:
         kept.pop("position_ids", None)
     elif positions.ndim == 2:
@@ -307,7 +354,10 @@ def _as_given(inputs: Inputs, plain: dict[str, Any], given: dict[str, Any]) -> I
 def _logits(model: Any, inputs: Inputs) -> Any:
     """Return the logits of each token; None if the model returns none.  Without labels, so that no loss is computed."""
     device = _device(model)
-    moved = {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
+    moved = {
+        name: value.to(device) if torch.is_tensor(value) else value
+        for name, value in inputs.items()
+    }
     moved.pop("labels", None)
     found: Any = getattr(model(**moved), "logits", None)
     return found.cpu() if torch.is_tensor(found) and found.ndim == 3 else None
@@ -321,12 +371,17 @@ def _has_experts(model: Any) -> bool:
     """Whether tokens share experts: how many tokens an expert gets changes the rounding of all of them."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return text is not None and any(_EXPERTS.fullmatch(name) and value for name, value in vars(text).items())
+    return text is not None and any(
+        _EXPERTS.fullmatch(name) and value for name, value in vars(text).items()
+    )
 
 
 def _rounding(model: Any, dtype: torch.dtype, precision: str | None) -> float:
     """Return the rounding of the coarsest type that the forward computes in."""
-    kinds = {dtype, *(parameter.dtype for parameter in model.parameters())}  # integers, if weights are quantized
+    kinds = {
+        dtype,
+        *(parameter.dtype for parameter in model.parameters()),
+    }  # integers, if weights are quantized
     if torch.is_autocast_enabled(_device(model).type):
         kinds.add(torch.get_autocast_dtype(_device(model).type))
     if precision not in (None, "no"):
@@ -357,17 +412,29 @@ def _attention(model: Any) -> str | None:
 
 def _advice(model: Any, loader: Loader, passed: dict[str, Any], *, own_loop: bool) -> str:
     """Say what to change, from what the row was passed with."""
-    inputs, form, mask = ModelInputs(model), loader.form, passed.get("attention_mask")
+    inputs = ModelInputs(model)
+    form = loader.form
+    mask = passed.get("attention_mask")
     mask_dimensions = 0 if mask is None else mask.ndim
-    unpacked = "set packing='none' in the Loader" + (" and leave out padding_free" if form.padding_free else "")
+    unpacked = "set packing='none' in the Loader" + (
+        " and leave out padding_free" if form.padding_free else ""
+    )
     if mask_dimensions == 4 and _attention(model) != "sdpa":
         return "A 4-D mask of True and False is for attn_implementation='sdpa': load the model with it, or leave out attention_mask='4d'"
-    if own_loop and inputs.takes("position_ids") and ("position_ids" not in passed or mask_dimensions == 2):
+    if (
+        own_loop
+        and inputs.takes("position_ids")
+        and ("position_ids" not in passed or mask_dimensions == 2)
+    ):
         return "Pass the batch's position_ids to the model, no attention mask, and use_cache=False"
     if own_loop and inputs.four_positions and passed["position_ids"].ndim == 2:
         return "This model finds packed samples in position_ids of shape [4, rows, length]: pass **ModelInputs(model)(batch)"
     if inputs.takes("use_cache") and passed.get("use_cache") is not False:
-        how = "leave use_cache= out of the Loader" if form.use_cache is None else "pass use_cache=False to the model"
+        how = (
+            "leave use_cache= out of the Loader"
+            if form.use_cache is None
+            else "pass use_cache=False to the model"
+        )
         return f"With a cache, transformers ignores where positions restart: {how}"
     if "position_ids" not in inputs.taken:
         return f"Its forward names no position_ids: {unpacked}"

@@ -36,9 +36,16 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if loader is not None and (loader.per_epoch or loader.epochs is None):
-            raise PlanError("Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch")
-        self.loader, self._to_check = loader, isolation_check
-        evaluated = {"val": val_dataloaders, "test": test_dataloaders, "predict": predict_dataloaders}
+            raise PlanError(
+                "Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch"
+            )
+        self.loader = loader
+        self._to_check = isolation_check
+        evaluated = {
+            "val": val_dataloaders,
+            "test": test_dataloaders,
+            "predict": predict_dataloaders,
+        }
         for stage, given in evaluated.items():
             if given is not None:  # Lightning checks whether the method exists
                 batches = _for_evaluation(given, loader if stage == "val" else None)
@@ -94,8 +101,11 @@ class _Run:
 
     def __len__(self) -> int:
         """Return the batches of the pass, without those that skip= names: Lightning must know which one is the last."""
-        loader, begun = self._loader, self._loader._anchors[-1]
-        return len(loader) - sum(begun.step <= step < begun.pass_step + len(loader) for step in loader._skip)
+        loader = self._loader
+        begun = self._loader._anchors[-1]
+        return len(loader) - sum(
+            begun.step <= step < begun.pass_step + len(loader) for step in loader._skip
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)

@@ -42,7 +42,11 @@ class MegatronBatches(Stream):
         """
         labels = batch["labels"]
         is_trained = labels != IGNORE
-        more = {name: batch[name] for name in ("cu_seqlens", "max_seqlen", "attention_mask") if name in batch}
+        more = {
+            name: batch[name]
+            for name in ("cu_seqlens", "max_seqlen", "attention_mask")
+            if name in batch
+        }
         return {
             "tokens": batch["input_ids"],
             "labels": labels.masked_fill(~is_trained, 0),

@@ -18,7 +18,10 @@ from penstock.loader.rotary import FOUR_POSITIONS, ROWS
 from penstock.types import WEIGHTS
 
 # Penstock's name → the names that flash attention and the recurrent layers of hybrid models read.
-_NAMES = {"cu_seqlens": ("cu_seq_lens_q", "cu_seq_lens_k"), "max_seqlen": ("max_length_q", "max_length_k")}
+_NAMES = {
+    "cu_seqlens": ("cu_seq_lens_q", "cu_seq_lens_k"),
+    "max_seqlen": ("max_length_q", "max_length_k"),
+}
 
 
 class Inputs(dict[str, Any]):
@@ -49,11 +52,18 @@ class ModelInputs:
         parameters = inspect.signature(model.forward).parameters
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.taken = set(parameters)
-        self._named, self._model = self.taken, type(model).__name__
-        if hasattr(model, "get_base_model"):  # an adapter of peft passes on what it does not name itself
-            self._named = self.taken | set(inspect.signature(model.get_base_model().forward).parameters)
+        self._named = self.taken
+        self._model = type(model).__name__
+        if hasattr(
+            model, "get_base_model"
+        ):  # an adapter of peft passes on what it does not name itself
+            self._named = self.taken | set(
+                inspect.signature(model.get_base_model().forward).parameters
+            )
         self._main = getattr(model, "main_input_name", None)
-        self.four_positions = getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
+        self.four_positions = (
+            getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
+        )
 
     def takes(self, name: str) -> bool:
         return self.takes_all or name in self.taken
@@ -87,14 +97,20 @@ class ModelInputs:
                 f"the batch has position_ids of shape {list(positions.shape)}, for models with rotary positions of time, height and width, "
                 f"and {self._model} is not known as one; use the model that the store's processor belongs to"
             )
-        if self.four_positions and "cu_seqlens" in arrays and positions is not None and positions.ndim == 2:
+        if (
+            self.four_positions
+            and "cu_seqlens" in arrays
+            and positions is not None
+            and positions.ndim == 2
+        ):
             inputs["position_ids"] = positions[None].expand(ROWS, -1, -1)
         return inputs
 
 
 def _counted(inputs: Inputs, batch: Batch) -> Inputs:
     """The inputs, with their number of tokens and samples."""
-    spans, ids = batch.rows.spans, inputs.get("input_ids")
+    spans = batch.rows.spans
+    ids = inputs.get("input_ids")
     inputs.samples = int(np.count_nonzero(spans["start"] == 0))
     inputs.tokens = int((spans["stop"] - spans["start"]).sum())
     if "seq_idx" not in batch and ids is not None and inputs.tokens == len(spans):
@@ -108,14 +124,18 @@ def inputs_for(model: Any, loader: Loader, *, weights: bool = False) -> ModelInp
     if loader.media is None:
         return ModelInputs(model, weights=weights)
     for kind, token in loader.media.token_ids.items():
-        found = getattr(config, f"{kind}_token_id", None) or getattr(config, f"{kind}_token_index", None)
+        found = getattr(config, f"{kind}_token_id", None) or getattr(
+            config, f"{kind}_token_index", None
+        )
         if found is not None and found != token:
             raise PlanError(
                 f"{type(model).__name__} has {kind}_token_id={found} in its config, and the store's {kind} placeholders are {token}: the "
                 f"store was prepared for another model; prepare it with the tokenizer and processor of this one"
             )
-    name, folder = "tokens_per_second", loader.media.processor.folder
-    own, found = getattr(getattr(config, "vision_config", None), name, None), tokens_per_second(folder)
+    name = "tokens_per_second"
+    folder = loader.media.processor.folder
+    own = getattr(getattr(config, "vision_config", None), name, None)
+    found = tokens_per_second(folder)
     if None not in (own, found) and own != found:
         raise PlanError(
             f"{type(model).__name__} has {name}={own} in its vision_config, and config.json in {folder} says {found:g}: videos would have "

@@ -41,7 +41,8 @@ class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
         return found
 
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
-        given, repeats = self.train_dataset, self.cfg.generator.n_samples_per_prompt
+        given = self.train_dataset
+        repeats = self.cfg.generator.n_samples_per_prompt
         if not isinstance(given, Prompts) or given.epochs is not None or given.repeats != repeats:
             raise PlanError(
                 f"train_dataset is {given!r}, expected endless Prompts (epochs=None) with repeats={repeats}, which is "
@@ -50,10 +51,14 @@ class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
         self.train_dataloader = PromptsLoader(given, self.mini_batch_size)
         self.num_steps_per_epoch = len(self.train_dataloader) // self.mini_batch_size
         if not self.num_steps_per_epoch:
-            raise PlanError(f"{given!r} has {len(self.train_dataloader):,} prompts, which is less than a mini-batch")
+            raise PlanError(
+                f"{given!r} has {len(self.train_dataloader):,} prompts, which is less than a mini-batch"
+            )
         self.total_training_steps = self.num_steps_per_epoch * self.cfg.trainer.epochs
         if self.cfg.trainer.max_training_steps is not None:
-            self.total_training_steps = min(self.total_training_steps, self.cfg.trainer.max_training_steps)
+            self.total_training_steps = min(
+                self.total_training_steps, self.cfg.trainer.max_training_steps
+            )
 
     def save_checkpoints(self) -> str:
         # SkyRL goes on with a warning if the state of its data loader cannot be written or read: so the file is ours, and comes first.
@@ -69,7 +74,9 @@ class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
         if found[0]:
             file = f"{found[1]}/{_FILE}"
             if not io.exists(file):
-                raise PlanMismatch(f"{file} does not exist: this checkpoint was saved without Prompts; start a new run")
+                raise PlanMismatch(
+                    f"{file} does not exist: this checkpoint was saved without Prompts; start a new run"
+                )
             with io.open_file(file, "r") as text:
                 self.prompts.load_state_dict(json.load(text))
         return found
@@ -79,7 +86,8 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
     """What SkyRL's trainer calls to get prompts, and to say what became of them."""
 
     def __init__(self, prompts: Prompts, mini_batch_size: int) -> None:
-        self._prompts, self._lock = prompts, asyncio.Lock()
+        self._prompts = prompts
+        self._lock = asyncio.Lock()
         self._effective_dataloader_length = len(self) // mini_batch_size * mini_batch_size
         self._consumed_data_uids: set[str] = set()  # of this epoch: trained or filtered
         self._filtered_data_uids: set[str] = set()
@@ -90,7 +98,9 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
             if len(self._consumed_data_uids) + len(self._held) >= self._effective_dataloader_length:
                 return None  # the epoch is over
             (prompt,) = self._prompts.take(1, to=_WORKER)
-            self._prompts.accept(prompt)  # SkyRL trains whatever it generates, so this lease must not run out
+            self._prompts.accept(
+                prompt
+            )  # SkyRL trains whatever it generates, so this lease must not run out
             self._held[str(prompt.ordinal)] = prompt
             return [_row(prompt)]
 
@@ -114,7 +124,9 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
         self._begin(consumed_data_uids_set, filtered_data_uids_set or set())
 
     def _begin(self, consumed: set[str], filtered: set[str]) -> None:
-        self._consumed_data_uids, self._filtered_data_uids, self._held = consumed, filtered, {}
+        self._consumed_data_uids = consumed
+        self._filtered_data_uids = filtered
+        self._held = {}
 
     # As the data loader of the trainer it has a length, and nothing to iterate over or to save.
 
@@ -134,6 +146,14 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
 def _row(prompt: Prompt) -> dict[str, Any]:
     extras = dict(prompt.record)
     if "prompt" not in extras:
-        raise PlanError(f"{prompt.where}: the record has {sorted(extras)}, expected the key 'prompt' (messages)")
-    messages, env_class = extras.pop("prompt"), extras.pop("env_class", None)
-    return {"prompt": messages, "env_class": env_class, "env_extras": extras, "uid": str(prompt.ordinal)}
+        raise PlanError(
+            f"{prompt.where}: the record has {sorted(extras)}, expected the key 'prompt' (messages)"
+        )
+    messages = extras.pop("prompt")
+    env_class = extras.pop("env_class", None)
+    return {
+        "prompt": messages,
+        "env_class": env_class,
+        "env_extras": extras,
+        "uid": str(prompt.ordinal),
+    }

@@ -45,9 +45,12 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
                 f"repeats={args.n_samples_per_prompt}, which is n_samples_per_prompt"
             )
         self._held: dict[int, Prompt] = {}  # ordinals that slime has and has not settled
-        self._groups: dict[int, list[Any]] = {}  # of prompts that came back: slime goes on with their samples
+        self._groups: dict[
+            int, list[Any]
+        ] = {}  # of prompts that came back: slime goes on with their samples
         self._rounds: dict[int, list[Prompt]] = {}  # rollout id → what it trains
-        self._next_round, self._is_settled = 0, False
+        self._next_round = 0
+        self._is_settled = False
 
     def open_prompts(self, args: Any) -> Prompts:
         """Return the prompts; your class says which."""
@@ -55,18 +58,27 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Return a group of samples for each of `num_samples` prompts."""
-        if self._is_settled:  # the round is over: what slime neither trained, nor left out, nor gave back was aborted
+        if (
+            self._is_settled
+        ):  # the round is over: what slime neither trained, nor left out, nor gave back was aborted
             self.prompts.back(list(self._held.values()))
-            self._held, self._is_settled = {}, False
+            self._held = {}
+            self._is_settled = False
         taken = self.prompts.take(num_samples, to="slime") if num_samples else []
-        self.prompts.accept(taken)  # slime trains whatever it finishes, so these leases must not run out
+        self.prompts.accept(
+            taken
+        )  # slime trains whatever it finishes, so these leases must not run out
         self._held |= {prompt.ordinal: prompt for prompt in taken}
         return [self._groups.pop(prompt.ordinal, []) or self._group(prompt) for prompt in taken]
 
     def _group(self, prompt: Prompt) -> list[Any]:
-        record, args, count = prompt.record, self.args, prompt.repeats
+        record = prompt.record
+        args = self.args
+        count = prompt.repeats
         if args.input_key not in record:
-            raise PlanError(f"{prompt.where}: the record has {sorted(record)}, expected input_key {args.input_key!r}")
+            raise PlanError(
+                f"{prompt.where}: the record has {sorted(record)}, expected input_key {args.input_key!r}"
+            )
         return [
             Sample(
                 group_index=prompt.ordinal,
@@ -98,7 +110,8 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
             (trained if group[0].metadata.pop(_MARK, False) else left_out).append(prompt)
         self.prompts.drop(left_out, why=_NOT_SELECTED)
         self._rounds[self._next_round] = trained
-        self._next_round, self._is_settled = self._next_round + 1, True
+        self._next_round = self._next_round + 1
+        self._is_settled = True
 
     def save(self, rollout_id: int) -> None:
         """Acknowledge what rollouts up to this one have trained, and save the state beside slime's checkpoint."""
@@ -128,8 +141,11 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
                 f"{file} does not exist: rollout {rollout_id} was saved without Prompts; start a new run"
             )
         self.prompts.load_state_dict(json.loads(file.read_text()))
-        self._held, self._groups, self._rounds = {}, {}, {}
-        self._next_round, self._is_settled = rollout_id + 1, False
+        self._held = {}
+        self._groups = {}
+        self._rounds = {}
+        self._next_round = rollout_id + 1
+        self._is_settled = False
 
     @staticmethod
     def _file(folder: str, rollout_id: int) -> Path:

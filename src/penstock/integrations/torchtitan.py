@@ -17,7 +17,9 @@ from penstock.errors import PlanError
 from penstock.loader import Loader
 from penstock.loader.sequences import require_tokens
 
-_STATE = "penstock"  # one text: torch's distributed checkpoint loads only the keys that it knows before
+_STATE = (
+    "penstock"  # one text: torch's distributed checkpoint loads only the keys that it knows before
+)
 
 
 class PenstockDataLoader(BaseDataLoader):  # type: ignore[misc]
@@ -25,17 +27,30 @@ class PenstockDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        load: Callable[..., Loader] | None = None  # is called with rank, world_size, batch_size, output and labels
+        load: Callable[..., Loader] | None = (
+            None  # is called with rank, world_size, batch_size, output and labels
+        )
 
     def __init__(
-        self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        **_: Any,
     ) -> None:
         if config.load is None:
             raise PlanError(
                 "dataloader.load is not set, expected a function such as partial(penstock.load, 'recipe.yaml')"
             )
         self.loader = config.load(
-            rank=dp_rank, world_size=dp_world_size, batch_size=local_batch_size, output="torch", labels="shifted"
+            rank=dp_rank,
+            world_size=dp_world_size,
+            batch_size=local_batch_size,
+            output="torch",
+            labels="shifted",
         )
         require_tokens(self.loader, "torchtitan")
         if self.loader.has_weights:

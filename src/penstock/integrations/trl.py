@@ -20,7 +20,13 @@ from penstock.loader import Loader
 from penstock.loader.sequences import JUDGED, PAIRS, TOKENS
 
 _SAMPLE = {"input_ids": [0, 0], "labels": [0, 0]}
-_JUDGED = {"prompt": "-", "prompt_ids": [0], "completion_ids": [0], "KL_completion_ids": [0], "label": True}
+_JUDGED = {
+    "prompt": "-",
+    "prompt_ids": [0],
+    "completion_ids": [0],
+    "KL_completion_ids": [0],
+    "label": True,
+}
 _PAIR = {"prompt": "-", "prompt_ids": [0], "chosen_ids": [0], "rejected_ids": [0]}
 _SEQUENCE = ("input_ids", "attention_mask", "completion_mask")
 
@@ -28,7 +34,9 @@ _SEQUENCE = ("input_ids", "attention_mask", "completion_mask")
 class _WithoutDatasets:
     """A trainer of trl without a data set to train on, whose evaluation data may be Loaders."""
 
-    first_row: ClassVar[dict[str, Any]]  # read to find the kind of the data; training never reads it
+    first_row: ClassVar[
+        dict[str, Any]
+    ]  # read to find the kind of the data; training never reads it
     of_trl: ClassVar[type]  # the trainer that would tokenize Loaders
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -53,7 +61,8 @@ class LoaderSFTTrainer(FromLoader, _WithoutDatasets, SFTTrainer):  # type: ignor
     """trl.SFTTrainer, fed by a Loader.  An eval_dataset may be a Loader or a dict of them; trl prepares any other as usual."""
 
     takes = (TOKENS,)
-    first_row, of_trl = _SAMPLE, SFTTrainer
+    first_row = _SAMPLE
+    of_trl = SFTTrainer
 
     _total_train_tokens: int
     _tokens: int | None = None  # of the current batch; None if a subclass makes its own inputs
@@ -80,7 +89,9 @@ class _Preferences(FromLoader):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.positional = tuple(signature(cls.of_trl).parameters)  # DPO and KTO have ref_model before args
+        cls.positional = tuple(
+            signature(cls.of_trl).parameters
+        )  # DPO and KTO have ref_model before args
 
     def make_inputs(self, loader: Loader) -> MakeInputs:
         return NamedInputs(self.names)
@@ -92,22 +103,28 @@ class _Preferences(FromLoader):
 class LoaderDPOTrainer(_Preferences, _WithoutDatasets, DPOTrainer):  # type: ignore[misc]
     """trl.DPOTrainer, fed by a Loader of preference pairs."""
 
-    takes, names = (PAIRS,), _SEQUENCE
-    first_row, of_trl = _PAIR, DPOTrainer
+    takes = (PAIRS,)
+    names = _SEQUENCE
+    first_row = _PAIR
+    of_trl = DPOTrainer
 
 
 class LoaderKTOTrainer(_Preferences, _WithoutDatasets, KTOTrainer):  # type: ignore[misc]
     """trl.KTOTrainer, fed by a Loader of judged answers.  Mismatched answers, for the KL divergence, are of the same batch."""
 
-    takes, names = (JUDGED,), (*_SEQUENCE, *(f"KL_{name}" for name in _SEQUENCE), "label")
-    first_row, of_trl = _JUDGED, KTOTrainer
+    takes = (JUDGED,)
+    names = (*_SEQUENCE, *(f"KL_{name}" for name in _SEQUENCE), "label")
+    first_row = _JUDGED
+    of_trl = KTOTrainer
 
 
 class LoaderRewardTrainer(_Preferences, _WithoutDatasets, RewardTrainer):  # type: ignore[misc]
     """trl.RewardTrainer, fed by a Loader of preference pairs, with their margins if the store has them."""
 
-    takes, names = (PAIRS,), ("input_ids", "attention_mask", "margin")
-    first_row, of_trl = _PAIR, RewardTrainer
+    takes = (PAIRS,)
+    names = ("input_ids", "attention_mask", "margin")
+    first_row = _PAIR
+    of_trl = RewardTrainer
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -49,7 +49,10 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
             raise PlanError(
                 f"Prompts have epochs={self.prompts.epochs}, expected endless ones: verl counts epochs itself"
             )
-        if self.filter_overlong_prompts and self.prompts.plan.settings.max_length > self.max_prompt_length:
+        if (
+            self.filter_overlong_prompts
+            and self.prompts.plan.settings.max_length > self.max_prompt_length
+        ):
             raise PlanError(
                 f"data.filter_overlong_prompts is true, and Prompts may be longer than data.max_prompt_length={self.max_prompt_length}: "
                 f"open them with max_length={self.max_prompt_length} (template: prompt), or set data.filter_overlong_prompts=false"
@@ -82,7 +85,9 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
             row: dict[str, Any] = super().__getitem__(item)
             return row
         (prompt,) = self.prompts.take(1, to="verl")
-        self.prompts.accept(prompt)  # verl trains whatever it is given, so this lease must not run out
+        self.prompts.accept(
+            prompt
+        )  # verl trains whatever it is given, so this lease must not run out
         if self.prompt_key not in prompt.record:
             raise PlanError(
                 f"{prompt.where}: the record has {sorted(prompt.record)}, expected data.prompt_key {self.prompt_key!r}"
@@ -97,7 +102,8 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         if self.prompts is None:
             return {}
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         self.prompts.done(held)
         return self.prompts.state_dict()
 

@@ -23,10 +23,17 @@ class Batch(dict[str, Any]):
     """Arrays by name, and where they come from."""
 
     def __init__(
-        self, arrays: Mapping[str, Any], share: Share, stores: Sequence[Any], step: int, trained: int = 0
+        self,
+        arrays: Mapping[str, Any],
+        share: Share,
+        stores: Sequence[Any],
+        step: int,
+        trained: int = 0,
     ) -> None:
         super().__init__(arrays)
-        self.step, self.share, self._stores = step, share, stores
+        self.step = step
+        self.share = share
+        self._stores = stores
         self.trained = trained  # tokens with a label
 
     @property
@@ -43,14 +50,18 @@ class Batch(dict[str, Any]):
     def provenance(self) -> Provenance:
         """For each row, its spans as (where the record is, first token, last token + 1).  Costs nothing until it is used."""
         if not self._stores:
-            raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
+            raise PlanError(
+                f"this batch came from another process without its stores; ask loader.explain({self.step})"
+            )
         return provenance(self.rows, self._stores)
 
     @property
     def media(self) -> list[list[tuple[Where, MediaItem]]]:
         """For each row, its images, videos and audio clips in order, as (where the record is, the item).  Costs nothing until used."""
         if not self._stores:
-            raise PlanError(f"this batch came from another process without its stores; ask loader.explain({self.step})")
+            raise PlanError(
+                f"this batch came from another process without its stores; ask loader.explain({self.step})"
+            )
         return [
             [
                 (self._stores[source].source.where(sample), item)
@@ -62,17 +73,29 @@ class Batch(dict[str, Any]):
 
     def to(self, device: Any, **options: Any) -> "Batch":
         """Return the same batch with its tensors on `device`, with step and provenance."""
-        moved = {name: value.to(device, **options) if hasattr(value, "to") else value for name, value in self.items()}
+        moved = {
+            name: value.to(device, **options) if hasattr(value, "to") else value
+            for name, value in self.items()
+        }
         return Batch(moved, self.share, self._stores, self.step, self.trained)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (dict(self), self.share, (), self.step, self.trained)  # stores are not sent with every batch
+        return Batch, (
+            dict(self),
+            self.share,
+            (),
+            self.step,
+            self.trained,
+        )  # stores are not sent with every batch
 
 
 def provenance(rows: Rows, stores: Sequence[Any]) -> Provenance:
     """Return for each row its spans as (where the record is, first token, last token + 1)."""
     return [
-        [(stores[source].source.where(sample), start, stop) for source, sample, start, stop in rows[r].tolist()]
+        [
+            (stores[source].source.where(sample), start, stop)
+            for source, sample, start, stop in rows[r].tolist()
+        ]
         for r in range(rows.num_rows)
     ]
 
@@ -92,10 +115,13 @@ class Metrics:
 
     def __init__(self, names: list[str], max_length: int, traffic: Any = None) -> None:
         """traffic: counts what is read of stores in buckets."""
-        self._names, self._max_length, self._traffic = names, max_length, traffic
+        self._names = names
+        self._max_length = max_length
+        self._traffic = traffic
         self._tokens = np.zeros(len(names), np.int64)  # per source
         self._samples = self._rows = self._padding_rows = self._trained = self._steps = 0
-        self._shortest, self._longest = 0, 0
+        self._shortest = 0
+        self._longest = 0
         self._wait = self._slowest = 0.0
         self._last: Share | None = None
         self._pending: list[Rows] = []  # not summed yet
@@ -104,7 +130,8 @@ class Metrics:
         """Count sources that were added, too."""
         self._add_up()
         found = dict(zip(self._names, self._tokens.tolist(), strict=True))
-        self._names, self._tokens = names, np.array([found.get(name, 0) for name in names], np.int64)
+        self._names = names
+        self._tokens = np.array([found.get(name, 0) for name in names], np.int64)
 
     def add(self, share: Share, trained: int) -> None:
         self._trained += trained
@@ -116,9 +143,12 @@ class Metrics:
             self._add_up()
 
     def _add_up(self) -> None:
-        rows, self._pending = Rows.join(self._pending), []
+        rows = Rows.join(self._pending)
+        self._pending = []
         sizes = rows.spans["stop"] - rows.spans["start"]
-        self._tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=len(self._names)).astype(np.int64)
+        self._tokens += np.bincount(
+            rows.spans["source"], weights=sizes, minlength=len(self._names)
+        ).astype(np.int64)
         self._samples += int(np.count_nonzero(rows.spans["start"] == 0))
         row_lengths = np.diff(np.concatenate(([0], np.cumsum(sizes)))[rows.starts])
         real = row_lengths[row_lengths > 0]

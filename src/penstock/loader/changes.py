@@ -70,7 +70,11 @@ class Changing(Run):
     _open_media: Callable[[Sequence[str], Sequence[Any]], None]
 
     def _tabled_plan(
-        self, names: list[str], settings: PlanSettings, tables: list[tuple[int, list[str]]], schedule: str | None
+        self,
+        names: list[str],
+        settings: PlanSettings,
+        tables: list[tuple[int, list[str]]],
+        schedule: str | None,
     ) -> Plan:
         """Return the plan of a new run, with a mixture for every point of its tables of weights."""
         if len(tables) < 2:
@@ -81,12 +85,20 @@ class Changing(Run):
             return make_plan(names, self.stores, settings)
         mixtures = []
         for point, weights in tables:
-            rows = point // settings.max_length if schedule == "tokens" else point * self._rows_per_step
+            rows = (
+                point // settings.max_length
+                if schedule == "tokens"
+                else point * self._rows_per_step
+            )
             mixture = Mixture(
-                sources=tuple(map(plan_source, names, self.stores)), weights=weights_as_text(weights), rows=rows,
+                sources=tuple(map(plan_source, names, self.stores)),
+                weights=weights_as_text(weights),
+                rows=rows,
                 point=None if schedule == "tokens" else point,
-                mix_by=settings.mix_by, stop=settings.stop, at=None if point else (0, 0, 0),
-            )  # fmt: skip
+                mix_by=settings.mix_by,
+                stop=settings.stop,
+                at=None if point else (0, 0, 0),
+            )
             mixtures.append(mixture)
         return make_plan(names, self.stores, mixtures[-1].settings(settings), mixtures)
 
@@ -96,17 +108,25 @@ class Changing(Run):
         made = []
         for mixture in _mixtures(self.plan):
             weights = mixture.weights or [None] * len(mixture.sources)
-            sources = {source.name: weight for source, weight in zip(mixture.sources, weights, strict=True)}
+            sources = {
+                source.name: weight for source, weight in zip(mixture.sources, weights, strict=True)
+            }
             made.append({"rows": mixture.rows, "sources": sources})
         return made
 
     def last_change(self) -> tuple[int, int, list[str]]:
         """Return the step and the rows before the last mixture, and in words what it changes; packs the lengths up to there."""
-        mixtures, blocks, here = self.plan.mixtures, self.plan.blocks, self._cursor.position
+        mixtures = self.plan.mixtures
+        blocks = self.plan.blocks
+        here = self._cursor.position
         assert isinstance(blocks, Segments), "a run that never changed"
         rows = blocks.start_of_last().rows if mixtures[-1].at is not None else mixtures[-1].rows
         step = self._cursor.step + max(rows - here.rows, 0) // self._rows_per_step
-        return step, rows, _changed_words(*(_named(mixture.identity()) for mixture in mixtures[-2:]))
+        return (
+            step,
+            rows,
+            _changed_words(*(_named(mixture.identity()) for mixture in mixtures[-2:])),
+        )
 
     def load_journal(self, state: dict[str, Any]) -> None:
         """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
@@ -124,18 +144,29 @@ class Changing(Run):
         """
         found = read_mixture(stores)
         if found.collator.has_tokens != self._collator.has_tokens:
-            raise PlanError("one run cannot hold records and tokens; change to stores of the same kind")
+            raise PlanError(
+                "one run cannot hold records and tokens; change to stores of the same kind"
+            )
         cursor = self._start_of_change()
         step = cursor.step if at is None else whole_number("at", at, least=0)
         if step < cursor.step:
-            raise PlanError(f"cannot change the mixture at step {step}: the run is at step {cursor.step}")
-        here, ahead, end = cursor.position, step - cursor.step, self.pass_end(cursor)
+            raise PlanError(
+                f"cannot change the mixture at step {step}: the run is at step {cursor.step}"
+            )
+        here = cursor.position
+        ahead = step - cursor.step
+        end = self.pass_end(cursor)
         try:
             there = self.plan.seek(ahead, self._rows_per_step, epochs=end, start=here)
         except PlanError as error:
-            raise PlanError(f"cannot change the mixture at step {step}: this pass ends before it") from error
-        weights, past = weights_as_text(found.weights), reversed(_mixtures(self.plan))
-        mix_by, stop = next(((m.mix_by, m.stop) for m in past if weights and m.weights), (None, None))
+            raise PlanError(
+                f"cannot change the mixture at step {step}: this pass ends before it"
+            ) from error
+        weights = weights_as_text(found.weights)
+        past = reversed(_mixtures(self.plan))
+        mix_by, stop = next(
+            ((m.mix_by, m.stop) for m in past if weights and m.weights), (None, None)
+        )
         new = dict(zip(found.names, found.stores, strict=True))
         mixture = Mixture(sources=(), weights=weights, mix_by=mix_by, stop=stop)
         with self._all_or_nothing():
@@ -152,30 +183,50 @@ class Changing(Run):
         return cursor.begin_pass(self.epochs)
 
     def _change(
-        self, before: Plan, known: Mapping[str, Any], new: Mapping[str, Any], mixture: Mixture, here: Position, there: Position
-    ) -> None:  # fmt: skip
+        self,
+        before: Plan,
+        known: Mapping[str, Any],
+        new: Mapping[str, Any],
+        mixture: Mixture,
+        here: Position,
+        there: Position,
+    ) -> None:
         """Replace the plan `before`, of the stores `known`, at `here` by one that changes at `there` to the stores `new`."""
         for name, store in new.items():
             if store.manifest is None:
-                raise PlanError(f"the store of {name!r} is still being made; wait for all of it: store.wait()")
+                raise PlanError(
+                    f"the store of {name!r} is still being made; wait for all of it: store.wait()"
+                )
             _check_source(name, store, known)
-        past, start, begun = _mixtures(before), None, 1
+        past = _mixtures(before)
+        start = None
+        begun = 1
         if isinstance(before.blocks, Segments):
             start = before.blocks.start_at(here.epoch, here.block)
             begun += before.blocks.start_at(there.epoch, there.block).number
         if len(past) > begun:
-            _log.warning("%d planned changes of the mixture are dropped: the new one replaces them", len(past) - begun)
+            _log.warning(
+                "%d planned changes of the mixture are dropped: the new one replaces them",
+                len(past) - begun,
+            )
         mixture = replace(
-            mixture, sources=tuple(map(plan_source, new, new.values())), at=(there.epoch, there.block, there.row), rows=there.rows
-        )  # fmt: skip
+            mixture,
+            sources=tuple(map(plan_source, new, new.values())),
+            at=(there.epoch, there.block, there.row),
+            rows=there.rows,
+        )
         plan = self._use([*past[:begun], mixture], {**known, **new}, before.settings, start)
         self._move_to_change(before, plan, here)
         self._changes += 1
 
     def _use(
-        self, mixtures: Sequence[Mixture], stores: Mapping[str, Any], settings: PlanSettings, start: Start | None,
+        self,
+        mixtures: Sequence[Mixture],
+        stores: Mapping[str, Any],
+        settings: PlanSettings,
+        start: Start | None,
         content: dict[str, Any] | None = None,
-    ) -> Plan:  # fmt: skip
+    ) -> Plan:
         """Use a plan with these mixtures; refuse stores whose samples one batch cannot hold, and a state of another plan."""
         if self._dataset:
             raise PlanError(
@@ -186,18 +237,30 @@ class Changing(Run):
         names = list(check_mixtures(mixtures))
         chosen = [stores[name] for name in names]
         there = {name: stores[name] for name in names if not isinstance(stores[name], MissingStore)}
-        columns = batch_columns(list(there), list(there.values()), settings) if self._collator.has_tokens else ()
+        columns = (
+            batch_columns(list(there), list(there.values()), settings)
+            if self._collator.has_tokens
+            else ()
+        )
         if batch_kind(columns) != self.kind:
-            raise PlanError(f"this run has batches of {self.kind}, and the new mixture of {batch_kind(columns)}")
+            raise PlanError(
+                f"this run has batches of {self.kind}, and the new mixture of {batch_kind(columns)}"
+            )
         if self.kind != TOKENS:
             check_sequences(self.kind, columns, settings, self.form, self.batch_size)
         plan = make_plan(names, chosen, mixtures[-1].settings(settings), mixtures, start)
         if content is not None:
             read_state(content, plan)
         self._open_media(names, chosen)
-        numbers = {n: names.index(each.name) for n, each in enumerate(self.plan.sources) if each.name in names}
+        numbers = {
+            n: names.index(each.name)
+            for n, each in enumerate(self.plan.sources)
+            if each.name in names
+        }
         self.counters = self.counters.renumbered(numbers)
-        self.plan, self.stores, self._columns = plan, chosen, columns
+        self.plan = plan
+        self.stores = chosen
+        self._columns = columns
         self.metrics.name_sources(names)
         return plan
 
@@ -206,7 +269,8 @@ class Changing(Run):
         assert isinstance(plan.blocks, Segments)
         epoch, block, row = place = (here.epoch, here.block, here.row)
         if row and self._begun != here:
-            whole, cut = before.pack(epoch, block), plan.pack(epoch, block)
+            whole = before.pack(epoch, block)
+            cut = plan.pack(epoch, block)
             assert whole is not None and cut is not None
             self.counters = self.counters + cut[1] - whole[1]
         if plan.mixtures[-1].at != place or self._cursor.position != here:
@@ -215,8 +279,11 @@ class Changing(Run):
         if start.at == place:  # else samples are cut: the change comes at the end of the block
             epoch, block = start.first
             if block and plan.blocks.shares(epoch, block) is None:  # nothing is left of this epoch
-                epoch, block = epoch + 1, 0
-            self._cursor = replace(self._cursor, position=Position(epoch=epoch, block=block, rows=here.rows))
+                epoch = epoch + 1
+                block = 0
+            self._cursor = replace(
+                self._cursor, position=Position(epoch=epoch, block=block, rows=here.rows)
+            )
 
     # States
 
@@ -229,7 +296,9 @@ class Changing(Run):
                 return read_state(content, self.plan)
             return self._change_from(content, self._old_mixture(content), None)
         theirs, start = _parsed(journal)
-        is_same = len(own) == len(theirs) and all(_undated(a) == _undated(b) for a, b in zip(own, theirs, strict=True))
+        is_same = len(own) == len(theirs) and all(
+            _undated(a) == _undated(b) for a, b in zip(own, theirs, strict=True)
+        )
         is_last = len(own) == 1 and own[0][3:] == theirs[-1][3:]
         if is_same or is_last:
             return self._adopt(content, theirs, start)
@@ -249,14 +318,17 @@ class Changing(Run):
 
     def _stores_of(self, theirs: list[Any], *, is_exact: bool) -> dict[str, Any]:
         """Return the stores of all mixtures of a journal: this loader's own, or of their keys, and those that are in the cache."""
-        own, stores = self._own, {}
+        own = self._own
+        stores = {}
         for *_, sources in theirs:
             for name, key, size, _ in sources:
                 mine = own.get(name)
                 if mine is not None and not (is_exact and mine.fingerprint != key):
                     stores[name] = mine
                 else:
-                    stores[name] = kept_store(name, key, self._cache) or MissingStore(name, key, size, self._cache)
+                    stores[name] = kept_store(name, key, self._cache) or MissingStore(
+                        name, key, size, self._cache
+                    )
         return stores
 
     @property
@@ -266,15 +338,22 @@ class Changing(Run):
 
     @property
     def _cache(self) -> Cache:
-        return next((store.cache for store in self.stores if store.cache is not None), None) or Cache()
+        return (
+            next((store.cache for store in self.stores if store.cache is not None), None) or Cache()
+        )
 
-    def _change_from(self, content: dict[str, Any], theirs: list[Any], start: Start | None) -> Cursor:
+    def _change_from(
+        self, content: dict[str, Any], theirs: list[Any], start: Start | None
+    ) -> Cursor:
         """Go on from a state of another mixture, and change to this loader's own at once."""
         own = self._own
         stores = self._stores_of(theirs, is_exact=True)
         mixtures = [_mixture_of(value, stores) for value in theirs]
-        settings, names = mixtures[-1].settings(self.plan.settings), list(check_mixtures(mixtures))
-        before = make_plan(names, [stores[name] for name in names], settings, mixtures if start else (), start)
+        settings = mixtures[-1].settings(self.plan.settings)
+        names = list(check_mixtures(mixtures))
+        before = make_plan(
+            names, [stores[name] for name in names], settings, mixtures if start else (), start
+        )
         cursor = read_state(content, before)
         check_position(before, cursor.position)
         if start is None and cursor.pass_step and not settings.shuffle:
@@ -294,11 +373,15 @@ class Changing(Run):
                 "the state has too many sources to name them; load it into a Loader of the old mixture, and call change_mixture"
             )
         cache = self._cache
-        keys = [store.fingerprint for store in self.stores] + [info.store for info in list_stores(cache).stores]
+        keys = [store.fingerprint for store in self.stores] + [
+            info.store for info in list_stores(cache).stores
+        ]
         found = []
         for (name, digest), weight in zip(named.items(), weights, strict=True):
             for key in dict.fromkeys(keys):
-                mine = next((s for s in self.stores if s.fingerprint == key), None) or kept_store(name, key, cache)
+                mine = next((s for s in self.stores if s.fingerprint == key), None) or kept_store(
+                    name, key, cache
+                )
                 if mine is not None and plan_source(name, mine).digest == digest:
                     found.append([name, key, len(mine), weight])
                     break
@@ -322,13 +405,17 @@ def _parsed(journal: Any) -> tuple[list[Any], Start]:
             raise ValueError("a start of no mixture")
         return list(journal["mixtures"]), start
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, zlib.error) as error:
-        raise PlanMismatch(f"the state is damaged: journal: {error}; use an older checkpoint") from error
+        raise PlanMismatch(
+            f"the state is damaged: journal: {error}; use an older checkpoint"
+        ) from error
 
 
 def _mixtures(plan: Plan) -> tuple[Mixture, ...]:
     """The mixtures of a plan; one, if it does not change."""
     settings = plan.settings
-    only = Mixture(sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop)
+    only = Mixture(
+        sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop
+    )
     return plan.mixtures or (only,)
 
 
@@ -341,7 +428,8 @@ def _undated(identity: list[Any]) -> list[Any]:
 def _named(identity: list[Any]) -> dict[str, Any]:
     *_, mix_by, stop, sources = identity
     return {"mix_by": mix_by, "stop": stop} | {
-        f"source {name!r}": f"{key[:8]}, {size:,} samples" + ("" if weight is None else f", weight {weight}")
+        f"source {name!r}": f"{key[:8]}, {size:,} samples"
+        + ("" if weight is None else f", weight {weight}")
         for name, key, size, weight in sources
     }
 
@@ -362,14 +450,26 @@ def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
     ]
     weights = [weight for *_, weight in sources]
     return Mixture(
-        sources=tuple(made), weights=None if None in weights else tuple(weights), mix_by=mix_by, stop=stop,
-        at=None if at is None else (at[0], at[1], at[2]), rows=rows, point=point,
-    )  # fmt: skip
+        sources=tuple(made),
+        weights=None if None in weights else tuple(weights),
+        mix_by=mix_by,
+        stop=stop,
+        at=None if at is None else (at[0], at[1], at[2]),
+        rows=rows,
+        point=point,
+    )
 
 
 def _check_source(name: str, store: Any, known: Mapping[str, Any]) -> None:
     """Refuse a source whose place in the run is not known for sure."""
-    other = next((each for each, old in known.items() if each != name and old.fingerprint == store.fingerprint), None)
+    other = next(
+        (
+            each
+            for each, old in known.items()
+            if each != name and old.fingerprint == store.fingerprint
+        ),
+        None,
+    )
     if other is not None and name not in known:
         raise PlanError(
             f"source {name!r} has the data of {other!r}, which this run has had: under the old name it goes on where it was; "

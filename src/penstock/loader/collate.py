@@ -24,7 +24,9 @@ from penstock.types import WEIGHTS, Bools, Column, Ints
 IGNORE = -100  # the label that a loss ignores
 PADDING = -1  # the document number of padding
 
-_TOGETHER = 1 << 17  # tokens whose arrays are made at once: more share the cost of a call, fewer stay in the cache
+_TOGETHER = (
+    1 << 17
+)  # tokens whose arrays are made at once: more share the cost of a call, fewer stay in the cache
 _LOOKED_UP = 1 << 20  # tokens of the steps that are looked up together
 _MAX_KEPT = 16  # buffers kept per array; a consumer that holds more batches gets new memory
 
@@ -37,7 +39,9 @@ class _Segments:
 
     shards: list[ShardSpans]
     ids: list[memoryview]  # of each shard; number 0 is padding, number n is shards[n - 1]
-    mask_bits: list[memoryview]  # likewise; bit t % 8 of byte t // 8 is set where token t is trained
+    mask_bits: list[
+        memoryview
+    ]  # likewise; bit t % 8 of byte t // 8 is set where token t is trained
     all_trained: bool  # in all shards
     slices: tuple[Ints, Ints, Ints]  # shard number, start and stop of each slice
     sizes: Ints  # of each segment
@@ -49,7 +53,9 @@ class _Segments:
         """Return the ids of these segments, in new memory."""
         if all(each.itemsize == np.dtype(dtype).itemsize for each in self.ids):
             return join(self.ids, *self.slices_of(chosen), dtype)
-        found = [np.asarray(piece).astype(dtype) for piece in cut(self.ids, *self.slices_of(chosen))]
+        found = [
+            np.asarray(piece).astype(dtype) for piece in cut(self.ids, *self.slices_of(chosen))
+        ]
         return np.concatenate(found)
 
     def join_masks(self, chosen: slice) -> Bools:
@@ -58,7 +64,9 @@ class _Segments:
 
     def slices_of(self, chosen: slice) -> tuple[Ints, Ints, Ints]:
         each = self.slices[0].size // max(self.sizes.size, 1)
-        shards, starts, stops = (values[each * chosen.start : each * chosen.stop] for values in self.slices)
+        shards, starts, stops = (
+            values[each * chosen.start : each * chosen.stop] for values in self.slices
+        )
         return shards, starts, stops
 
 
@@ -77,12 +85,17 @@ class Collator:
     ) -> None:
         """`users`: the user's own function, which is given arrays and rows and returns arrays."""
         max_length = -(-settings.max_length // form.pad_to) * form.pad_to
-        self._align, self._packed = settings.align, settings.method.is_packed
+        self._align = settings.align
+        self._packed = settings.method.is_packed
         is_fixed = not form.padding_free and (self._packed or form.padding == "max_length")
         self._fixed_length = max_length if is_fixed else None  # of every row, whatever it holds
-        self._stores, self._form, self._users = stores, form, users
+        self._stores = stores
+        self._form = form
+        self._users = users
         largest = max([form.pad_id, *(store.vocab_size for store in stores)]) - IGNORE
-        self._dtype: Any = np.uint16 if largest <= 1 << 16 else np.uint32  # holds every id, also less IGNORE
+        self._dtype: Any = (
+            np.uint16 if largest <= 1 << 16 else np.uint32
+        )  # holds every id, also less IGNORE
         padding = np.full(max_length, form.pad_id, self._dtype)
         self._padding = view(padding), view(np.zeros((padding.size + 7) // 8, np.uint8))
         self._of_tokens = [column for column in columns if column.per == "token"]
@@ -92,7 +105,11 @@ class Collator:
 
     @staticmethod
     def steps_at_once(
-        stores: Sequence[Any], batch_size: int, max_length: int, users: Callable[..., Any] | None, prefetch: int
+        stores: Sequence[Any],
+        batch_size: int,
+        max_length: int,
+        users: Callable[..., Any] | None,
+        prefetch: int,
     ) -> int:
         """Return how many steps are looked up together; the user's function is called step by step."""
         return 1 if users is not None else _LOOKED_UP // (batch_size * max_length)
@@ -114,8 +131,13 @@ class Collator:
         length = self._row_length(rows)
         segments = self._segments(rows, length)
         num_rows = [step.num_rows for step in steps]
-        bounds = [0, int(segments.ends[-1])] if length is None else (length * np.cumsum([0, *num_rows])).tolist()
-        at_once, columns = steps_together(bounds[1]), self._span_columns(segments.shards, steps)
+        bounds = (
+            [0, int(segments.ends[-1])]
+            if length is None
+            else (length * np.cumsum([0, *num_rows])).tolist()
+        )
+        at_once = steps_together(bounds[1])
+        columns = self._span_columns(segments.shards, steps)
         for first in range(0, len(steps), at_once):
             made = self._make(segments, bounds[first : first + at_once + 1], length)
             for (arrays, _), more in zip(made, columns[first:], strict=False):
@@ -136,7 +158,9 @@ class Collator:
         rooms = own if self._align == 1 else -(-own // self._align) * self._align
         numbers = np.arange(own.size)
         if length is None:
-            total = int(rooms.sum())  # a flat row has at least one token: no model takes an empty one
+            total = int(
+                rooms.sum()
+            )  # a flat row has at least one token: no model takes an empty one
             pads = np.array([-total % self._form.pad_to if total else self._form.pad_to])
             places = np.array([own.size])
         else:
@@ -147,14 +171,19 @@ class Collator:
         short = np.flatnonzero(pads)
         is_span = np.ones(own.size + short.size, np.bool_)
         is_span[places[short] + np.arange(short.size)] = False
-        sizes, documents = np.empty(is_span.size, np.int64), np.full(is_span.size, PADDING, np.int32)
-        sizes[is_span], sizes[~is_span], documents[is_span] = rooms, pads[short], numbers
+        sizes = np.empty(is_span.size, np.int64)
+        documents = np.full(is_span.size, PADDING, np.int32)
+        sizes[is_span] = rooms
+        sizes[~is_span] = pads[short]
+        documents[is_span] = numbers
         ends = np.concatenate(([0], np.cumsum(sizes)))
-        is_slice, slice_sizes = is_span, sizes
+        is_slice = is_span
+        slice_sizes = sizes
         if self._align > 1:  # a second slice for what alignment adds
             filled = sizes.copy()
             filled[is_span] = own
-            is_slice, slice_sizes = np.zeros(2 * is_span.size, np.bool_), np.stack((filled, sizes - filled), axis=1)
+            is_slice = np.zeros(2 * is_span.size, np.bool_)
+            slice_sizes = np.stack((filled, sizes - filled), axis=1)
             is_slice[::2], slice_sizes = is_span, slice_sizes.ravel()
         found = self._find(rows.spans, is_slice, slice_sizes)
         return _Segments(*found, sizes=sizes, ends=ends, documents=documents, is_span=is_span)
@@ -174,7 +203,8 @@ class Collator:
             ids.append(view(tokens.input_ids))
             bits.append(view(tokens.mask_bits))
             all_trained &= tokens.counts.trained == tokens.counts.tokens
-        numbers[is_span], starts[is_span] = of_spans, begins + spans["start"]
+        numbers[is_span] = of_spans
+        starts[is_span] = begins + spans["start"]
         return shards, ids, bits, all_trained, (numbers, starts, starts + sizes)
 
     def _shards(self, spans: np.ndarray) -> Iterator[ShardSpans]:
@@ -182,11 +212,15 @@ class Collator:
         for source in [0] if len(self._stores) == 1 else np.unique(spans["source"]).tolist():
             chosen = None if len(self._stores) == 1 else np.flatnonzero(spans["source"] == source)
             store = self._stores[source]
-            numbers, local = store.locate(spans["sample"] if chosen is None else spans["sample"][chosen])
+            numbers, local = store.locate(
+                spans["sample"] if chosen is None else spans["sample"][chosen]
+            )
             order = np.argsort(numbers, kind="stable")
             if store.cache.is_remote:
                 store.want(np.unique(numbers).tolist())
-            for first, last in pairwise(np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()):
+            for first, last in pairwise(
+                np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
+            ):
                 places = order[first:last]
                 tokens = store.tokens(int(numbers[places[0]]))
                 yield tokens, places if chosen is None else chosen[places], local[places]
@@ -195,31 +229,48 @@ class Collator:
         """Make the arrays of the steps between these bounds, as rows of `length`; without a length, one flat row."""
         marks = np.searchsorted(segments.ends, bounds)
         chosen = slice(int(marks[0]), int(marks[-1]))
-        sizes, ends = segments.sizes[chosen], segments.ends[chosen.start : chosen.stop + 1] - bounds[0]
-        marks, size = marks - chosen.start, bounds[-1] - bounds[0]
+        sizes = segments.sizes[chosen]
+        ends = segments.ends[chosen.start : chosen.stop + 1] - bounds[0]
+        marks = marks - chosen.start
+        size = bounds[-1] - bounds[0]
         narrow = segments.join_ids(chosen, self._dtype)
-        ids, documents = self._buffers.take("input_ids", size, np.int64), self._buffers.take("seq_idx", size, np.int32)
+        ids = self._buffers.take("input_ids", size, np.int64)
+        documents = self._buffers.take("seq_idx", size, np.int32)
         ids[:] = narrow
         documents[:] = np.repeat(segments.documents[chosen], sizes)
         labels, mask = self._labels(segments, chosen, narrow, ends[:-1])
-        flat = {"input_ids": ids, "labels": labels, "position_ids": self._positions(sizes, ends), "seq_idx": documents}
+        flat = {
+            "input_ids": ids,
+            "labels": labels,
+            "position_ids": self._positions(sizes, ends),
+            "seq_idx": documents,
+        }
         for column in self._of_tokens:
             slices = segments.slices_of(chosen)
             values = token_values(column, segments.shards, slices, padding=len(self._padding[0]))
-            flat[column.name] = self._like_labels(values, ends[:-1]) if column == WEIGHTS else values
+            flat[column.name] = (
+                self._like_labels(values, ends[:-1]) if column == WEIGHTS else values
+            )
         longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
         if mask is None:
             trained = np.add.reduceat((sizes - 1) * segments.is_span[chosen], marks[:-1]).tolist()
         borders = ends.astype(np.int32)
         made = []
         for step, (first, last) in enumerate(pairwise(marks.tolist())):
-            low, high = bounds[step] - bounds[0], bounds[step + 1] - bounds[0]
+            low = bounds[step] - bounds[0]
+            high = bounds[step + 1] - bounds[0]
             shape = (1 if length is None else (high - low) // length, -1)
-            arrays: dict[str, Any] = {name: array[low:high].reshape(shape) for name, array in flat.items()}
-            arrays["cu_seqlens"] = fixed_size(borders[first : last + 1] - low, self._form.max_segments)
+            arrays: dict[str, Any] = {
+                name: array[low:high].reshape(shape) for name, array in flat.items()
+            }
+            arrays["cu_seqlens"] = fixed_size(
+                borders[first : last + 1] - low, self._form.max_segments
+            )
             arrays["max_seqlen"] = longest[step]
             self._finish(arrays)
-            made.append((arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high]))))
+            made.append(
+                (arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high])))
+            )
         return made
 
     def _like_labels(self, weights: npt.NDArray[Any], begins: Ints) -> npt.NDArray[Any]:
@@ -232,19 +283,29 @@ class Collator:
 
     def _finish(self, batch: dict[str, Any]) -> None:
         """Add and remove the arrays that only some layouts have."""
-        if (self._packed or self._form.padding_free) and self._form.use_cache is False and self._form.output == "torch":
+        if (
+            (self._packed or self._form.padding_free)
+            and self._form.use_cache is False
+            and self._form.output == "torch"
+        ):
             batch["use_cache"] = False
         if self._form.padding_free:
             return
         if not self._packed:
             del batch["cu_seqlens"], batch["max_seqlen"]
         if self._form.attention_mask == "4d":
-            documents = batch["seq_idx"]  # the mask is True for earlier tokens of the same sample and the token itself
-            batch["attention_mask"] = np.tril(documents[:, :, None] == documents[:, None, :])[:, None]
+            documents = batch[
+                "seq_idx"
+            ]  # the mask is True for earlier tokens of the same sample and the token itself
+            batch["attention_mask"] = np.tril(documents[:, :, None] == documents[:, None, :])[
+                :, None
+            ]
         elif not self._packed and self._form.attention_mask == "auto":
             batch["attention_mask"] = (batch["seq_idx"] != PADDING).astype(np.int64)
 
-    def _span_columns(self, shards: list[ShardSpans], steps: Sequence[Rows]) -> list[dict[str, Any]]:
+    def _span_columns(
+        self, shards: list[ShardSpans], steps: Sequence[Rows]
+    ) -> list[dict[str, Any]]:
         """Return the arrays of columns per sample and per list, of each step."""
         out: list[dict[str, Any]] = [{} for _ in steps]
         bounds = np.cumsum([0, *(len(step.spans) for step in steps)]).tolist()
@@ -278,17 +339,23 @@ class Collator:
             labels[:] = narrow
             labels[begins] = IGNORE
             pads = ~segments.is_span[chosen]
-            for begin, pad in zip(begins[pads].tolist(), segments.sizes[chosen][pads].tolist(), strict=True):
+            for begin, pad in zip(
+                begins[pads].tolist(), segments.sizes[chosen][pads].tolist(), strict=True
+            ):
                 labels[begin : begin + pad] = IGNORE
         else:
             mask = segments.join_masks(chosen)
             mask[begins] = False
-            narrow += -IGNORE  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
+            narrow += (
+                -IGNORE
+            )  # (id + 100) × trained - 100, in the narrow type: a third of the time of np.where
             narrow *= mask
             labels[:] = narrow
             labels += IGNORE
         if self._form.labels == "shifted":
-            labels[:-1] = labels[1:]  # the first label of every piece is IGNORE, so nothing crosses a border
+            labels[:-1] = labels[
+                1:
+            ]  # the first label of every piece is IGNORE, so nothing crosses a border
             labels[-1] = IGNORE
         return labels, mask
 
@@ -315,11 +382,14 @@ class Buffers:
 
     def take(self, name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
         """Return an array of `size`, not initialized.  `name` separates arrays that a consumer may hold separately."""
-        kept, num_bytes = self._kept.setdefault(name, []), size * np.dtype(dtype).itemsize
+        kept = self._kept.setdefault(name, [])
+        num_bytes = size * np.dtype(dtype).itemsize
         for place in range(len(kept)):
             if _references(kept, place) == _UNUSED:
                 if kept[place].size < num_bytes:
-                    kept[place] = np.empty(num_bytes + num_bytes // 8, np.uint8)  # sizes of flat rows vary a little
+                    kept[place] = np.empty(
+                        num_bytes + num_bytes // 8, np.uint8
+                    )  # sizes of flat rows vary a little
                 return kept[place][:num_bytes].view(dtype)
         buffer = np.empty(num_bytes, np.uint8)
         if len(kept) < _MAX_KEPT:
@@ -336,7 +406,8 @@ _UNUSED = _references([np.empty(0)], 0)  # the count if only the list holds a bu
 
 def join_bits(bits: list[memoryview], shards: Ints, starts: Ints, stops: Ints) -> Bools:
     """Return bits[shard][start:stop] for each of these slices of tokens, end to end, in new memory."""
-    low, high = starts >> 3, (stops + 7) >> 3
+    low = starts >> 3
+    high = (stops + 7) >> 3
     every = view(np.unpackbits(join(bits, shards, low, high, np.uint8), bitorder="little"))
     begins = 8 * (np.cumsum(high - low) - (high - low)) + (starts & 7)
     slices = map(slice, begins.tolist(), (begins + stops - starts).tolist())
@@ -349,7 +420,9 @@ def call_users(users: Callable[..., Any], arrays: dict[str, Any], trained: int, 
     if not isinstance(found, dict):
         raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
     labels = found.get("labels")
-    return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(labels, np.ndarray) else trained
+    return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(
+        labels, np.ndarray
+    ) else trained
 
 
 def steps_together(num_tokens: int) -> int:

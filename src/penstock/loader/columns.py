@@ -22,11 +22,22 @@ _NO_VALUES = Values(np.empty(0, np.uint8))  # of a shard without the column
 ShardSpans = tuple[Any, Ints, Ints]
 
 _TAKEN = frozenset(
-    ("input_ids", "labels", "position_ids", "seq_idx", "cu_seqlens", "max_seqlen", "attention_mask", "use_cache")
+    (
+        "input_ids",
+        "labels",
+        "position_ids",
+        "seq_idx",
+        "cu_seqlens",
+        "max_seqlen",
+        "attention_mask",
+        "use_cache",
+    )
 )
 
 
-def batch_columns(names: Sequence[str], stores: Sequence[Any], settings: PlanSettings) -> tuple[Column, ...]:
+def batch_columns(
+    names: Sequence[str], stores: Sequence[Any], settings: PlanSettings
+) -> tuple[Column, ...]:
     """Return the columns of all stores; refuse, by name, those that one batch cannot hold."""
     found: dict[str, Column] = {}
     for column in (column for store in stores for column in store.columns):
@@ -34,16 +45,25 @@ def batch_columns(names: Sequence[str], stores: Sequence[Any], settings: PlanSet
             raise PlanError(
                 f"column {column.name!r} is {other} in one store and {column} in another; prepare them with one template"
             )
-    taken = {*_TAKEN, *(f"{column.name}_offsets" for column in found.values() if column.per == "list")}
+    taken = {
+        *_TAKEN,
+        *(f"{column.name}_offsets" for column in found.values() if column.per == "list"),
+    }
     taken |= MEDIA_ARRAYS if MEDIA in found.values() else frozenset()
     is_cut = settings.method.cuts or settings.overflow in ("split", "truncate")
-    cuts, instead = f"overflow={settings.overflow!r}", "overflow='drop' or 'error'"
+    cuts = f"overflow={settings.overflow!r}"
+    instead = "overflow='drop' or 'error'"
     if settings.method.cuts:
-        cuts, instead = f"packing={settings.packing!r}", "another packing"
+        cuts = f"packing={settings.packing!r}"
+        instead = "another packing"
     for name, column in found.items():
-        without = [each for each, store in zip(names, stores, strict=True) if column not in store.columns]
+        without = [
+            each for each, store in zip(names, stores, strict=True) if column not in store.columns
+        ]
         problem = ""
-        if without and column.per != "token" and column != MEDIA:  # samples of a store without media have none
+        if (
+            without and column.per != "token" and column != MEDIA
+        ):  # samples of a store without media have none
             problem = f"store {without[0]!r} has no column {name!r}, and only a column per token can be filled, not one per {column.per}"
             problem += "; prepare the store with a template that declares it"
         elif without and column == WEIGHTS:
@@ -52,7 +72,9 @@ def batch_columns(names: Sequence[str], stores: Sequence[Any], settings: PlanSet
         elif without and column == STEP_LABELS:
             problem = f"store {without[0]!r} has no judged steps, and others of the mixture have; give them a Loader of their own"
         elif name in taken:
-            problem = f"column {name!r} has the name of an array of the batch; rename it in the template"
+            problem = (
+                f"column {name!r} has the name of an array of the batch; rename it in the template"
+            )
         elif column.per == "list" and is_cut:
             problem = f"{cuts} cuts samples, and column {name!r} is a list, which cannot be cut; choose {instead}"
         if problem:
@@ -75,7 +97,9 @@ def token_values(
     return join(views, numbers, starts - shift, stops - shift, column.dtype)
 
 
-def span_values(column: Column, shards: Sequence[ShardSpans], num_spans: int) -> tuple[npt.NDArray[Any], Ints]:
+def span_values(
+    column: Column, shards: Sequence[ShardSpans], num_spans: int
+) -> tuple[npt.NDArray[Any], Ints]:
     """Return a column's values for each span, flat, and where those of each span begin: (num_spans + 1,)."""
     numbers, starts, stops = np.zeros((3, num_spans), np.int64)
     views = []
@@ -86,10 +110,14 @@ def span_values(column: Column, shards: Sequence[ShardSpans], num_spans: int) ->
             numbers[spans] = number
             starts[spans] = samples if found.offsets is None else found.offsets[samples]
             stops[spans] = samples + 1 if found.offsets is None else found.offsets[samples + 1]
-    return join(views, numbers, starts, stops, column.dtype), np.concatenate(([0], np.cumsum(stops - starts)))
+    return join(views, numbers, starts, stops, column.dtype), np.concatenate(
+        ([0], np.cumsum(stops - starts))
+    )
 
 
-def join(views: list[memoryview], chosen: Ints, starts: Ints, stops: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def join(
+    views: list[memoryview], chosen: Ints, starts: Ints, stops: Ints, dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
     """Return views[choice][start:stop] for each of them, end to end, in new memory."""
     return np.frombuffer(bytearray().join(cut(views, chosen, starts, stops)), dtype)
 

@@ -23,7 +23,9 @@ from penstock.words import differences
 
 _log = logging.getLogger("penstock")
 
-GRACE = 60.0  # seconds until a file counts although its rank has not read ours: that rank has failed
+GRACE = (
+    60.0  # seconds until a file counts although its rank has not read ours: that rank has failed
+)
 _PATIENCE = 600.0  # seconds to wait for ranks that do not come; PENSTOCK_PATIENCE changes it
 _PAUSE = (0.01, 0.5)  # seconds between reads, first and longest
 _WARN_AFTER = 10.0  # seconds
@@ -57,12 +59,17 @@ class FileBoard:
         return (self._folder / f"{key}.json").read_bytes()
 
 
-def find_board(info: RankInfo, *, run_id: str | None, root: Path, exchange: str) -> tuple[Any, Sequence[int]] | None:
+def find_board(
+    info: RankInfo, *, run_id: str | None, root: Path, exchange: str
+) -> tuple[Any, Sequence[int]] | None:
     """Return where the ranks meet, and which of them; None if there is only one, or no place that all can see."""
     if len(info.members) == 1:
         return None
-    found, environment = running(), os.environ
-    if info.origin == "mesh" or (info.origin in ("distributed", "environment") and found and found[0] == info.rank):
+    found = running()
+    environment = os.environ
+    if info.origin == "mesh" or (
+        info.origin in ("distributed", "environment") and found and found[0] == info.rank
+    ):
         distributed = sys.modules["torch.distributed"]
         store = distributed.distributed_c10d._get_default_store()
         # torchrun may keep the store over restarts
@@ -75,7 +82,9 @@ def find_board(info: RankInfo, *, run_id: str | None, root: Path, exchange: str)
     with contextlib.suppress(OSError):
         (root / "runs").mkdir(parents=True, exist_ok=True)
     if not ((root / "runs").is_dir() and os.access(root / "runs", os.W_OK)):
-        _log.warning("%s cannot be written to, so ranks do not compare their plans before they begin", root)
+        _log.warning(
+            "%s cannot be written to, so ranks do not compare their plans before they begin", root
+        )
         return None
     # The cache folder may differ between nodes, so only the ranks of this node meet there.
     first = info.rank - int(environment.get("LOCAL_RANK", info.rank))
@@ -83,23 +92,41 @@ def find_board(info: RankInfo, *, run_id: str | None, root: Path, exchange: str)
     return FileBoard(root, elastic, exchange), range(first, first + local)
 
 
-def agree(mine: dict[str, Any], *, rank: int, others: Sequence[int], board: Any, patience: float | None = None) -> None:
+def agree(
+    mine: dict[str, Any],
+    *,
+    rank: int,
+    others: Sequence[int],
+    board: Any,
+    patience: float | None = None,
+) -> None:
     """Return when all of `others` have published the same as `mine`; PlanMismatch names the field and the rank that differ.
 
     Each start of a rank has a random mark, and publishes the marks that it has read.  A rank that has read our mark belongs to the same
     start: a file that an earlier start left cannot contain it, however long its rank takes to come again.
     """
-    patience = float(os.environ.get("PENSTOCK_PATIENCE", _PATIENCE)) if patience is None else patience
-    mine, mark, has_leftovers = json.loads(json.dumps(mine)), secrets.token_hex(4), isinstance(board, FileBoard)
+    patience = (
+        float(os.environ.get("PENSTOCK_PATIENCE", _PATIENCE)) if patience is None else patience
+    )
+    mine = json.loads(json.dumps(mine))
+    mark = secrets.token_hex(4)
+    has_leftovers = isinstance(board, FileBoard)
     first_read: dict[str, float] = {}  # mark of another rank → when
-    waiting, begun, pause, has_warned = set(others) - {rank}, time.monotonic(), _PAUSE[0], False
+    waiting = set(others) - {rank}
+    begun = time.monotonic()
+    pause = _PAUSE[0]
+    has_warned = False
 
     def publish() -> None:
         board.set(str(rank), json.dumps({"mine": mine, "mark": mark, "read": sorted(first_read)}))
 
     publish()
     while waiting:
-        found = {other: json.loads(board.get(str(other))) for other in sorted(waiting) if board.check([str(other)])}
+        found = {
+            other: json.loads(board.get(str(other)))
+            for other in sorted(waiting)
+            if board.check([str(other)])
+        }
         now = time.monotonic()
         if new := {theirs["mark"] for theirs in found.values()} - first_read.keys():
             first_read.update(dict.fromkeys(new, now))
@@ -125,7 +152,10 @@ def agree(mine: dict[str, Any], *, rank: int, others: Sequence[int], board: Any,
 
 def _describe(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> str:
     """Name what differs between two ranks; their plans' fingerprints only if nothing else does."""
-    flat = [flat_summary(value["settings"]) | value | {"settings": "", "plan": ""} for value in (mine, theirs)]
+    flat = [
+        flat_summary(value["settings"]) | value | {"settings": "", "plan": ""}
+        for value in (mine, theirs)
+    ]
     found = differences(*flat) or [f"plan {mine['plan'][:8]} → {theirs['plan'][:8]}"]
     return (
         f"ranks disagree on what to train: rank {rank} → rank {other}: {'; '.join(found)}; start all ranks with the same data, "

@@ -46,7 +46,9 @@ class Decoded:
     kind: str
     arrays: Arrays
     placeholders: int
-    grid: tuple[int, int, int] | None = None  # placeholders by time, height and width, for rotary positions
+    grid: tuple[int, int, int] | None = (
+        None  # placeholders by time, height and width, for rotary positions
+    )
     interval: float = 1.0  # positions between two moments of the grid
 
 
@@ -57,7 +59,15 @@ Reserved = tuple[Arrays, list[npt.NDArray[Any] | None]]
 
 # Settings of a video processor that must be those of the image processor.
 _SHARED = (
-    *("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor", "resample"),
+    *(
+        "patch_size",
+        "merge_size",
+        "temporal_patch_size",
+        "image_mean",
+        "image_std",
+        "rescale_factor",
+        "resample",
+    ),
     *("do_resize", "do_rescale", "do_normalize"),
 )
 
@@ -104,7 +114,9 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
         )
     image = image if image.mode == "RGB" else image.convert("RGB")  # no copy
     if not isinstance(image.info.get("transparency"), tuple):
-        image.info.pop("transparency", None)  # of a mode that has no such colour in RGB: transformers cannot convert it
+        image.info.pop(
+            "transparency", None
+        )  # of a mode that has no such colour in RGB: transformers cannot convert it
     return image
 
 
@@ -119,9 +131,11 @@ class Patches:
     """
 
     def __init__(self, processor: Any) -> None:
-        self._own, self._processor = processor, processor.image_processor
+        self._own = processor
+        self._processor = processor.image_processor
         image_processor = self._processor
-        self._patch, self._merge = int(image_processor.patch_size), int(image_processor.merge_size)
+        self._patch = int(image_processor.patch_size)
+        self._merge = int(image_processor.merge_size)
         self._times = int(image_processor.temporal_patch_size)
         self.bytes_per_token = 4 * 3 * self._times * (self._patch * self._merge) ** 2
         self.tokens_per_second = tokens_per_second(processor.folder)
@@ -139,7 +153,9 @@ class Patches:
         values = 3 * self._times * self._patch**2
         whole = take("pixel_values", ends[-1] * values, np.float32).reshape(-1, values)
         turns = iter([whole[low:high] for low, high in pairwise(ends)])
-        return {"pixel_values": whole}, [next(turns) if item.kind == "image" else None for item in items]
+        return {"pixel_values": whole}, [
+            next(turns) if item.kind == "image" else None for item in items
+        ]
 
     def decode(self, item: MediaItem, data: bytes, out: npt.NDArray[Any] | None) -> Decoded:
         if item.kind == "video":
@@ -149,9 +165,14 @@ class Patches:
         return self._decoded("image", {**own, "image_grid_thw": grid}, grid)
 
     def _decode_video(self, item: MediaItem, data: bytes) -> Decoded:
-        chosen, settings = self._own.frames(item.size, item.rate), self._own.counts.video
+        chosen = self._own.frames(item.size, item.rate)
+        settings = self._own.counts.video
         given = [name for name in _SHARED if settings.get(name) is not None]
-        other = [name for name in given if _plain(settings[name]) != _plain(getattr(self._processor, name))]
+        other = [
+            name
+            for name in given
+            if _plain(settings[name]) != _plain(getattr(self._processor, name))
+        ]
         if self._table is None or other:
             raise MediaError(
                 f"the loader resizes frames with the settings for images, but those for videos differ in "
@@ -159,7 +180,9 @@ class Patches:
             )
         frames = read_frames(data, item.size, chosen)
         height, width = self._own.counts.video_resized(len(frames), *item.size[1:])
-        resized = [np.asarray(frame.resize((width, height), self._processor.resample)) for frame in frames]
+        resized = [
+            np.asarray(frame.resize((width, height), self._processor.resample)) for frame in frames
+        ]
         resized += resized[-1:] * (-len(resized) % self._times)  # as many as whole patches have
         moments = [
             self._patches(resized[place : place + self._times], self._table)
@@ -179,19 +202,29 @@ class Patches:
                 f"positions of videos depend on the model's vision_config.tokens_per_second, but no config.json in {self._own.folder} "
                 f"has it; copy the model's config.json there"
             )
-        return float(np.float32(seconds) * np.float32(self.tokens_per_second))  # in 32 bits, as in transformers
+        return float(
+            np.float32(seconds) * np.float32(self.tokens_per_second)
+        )  # in 32 bits, as in transformers
 
-    def _decoded(self, kind: str, arrays: Arrays, grid: npt.NDArray[Any], interval: float = 1.0) -> Decoded:
+    def _decoded(
+        self, kind: str, arrays: Arrays, grid: npt.NDArray[Any], interval: float = 1.0
+    ) -> Decoded:
         times, height, width = grid[0].tolist()
         merged = (times, height // self._merge, width // self._merge)
         return Decoded(
-            kind=kind, arrays=arrays, placeholders=times * merged[1] * merged[2], grid=merged, interval=interval
+            kind=kind,
+            arrays=arrays,
+            placeholders=times * merged[1] * merged[2],
+            grid=merged,
+            interval=interval,
         )
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         return concatenate(each for row in rows for each in row)
 
-    def _pixels(self, image: Any, out: npt.NDArray[Any] | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _pixels(
+        self, image: Any, out: npt.NDArray[Any] | None = None
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         if self._table is None:
             found = self._processor(images=[image], return_tensors="np")
             return found["pixel_values"], found["image_grid_thw"]
@@ -202,18 +235,26 @@ class Patches:
         height, width = self._own.counts.resized(image.height, image.width)
         values = np.asarray(image.resize((width, height), self._processor.resample))
         grid = np.array([[1, height // self._patch, width // self._patch]], np.int64)
-        return self._patches([values] * self._times, self._table, out), grid  # an image is a video that stands still
+        return self._patches(
+            [values] * self._times, self._table, out
+        ), grid  # an image is a video that stands still
 
     def _patches(
-        self, frames: Sequence[npt.NDArray[Any]], table: npt.NDArray[np.float32], out: npt.NDArray[Any] | None = None
+        self,
+        frames: Sequence[npt.NDArray[Any]],
+        table: npt.NDArray[np.float32],
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[np.float32]:
         """Return the patches of one moment: (patches, channels × frames × patch × patch).
 
         Strip by strip: what is between stays in the processor's cache, and no large memory is taken from the system and given back.
         """
-        patch, merge = self._patch, self._merge
+        patch = self._patch
+        merge = self._merge
         down, across = (side // patch for side in frames[0].shape[:2])
-        strip, high = merge * across, merge * patch  # patches, and rows of pixels
+        # patches, and rows of pixels
+        strip = merge * across
+        high = merge * patch
         shape = (merge, patch, across // merge, merge, patch, 3)
         if out is None:
             out = np.empty((down * across, 3 * len(frames) * patch * patch), np.float32)
@@ -223,7 +264,11 @@ class Patches:
                 found[:, :, :, time] = found[:, :, :, 0]
                 continue
             for number, into in enumerate(found):
-                values = frame[number * high : (number + 1) * high].reshape(shape).transpose(2, 0, 3, 5, 1, 4)
+                values = (
+                    frame[number * high : (number + 1) * high]
+                    .reshape(shape)
+                    .transpose(2, 0, 3, 5, 1, 4)
+                )
                 values = values.reshape(strip, 3, patch * patch)
                 for channel in range(3):
                     into[:, channel, time] = np.take(table[channel], values[:, channel])
@@ -238,18 +283,28 @@ class Patches:
         """Return what the processor makes of each byte: (3, 256)."""
         every = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))
         scaled = self._processor.rescale(every, self._processor.rescale_factor)
-        normal = self._processor.normalize(scaled, self._processor.image_mean, self._processor.image_std)
+        normal = self._processor.normalize(
+            scaled, self._processor.image_mean, self._processor.image_std
+        )
         return np.asarray(normal, np.float32).reshape(3, 256)
 
     def _is_exact(self) -> bool:
         from PIL import Image
 
-        for height, width in ((67, 131), (4 * self._patch * self._merge, 3 * self._patch * self._merge)):
-            noise = np.arange(height * width * 3, dtype=np.uint64) * np.uint64(2654435761) >> np.uint64(13)
+        for height, width in (
+            (67, 131),
+            (4 * self._patch * self._merge, 3 * self._patch * self._merge),
+        ):
+            noise = np.arange(height * width * 3, dtype=np.uint64) * np.uint64(
+                2654435761
+            ) >> np.uint64(13)
             image = Image.fromarray(noise.astype(np.uint8).reshape(height, width, 3))
             expected = self._processor(images=[image], return_tensors="np")
             pixels, grid = self._pixels(image)
-            same = np.array_equal(pixels, expected["pixel_values"]) and pixels.dtype == expected["pixel_values"].dtype
+            same = (
+                np.array_equal(pixels, expected["pixel_values"])
+                and pixels.dtype == expected["pixel_values"].dtype
+            )
             if not (same and np.array_equal(grid, expected["image_grid_thw"])):
                 return False
         return True
@@ -261,7 +316,10 @@ def concatenate(media: Iterable[Decoded]) -> Arrays:
     for each in media:
         for name, array in each.arrays.items():
             parts.setdefault(name, []).append(array)
-    return {name: found[0] if len(found) == 1 else np.concatenate(found) for name, found in parts.items()}
+    return {
+        name: found[0] if len(found) == 1 else np.concatenate(found)
+        for name, found in parts.items()
+    }
 
 
 def _plain(value: Any) -> Any:

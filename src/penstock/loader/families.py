@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MediaError, PlanError
-from penstock.loader.decode import Arrays, Decoded, Decoder, Patches, Reserved, Take, concatenate, open_image
+from penstock.loader.decode import (
+    Arrays,
+    Decoded,
+    Decoder,
+    Patches,
+    Reserved,
+    Take,
+    concatenate,
+    open_image,
+)
 from penstock.loader.streams import read_samples
 from penstock.types import MediaItem
 
@@ -27,12 +36,18 @@ class Tiles(_Unreserved):
 
     def __init__(self, processor: Any, tokens: int, **options: Any) -> None:
         """tokens: placeholders of one tile.  options: those that the family's processor passes."""
-        self._processor, self._tokens, self._options = processor.image_processor, tokens, options
+        self._processor = processor.image_processor
+        self._tokens = tokens
+        self._options = options
 
     def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
-        found = self._processor(images=[open_image(data, item.size)], return_tensors="np", **self._options)
+        found = self._processor(
+            images=[open_image(data, item.size)], return_tensors="np", **self._options
+        )
         pixels = found["pixel_values"]
-        return Decoded(kind="image", arrays={"pixel_values": pixels}, placeholders=len(pixels) * self._tokens)
+        return Decoded(
+            kind="image", arrays={"pixel_values": pixels}, placeholders=len(pixels) * self._tokens
+        )
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         return concatenate(each for row in rows for each in row)
@@ -50,13 +65,18 @@ class RowsOfTiles(_Unreserved):
     def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         found = self._processor(images=[[open_image(data, item.size)]], return_tensors="np")
         arrays = {name: found[name][0] for name in ("pixel_values", "pixel_attention_mask")}
-        return Decoded(kind="image", arrays=arrays, placeholders=len(arrays["pixel_values"]) * self._tokens)
+        return Decoded(
+            kind="image", arrays=arrays, placeholders=len(arrays["pixel_values"]) * self._tokens
+        )
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         joined = [concatenate(row) for row in rows]
         first = next(each for each in joined if each)
         most = max(len(each["pixel_values"]) for each in joined if each)
-        out = {name: np.zeros((len(rows), most, *array.shape[1:]), array.dtype) for name, array in first.items()}
+        out = {
+            name: np.zeros((len(rows), most, *array.shape[1:]), array.dtype)
+            for name, array in first.items()
+        }
         for number, each in enumerate(joined):
             for name, array in each.items():
                 out[name][number, : len(array)] = array
@@ -69,15 +89,25 @@ class Padded(_Unreserved):
     bytes_per_token = _BYTES_PER_TOKEN
 
     def __init__(self, processor: Any) -> None:
-        self._processor, settings = processor.image_processor, processor.counts.processor
-        self._patch = int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
+        self._processor = processor.image_processor
+        settings = processor.counts.processor
+        self._patch = int(settings.get("patch_size", 16)) * int(
+            settings.get("spatial_merge_size", 1)
+        )
 
     def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         image = open_image(data, item.size)
         found = self._processor(images=[image], patch_size=self._patch, return_tensors="np")
-        arrays = {"pixel_values": found["pixel_values"], "image_sizes": np.asarray(found["image_sizes"], np.int64)}
+        arrays = {
+            "pixel_values": found["pixel_values"],
+            "image_sizes": np.asarray(found["image_sizes"], np.int64),
+        }
         height, width = arrays["image_sizes"][0].tolist()
-        return Decoded(kind="image", arrays=arrays, placeholders=(height // self._patch) * (width // self._patch))
+        return Decoded(
+            kind="image",
+            arrays=arrays,
+            placeholders=(height // self._patch) * (width // self._patch),
+        )
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         images = [each.arrays for row in rows for each in row]
@@ -97,9 +127,13 @@ class Clips(_Unreserved):
         try:
             from transformers import AutoFeatureExtractor
         except ImportError as error:
-            raise MediaError(f"{processor.folder}: the features of audio need transformers; install it") from error
+            raise MediaError(
+                f"{processor.folder}: the features of audio need transformers; install it"
+            ) from error
         self._extractor = AutoFeatureExtractor.from_pretrained(processor.folder)
-        self.bytes_per_token = 4 * 4 * int(self._extractor.feature_size) * int(self._extractor.nb_max_frames)
+        self.bytes_per_token = (
+            4 * 4 * int(self._extractor.feature_size) * int(self._extractor.nb_max_frames)
+        )
 
     def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         rate = int(self._extractor.sampling_rate)
@@ -109,7 +143,9 @@ class Clips(_Unreserved):
         mask = found["attention_mask"]
         frames = int(mask.sum())
         arrays = {"input_features": found["input_features"], "feature_attention_mask": mask}
-        return Decoded(kind="audio", arrays=arrays, placeholders=((frames - 1) // 2 + 1 - 2) // 2 + 1)
+        return Decoded(
+            kind="audio", arrays=arrays, placeholders=((frames - 1) // 2 + 1 - 2) // 2 + 1
+        )
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         return concatenate(each for row in rows for each in row)
@@ -117,7 +153,8 @@ class Clips(_Unreserved):
 
 def open_decoder(processor: Any) -> Decoder:
     """Return what decodes the media of this processor's family; refuse a family that the loader does not know."""
-    family, counts = processor.family, processor.counts
+    family = processor.family
+    counts = processor.counts
     if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         return Patches(processor)
     if family == "llava":
@@ -125,7 +162,9 @@ def open_decoder(processor: Any) -> Decoder:
     if family == "gemma3":
         return Tiles(processor, counts.measure(1, 1)[0], do_pan_and_scan=False, do_convert_rgb=True)
     if family == "internvl":
-        return Tiles(processor, int(counts.processor.get("image_seq_length", 256)), crop_to_patches=True)
+        return Tiles(
+            processor, int(counts.processor.get("image_seq_length", 256)), crop_to_patches=True
+        )
     if family in ("idefics3", "smolvlm"):
         return RowsOfTiles(processor)
     if family == "pixtral":

@@ -14,9 +14,7 @@ from penstock.loader.state import Run
 
 _log = logging.getLogger("penstock")
 _GUARDED = "_knows_penstock_loaders"
-_LOADER_MODULE = (
-    "use penstock.integrations.lightning: trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=...))"
-)
+_LOADER_MODULE = "use penstock.integrations.lightning: trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=...))"
 
 
 class EvalBatches:
@@ -24,7 +22,9 @@ class EvalBatches:
 
     def __init__(self, loader: Any) -> None:
         if loader.epochs is None:
-            raise PlanError("an evaluation must have an end: the Loader has epochs=None, set epochs=1")
+            raise PlanError(
+                "an evaluation must have an end: the Loader has epochs=None, set epochs=1"
+            )
         self._loader = loader
 
     def __len__(self) -> int:
@@ -45,9 +45,14 @@ def refuse_the_same(loader: Run | None, evaluated: Run) -> None:
 
 def guard_trainers() -> None:
     """Replace the methods of trainers that the program has imported, once."""
-    guards: list[tuple[str, str, str, Callable[..., Any]]] = [("accelerate", "Accelerator", "prepare", _prepare)]
+    guards: list[tuple[str, str, str, Callable[..., Any]]] = [
+        ("accelerate", "Accelerator", "prepare", _prepare)
+    ]
     for loops in ("lightning.pytorch.loops", "pytorch_lightning.loops"):
-        guards += [(loops, name, "setup_data", _setup_evaluation) for name in ("_EvaluationLoop", "_PredictionLoop")]
+        guards += [
+            (loops, name, "setup_data", _setup_evaluation)
+            for name in ("_EvaluationLoop", "_PredictionLoop")
+        ]
         guards.append((loops, "_FitLoop", "setup_data", _setup_fit))
     for module, name, method, guarded in guards:
         owner = getattr(sys.modules.get(module), name, None)
@@ -81,7 +86,9 @@ def _setup_evaluation(setup: Any, loop: Any) -> None:
     """Lightning leaves a validation early (the sanity check, limit_val_batches): the next one must not go on from there."""
     setup(loop)
     if (found := loop._combined_loader) is not None:
-        found.flattened = [EvalBatches(each) if isinstance(each, Run) else each for each in found.flattened]
+        found.flattened = [
+            EvalBatches(each) if isinstance(each, Run) else each for each in found.flattened
+        ]
         _refuse_shared(loop.trainer)
 
 
@@ -89,7 +96,9 @@ def _setup_fit(setup: Any, loop: Any) -> None:
     """Lightning does not load the state of a Loader from a checkpoint that was saved at the end of an epoch."""
     before = loop._combined_loader
     setup(loop)
-    if (found := loop._combined_loader) is before or not any(isinstance(each, Run) for each in found.flattened):
+    if (found := loop._combined_loader) is before or not any(
+        isinstance(each, Run) for each in found.flattened
+    ):
         return
     _refuse_shared(loop.trainer)
     if loop._combined_loader_states_to_load:

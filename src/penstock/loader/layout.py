@@ -11,10 +11,20 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.settings import PlanSettings, check_settings, setting, weights_as_text, whole_number
+from penstock.plan.settings import (
+    PlanSettings,
+    check_settings,
+    setting,
+    weights_as_text,
+    whole_number,
+)
 from penstock.words import did_you_mean
 
-_NARROW = {"int64": np.int32, "uint64": np.uint32, "float64": np.float32}  # jax has 32 bits by default
+_NARROW = {
+    "int64": np.int32,
+    "uint64": np.uint32,
+    "float64": np.float32,
+}  # jax has 32 bits by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,9 @@ class LoaderSettings:
     """How a Loader runs: none of it decides which rows come in which order."""
 
     batch_size: int = setting("rows per rank and step", whole=True, least=1)
-    epochs: int | None = setting("passes over the data; null never ends", 1, choices=(None,), whole=True, least=0)
+    epochs: int | None = setting(
+        "passes over the data; null never ends", 1, choices=(None,), whole=True, least=0
+    )
     rank: int | None = setting("which rank this is", None)
     world_size: int | None = setting("how many ranks there are", None)
     replicas: int = setting("neighbouring ranks that share their rows", 1)
@@ -39,29 +51,41 @@ class LoaderSettings:
     )
     workers: int = setting(
         "processes of torch's DataLoader that make batches, each `prefetch` steps ahead, for a slow collate; 0 is a thread",
-        0, whole=True, least=0,
-    )  # fmt: skip
+        0,
+        whole=True,
+        least=0,
+    )
     media_threads: int = setting(
         "threads that decode images, in this process or in each worker", 4, whole=True, least=1
     )
     media_bytes: int = setting(
         "bytes of decoded media made ahead, at most, in this process or in each worker; a step that has more is made alone",
-        1 << 30, whole=True, least=0,
-    )  # fmt: skip
+        1 << 30,
+        whole=True,
+        least=0,
+    )
     mirror_bytes: int | None = setting(
         "of a cache in a bucket, bytes of shards kept on this machine; else PENSTOCK_MIRROR_BYTES, else 10 % of the free disk",
-        None, choices=(None,), whole=True, least=1,
-    )  # fmt: skip
+        None,
+        choices=(None,),
+        whole=True,
+        least=1,
+    )
     per_epoch: bool = setting(
-        "an iteration ends with its epoch, for trainers that loop over epochs", False, choices=(True, False)
+        "an iteration ends with its epoch, for trainers that loop over epochs",
+        False,
+        choices=(True, False),
     )
     skip: Iterable[int] = setting("steps that are left out", ())
     schedule: str | None = setting(
         "what tables of weights count: steps (the default), or tokens, of which a row has max_length",
-        None, choices=(None, "steps", "tokens"),
-    )  # fmt: skip
+        None,
+        choices=(None, "steps", "tokens"),
+    )
     anneal: bool = setting(
-        "weights go from one point of a table to the next in 16 equal stages, not at once", False, choices=(True, False)
+        "weights go from one point of a table to the next in 16 equal stages, not at once",
+        False,
+        choices=(True, False),
     )
     collate: Callable[..., Any] | None = setting(
         "for plain records, makes a batch of a list of them; for tokens, is given the arrays of a batch and its rows (their spans say "
@@ -72,8 +96,14 @@ class LoaderSettings:
     def __post_init__(self) -> None:
         check_settings(self)
         if isinstance(self.skip, str) or not isinstance(self.skip, Iterable):
-            raise PlanError(f"skip is {self.skip!r}, expected steps, as skip=[41203] or skip=range(41200, 41210)")
-        object.__setattr__(self, "skip", frozenset(whole_number("a step in skip", step, least=0) for step in self.skip))
+            raise PlanError(
+                f"skip is {self.skip!r}, expected steps, as skip=[41203] or skip=range(41200, 41210)"
+            )
+        object.__setattr__(
+            self,
+            "skip",
+            frozenset(whole_number("a step in skip", step, least=0) for step in self.skip),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +116,16 @@ class BatchForm:
         choices=("numpy", "torch", "jax"),
     )
     padding_free: bool = setting("one flat row of all tokens", False, choices=(True, False))
-    padding: str = setting("of unpacked rows: longest or max_length", "longest", choices=("longest", "max_length"))
+    padding: str = setting(
+        "of unpacked rows: longest or max_length", "longest", choices=("longest", "max_length")
+    )
     pad_side: str = setting("right or left", "right", choices=("right", "left"))
     pad_to: int = setting("lengths become a multiple of this", 1, whole=True, least=1)
     pad_id: int = setting("the id of padding", 0, whole=True, least=0)
     labels: str = setting(
-        "unshifted, or shifted for models that do not shift", "unshifted", choices=("unshifted", "shifted")
+        "unshifted, or shifted for models that do not shift",
+        "unshifted",
+        choices=("unshifted", "shifted"),
     )
     max_segments: int | None = setting(
         "samples and paddings of a batch, at most: `cu_seqlens` then always has this length plus one, its last value repeated",
@@ -121,7 +155,9 @@ class BatchForm:
         if self.pin_memory and self.output != "torch":
             raise PlanError("pin_memory is for output='torch'; numpy arrays cannot be pinned")
         if self.padding_free and self.attention_mask == "4d":
-            raise PlanError("a 4-D mask of one flat row would need (number of tokens)² values; use cu_seqlens instead")
+            raise PlanError(
+                "a 4-D mask of one flat row would need (number of tokens)² values; use cu_seqlens instead"
+            )
         if self.padding_free and self.pad_side == "left":
             raise PlanError("padding_free rows have no padding to put on the left")
 
@@ -137,9 +173,14 @@ def split_options(
         raise PlanError("pass each weight with its store: Loader({'name': (store, weight), …})")
     for name in options.keys() - of_plan - of_form:
         known = (of_plan | of_form | of_loader) - {"weights"}
-        raise PlanError(f"Loader has no option {name!r}{did_you_mean(name, known) or f'; it has {sorted(known)}'}")
-    order, form = ({name: options[name] for name in options.keys() & known} for known in (of_plan, of_form))
-    settings, layout = PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order), BatchForm(**form)
+        raise PlanError(
+            f"Loader has no option {name!r}{did_you_mean(name, known) or f'; it has {sorted(known)}'}"
+        )
+    order, form = (
+        {name: options[name] for name in options.keys() & known} for known in (of_plan, of_form)
+    )
+    settings = PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order)
+    layout = BatchForm(**form)
     if layout.max_segments is not None and not (settings.method.is_packed or layout.padding_free):
         raise PlanError(
             f"max_segments={layout.max_segments} has no effect with packing={settings.packing!r}: these batches have no cu_seqlens; leave "
@@ -151,7 +192,9 @@ def split_options(
 def require_torch(option: str, instead: str) -> None:
     """Refuse an option that needs torch if torch is not installed."""
     if find_spec("torch") is None:
-        raise PlanError(f"{option} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}")
+        raise PlanError(
+            f"{option} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}"
+        )
 
 
 def check_output(form: BatchForm, workers: int) -> None:
@@ -159,7 +202,9 @@ def check_output(form: BatchForm, workers: int) -> None:
     if form.output == "torch":
         require_torch("output='torch', the default,", "pass output='numpy'")
     if form.output == "jax" and find_spec("jax") is None:
-        raise PlanError("output='jax' needs jax, which is not installed: pip install jax, or pass output='numpy'")
+        raise PlanError(
+            "output='jax' needs jax, which is not installed: pip install jax, or pass output='numpy'"
+        )
     if form.output == "jax" and workers:
         raise PlanError(
             f"workers={workers} with output='jax': jax cannot be used in forked processes; leave workers out"
@@ -170,7 +215,10 @@ def as_tensors(arrays: dict[str, Any], *, pin_memory: bool) -> dict[str, Any]:
     """Return arrays as tensors that share their memory, pinned on request; plain numbers stay."""
     import torch
 
-    out = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+    out = {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in arrays.items()
+    }
     return pin(out) if pin_memory else out
 
 
@@ -199,5 +247,10 @@ def pin(values: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     if not torch.accelerator.is_available():
-        raise PlanError("pin_memory needs a device such as a GPU, and torch finds none; leave it out")
-    return {name: value.pin_memory() if torch.is_tensor(value) else value for name, value in values.items()}
+        raise PlanError(
+            "pin_memory needs a device such as a GPU, and torch finds none; leave it out"
+        )
+    return {
+        name: value.pin_memory() if torch.is_tensor(value) else value
+        for name, value in values.items()
+    }

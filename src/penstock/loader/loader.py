@@ -16,7 +16,14 @@ from penstock.loader.collate import call_users, in_turn, steps_together
 from penstock.loader.columns import batch_columns
 from penstock.loader.consistency import agree, find_board
 from penstock.loader.guards import guard_trainers
-from penstock.loader.layout import LoaderSettings, as_jax, as_tensors, check_output, require_torch, split_options
+from penstock.loader.layout import (
+    LoaderSettings,
+    as_jax,
+    as_tensors,
+    check_output,
+    require_torch,
+    split_options,
+)
 from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.media import MediaStage, open_media
 from penstock.loader.mirror import (
@@ -30,7 +37,14 @@ from penstock.loader.mirror import (
 )
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints, without_skipped
 from penstock.loader.records import read_mixture
-from penstock.loader.sequences import PAIRS, TOKENS, SequenceCollator, batch_kind, check_sequences, check_tails
+from penstock.loader.sequences import (
+    PAIRS,
+    TOKENS,
+    SequenceCollator,
+    batch_kind,
+    check_sequences,
+    check_tails,
+)
 from penstock.loader.state import Cursor
 from penstock.loader.status import open_status, undelivered, why_no_steps
 from penstock.loader.stream import Stream
@@ -46,9 +60,13 @@ from penstock.types import WEIGHTS
 _log = logging.getLogger("penstock")
 
 _MOST_STEPS = 32  # looked up together
-_COUNTED_AHEAD = 1 << 20  # samples of an epoch whose drops are counted ahead, which takes less than a second
+_COUNTED_AHEAD = (
+    1 << 20
+)  # samples of an epoch whose drops are counted ahead, which takes less than a second
 
-_NUMBERS = count()  # of this process's loaders that compare plans: all ranks make these in one order
+_NUMBERS = (
+    count()
+)  # of this process's loaders that compare plans: all ranks make these in one order
 
 _NO_ITEMS = (
     "a Loader delivers batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
@@ -90,37 +108,59 @@ class Loader(Changing):
     ) -> None:
         """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
         asked = LoaderSettings(
-            batch_size=batch_size, epochs=epochs, prefetch=prefetch, workers=workers, media_threads=media_threads,
-            media_bytes=media_bytes, mirror_bytes=mirror_bytes, per_epoch=per_epoch, skip=skip, schedule=schedule, anneal=anneal,
-        )  # fmt: skip
+            batch_size=batch_size,
+            epochs=epochs,
+            prefetch=prefetch,
+            workers=workers,
+            media_threads=media_threads,
+            media_bytes=media_bytes,
+            mirror_bytes=mirror_bytes,
+            per_epoch=per_epoch,
+            skip=skip,
+            schedule=schedule,
+            anneal=anneal,
+        )
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
-        self.batch_size, self._prefetch, self._workers = asked.batch_size, asked.prefetch, asked.workers
-        self._users_collate, (names, self.stores, given, self._collator) = collate, read_mixture(stores)
+        self.batch_size = asked.batch_size
+        self._prefetch = asked.prefetch
+        self._workers = asked.workers
+        self._users_collate = collate
+        names, self.stores, given, self._collator = read_mixture(stores)
         tables = [] if given is None else tabled(given, ramps=asked.anneal)
         if not self.has_tokens:  # a record is a sample of length 1
-            max_length, options = 1, {"packing": "none", **options}
+            max_length = 1
+            options = {"packing": "none", **options}
         settings, self.form = split_options(tables[0][1] if tables else None, max_length, options)
         self._refuse(settings)
         self._columns = batch_columns(names, self.stores, settings)
-        self.kind = batch_kind(self._columns)  # what samples are: tokens, pairs, judged answers, prompts, judged steps
+        self.kind = batch_kind(
+            self._columns
+        )  # what samples are: tokens, pairs, judged answers, prompts, judged steps
         if self.kind != TOKENS:
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
-        self._asked, self._is_auto = asked, settings.window == "auto"
+        self._asked = asked
+        self._is_auto = settings.window == "auto"
         self._open_media(names, self.stores)
         self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
         fitting = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
         self.plan = self._tabled_plan(names, fitting, tables, asked.schedule)
-        self.metrics, self.counters = Metrics(names, settings.max_length, Traffic(self.stores)), Counters()
+        self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
+        self.counters = Counters()
         self._refuse_uneven()
-        self._status = open_status(self.stores[0].cache, run_id, self._info.rank, self.plan.fingerprint)
+        self._status = open_status(
+            self.stores[0].cache, run_id, self._info.rank, self.plan.fingerprint
+        )
 
     def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
         """Remember which rank this is, and how it compares its plan with other ranks."""
         guard_trainers()
-        self._info, self.world = info, info.world
+        self._info = info
+        self.world = info.world
         compares = len(info.members) > 1 and (run_id is not None or info.origin != "arguments")
-        self._run_id, self._number, self._loops = run_id, next(_NUMBERS) if compares else 0, 0
+        self._run_id = run_id
+        self._number = next(_NUMBERS) if compares else 0
+        self._loops = 0
 
     def _refuse(self, settings: PlanSettings) -> None:
         """Refuse options that contradict each other, or that need a missing package or a finished store."""
@@ -172,7 +212,8 @@ class Loader(Changing):
         of the pass that the state was taken in, which may be nothing.
         """
         self._iterations += 1
-        iteration, is_left = self._iterations, self._begin()
+        iteration = self._iterations
+        is_left = self._begin()
         self._compare_ranks()
         if not is_left:
             _log.warning(
@@ -182,10 +223,13 @@ class Loader(Changing):
             )
             return
         changes = -1
-        while changes != self._changes:  # again after a change of mixture: what was made ahead is of the old one
+        while (
+            changes != self._changes
+        ):  # again after a change of mixture: what was made ahead is of the old one
             if changes >= 0:
                 self._compare_ranks()
-            changes, ahead = self._changes, self._ahead()
+            changes = self._changes
+            ahead = self._ahead()
             try:
                 for batch, step in self.metrics.timed(ahead):
                     if iteration != self._iterations:
@@ -199,17 +243,24 @@ class Loader(Changing):
             finally:
                 ahead.close()
         if not self._cursor.has_begun:
-            dropped, error = why_no_steps(self, can_cut=all(column.per != "list" for column in self._columns))
+            dropped, error = why_no_steps(
+                self, can_cut=all(column.per != "list" for column in self._columns)
+            )
             self.counters = self.counters + dropped
             raise error
         self._count_rest()
         self._write_status(finished=True)
 
     def _deliver(self, batch: Batch, step: Step) -> None:
-        counters, self._is_counted = step.counters, False
-        if self._begun.row and self._begun == self._cursor.position:  # this iteration began inside a block
+        counters = step.counters
+        self._is_counted = False
+        if (
+            self._begun.row and self._begun == self._cursor.position
+        ):  # this iteration began inside a block
             counters += self.plan.rest_of_block(self._begun)
-        self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
+        self._cursor = Cursor(
+            position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step
+        )
         self.metrics.add(batch.share, batch.trained)
         if self._status is not None and self._status.is_due:
             self._write_status()
@@ -221,33 +272,58 @@ class Loader(Changing):
     def _write_status(self, *, finished: bool = False) -> None:
         """Write where the run is, for penstock view."""
         if self._status is not None:
-            sizes = {"world_size": self.world.size, "batch_size": self.batch_size, "epochs": self.epochs}
-            here = {"step": self._cursor.step, "epoch": self._cursor.position.epoch, "finished": finished}
+            sizes = {
+                "world_size": self.world.size,
+                "batch_size": self.batch_size,
+                "epochs": self.epochs,
+            }
+            here = {
+                "step": self._cursor.step,
+                "epoch": self._cursor.position.epoch,
+                "finished": finished,
+            }
             self._status.write({**here, **sizes, "metrics": self.metrics.as_dict()})
 
     def _count(self, counters: Counters, epoch: int) -> None:
         """Add counters.  The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
-        before, self.counters = self.counters.dropped_words(), self.counters + counters
+        before = self.counters.dropped_words()
+        self.counters = self.counters + counters
         if before or not self.counters.dropped_words():
             return
-        text, what = self.counters.dropped_words(), f"the first {self.counters.samples:,} samples"
-        if sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD and not self._is_incomplete:
+        text = self.counters.dropped_words()
+        what = f"the first {self.counters.samples:,} samples"
+        if (
+            sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD
+            and not self._is_incomplete
+        ):
             counts = self.plan.blocks.count_dropped(epoch)  # without the tail
-            text, what = counts.dropped_words() or text, f"{counts.samples:,} samples in epoch {epoch}"
-        _log.warning("%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters", text, what)
+            text = counts.dropped_words() or text
+            what = f"{counts.samples:,} samples in epoch {epoch}"
+        _log.warning(
+            "%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters",
+            text,
+            what,
+        )
 
     def _count_rest(self) -> None:
         """Count samples after the last step of the loop, which no batch holds."""
-        rest, self._is_counted = undelivered(self), True
+        rest = undelivered(self)
+        self._is_counted = True
         if rest is not NOTHING:
             self._count(rest, self._cursor.position.epoch)
 
     def _compare_ranks(self) -> None:
         """Raise if the ranks are about to do different things."""
         self._loops += 1
-        cache, exchange = self.stores[0].cache or Cache(), f"{self._number}-{self._loops}"
+        cache = self.stores[0].cache or Cache()
+        exchange = f"{self._number}-{self._loops}"
         if board := find_board(self._info, run_id=self._run_id, root=cache.root, exchange=exchange):
-            loops = {"epochs": self.epochs, "per_epoch": self.per_epoch, "skip": sorted(self._skip), "check": ""}
+            loops = {
+                "epochs": self.epochs,
+                "per_epoch": self.per_epoch,
+                "skip": sorted(self._skip),
+                "check": "",
+            }
             mine = {**self.state_dict(), **self.dealing, **loops}
             agree(mine, rank=self._info.rank, others=board[1], board=board[0])
 
@@ -268,11 +344,14 @@ class Loader(Changing):
 
         Small batches are made several at once; the very first is made alone, so that it comes early.
         """
-        start, end = cursor.position, self.loop_end(cursor)
+        start = cursor.position
+        end = self.loop_end(cursor)
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
         with open_mirror(self.plan, self.stores, start, end) or nullcontext() as mirror:
             hinted = with_hints(steps, self.plan, self.stores, start, mirror)
-            kept = without_skipped(enumerate(hinted, start=cursor.step), self.plan, start, self._skip)
+            kept = without_skipped(
+                enumerate(hinted, start=cursor.step), self.plan, start, self._skip
+            )
             collate = self.make_collator()
             converted = self.convert if self.media is None else dict
             for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
@@ -281,14 +360,18 @@ class Loader(Changing):
                 for made in in_turn(collate, [share.rows for share in mine]):
                     batches = [
                         (Batch(converted(arrays), share, self.stores, number, trained), step)
-                        for (arrays, trained), (share, (number, step)) in zip(made, turns, strict=False)
+                        for (arrays, trained), (share, (number, step)) in zip(
+                            made, turns, strict=False
+                        )
                     ]
                     made.clear()  # keep no reference: memory that the consumer releases can be used again
                     yield batches
                 if mirror is not None:
                     mirror.release()
 
-    def made_by_worker(self, cursor: Cursor, *, passed: int, every: int) -> Generator[tuple[Batch, Step], None, None]:
+    def made_by_worker(
+        self, cursor: Cursor, *, passed: int, every: int
+    ) -> Generator[tuple[Batch, Step], None, None]:
         """Yield the batches that one of `every` workers makes, one after another."""
         return self._with_media(one_by_one(self._chunks(cursor, passed=passed, every=every)), 1)
 
@@ -301,7 +384,9 @@ class Loader(Changing):
         users = self._users_collate
 
         def finish(arrays: dict[str, Any], rows: Rows, trained: int) -> tuple[dict[str, Any], int]:
-            arrays, trained = (arrays, trained) if users is None else call_users(users, arrays, trained, rows)
+            arrays, trained = (
+                (arrays, trained) if users is None else call_users(users, arrays, trained, rows)
+            )
             return self.convert(arrays), trained
 
         return self.media.ahead(made, steps=steps, finish=finish)
@@ -323,7 +408,9 @@ class Loader(Changing):
 
     def convert(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """Return arrays in the form that `output` names."""
-        if self.form.output == "numpy" or not any(isinstance(value, np.ndarray) for value in arrays.values()):
+        if self.form.output == "numpy" or not any(
+            isinstance(value, np.ndarray) for value in arrays.values()
+        ):
             return arrays
         if self.form.output == "jax":
             return as_jax(arrays, fixed_borders=self.form.max_segments is not None)
@@ -334,7 +421,9 @@ class Loader(Changing):
         raise TypeError(_NO_ITEMS)
 
     def __next__(self) -> Any:
-        raise TypeError("a Loader is not an iterator: take one with batches = loader.stream(), and call next(batches)")
+        raise TypeError(
+            "a Loader is not an iterator: take one with batches = loader.stream(), and call next(batches)"
+        )
 
     def stream(self) -> Stream:
         """Return an iterator of the remaining batches with `next` and this loader's state, for trainers that pull batches."""
@@ -357,18 +446,26 @@ class Loader(Changing):
         self.media: MediaStage | None = open_media(names, stores, self._asked, self.form)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "plan": (self.plan.sources, self.plan.settings, self.plan.mixtures, self.plan.start)}
+        return {
+            **self.__dict__,
+            "plan": (self.plan.sources, self.plan.settings, self.plan.mixtures, self.plan.start),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         sources, *plan = state["plan"]
-        self.plan = make_plan([source.name for source in sources], self.stores, *plan)  # its caches are made again
+        self.plan = make_plan(
+            [source.name for source in sources], self.stores, *plan
+        )  # its caches are made again
 
     def _refuse_uneven(self) -> None:
         super()._refuse_uneven()
-        anchor, end = self._anchors[-1], self.pass_end(self._anchors[-1])
+        anchor = self._anchors[-1]
+        end = self.pass_end(self._anchors[-1])
         sizes = {"per_step": self._rows_per_step, "world_size": self.world.size}
-        check_tails(self.kind, self.plan, anchor.position, end, is_incomplete=self._is_incomplete, **sizes)
+        check_tails(
+            self.kind, self.plan, anchor.position, end, is_incomplete=self._is_incomplete, **sizes
+        )
 
     def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
         """Go to where a state was taken, with any number of ranks and any batch size.

@@ -34,7 +34,8 @@ class MapDataset:
     def __init__(self, loader: "Loader") -> None:
         if loader.has_tokens:
             require_tokens(loader, "as_map_dataset")
-        self._loader, self._start = copy(loader), loader.start_of_next_loop()
+        self._loader = copy(loader)
+        self._start = loader.start_of_next_loop()
         self._collate: Any = None  # of this process: it reuses its memory
 
     def __len__(self) -> int:
@@ -44,7 +45,8 @@ class MapDataset:
         return steps * self._loader._rows_per_step
 
     def __getitem__(self, row: "Rows | int") -> Any:
-        loader, rows = self._loader, row if isinstance(row, Rows) else self._find(row)
+        loader = self._loader
+        rows = row if isinstance(row, Rows) else self._find(row)
         if not loader.has_tokens:
             spans = rows.spans.tolist()
             return loader.stores[spans[0][0]].source[spans[0][1]] if spans else None
@@ -55,7 +57,9 @@ class MapDataset:
         return loader.convert({name: value[0].copy() for name, value in of_row.items()})
 
     def _find(self, number: int) -> Rows:
-        loader, start, end = self._loader, self._start, self._loader.loop_end(self._start)
+        loader = self._loader
+        start = self._start
+        end = self._loader.loop_end(self._start)
         number = whole_number("row", number, least=None)
         step, place = divmod(number, loader._rows_per_step)
         left = loader.steps_of_loop(start)
@@ -74,7 +78,8 @@ class RowSampler:
     """This rank's rows, in order.  Its state resumes on any number of ranks where it was taken between two steps."""
 
     def __init__(self, loader: "Loader") -> None:
-        self._loader, self._cursor = loader, loader.start_of_next_loop()
+        self._loader = loader
+        self._cursor = loader.start_of_next_loop()
         self._given = 0  # rows of this rank after the cursor
         self._is_loaded = False
         self._begun: Cursor | None = None  # where the last iteration began, unless it has ended
@@ -93,14 +98,19 @@ class RowSampler:
 
     def __iter__(self) -> Iterator[Rows]:
         """Yield the rest of the pass, or the next one.  Once left early, it continues only from a loaded state."""
-        loader, begun = self._loader, self._start()
+        loader = self._loader
+        begun = self._start()
         if begun is self._cursor and self._is_left_early():
             raise PlanError(
                 "the iteration before was left early, and rows that workers had read ahead would be lost; load a state that was saved "
                 "with the last batch: batches.load_state_dict(state) of StatefulDataLoader, or that of the sampler"
             )
-        self._cursor, self._begun, self._is_loaded = begun, begun, False
-        steps = loader.plan.steps(start=begun.position, num_rows=loader._rows_per_step, epochs=loader.loop_end(begun))
+        self._cursor = begun
+        self._begun = begun
+        self._is_loaded = False
+        steps = loader.plan.steps(
+            start=begun.position, num_rows=loader._rows_per_step, epochs=loader.loop_end(begun)
+        )
         for number, step in enumerate(steps, start=begun.step):
             after = Cursor(position=step.after, step=number + 1, pass_step=begun.pass_step)
             if number in loader._skip:
@@ -110,7 +120,8 @@ class RowSampler:
             for row in range(self._given, loader.batch_size):
                 self._given += 1
                 if self._given == loader.batch_size:
-                    self._cursor, self._given = after, 0
+                    self._cursor = after
+                    self._given = 0
                 yield share.rows.slice(row, row + 1)
         self._begun = None
 
@@ -126,7 +137,9 @@ class RowSampler:
 
     def load_state_dict(self, state: Any) -> None:
         if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
-            raise PlanMismatch("this is not the state of a sampler: expected the dict that its state_dict() returned")
+            raise PlanMismatch(
+                "this is not the state of a sampler: expected the dict that its state_dict() returned"
+            )
         cursor = read_state(state["loader"], self._loader.plan)
         given = whole_number("rows_of_step", state["rows_of_step"], least=0)
         if given and (other := differences(state["dealt"], self._loader.dealing)):
@@ -138,4 +151,7 @@ class RowSampler:
             raise PlanMismatch(
                 f"the state is damaged: rows_of_step is {given}, expected less than {self._loader.batch_size}; use an older checkpoint"
             )
-        self._cursor, self._given, self._is_loaded, self._begun = cursor, given, True, None
+        self._cursor = cursor
+        self._given = given
+        self._is_loaded = True
+        self._begun = None

@@ -48,10 +48,20 @@ class MediaStage:
     """Adds the media of its samples to a batch.  Decodes ahead: `threads` at a time, and at most `most_bytes` of arrays, or one step."""
 
     def __init__(
-        self, names: Sequence[str], stores: Sequence[Any], *, pad_id: int, threads: int, most_bytes: int
+        self,
+        names: Sequence[str],
+        stores: Sequence[Any],
+        *,
+        pad_id: int,
+        threads: int,
+        most_bytes: int,
     ) -> None:
-        self._stores, self._threads, self._most_bytes = stores, threads, most_bytes
-        self._readers = {number: _reader(name, store) for number, (name, store) in _with_media(names, stores)}
+        self._stores = stores
+        self._threads = threads
+        self._most_bytes = most_bytes
+        self._readers = {
+            number: _reader(name, store) for number, (name, store) in _with_media(names, stores)
+        }
         first, *others = self._readers
         self.processor = self._readers[first].processor
         for other in others:
@@ -71,7 +81,9 @@ class MediaStage:
         self, made: Generator[tuple[Batch, Any], None, None], *, steps: int, finish: Finish
     ) -> Generator[tuple[Batch, Any], None, None]:
         """Yield the steps of `made` with their media; `steps` of them are decoded while the consumer works on an earlier one."""
-        owner, waiting, error = os.getpid(), deque[_Step](), None
+        owner = os.getpid()
+        waiting = deque[_Step]()
+        error = None
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-media")
         coming: _Step | None = None
         buffers = Buffers()  # of this thread
@@ -84,7 +96,10 @@ class MediaStage:
                     except BaseException as found:  # raised when its turn comes
                         error = found
                         break
-                    if waiting and sum(step.num_bytes for step in (*waiting, coming)) > self._most_bytes:
+                    if (
+                        waiting
+                        and sum(step.num_bytes for step in (*waiting, coming)) > self._most_bytes
+                    ):
                         break
                     waiting.append(coming)
                     coming.begin(pool)
@@ -102,25 +117,38 @@ class MediaStage:
     def complete(self, arrays: dict[str, Any], share: Share) -> dict[str, Any]:
         """Return the arrays of one step with its media, decoded here."""
         batch = Batch(arrays, share, self._stores, 0)
-        step = self._read(batch, None, lambda found, rows, trained: (found, trained), Buffers().take)
+        step = self._read(
+            batch, None, lambda found, rows, trained: (found, trained), Buffers().take
+        )
         return dict(step.make([job() for job in step.jobs])[0])
 
     def _read(self, batch: Batch, step: Any, finish: Finish, take: Take) -> "_Step":
         """Read which media the spans of a step hold."""
-        values, offsets = memoryview(batch.pop(MEDIA.name)), batch.pop(f"{MEDIA.name}_offsets").tolist()
-        items, found, num_bytes = [], [], 0
+        values = memoryview(batch.pop(MEDIA.name))
+        offsets = batch.pop(f"{MEDIA.name}_offsets").tolist()
+        items = []
+        found = []
+        num_bytes = 0
         for (source, sample, start, stop), (low, high) in zip(
             batch.rows.spans.tolist(), pairwise(offsets), strict=True
         ):
-            own = [each for each in unpack_media(values[low:high]) if each.span[0] < stop] if high > low else []
+            own = (
+                [each for each in unpack_media(values[low:high]) if each.span[0] < stop]
+                if high > low
+                else []
+            )
             items.append([_moved(each, start) for each in own])
             for each in own:
                 if each.span[0] < start or each.span[1] > stop:
-                    raise self._failure(source, sample, each, f"tokens {start} to {stop} hold only a part of it")
+                    raise self._failure(
+                        source, sample, each, f"tokens {start} to {stop} hold only a part of it"
+                    )
                 found.append((source, sample, each))
                 size = (each.span[1] - each.span[0]) * self._decoder.bytes_per_token
                 num_bytes += size + 3 * int(np.prod(each.size))
-        reserved, places = self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
+        reserved, places = (
+            self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
+        )
         jobs = [partial(self._decode, *each, out) for each, out in zip(found, places, strict=True)]
         add = partial(self._add, batch, items, reserved)
         return _Step(batch, step, jobs=jobs, num_bytes=num_bytes, add=add, finish=finish)
@@ -150,19 +178,25 @@ class MediaStage:
 
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
         name = "in the record itself" if item.place is None else repr(item.place)
-        return MediaError(f"{self._stores[source].source.where(sample)}: {item.kind} {item.number}, {name}: {what}")
+        return MediaError(
+            f"{self._stores[source].source.where(sample)}: {item.kind} {item.number}, {name}: {what}"
+        )
 
     def _add(
         self, batch: Batch, items: list[list[MediaItem]], reserved: Arrays, decoded: list[Decoded]
     ) -> dict[str, Any]:
         """Return the arrays of a batch with its media, after comparing them with the placeholders."""
-        arrays, spans = dict(batch), batch.rows.spans
-        ids, labels, positions = (arrays[name].reshape(-1) for name in ("input_ids", "labels", "position_ids"))
+        arrays = dict(batch)
+        spans = batch.rows.spans
+        ids, labels, positions = (
+            arrays[name].reshape(-1) for name in ("input_ids", "labels", "position_ids")
+        )
         real = arrays["seq_idx"].reshape(-1) != PADDING
         begins = np.flatnonzero((positions == 0) & real)  # of each span
         assert len(begins) == len(spans), "one segment for each span"
         three = np.repeat(positions[None], ROWS - 1, axis=0) if self.four_positions else None
-        turns, by_span = iter(decoded), []
+        turns = iter(decoded)
+        by_span = []
         for number, found in enumerate(items):
             own = [next(turns) for _ in found]
             by_span.append(own)
@@ -182,10 +216,14 @@ class MediaStage:
         borders = batch.rows.starts.tolist()
         if len(arrays["input_ids"]) != batch.rows.num_rows:  # one flat row
             borders = [0, len(by_span)]
-        by_row = [[each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)]
+        by_row = [
+            [each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)
+        ]
         if self.processor.family == "gemma3":  # tokens of an image see each other
             refuse_packed(len(spans), len(arrays["input_ids"]), len(decoded))
-            arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(np.int64)
+            arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(
+                np.int64
+            )
         return {**arrays, **reserved, **(self._decoder.combine(by_row) if decoded else {})}
 
     def _compare(self, span: Any, item: MediaItem, decoded: Decoded, ids: Ints) -> list[Grid]:
@@ -194,17 +232,21 @@ class MediaStage:
         places = start + np.flatnonzero(ids[start:stop] == self.token_ids[decoded.kind])
         if len(places) != decoded.placeholders:
             raise self._failure(
-                int(span["source"]), int(span["sample"]), item,
+                int(span["source"]),
+                int(span["sample"]),
+                item,
                 f"the sample has {len(places)} placeholders for it, but the processor makes {decoded.placeholders} features; prepare the "
                 f"store again with the processor in {self.processor.folder}",
-            )  # fmt: skip
+            )
         if decoded.grid is None:
             return []
         _, height, width = decoded.grid
         if places[-1] - places[0] == len(places) - 1:
             return [Grid(start=int(places[0]), shape=decoded.grid, interval=decoded.interval)]
         moments = places.reshape(-1, height * width)  # Qwen3-VL writes a time before each of them
-        assert (moments[:, -1] - moments[:, 0] == height * width - 1).all(), "placeholders of a moment stand together"
+        assert (moments[:, -1] - moments[:, 0] == height * width - 1).all(), (
+            "placeholders of a moment stand together"
+        )
         return [Grid(start=int(first), shape=(1, height, width)) for first in moments[:, 0]]
 
     def _compare_all(
@@ -212,7 +254,9 @@ class MediaStage:
     ) -> None:
         """Refuse placeholders without media, and placeholders that are trained."""
         for kind, token in self.token_ids.items():
-            expected = [sum(each.placeholders for each in own if each.kind == kind) for own in by_span]
+            expected = [
+                sum(each.placeholders for each in own if each.kind == kind) for own in by_span
+            ]
             is_placeholder = ids == token
             problem = ""
             if int(np.count_nonzero(is_placeholder)) != sum(expected):
@@ -242,11 +286,14 @@ def open_media(
     """Return the stage that adds media to batches; None if no store has any."""
     if not any(map(has_media, stores)):
         return None
-    threads, most_bytes = asked.media_threads, asked.media_bytes
+    threads = asked.media_threads
+    most_bytes = asked.media_bytes
     return MediaStage(names, stores, pad_id=form.pad_id, threads=threads, most_bytes=most_bytes)
 
 
-def _with_media(names: Sequence[str], stores: Sequence[Any]) -> Iterator[tuple[int, tuple[str, Any]]]:
+def _with_media(
+    names: Sequence[str], stores: Sequence[Any]
+) -> Iterator[tuple[int, tuple[str, Any]]]:
     for number, (name, store) in enumerate(zip(names, stores, strict=True)):
         if has_media(store):
             yield number, (name, store)
@@ -269,7 +316,11 @@ def _token_ids(processor: Any, tokenizer: Any) -> dict[str, int]:
         with suppress(MediaError):  # a kind that the family cannot count yet, so no sample has any
             pieces = processor.expand(kind, *_TYPICAL[kind])
             usual = processor.placeholder(kind)
-            repeated = usual if any(text == usual for text, _ in pieces) else max(pieces, key=itemgetter(1))[0]
+            repeated = (
+                usual
+                if any(text == usual for text, _ in pieces)
+                else max(pieces, key=itemgetter(1))[0]
+            )
             found[kind] = tokenizer.added_tokens[repeated]
     return found
 

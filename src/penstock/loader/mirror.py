@@ -33,7 +33,9 @@ from penstock.words import size as in_words
 _THREADS = 4
 _PART_OF_MIRROR = 16  # that shards for blocks after the next one may take from shards that are kept
 _JOIN_SECONDS = 5.0  # one that waits for the network longer ends by itself
-_HORIZON, _WEIGHTED_HORIZON = 1 << 16, 256  # blocks looked ahead; with weights, each costs the lengths of its samples
+# blocks looked ahead; with weights, each costs the lengths of its samples
+_HORIZON = 1 << 16
+_WEIGHTED_HORIZON = 256
 _TOKENS_PER_SAMPLE = 512  # of a block, when mixing by tokens
 _PART_OF_BLOCK = 8
 _TWO_BLOCKS = 2.5  # a rest of less than half a block joins the last one
@@ -94,9 +96,17 @@ def fit_window(
         store.cache.mirror_bytes = mirror_bytes
     rows = settings.block // _PART_OF_BLOCK
     is_given = all(store.cache.mirror_bytes is not None for store in stores_there)
-    if settings.window == "auto" and settings.shuffle and is_given and _too_small(settings, stores, rows):
+    if (
+        settings.window == "auto"
+        and settings.shuffle
+        and is_given
+        and _too_small(settings, stores, rows)
+    ):
         windows = (replace(settings, window=window) for window in _WINDOWS)
-        settings = next((each for each in windows if not _too_small(each, stores, rows)), replace(settings, window=1))
+        settings = next(
+            (each for each in windows if not _too_small(each, stores, rows)),
+            replace(settings, window=1),
+        )
         _log.info("window: auto is %d shards, which fit into the mirror", settings.window)
     check_window(settings, stores, rows_per_step)
     return settings
@@ -119,7 +129,11 @@ def check_window(settings: PlanSettings, stores: Sequence[Any], rows_per_step: i
 def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int) -> str:
     """Return why a mirror is too small for what is read at once, or ""."""
     for where in dict.fromkeys(store.cache.where for store in stores if is_mirrored(store)):
-        here = [number for number, store in enumerate(stores) if is_mirrored(store) and store.cache.where == where]
+        here = [
+            number
+            for number, store in enumerate(stores)
+            if is_mirrored(store) and store.cache.where == where
+        ]
         need = sum(_bytes_at_once(number, stores, settings, rows_at_once) for number in here)
         budget = stores[here[0]].cache.budget
         if need > budget:
@@ -131,7 +145,9 @@ def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int)
     return ""
 
 
-def _bytes_at_once(number: int, stores: Sequence[Any], settings: PlanSettings, rows_at_once: int) -> int:
+def _bytes_at_once(
+    number: int, stores: Sequence[Any], settings: PlanSettings, rows_at_once: int
+) -> int:
     """Return the bytes of the shards that two blocks, and the steps around them, need of a store: the largest shards, in as many windows
     as may be touched.
 
@@ -144,14 +160,19 @@ def _bytes_at_once(number: int, stores: Sequence[Any], settings: PlanSettings, r
     if not sizes.size:
         return 0
     borders = settings.window_borders(sizes.size) if settings.shuffle else np.arange(sizes.size + 1)
-    window, has_rest = int(borders[1]), borders.size > 2 and np.diff(borders).min() < np.diff(borders).max()
+    window = int(borders[1])
+    has_rest = borders.size > 2 and np.diff(borders).min() < np.diff(borders).max()
     gains, most, taken = _gains(number, stores, settings)
     samples_per_token = max(1, store.counts.samples) / max(1, store.counts.tokens)
-    per_row = max(1.0, settings.max_length * samples_per_token) if settings.packing != "none" else 1.0
+    per_row = (
+        max(1.0, settings.max_length * samples_per_token) if settings.packing != "none" else 1.0
+    )
     taken *= _TWO_BLOCKS * settings.block + rows_at_once * per_row
     least = np.concatenate(([0], np.cumsum(np.sort(gains))))  # what so many shards give at least
     halves = np.arange(borders.size)
-    lows, highs = (np.minimum(each * window, sizes.size) for each in (halves // 2, (halves + 1) // 2))
+    lows, highs = (
+        np.minimum(each * window, sizes.size) for each in (halves // 2, (halves + 1) // 2)
+    )
     inside = int(np.searchsorted(least[lows] + least[highs], taken + 2 * most, side="right")) - 1
     return int(sizes[: (inside + 2 + has_rest) * int(np.diff(borders).max())].sum())
 
@@ -164,10 +185,13 @@ def _gains(number: int, stores: Sequence[Any], settings: PlanSettings) -> tuple[
     store = stores[number]
     if (weights := settings.exact_weights()) is None:
         return store.shard_sizes, 1, len(store) / max(1, sum(map(len, stores)))
-    by_tokens, is_stream = settings.mix_by == "tokens", settings.method.cuts
+    by_tokens = settings.mix_by == "tokens"
+    is_stream = settings.method.cuts
     lengths = np.asarray(store.lengths)
     is_sure = (lengths > 0) if is_stream else (lengths > 0) & (lengths <= settings.capacity)
-    gains = np.concatenate(([0], np.cumsum(np.where(is_sure, lengths, 0) if by_tokens else is_sure, dtype=np.int64)))
+    gains = np.concatenate(
+        ([0], np.cumsum(np.where(is_sure, lengths, 0) if by_tokens else is_sure, dtype=np.int64))
+    )
     most = int(lengths.max(initial=1)) if by_tokens else 1
     share = float(weights[number] / sum(weights)) * (_TOKENS_PER_SAMPLE if by_tokens else 1)
     return np.diff(gains[store.shard_starts]), most, share
@@ -180,9 +204,13 @@ class Future:
     """The blocks from a position on, each with the shards that it needs, found as far as they are asked for."""
 
     def __init__(self, plan: Plan, stores: Sequence[Any], start: Position) -> None:
-        self._blocks = plan.predicted().blocks  # its caches are not those of the reader, and it reads no shard
+        self._blocks = (
+            plan.predicted().blocks
+        )  # its caches are not those of the reader, and it reads no shard
         self._is_exact = plan.settings.weights is None and not plan.mixtures
-        self._exact, self._ahead = plan.blocks, list[int]()  # by source: places that the prediction is behind
+        # by source: places that the prediction is behind
+        self._exact = plan.blocks
+        self._ahead = list[int]()
         self._limit = _HORIZON if plan.settings.weights is None else _WEIGHTED_HORIZON
         self._next: Position | None = start
         self.files: dict[Use, tuple[Any, Fetch]] = {}
@@ -205,13 +233,16 @@ class Future:
         return self.blocks[number]
 
     def _extend(self, at: Position) -> None:
-        if (pairs := self._pairs(at)) is None:  # the epoch has ended; one without a block ends the future
+        if (
+            pairs := self._pairs(at)
+        ) is None:  # the epoch has ended; one without a block ends the future
             self._next = Position(epoch=at.epoch + 1) if at.block else None
         else:
             self._append(at, pairs)
 
     def _pairs(self, at: Position) -> list[tuple[int, int]] | None:
-        blocks, shares = self._blocks, None
+        blocks = self._blocks
+        shares = None
         if isinstance(blocks, Segments) or (shares := blocks.shares(at.epoch, at.block)) is None:
             return blocks.shards(at.epoch, at.block)
         places = zip(blocks.orders, *shares, self._ahead or [0] * len(shares.starts), strict=True)
@@ -245,12 +276,18 @@ class Future:
         """Return what the block of a position really needs, for `move_to`; None where the prediction is exact.  May read shards."""
         if self._is_exact:
             return None
-        return self._exact.shards(position.epoch, position.block), self._exact.shares(position.epoch, position.block)
+        return self._exact.shards(position.epoch, position.block), self._exact.shares(
+            position.epoch, position.block
+        )
 
     def move_to(self, position: Position, found: Any = None) -> None:
         """Say that the block of a position is read, too.  A run goes forward.  found: what `look_up` returned."""
-        number, here = self.latest, (position.epoch, position.block)
-        while (block := self.block(number)) is not None and (block[0].epoch, block[0].block) != here:
+        number = self.latest
+        here = (position.epoch, position.block)
+        while (block := self.block(number)) is not None and (
+            block[0].epoch,
+            block[0].block,
+        ) != here:
             number += 1
         self.latest = len(self.blocks) if block is None else number
         if found is None or found[0] is None:
@@ -258,9 +295,15 @@ class Future:
         pairs, shares = found
         guess = None if isinstance(self._exact, Segments) else self._blocks.shares(*here)
         ahead = [] if guess is None else np.subtract(shares.stops, guess.stops).tolist()
-        if block is None or ahead != self._ahead or {self._of.get(pair) for pair in pairs} - {None} != set(block[1]):
+        if (
+            block is None
+            or ahead != self._ahead
+            or {self._of.get(pair) for pair in pairs} - {None} != set(block[1])
+        ):
             del self.blocks[self.latest :]  # those after it are predicted again
-            self._uses = {use: [n for n in numbers if n < self.latest] for use, numbers in self._uses.items()}
+            self._uses = {
+                use: [n for n in numbers if n < self.latest] for use, numbers in self._uses.items()
+            }
             self._ahead = ahead
             self._append(position, pairs)
 
@@ -269,11 +312,15 @@ class Future:
         return {use for _, uses in self.blocks[self.now : self.latest + 1] for use in uses}
 
 
-def open_mirror(plan: Plan, stores: Sequence[Any], start: Position, end: int | None) -> "Mirror | None":
+def open_mirror(
+    plan: Plan, stores: Sequence[Any], start: Position, end: int | None
+) -> "Mirror | None":
     """Return what fetches ahead for a loop from `start` to epoch `end`; None where no store is in a bucket."""
     for store in filter(is_mirrored, stores):
         with explained("read", store.cache.where):
-            guard_against_fork(store.cache.where)  # now, and not when the first shard is missing: a lock may be held
+            guard_against_fork(
+                store.cache.where
+            )  # now, and not when the first shard is missing: a lock may be held
         return Mirror(plan, stores, start, end)
     return None
 
@@ -283,14 +330,18 @@ class Mirror:
 
     def __init__(self, plan: Plan, stores: Sequence[Any], start: Position, end: int | None) -> None:
         """end: the epoch before which the loop ends; what later ones need is not fetched, but decides what is removed first."""
-        self._stores, self._end = stores, end
+        self._stores = stores
+        self._end = end
         self._future = Future(plan, stores, start)
         self._caches = {store.cache.where: store.cache for store in stores if is_mirrored(store)}
-        self._changed = threading.Condition(next(iter(self._caches.values())).room)  # a cache asks `_next_use` in it
+        self._changed = threading.Condition(
+            next(iter(self._caches.values())).room
+        )  # a cache asks `_next_use` in it
         self._busy: set[Use] = set()
         self._place = (0, 0)  # block and shard in it that is looked at next
         self._threads: list[threading.Thread] = []
-        self._is_over, self._failed_at = False, -1
+        self._is_over = False
+        self._failed_at = -1
         self._plans = {where: partial(self._next_use, where) for where in self._caches}
         for where, cache in self._caches.items():
             cache.shared.plans.append(self._plans[where])
@@ -315,10 +366,13 @@ class Mirror:
             self._changed.notify_all()
         for store in self._stores:
             if is_mirrored(store):
-                store.close_shards(keep=lambda key, where=store.cache.where: (where, shard_name(key)) in needed)
+                store.close_shards(
+                    keep=lambda key, where=store.cache.where: (where, shard_name(key)) in needed
+                )
         if not self._threads:
             self._threads = [
-                threading.Thread(target=self._run, daemon=True, name="penstock-mirror") for _ in range(_THREADS)
+                threading.Thread(target=self._run, daemon=True, name="penstock-mirror")
+                for _ in range(_THREADS)
             ]
             for thread in self._threads:
                 thread.start()
@@ -343,7 +397,9 @@ class Mirror:
                 if (use := self._wait_for_task()) is not None:
                     cache, file = self._future.files[use]
                     cache.fetch(file, has_room=True)
-            except PenstockError as error:  # the reader fetches what it needs, and raises what it meets
+            except (
+                PenstockError
+            ) as error:  # the reader fetches what it needs, and raises what it meets
                 with self._changed:
                     if self._failed_at != self._future.now:
                         _log.warning("shards are not fetched ahead until the next block: %s", error)
@@ -377,21 +433,28 @@ class Mirror:
                 cache, file = self._future.files[uses[place]]
                 if uses[place] not in self._busy and not cache.has_copy(file):
                     may_remove = (
-                        number <= self._future.now + 1 or self._num_ahead(number) <= cache.budget // _PART_OF_MIRROR
+                        number <= self._future.now + 1
+                        or self._num_ahead(number) <= cache.budget // _PART_OF_MIRROR
                     )
                     has_room = cache.make_room(
-                        file.name, file.size or 0, before=float(number - self._future.latest) if may_remove else inf
+                        file.name,
+                        file.size or 0,
+                        before=float(number - self._future.latest) if may_remove else inf,
                     )
                     self._place = (number, place + has_room)
                     if not has_room:
                         return None
                     self._busy.add(uses[place])
                     return uses[place]
-            number, first = number + 1, 0
+            number = number + 1
+            first = 0
             self._place = (number, first)
         return None
 
     def _num_ahead(self, number: int) -> int:
         """Bytes of the shards that blocks after the present one need, up to block `number`."""
         blocks = self._future.blocks[self._future.now + 1 : number + 1]
-        return sum(self._future.files[use][1].size or 0 for use in {use for _, uses in blocks for use in uses})
+        return sum(
+            self._future.files[use][1].size or 0
+            for use in {use for _, uses in blocks for use in uses}
+        )

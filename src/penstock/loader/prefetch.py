@@ -24,7 +24,8 @@ _BLOCKS = 2  # hinted at: the one that begins, and the next
 
 def growing(values: Iterator[Made], most: int) -> Iterator[list[Made]]:
     """Yield values in lists of 1, 2, 4 … up to `most`; an error comes after the values before it."""
-    size, is_last = 1, False
+    size = 1
+    is_last = False
     while not is_last:
         found: list[Made] = []
         try:
@@ -71,7 +72,9 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
     thread = threading.Thread(target=run, name="penstock-read-ahead", daemon=True)
     thread.start()
     requests.put(True)
-    asked, pays = 1, True  # open requests, during which only the thread uses `made`; whether reading ahead pays
+    # open requests, during which only the thread uses `made`; whether reading ahead pays
+    asked = 1
+    pays = True
     try:
         while True:
             refuse_fork(owner)
@@ -98,7 +101,9 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
 def refuse_fork(owner: int) -> None:
     """Refuse to go on in another process than `owner`: a forked process does not have the threads, and would wait for ever."""
     if os.getpid() != owner:
-        raise PlanError("this iteration was begun before the process forked; begin one in the child: iter(loader)")
+        raise PlanError(
+            "this iteration was begun before the process forked; begin one in the child: iter(loader)"
+        )
 
 
 def _take(made: Iterator[Any]) -> tuple[Any, BaseException | None]:
@@ -138,7 +143,10 @@ def without_skipped(
         if number in skip:
             skipped += plan.skipped(start, step)
         else:
-            yield number, step if skipped is NOTHING else replace(step, counters=skipped + step.counters)
+            yield (
+                number,
+                step if skipped is NOTHING else replace(step, counters=skipped + step.counters),
+            )
             skipped = NOTHING
         start = step.after
 

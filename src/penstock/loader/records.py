@@ -28,7 +28,9 @@ class Mixture(NamedTuple):
 def read_mixture(given: Any) -> Mixture:
     """Read the first argument of a Loader: one store, a list of them, or a dict with or without weights; or sources of records."""
     found = read_stores(given, as_rows)
-    return Mixture(found.names, found.stores, found.weights, RecordCollator if found.is_records else Collator)
+    return Mixture(
+        found.names, found.stores, found.weights, RecordCollator if found.is_records else Collator
+    )
 
 
 class RecordCollator:
@@ -44,7 +46,8 @@ class RecordCollator:
         users: Callable[..., Any] | None = None,
         columns: Any = (),
     ) -> None:
-        self._sources, self._collate = [store.source for store in stores], users or stack
+        self._sources = [store.source for store in stores]
+        self._collate = users or stack
 
     @staticmethod
     def steps_at_once(
@@ -65,7 +68,9 @@ class RecordCollator:
         records.reverse()
         for rows in steps:
             batch = self._collate([records.pop() for _ in range(len(rows.spans))])
-            yield [(batch if isinstance(batch, dict) else {"batch": batch}, 0)]  # trained tokens are not known
+            yield [
+                (batch if isinstance(batch, dict) else {"batch": batch}, 0)
+            ]  # trained tokens are not known
 
 
 def stack(records: list[Record]) -> dict[str, Any]:
@@ -76,5 +81,7 @@ def stack(records: list[Record]) -> dict[str, Any]:
     for key in first:
         shapes = {getattr(record.get(key), "shape", None) for record in records}
         if len(shapes) > 1 or any(record.keys() != first.keys() for record in records):
-            raise PlanError(f"records of one batch differ in keys, or in the shape of {key!r}: {shapes}; pass collate=")
+            raise PlanError(
+                f"records of one batch differ in keys, or in the shape of {key!r}: {shapes}; pass collate="
+            )
     return {key: np.stack([record[key] for record in records]) for key in first}

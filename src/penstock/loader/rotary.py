@@ -25,7 +25,14 @@ FOUR_POSITIONS = frozenset(
             "glm_ocr",
             "paddleocr_vl",
         ),
-        *("qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
+        *(
+            "qwen2_5_omni_thinker",
+            "qwen2_5_vl",
+            "qwen2_vl",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_omni_moe_thinker",
+        ),
         *("qwen3_vl", "qwen3_vl_moe", "qwen4_exp"),
     }
 )

@@ -19,7 +19,11 @@ from penstock.plan.plan import Plan, Position
 from penstock.plan.settings import PlanSettings
 from penstock.types import DESIRABLE, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
 
-TOKENS, PAIRS, JUDGED, PROMPTS, STEPS = "tokens", "pairs", "judged answers", "prompts", "judged steps"
+TOKENS = "tokens"
+PAIRS = "pairs"
+JUDGED = "judged answers"
+PROMPTS = "prompts"
+STEPS = "judged steps"
 
 _FIXED = {  # options of a batch's layout that these batches do not have, with the only value that they take
     "padding_free": False,
@@ -28,7 +32,12 @@ _FIXED = {  # options of a batch's layout that these batches do not have, with t
 }
 
 
-_OWN = (SEQUENCE_LENGTHS, DESIRABLE, PROMPT_LENGTHS, STEP_LABELS)  # columns that the arrays are made with
+_OWN = (
+    SEQUENCE_LENGTHS,
+    DESIRABLE,
+    PROMPT_LENGTHS,
+    STEP_LABELS,
+)  # columns that the arrays are made with
 
 
 def batch_kind(columns: Sequence[Column]) -> str:
@@ -56,7 +65,9 @@ def check_sequences(
         if (given := getattr(form, name)) != value:
             raise PlanError(f"{name}={given!r} has no effect on batches of {kind}; leave it out")
     if form.pad_side == "left" and kind != PROMPTS:
-        raise PlanError(f"batches of {kind} are padded on the right, as trl's are; leave pad_side out")
+        raise PlanError(
+            f"batches of {kind} are padded on the right, as trl's are; leave pad_side out"
+        )
     if settings.overflow in ("truncate", "split"):
         raise PlanError(
             f"overflow={settings.overflow!r} would cut {kind}; choose overflow='drop', which counts them, or 'error'"
@@ -80,7 +91,14 @@ def require_tokens(loader: Any, user: str) -> None:
 
 
 def check_tails(
-    kind: str, plan: Plan, start: Position, end: int | None, *, per_step: int, world_size: int, is_incomplete: bool
+    kind: str,
+    plan: Plan,
+    start: Position,
+    end: int | None,
+    *,
+    per_step: int,
+    world_size: int,
+    is_incomplete: bool,
 ) -> None:
     """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing.
 
@@ -95,7 +113,8 @@ def check_tails(
             f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
         )
     for part in plan.parts(per_step, end or start.epoch + 1, start):
-        left, least = (part.carried + part.num_rows) % per_step, 2 if kind == JUDGED else 1
+        left = (part.carried + part.num_rows) % per_step
+        least = 2 if kind == JUDGED else 1
         is_last = tail == "pad" or part.epoch + 1 == end
         if is_last and left and (left % world_size or left // world_size < least):
             ranks = f" on {world_size} ranks" if world_size > 1 else ""
@@ -118,9 +137,16 @@ class SequenceCollator(Collator):
     ) -> None:
         super().__init__(stores, settings, form, users, columns)
         self._max_length = settings.max_length
-        self._others = [column for column in columns if column not in _OWN]  # one value per sample, such as a margin
+        self._others = [
+            column for column in columns if column not in _OWN
+        ]  # one value per sample, such as a margin
         self._kind = batch_kind(columns)
-        self._make_arrays = {PAIRS: self._pairs, JUDGED: self._judged, PROMPTS: self._prompts, STEPS: self._steps}
+        self._make_arrays = {
+            PAIRS: self._pairs,
+            JUDGED: self._judged,
+            PROMPTS: self._prompts,
+            STEPS: self._steps,
+        }
 
     def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
         """Yield the arrays of several steps, one at a time."""
@@ -128,13 +154,19 @@ class SequenceCollator(Collator):
             spans = _Spans(self, rows)
             arrays, trained = self._make_arrays[self._kind](spans)
             arrays |= {column.name: spans.values(column) for column in self._others}
-            yield [(arrays, trained) if self._users is None else call_users(self._users, arrays, trained, rows)]
+            yield [
+                (arrays, trained)
+                if self._users is None
+                else call_users(self._users, arrays, trained, rows)
+            ]
 
     def _pairs(self, spans: "_Spans") -> Made:
         """(2 B, L): the chosen sequences, then the rejected ones."""
         lengths = spans.sequence_lengths(2)
         starts = np.stack((spans.starts, spans.starts + lengths[:, 0]))  # (2, B)
-        arrays = spans.lay_out(np.tile(spans.shards, 2), starts.ravel(), (starts + lengths.T).ravel())
+        arrays = spans.lay_out(
+            np.tile(spans.shards, 2), starts.ravel(), (starts + lengths.T).ravel()
+        )
         return arrays, _num_targets(arrays["completion_mask"])
 
     def _judged(self, spans: "_Spans") -> Made:
@@ -148,9 +180,14 @@ class SequenceCollator(Collator):
         prompts = (spans.shards, spans.starts, borders)
         # as trl, which cuts these mismatched sequences at max_length
         room = self._max_length - (borders - spans.starts)
-        others = (spans.shards[before], borders[before], borders[before] + np.minimum(answers[before], room))
+        others = (
+            spans.shards[before],
+            borders[before],
+            borders[before] + np.minimum(answers[before], room),
+        )
         mismatched = spans.lay_out(
-            *(np.stack(parts, axis=1).ravel() for parts in zip(prompts, others, strict=True)), parts=2
+            *(np.stack(parts, axis=1).ravel() for parts in zip(prompts, others, strict=True)),
+            parts=2,
         )
         arrays |= {f"KL_{name}": value for name, value in mismatched.items()}
         arrays["label"] = spans.values(DESIRABLE).astype(np.bool_)
@@ -179,7 +216,9 @@ class _Spans:
 
     def __init__(self, collator: SequenceCollator, rows: Rows) -> None:
         spans = rows.spans
-        self._collator, self._count, self._samples = collator, len(spans), spans["sample"]
+        self._collator = collator
+        self._count = len(spans)
+        self._samples = spans["sample"]
         sizes = spans["stop"] - spans["start"]
         self._found = collator._find(spans, np.ones(len(spans), np.bool_), sizes)
         self.shards, self.starts, self.stops = self._found[-1]  # (num_spans,); shard 0 is padding
@@ -192,7 +231,11 @@ class _Spans:
         """Return the lengths of each sample's sequences, (num_spans, count); refuse samples that have another number of them."""
         lengths, offsets = span_values(SEQUENCE_LENGTHS, self._found[0], self._count)
         is_right = (np.diff(offsets) == count).all()
-        found = lengths.astype(np.int64).reshape(-1, count) if is_right else np.zeros((self._count, count), np.int64)
+        found = (
+            lengths.astype(np.int64).reshape(-1, count)
+            if is_right
+            else np.zeros((self._count, count), np.int64)
+        )
         wrong = np.flatnonzero(found.sum(axis=1) != self.stops - self.starts)
         if wrong.size:
             sample = int(self._samples[wrong[0]])
@@ -203,10 +246,17 @@ class _Spans:
         return found
 
     def lay_out(
-        self, shards: Ints, starts: Ints, stops: Ints, *, parts: int = 1, column: Column | None = None
+        self,
+        shards: Ints,
+        starts: Ints,
+        stops: Ints,
+        *,
+        parts: int = 1,
+        column: Column | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """Return slices of tokens as padded rows of `parts` slices each: ids, both masks and a column per token."""
-        form, collator = self._collator._form, self._collator
+        form = self._collator._form
+        collator = self._collator
         lengths = (stops - starts).reshape(-1, parts).sum(axis=1)
         width = -(-int(lengths.max(initial=1)) // form.pad_to) * form.pad_to
         if form.padding == "max_length":
@@ -228,7 +278,9 @@ class _Spans:
             found = [tokens.columns[column.name].values for tokens, *_ in self._found[0]]
             values = [
                 np.asarray(piece)
-                for piece in cut([view(np.zeros(0, column.dtype)), *map(view, found)], shards, starts, stops)
+                for piece in cut(
+                    [view(np.zeros(0, column.dtype)), *map(view, found)], shards, starts, stops
+                )
             ]
             made[column.name] = np.full(is_token.shape, column.fill, column.dtype)
             made[column.name][is_token] = np.concatenate(values) if values else 0

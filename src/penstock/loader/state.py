@@ -40,7 +40,11 @@ class Cursor:
 
     @staticmethod
     def of(epoch: int, block: int, row: int, rows: int, step: int, pass_step: int) -> "Cursor":
-        return Cursor(position=Position(epoch=epoch, block=block, row=row, rows=rows), step=step, pass_step=pass_step)
+        return Cursor(
+            position=Position(epoch=epoch, block=block, row=row, rows=rows),
+            step=step,
+            pass_step=pass_step,
+        )
 
     def numbers(self) -> dict[str, int]:
         """The arguments of `of`, by name."""
@@ -53,12 +57,21 @@ class Cursor:
 
     def begin_pass(self, epoch: int) -> "Cursor":
         """Return the start of a pass at `epoch`, after everything that this cursor has counted."""
-        return Cursor(position=Position(epoch=epoch, rows=self.position.rows), step=self.step, pass_step=self.step)
+        return Cursor(
+            position=Position(epoch=epoch, rows=self.position.rows),
+            step=self.step,
+            pass_step=self.step,
+        )
 
 
 def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
     """Return the state: `epoch`, `block` and `row` say what comes next; `rows`, `step` and `pass_step` count what was delivered."""
-    state = {"version": VERSION, "plan": plan.fingerprint, "settings": plan.summary(), **cursor.numbers()}
+    state = {
+        "version": VERSION,
+        "plan": plan.fingerprint,
+        "settings": plan.summary(),
+        **cursor.numbers(),
+    }
     if isinstance(plan.blocks, Segments):
         start = plan.blocks.start_at(cursor.position.epoch, cursor.position.block)
         state["journal"] = {"mixtures": plan.identity["mixtures"], "start": start.as_json()}
@@ -84,7 +97,9 @@ def read_state(state: Any, plan: Plan) -> Cursor:
 
 def check_position(plan: Plan, position: Position) -> None:
     """Refuse a block that its epoch does not have, and a row that its block does not have.  Counts the rows of one block."""
-    if (position.block or position.row) and plan.blocks.shares(position.epoch, position.block) is None:
+    if (position.block or position.row) and plan.blocks.shares(
+        position.epoch, position.block
+    ) is None:
         raise _damaged("block", position.block, f"a block that epoch {position.epoch} has")
     rows = (plan.blocks.num_rows(position.epoch, position.block) or 0) if position.row else 1
     if position.row >= rows:
@@ -94,12 +109,22 @@ def check_position(plan: Plan, position: Position) -> None:
 def checked(state: Any, plan: Plan) -> dict[str, Any]:
     """Return the fields of a state, each of its type, as state_dict() returned them."""
     if not isinstance(state, dict) or "version" not in state or "plan" not in state:
-        raise PlanMismatch("this is not a Penstock state: expected the dict that state_dict() returned")
+        raise PlanMismatch(
+            "this is not a Penstock state: expected the dict that state_dict() returned"
+        )
     if type(state["version"]) is not int or state["version"] != VERSION:
-        raise PlanMismatch(f"the state has version {_short(state['version'])}, this release reads version {VERSION}")
+        raise PlanMismatch(
+            f"the state has version {_short(state['version'])}, this release reads version {VERSION}"
+        )
     if other := sorted(map(str, (state.keys() ^ {*_FIELDS, "check"}) - {_JOURNAL})):
-        raise PlanMismatch(f"the state is damaged: field {other[0]!r} is missing or unknown; use an older checkpoint")
-    for name, kind, expected in (("plan", str, "text"), ("check", str, "text"), ("settings", dict, "a dict")):
+        raise PlanMismatch(
+            f"the state is damaged: field {other[0]!r} is missing or unknown; use an older checkpoint"
+        )
+    for name, kind, expected in (
+        ("plan", str, "text"),
+        ("check", str, "text"),
+        ("settings", dict, "a dict"),
+    ):
         if not isinstance(state[name], kind):
             raise _damaged(name, state[name], expected)
     content = {name: state[name] for name in sorted(state.keys() - {"check"})}
@@ -115,7 +140,9 @@ def checked(state: Any, plan: Plan) -> dict[str, Any]:
             content[name] = json.loads(json.dumps(state[name], allow_nan=False))  # keys become text
         check = _check(content)
     except (TypeError, ValueError, RecursionError) as error:
-        problem = f"the state is damaged: settings is not plain JSON: {error}; use an older checkpoint"
+        problem = (
+            f"the state is damaged: settings is not plain JSON: {error}; use an older checkpoint"
+        )
         raise PlanMismatch(problem) from None
     if state["check"] != check:
         names = sorted(content)
@@ -160,15 +187,25 @@ class Run:
     _read: Callable[..., Cursor]
 
     def __init__(self, *, epochs: int | None, per_epoch: bool, skip: frozenset[int]) -> None:
-        self.epochs, self.per_epoch, self._skip = epochs, per_epoch, skip
+        self.epochs = epochs
+        self.per_epoch = per_epoch
+        self._skip = skip
         self._cursor = Cursor()
-        self._anchors = [self._cursor]  # where this loader began, and where each pass after that began
+        self._anchors = [
+            self._cursor
+        ]  # where this loader began, and where each pass after that began
         self._is_loaded = False  # a state was loaded, and nothing was iterated over since
-        self._is_at_end = False  # of the epoch that set_epoch chose after that: nothing is left of it
+        self._is_at_end = (
+            False  # of the epoch that set_epoch chose after that: nothing is left of it
+        )
         self._iterations = 0  # begun; an older one must not continue beside a newer
         self._changes = 0  # of the mixture
-        self._begun = Position()  # where the last iteration began or begins: rows from there on are counted
-        self._is_counted = True  # nothing was delivered since, or what comes after the last step is counted
+        self._begun = (
+            Position()
+        )  # where the last iteration began or begins: rows from there on are counted
+        self._is_counted = (
+            True  # nothing was delivered since, or what comes after the last step is counted
+        )
         self._dataset = ""  # the method that returned this loader's rows as a dataset, which a change would not reach
 
     @property
@@ -190,11 +227,16 @@ class Run:
         here = cursor.position
         passes, inside = divmod(here.epoch, self.epochs)
         at_border = not (inside or here.block or here.row)
-        return here.epoch if at_border and here.epoch and cursor.has_begun else (passes + 1) * self.epochs
+        return (
+            here.epoch
+            if at_border and here.epoch and cursor.has_begun
+            else (passes + 1) * self.epochs
+        )
 
     def loop_end(self, cursor: Cursor) -> int | None:
         """Return the epoch before which the current loop ends: that of the pass, or with per_epoch the next one."""
-        end, after = self.pass_end(cursor), cursor.position.epoch + 1
+        end = self.pass_end(cursor)
+        after = cursor.position.epoch + 1
         if not self.per_epoch:
             return end
         return after if end is None else min(after, end)
@@ -205,7 +247,8 @@ class Run:
 
     def _skipped_rest(self, cursor: Cursor) -> int | None:
         """Return how many steps the loop has left if all of them are skipped; else None."""
-        count, end = 0, self.loop_end(cursor)
+        count = 0
+        end = self.loop_end(cursor)
         if end is None:
             return None
         for _ in self.plan.steps(start=cursor.position, num_rows=self._rows_per_step, epochs=end):
@@ -216,20 +259,32 @@ class Run:
 
     def next_loop(self, cursor: Cursor) -> Cursor:
         """Return where the next loop begins, wherever in its loop the cursor is; in the middle, packs the lengths of the rest."""
-        end, steps, rows = self.loop_end(cursor), self._skipped_rest(cursor), cursor.position.rows
+        end = self.loop_end(cursor)
+        steps = self._skipped_rest(cursor)
+        rows = cursor.position.rows
         if end is None:
             return cursor
         if steps is None:
             steps = self.plan.num_steps(self._rows_per_step, epochs=end, start=cursor.position)
-            rows = self.plan.seek(steps, self._rows_per_step, epochs=end, start=cursor.position).rows
-        done = Cursor(position=Position(epoch=end, rows=rows), step=cursor.step + steps, pass_step=cursor.pass_step)
+            rows = self.plan.seek(
+                steps, self._rows_per_step, epochs=end, start=cursor.position
+            ).rows
+        done = Cursor(
+            position=Position(epoch=end, rows=rows),
+            step=cursor.step + steps,
+            pass_step=cursor.pass_step,
+        )
         repeats = not (self.plan.settings.shuffle or self.plan.mixtures)
         return done.begin_pass(0 if repeats else end) if end == self.pass_end(cursor) else done
 
     def steps_of_loop(self, cursor: Cursor) -> int | None:
         """Return the steps from a cursor to the end of its loop, skipped ones too; None if it is endless."""
         end = self.loop_end(cursor)
-        return None if end is None else self.plan.num_steps(self._rows_per_step, epochs=end, start=cursor.position)
+        return (
+            None
+            if end is None
+            else self.plan.num_steps(self._rows_per_step, epochs=end, start=cursor.position)
+        )
 
     def steps_after(self, cursor: Cursor) -> int | None:
         """Return the steps that a loop has still to deliver, without skipped ones; None if it is endless."""
@@ -249,7 +304,9 @@ class Run:
         if self.per_epoch:  # at the end of a pass, of its last epoch
             epoch = self._cursor.position.epoch
             epoch -= epoch > 0 and self.pass_end(self._cursor) == epoch
-            return self.plan.num_steps(self._rows_per_step, epochs=epoch + 1, start=Position(epoch=epoch))
+            return self.plan.num_steps(
+                self._rows_per_step, epochs=epoch + 1, start=Position(epoch=epoch)
+            )
         anchor = self._anchors[-1]
         if (end := self.pass_end(anchor)) is None:
             raise TypeError("an endless loader (epochs=None) has no length")
@@ -308,7 +365,8 @@ class Run:
 
     def restart(self) -> None:
         """Go back to the start of the current pass, for an evaluation that sees the same batches each time."""
-        end, here = self.pass_end(self._cursor), self._cursor
+        end = self.pass_end(self._cursor)
+        here = self._cursor
         epoch = 0 if end is None or self.epochs is None else end - self.epochs
         self._start_pass(replace(here, step=here.pass_step).begin_pass(epoch))
 
@@ -317,26 +375,37 @@ class Run:
 
         After a state of the end of this epoch was loaded, the next iteration delivers nothing.
         """
-        epoch, here = whole_number("epoch", epoch, least=0), self._cursor.position
+        epoch = whole_number("epoch", epoch, least=0)
+        here = self._cursor.position
         at_start = not (here.block or here.row)
         if self._is_loaded and at_start and here.epoch == epoch + 1 and self._cursor.has_begun:
             self._is_at_end = True
-        elif here.epoch != epoch or (self.is_over(self._cursor) and (at_start or not self._is_loaded)):
+        elif here.epoch != epoch or (
+            self.is_over(self._cursor) and (at_start or not self._is_loaded)
+        ):
             self._start_pass(self._cursor.begin_pass(epoch))
 
     def _start_pass(self, cursor: Cursor) -> None:
-        self._go_to(cursor, [*(anchor for anchor in self._anchors if anchor.step < cursor.step), cursor])
+        self._go_to(
+            cursor, [*(anchor for anchor in self._anchors if anchor.step < cursor.step), cursor]
+        )
 
     def _go_to(self, cursor: Cursor, anchors: list[Cursor], *, is_loaded: bool = False) -> None:
         """Begin the next iteration at `cursor`; end one that is running."""
         self._leave()
-        self._cursor, self._anchors, self._is_loaded, self._is_at_end = cursor, anchors, is_loaded, False
-        self._iterations, self._begun = self._iterations + 1, cursor.position
+        self._cursor = cursor
+        self._anchors = anchors
+        self._is_loaded = is_loaded
+        self._is_at_end = False
+        self._iterations = self._iterations + 1
+        self._begun = cursor.position
 
     def _leave(self) -> None:
         """Count the rows that wait in the current block no longer: the next iteration begins elsewhere."""
         if self._cursor.position.row and not self._is_counted:
-            self.counters = self.counters - self.plan.rest_of_block(self._cursor.position, with_dropped=False)
+            self.counters = self.counters - self.plan.rest_of_block(
+                self._cursor.position, with_dropped=False
+            )
         self._is_counted = True
 
     def look_up(self, step: int) -> Step:
@@ -356,18 +425,27 @@ class Run:
                 f"step {step} is before step {self._anchors[0].step}, where this loader resumed, and steps may have had another "
                 f"size then; ask a loader that starts where that run started"
             )
-        anchor, end = self._anchors[place], self.pass_end(self._anchors[place])
+        anchor = self._anchors[place]
+        end = self.pass_end(self._anchors[place])
         if end is not None and step > anchor.step:
-            total = anchor.step + self.plan.num_steps(self._rows_per_step, epochs=end, start=anchor.position)
+            total = anchor.step + self.plan.num_steps(
+                self._rows_per_step, epochs=end, start=anchor.position
+            )
             if step > total:
-                raise PlanError(f"{problem}: the run has {total} steps of {self._rows_per_step} rows, counted from 0")
-        position = self.plan.seek(step - anchor.step, self._rows_per_step, epochs=end, start=anchor.position)
+                raise PlanError(
+                    f"{problem}: the run has {total} steps of {self._rows_per_step} rows, counted from 0"
+                )
+        position = self.plan.seek(
+            step - anchor.step, self._rows_per_step, epochs=end, start=anchor.position
+        )
         return Cursor(position=position, step=step, pass_step=anchor.pass_step)
 
     def start_of_next_loop(self) -> Cursor:
         """Return where the next loop over this loader begins."""
         cursor = self._cursor
-        while not self._is_loaded and self.is_over(cursor):  # repeatedly if an epoch of a per_epoch loader is empty
+        while not self._is_loaded and self.is_over(
+            cursor
+        ):  # repeatedly if an epoch of a per_epoch loader is empty
             cursor = self.next_loop(cursor)
         return cursor
 
@@ -378,8 +456,11 @@ class Run:
             is_over = self._is_at_end or self.is_over(self._cursor)
             self._is_loaded = self._is_at_end = False
             return not is_over
-        before, following = self._cursor, self.start_of_next_loop()
-        if following != before and not self._is_counted:  # the last loop was broken off at its last step
+        before = self._cursor
+        following = self.start_of_next_loop()
+        if (
+            following != before and not self._is_counted
+        ):  # the last loop was broken off at its last step
             self._count_rest()
         self._cursor = following
         if self._cursor.pass_step != before.pass_step:
@@ -391,7 +472,9 @@ class Run:
         """With tail="error", raise now what would be raised at the epoch's end."""
         anchor = self._anchors[-1]
         epochs = self.pass_end(anchor)
-        if epochs is None:  # the first epoch of many, unless that would wait for a store that is being made
+        if (
+            epochs is None
+        ):  # the first epoch of many, unless that would wait for a store that is being made
             epochs = anchor.position.epoch + (not self._is_incomplete)
         if self.plan.settings.tail == "error":
             self.plan.num_steps(self._rows_per_step, epochs=epochs, start=anchor.position)

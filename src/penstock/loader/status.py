@@ -35,9 +35,12 @@ class StatusFile:
 
     def __init__(self, root: Path, run_id: str, rank: int, plan: str) -> None:
         """plan: its fingerprint; loaders of one run, such as those of eval sets, have files of their own."""
-        self._folder, self._name = run_folder(root, run_id) / _FOLDER, f"{plan[:8]}-{rank}"
+        self._folder = run_folder(root, run_id) / _FOLDER
+        self._name = f"{plan[:8]}-{rank}"
         self._own = {"version": _VERSION, "run_id": run_id, "rank": rank, "plan": plan}
-        self._next, self._begun, self._has_failed = 0.0, time.time(), False
+        self._next = 0.0
+        self._begun = time.time()
+        self._has_failed = False
 
     @property
     def is_due(self) -> bool:
@@ -59,23 +62,32 @@ class StatusFile:
             self._has_failed = True
             _log.warning(
                 "%s: the state of the run cannot be written there, so penstock view does not show it: %s",
-                self._folder, error.strerror or error,
-            )  # fmt: skip
+                self._folder,
+                error.strerror or error,
+            )
 
 
 def read_status(root: Path, run_id: str) -> list[dict[str, Any]]:
     """Return what each rank of a run has last written, by rank; nothing if there is no such run."""
-    found, folder = [], run_folder(root, run_id) / _FOLDER
+    found = []
+    folder = run_folder(root, run_id) / _FOLDER
     try:
         paths = sorted(folder.glob("*.json"))
     except OSError as error:  # such as a name that is too long for a file system
-        raise PlanError(f"run_id {run_id[:40]!r}: its folder cannot be read: {error.strerror}") from error
+        raise PlanError(
+            f"run_id {run_id[:40]!r}: its folder cannot be read: {error.strerror}"
+        ) from error
     for path in paths:
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             is_own = state["run_id"] == run_id and state["version"] == _VERSION
             if is_own:
-                _ = int(state["rank"]), int(state["world_size"]), float(state["written"]), str(state["plan"])
+                _ = (
+                    int(state["rank"]),
+                    int(state["world_size"]),
+                    float(state["written"]),
+                    str(state["plan"]),
+                )
         except FileNotFoundError:  # removed in this moment
             continue
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -90,7 +102,9 @@ def run_ids(root: Path) -> list[str]:
     for path in (root / "runs").glob(f"*/{_FOLDER}/*.json"):
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            found[str(state["run_id"])] = max(found.get(str(state["run_id"]), 0.0), float(state["written"]))
+            found[str(state["run_id"])] = max(
+                found.get(str(state["run_id"]), 0.0), float(state["written"])
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue  # `read_status` says what is wrong with it
     return sorted(found, key=lambda name: -found[name])
@@ -103,7 +117,9 @@ def open_status(cache: Cache | None, run_id: str | None, rank: int, plan: str) -
 
 def undelivered(run: Run) -> Counters:
     """Count what comes after the last step of the current loop: skipped steps, and samples that no batch holds."""
-    position, end, found = run._cursor.position, run.loop_end(run._cursor), NOTHING
+    position = run._cursor.position
+    end = run.loop_end(run._cursor)
+    found = NOTHING
     if run._skip:
         for step in run.plan.steps(start=position, num_rows=run._rows_per_step, epochs=end):
             found += run.plan.skipped(position, step)
@@ -119,7 +135,9 @@ def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
     position = run._cursor.position
     epochs = run.loop_end(run._cursor) or position.epoch + 1
     if run.plan.num_steps(run._rows_per_step, epochs=epochs, start=position):
-        return NOTHING, PlanError(f"no batch is left: skip= names every step of the run ({len(run._skip):,} of them)")
+        return NOTHING, PlanError(
+            f"no batch is left: skip= names every step of the run ({len(run._skip):,} of them)"
+        )
     counters = run.plan.count(position.epoch, run._rows_per_step)
     dropped = counters.dropped_words()
     advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""

@@ -20,7 +20,8 @@ class Stream(Iterator[Any]):
 
     def __iter__(self) -> "Stream":
         if self._has_ended:
-            self._batches, self._has_ended = None, False
+            self._batches = None
+            self._has_ended = False
         return self
 
     def __next__(self) -> Any:
@@ -45,4 +46,5 @@ class Stream(Iterator[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where the state was taken, also with other ranks; the next batch is the one that came after it."""
         self.loader.load_state_dict(state)
-        self._batches, self._has_ended = None, False
+        self._batches = None
+        self._has_ended = False

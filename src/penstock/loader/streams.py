@@ -16,7 +16,9 @@ def read_frames(data: bytes, size: tuple[int, ...], chosen: Ints) -> list[Any]:
         import av
     except ImportError as error:
         raise MediaError("decoding videos needs PyAV; install penstock[video]") from error
-    wanted, found, number = set(chosen.tolist()), {}, -1
+    wanted = set(chosen.tolist())
+    found = {}
+    number = -1
     with av.open(BytesIO(data)) as container:
         for number, frame in enumerate(container.decode(video=0)):
             if number in wanted:
@@ -36,7 +38,9 @@ def read_frames(data: bytes, size: tuple[int, ...], chosen: Ints) -> list[Any]:
     return [found[number] for number in chosen.tolist()]
 
 
-def read_samples(data: bytes, size: tuple[int, ...], rate: float, wanted_rate: int) -> npt.NDArray[np.float32]:
+def read_samples(
+    data: bytes, size: tuple[int, ...], rate: float, wanted_rate: int
+) -> npt.NDArray[np.float32]:
     """Return the mean of the channels of an audio clip, which must have the wanted rate.  size: its number of samples."""
     try:
         import soundfile

@@ -56,10 +56,15 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
     `set_epoch` chose, also in workers that stay alive.
     """
 
-    def __init__(self, loader: "Loader", *, start: Cursor | None = None, with_steps: bool = False) -> None:
+    def __init__(
+        self, loader: "Loader", *, start: Cursor | None = None, with_steps: bool = False
+    ) -> None:
         """`with_steps`: batches come with their steps, so that the process that gets them knows how far it is."""
-        self.loader, self.with_steps = loader, with_steps
-        if loader.form.pin_memory:  # the process that uses the memory pins it: a worker has no device
+        self.loader = loader
+        self.with_steps = with_steps
+        if (
+            loader.form.pin_memory
+        ):  # the process that uses the memory pins it: a worker has no device
             self.loader = copy(loader)
             self.loader.form = replace(loader.form, pin_memory=False)
         self._start = start or loader.start_of_next_loop()
@@ -91,7 +96,8 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
         for it and, as workers that stay alive keep theirs, by how many this process has begun.
         """
         info = get_worker_info()
-        seed, self._loops = (info.seed - info.id if info else -1), self._loops + 1
+        seed = info.seed - info.id if info else -1
+        self._loops = self._loops + 1
         with self._lock:
             known_seed, known_loops, known_calls = self._begun[:3].tolist()
             last = self._last()
@@ -110,7 +116,9 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
             self._write(int(self._begun[0]), cursor)
 
     def _write(self, seed: int, cursor: Cursor) -> None:
-        self._begun.copy_(torch.tensor([seed, self._loops, int(self._epoch[1]), *cursor.numbers().values()]))
+        self._begun.copy_(
+            torch.tensor([seed, self._loops, int(self._epoch[1]), *cursor.numbers().values()])
+        )
 
     def _last(self) -> Cursor | None:
         numbers = self._begun[3:].tolist()
@@ -134,22 +142,33 @@ class _Share(Iterator[Any]):
         info = get_worker_info()
         self._worker: int = info.id if info else 0
         self._workers: int = info.num_workers if info else 1
-        self._cursor, self._passed = steps.begin(), self._worker  # the next batch comes so many steps after the cursor
+        # the next batch comes so many steps after the cursor
+        self._cursor = steps.begin()
+        self._passed = self._worker
         self._made: Iterator[tuple[Batch, Step]] | None = None
 
     def __next__(self) -> Any:
         """Return this worker's next batch, or it and its step with this rank's rows only: both are sent between processes."""
         if self._made is None:
             loader = self._steps.loader
-            self._made = loader.made_by_worker(self._cursor, passed=self._passed, every=self._workers)
+            self._made = loader.made_by_worker(
+                self._cursor, passed=self._passed, every=self._workers
+            )
         batch, step = next(self._made)
-        self._cursor = Cursor(position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step)
+        self._cursor = Cursor(
+            position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step
+        )
         self._passed = self._workers - 1
         return (batch, replace(step, rows=batch.rows)) if self._steps.with_steps else batch
 
     def state_dict(self) -> dict[str, Any]:
         state = make_state(self._steps.loader.plan, self._cursor)
-        return {"worker": self._worker, "workers": self._workers, "passed": self._passed, "loader": state}
+        return {
+            "worker": self._worker,
+            "workers": self._workers,
+            "passed": self._passed,
+            "loader": state,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if (state["worker"], state["workers"]) != (self._worker, self._workers):
@@ -157,12 +176,17 @@ class _Share(Iterator[Any]):
                 f"the state is of worker {state['worker']} of {state['workers']}, this is worker {self._worker} of "
                 f"{self._workers}; resume with as many workers, or save the state of the Loader, which does not depend on workers"
             )
-        self._cursor, self._passed = read_state(state["loader"], self._steps.loader.plan), state["passed"]
+        self._cursor, self._passed = (
+            read_state(state["loader"], self._steps.loader.plan),
+            state["passed"],
+        )
         self._steps.resume(self._cursor)
         self._made = None
 
 
-def make_in_processes(loader: "Loader", *, workers: int, ahead: int) -> Generator[tuple[Batch, Step], None, None]:
+def make_in_processes(
+    loader: "Loader", *, workers: int, ahead: int
+) -> Generator[tuple[Batch, Step], None, None]:
     """Yield the batches from the loader's position on, made by `workers` processes that are each `ahead` steps ahead."""
     made = DataLoader(
         Steps(loader, start=loader._cursor, with_steps=True),
@@ -200,12 +224,16 @@ def settle(worker: int, *, owner: int) -> None:
         while os.getppid() == parent:
             if not can_wait:
                 time.sleep(_PARENT_CHECK)
-            elif (received := signal.sigtimedwait([signal.SIGTERM], _PARENT_CHECK)) and received.si_pid == owner:
+            elif (
+                received := signal.sigtimedwait([signal.SIGTERM], _PARENT_CHECK)
+            ) and received.si_pid == owner:
                 os._exit(0)  # the owner sends this at its exit, and would otherwise wait for ever
         os._exit(1)
 
     threading.Thread(target=watch, name=f"penstock-worker-{worker}", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, *([] if can_wait else [signal.SIGTERM])])
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, [signal.SIGINT, *([] if can_wait else [signal.SIGTERM])]
+    )
 
 
 def _as_it_is(made: Any) -> Any:

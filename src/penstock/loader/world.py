@@ -22,7 +22,9 @@ class RankInfo:
     origin: str  # "arguments", "mesh", "distributed", "jax", "environment", or "alone"
 
 
-def find_rank(rank: int | None, world_size: int | None, *, replicas: int = 1, mesh: Any = None) -> RankInfo:
+def find_rank(
+    rank: int | None, world_size: int | None, *, replicas: int = 1, mesh: Any = None
+) -> RankInfo:
     """`replicas` neighbouring ranks share their rows; `mesh` is the data-parallel dimension of a device mesh."""
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank is {rank} and world_size is {world_size}; give both or neither")
@@ -32,9 +34,17 @@ def find_rank(rank: int | None, world_size: int | None, *, replicas: int = 1, me
         return _from_mesh(mesh)
     origin = "arguments"
     if rank is None or world_size is None:
-        known = (("distributed", running()), ("jax", _jax()), ("environment", _environment()), ("alone", (0, 1)))
-        origin, (rank, world_size) = next((name, found) for name, found in known if found is not None)
-    rank, world_size = whole_number("rank", rank, least=0), whole_number("world_size", world_size, least=1)
+        known = (
+            ("distributed", running()),
+            ("jax", _jax()),
+            ("environment", _environment()),
+            ("alone", (0, 1)),
+        )
+        origin, (rank, world_size) = next(
+            (name, found) for name, found in known if found is not None
+        )
+    rank = whole_number("rank", rank, least=0)
+    world_size = whole_number("world_size", world_size, least=1)
     if rank >= world_size:
         raise PlanError(f"rank {rank} of world size {world_size}: expected 0 <= rank < world_size")
     world = data_parallel(rank, world_size, replicas=replicas)
@@ -48,7 +58,8 @@ def _from_mesh(mesh: Any) -> RankInfo:
             f"the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or [])}; give the data-parallel one, as mesh['dp'], or a "
             f"flattened one"
         )
-    world, members = World(rank=mesh.get_local_rank(), size=mesh.size()), tuple(mesh.mesh.flatten().tolist())
+    world = World(rank=mesh.get_local_rank(), size=mesh.size())
+    members = tuple(mesh.mesh.flatten().tolist())
     return RankInfo(world=world, rank=members[world.rank], members=members, origin="mesh")
 
 
@@ -70,7 +81,8 @@ def _jax() -> tuple[int, int] | None:
 
 def _environment() -> tuple[int, int] | None:
     """Read what torchrun and most launchers set."""
-    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    rank = os.environ.get("RANK")
+    size = os.environ.get("WORLD_SIZE")
     if rank is None and size is None:
         return None
     if rank is None or size is None:
@@ -80,4 +92,6 @@ def _environment() -> tuple[int, int] | None:
     try:
         return int(rank), int(size)
     except ValueError:
-        raise PlanError(f"environment says RANK={rank!r}, WORLD_SIZE={size!r}; expected whole numbers") from None
+        raise PlanError(
+            f"environment says RANK={rank!r}, WORLD_SIZE={size!r}; expected whole numbers"
+        ) from None

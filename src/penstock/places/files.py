@@ -20,7 +20,9 @@ from penstock.words import plural
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
 _MAGIC = re.compile(r"[*?[]")
 _NUMBER = re.compile(r"([0-9]+)")
-_SECOND, _TICK = 1_000_000_000, 20_000_000  # nanoseconds
+# nanoseconds
+_SECOND = 1_000_000_000
+_TICK = 20_000_000
 _AT_ONCE = 16  # requests
 _SHOWN = 300  # characters of a path in an error: a text may be given instead of a path
 
@@ -30,7 +32,10 @@ def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
     text = os.fspath(path)
     if not is_remote(text):
         return LOCAL, os.path.expanduser(text) if text[:1] == "~" else text  # noqa: PTH111 - may be a glob
-    from penstock.places.object_store import SCHEMES, open_object_place  # only those pay for it who need it
+    from penstock.places.object_store import (
+        SCHEMES,
+        open_object_place,
+    )  # only those pay for it who need it
 
     scheme = text.partition("://")[0]
     if scheme == "hf":
@@ -64,7 +69,9 @@ def is_on_disk(path: str | os.PathLike[str]) -> bool:
 def local(path: str | os.PathLike[str]) -> str:
     """Return a path of this machine with `~` expanded; refuse remote places."""
     if is_remote(path):
-        raise SourceError(f"{os.fspath(path)[:_SHOWN]}: a remote place, expected a local path; download it")
+        raise SourceError(
+            f"{os.fspath(path)[:_SHOWN]}: a remote place, expected a local path; download it"
+        )
     return open_place(path)[1]
 
 
@@ -83,7 +90,8 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
     place, text = open_place(pattern)
     if not text:
         raise SourceError("the path is empty, expected a file, a folder or a glob")
-    whole, kind = place.absolute(text), _kind(place, text)
+    whole = place.absolute(text)
+    kind = _kind(place, text)
     if kind == "folder":
         entries = _entries(place, whole)
         # A broken link or a fifo is listed, and refused when it is identified: it must not be left out silently.
@@ -93,7 +101,8 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
             above = text.rstrip("/")
             expected += f"; the folder has {plural(folders, 'folder')} in it: {above}/** selects all files below"
     elif kind or not _MAGIC.search(text):
-        found, expected = [identify(whole).path], "a file"
+        found = [identify(whole).path]
+        expected = "a file"
     else:
         with _explained(whole):  # a folder that cannot be listed must not be left out silently
             found = place.glob(whole)
@@ -121,7 +130,9 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 def has_folders(path: str | os.PathLike[str]) -> bool:
     """Whether it is a folder with folders in it that are not hidden."""
     place, name = open_place(path)
-    return _kind(place, name) == "folder" and any(is_folder for _, is_folder in _entries(place, name))
+    return _kind(place, name) == "folder" and any(
+        is_folder for _, is_folder in _entries(place, name)
+    )
 
 
 def identify(path: str | os.PathLike[str]) -> FileId:
@@ -191,7 +202,9 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "" if is_remote(path) else "; check the path and its permissions"  # else the text says what to do
+        advice = (
+            "" if is_remote(path) else "; check the path and its permissions"
+        )  # else the text says what to do
         raise SourceError(f"{error.filename or path}: {error.strerror}{advice}") from error
 
 
@@ -219,7 +232,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: not JSON: {error}; make the folder again") from error
     if not isinstance(found, dict):
-        raise SourceError(f"{path}: a JSON {type(found).__name__}, expected an object; make the folder again")
+        raise SourceError(
+            f"{path}: a JSON {type(found).__name__}, expected an object; make the folder again"
+        )
     return found
 
 
@@ -236,9 +251,14 @@ def inside(folder: Path, name: Any, *, named_by: Path) -> str:
     if not is_inner_name(name):
         raise SourceError(f"{named_by}: names the file {name!r}, expected one inside its folder")
     path = folder / name
-    above, real = os.path.realpath(folder), os.path.realpath(path)
+    above = os.path.realpath(folder)
+    real = os.path.realpath(path)
     if os.path.commonpath([above, real]) != above:
-        raise SourceError(f"{named_by}: names the file {name!r}, a link that leads out of its folder to {real}")
+        raise SourceError(
+            f"{named_by}: names the file {name!r}, a link that leads out of its folder to {real}"
+        )
     if not is_file(real):
-        raise SourceError(f"{path}: missing, but {named_by} names it; restore the file or make the folder again")
+        raise SourceError(
+            f"{path}: missing, but {named_by} names it; restore the file or make the folder again"
+        )
     return str(path)

@@ -27,7 +27,11 @@ _KINDS = {
     "b": "a device",
     "-": "a file",
 }
-_NOT_FILES = {errno.ELOOP: "a link", errno.EMLINK: "a link", errno.ENXIO: "a socket"}  # from os.open; EMLINK on BSD
+_NOT_FILES = {
+    errno.ELOOP: "a link",
+    errno.EMLINK: "a link",
+    errno.ENXIO: "a socket",
+}  # from os.open; EMLINK on BSD
 
 
 class Folder(LocalPlace):
@@ -37,8 +41,12 @@ class Folder(LocalPlace):
     owner: which process this is, as text, for the names of temporary files.
     """
 
-    def __init__(self, root: Path, *, allow_shared: bool = False, owner: Callable[[], object] = os.getpid) -> None:
-        self.root, self.allow_shared, self._owner = root, allow_shared, owner
+    def __init__(
+        self, root: Path, *, allow_shared: bool = False, owner: Callable[[], object] = os.getpid
+    ) -> None:
+        self.root = root
+        self.allow_shared = allow_shared
+        self._owner = owner
 
     def temporary_name(self) -> str:
         return f".{self._owner()}-{os.urandom(8).hex()}.tmp"
@@ -49,7 +57,9 @@ class Folder(LocalPlace):
     def _folder(self, name: str, *, make: bool = False) -> str:
         """Check each folder of a path: what others cannot write to, they cannot exchange after this check."""
         mode = 0
-        for path in itertools.accumulate([str(self.root), *(_parts(name) if name else [])], os.path.join):
+        for path in itertools.accumulate(
+            [str(self.root), *(_parts(name) if name else [])], os.path.join
+        ):
             try:
                 status = again(os.stat, path, follow_symlinks=not mode)  # the root may be a link
             except FileNotFoundError:
@@ -69,7 +79,9 @@ class Folder(LocalPlace):
 
     def can_write(self) -> bool:
         """Whether this process may create files in the root, which must exist."""
-        return os.access(self._folder(""), os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+        return os.access(
+            self._folder(""), os.W_OK, effective_ids=os.access in os.supports_effective_ids
+        )
 
     def stat(self, name: str) -> FileId:
         path = self._path(name)
@@ -99,7 +111,9 @@ class Folder(LocalPlace):
 
     def _check_trust(self, path: str, status: os.stat_result) -> None:
         """Raise StoreError if another user can write there: that user could change what a model is trained on."""
-        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX  # as /tmp: names have their owners
+        is_sticky = (
+            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        )  # as /tmp: names have their owners
         if self.allow_shared:
             return
         if status.st_uid not in (os.geteuid(), 0):
@@ -118,7 +132,9 @@ def _parts(name: str) -> list[str]:
     """Split a name; refuse one that leads out of the folder."""
     parts = name.split("/")
     if not all(parts) or any(part in (".", "..") or "\\" in part or "\0" in part for part in parts):
-        raise StoreError(f"{name!r} is not a name in a cache; the file that contains it is damaged, remove it")
+        raise StoreError(
+            f"{name!r} is not a name in a cache; the file that contains it is damaged, remove it"
+        )
     return parts
 
 
@@ -131,7 +147,9 @@ def _make_folder(path: str, mode: int) -> os.stat_result:
     try:
         with contextlib.suppress(FileExistsError):  # another process was faster
             again(os.mkdir, name, mode or 0o700, dir_fd=fd)
-            with contextlib.suppress(OSError):  # the umask may have removed the group's rights, which the root grants
+            with contextlib.suppress(
+                OSError
+            ):  # the umask may have removed the group's rights, which the root grants
                 os.chmod(name, mode or 0o700, dir_fd=fd)
         sync_folder(fd)
     finally:
@@ -144,5 +162,9 @@ def _kind(status: os.stat_result) -> str:
 
 
 def _not_ours(path: str, found: str, expected: str = "a file") -> StoreError:
-    advice = "; to keep the cache elsewhere, let its whole folder be a link" if found == "a link" else ""
-    return StoreError(f"{path}: {found}, expected {expected}; penstock did not put it there: remove it{advice}")
+    advice = (
+        "; to keep the cache elsewhere, let its whole folder be a link" if found == "a link" else ""
+    )
+    return StoreError(
+        f"{path}: {found}, expected {expected}; penstock did not put it there: remove it{advice}"
+    )

@@ -27,11 +27,18 @@ _log = logging.getLogger("penstock")
 _Answer = TypeVar("_Answer")
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-_URL = re.compile(rf"hf://datasets/(?P<repo>{_NAME})(?:@(?P<revision>[^/@\[]+))?(?:/(?P<path>.*))?", re.DOTALL)
+_URL = re.compile(
+    rf"hf://datasets/(?P<repo>{_NAME})(?:@(?P<revision>[^/@\[]+))?(?:/(?P<path>.*))?", re.DOTALL
+)
 _HUB_NAME = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w.%-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOGIN = "log in with `hf auth login` or set HF_TOKEN"
-_OFFLINE = ("OfflineModeIsEnabled", "CachedRepoTreeNotFoundError", "LocalEntryNotFoundError", "IncompleteSnapshotError")
+_OFFLINE = (
+    "OfflineModeIsEnabled",
+    "CachedRepoTreeNotFoundError",
+    "LocalEntryNotFoundError",
+    "IncompleteSnapshotError",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +49,13 @@ class Snapshot:
     files: dict[str, tuple[int, str]]
 
 
-_KNOWN: dict[tuple[str, str], Snapshot] = {}  # (repository, revision) → what was found in this process
+_KNOWN: dict[
+    tuple[str, str], Snapshot
+] = {}  # (repository, revision) → what was found in this process
 
-_GUESSED: set[str] = set()  # repositories that were named like a path: a failure may be a mistyped local path
+_GUESSED: set[str] = (
+    set()
+)  # repositories that were named like a path: a failure may be a mistyped local path
 
 
 def hub_url(name: str, revision: str | None = None) -> str | None:
@@ -61,14 +72,17 @@ class HubPlace:
     """The files of one data set at one revision.  They can only be read."""
 
     def __init__(self, repo: str, revision: str) -> None:
-        self.repo, self.revision = repo, revision
+        self.repo = repo
+        self.revision = revision
 
     @classmethod
     def of(cls, url: str) -> "HubPlace":
         """Return the place that a URL belongs to."""
         found = _URL.fullmatch(url)
         if found is None:
-            raise SourceError(f"{url}: expected hf://datasets/org/name/path or hf://datasets/org/name@revision/path")
+            raise SourceError(
+                f"{url}: expected hf://datasets/org/name/path or hf://datasets/org/name@revision/path"
+            )
         return cls(found["repo"], urllib.parse.unquote(found["revision"] or "main"))
 
     def snapshot(self) -> Snapshot:
@@ -95,13 +109,18 @@ class HubPlace:
 
     def _look_up(self) -> Snapshot:
         hub = _hub()
-        commit, is_commit = self.revision, bool(_COMMIT.fullmatch(self.revision))
+        commit = self.revision
+        is_commit = bool(_COMMIT.fullmatch(self.revision))
         if hub.is_offline_mode():
             commit = commit if is_commit else _cached_commit(hub, self.repo, self.revision)
             if not is_commit:
                 what = "offline, so the hub was not asked for its present commit"
                 _log.warning(
-                    "hub: %s at revision %s is commit %s in the cache; %s", self.repo, self.revision, commit, what
+                    "hub: %s at revision %s is commit %s in the cache; %s",
+                    self.repo,
+                    self.revision,
+                    commit,
+                    what,
                 )
         else:
             commit = (
@@ -109,16 +128,25 @@ class HubPlace:
             )  # raises where the next line would use the cache
             # It notes the list of files and the revision in the cache, for work offline.
             folder = hub.snapshot_download(
-                self.repo, repo_type="dataset", revision=self.revision, allow_patterns=["README.md", ".gitattributes"]
+                self.repo,
+                repo_type="dataset",
+                revision=self.revision,
+                allow_patterns=["README.md", ".gitattributes"],
             )
             if Path(folder).name != commit:
-                raise passing(errno.EAGAIN, f"moved to {Path(folder).name} while it was looked up", self.root)
+                raise passing(
+                    errno.EAGAIN, f"moved to {Path(folder).name} while it was looked up", self.root
+                )
         tree = hub.get_cached_repo_tree(self.repo, repo_type="dataset", revision=commit)
         return Snapshot(commit, {file.path: (file.size, file.blob_id) for file in tree})
 
     @property
     def root(self) -> str:
-        at = self._commit() if (self.repo, self.revision) in _KNOWN else urllib.parse.quote(self.revision, safe="")
+        at = (
+            self._commit()
+            if (self.repo, self.revision) in _KNOWN
+            else urllib.parse.quote(self.revision, safe="")
+        )
         return f"hf://datasets/{self.repo}@{at}"
 
     def _commit(self) -> str:
@@ -137,17 +165,21 @@ class HubPlace:
         return f"hf://datasets/{self.repo}@{self._commit()}" + (f"/{path}" if path else "")
 
     def kind(self, name: str) -> Literal["file", "folder", "other", ""]:
-        path, files = self._path(name), self.snapshot().files
+        path = self._path(name)
+        files = self.snapshot().files
         if path in files:
             return "file"
         return "folder" if not path or any(file.startswith(f"{path}/") for file in files) else ""
 
     def stat(self, name: str) -> FileId:
-        path, found = self._path(name), self.snapshot()
+        path = self._path(name)
+        found = self.snapshot()
         if path not in found.files:
             names = ", ".join([*found.files][:5]) or "no files"
             raise Missing(
-                errno.ENOENT, f"nothing found at commit {found.commit}; there are {names}; check the name", name
+                errno.ENOENT,
+                f"nothing found at commit {found.commit}; there are {names}; check the name",
+                name,
             )
         size, content = found.files[path]
         return FileId(self.absolute(name), size, 0, etag=f'"{content}"')
@@ -160,13 +192,21 @@ class HubPlace:
 
     def entries(self, folder: str) -> list[tuple[str, bool]]:
         above = f"{path}/" if (path := self._path(folder)) else ""
-        below = [file[len(above) :].split("/") for file in self.snapshot().files if file.startswith(above)]
+        below = [
+            file[len(above) :].split("/")
+            for file in self.snapshot().files
+            if file.startswith(above)
+        ]
         return [*dict.fromkeys((parts[0], len(parts) > 1) for parts in below)]
 
     def glob(self, pattern: str) -> list[str]:
         parts = tuple(self._path(pattern).split("/"))
         root = self.absolute("")
-        return [f"{root}/{file}" for file in self.snapshot().files if fits(tuple(file.split("/")), parts)]
+        return [
+            f"{root}/{file}"
+            for file in self.snapshot().files
+            if fits(tuple(file.split("/")), parts)
+        ]
 
     def open(self, name: str, version: FileId) -> "HubFile":
         return HubFile(version)
@@ -177,20 +217,32 @@ class HubPlace:
 
     def download(self, version: FileId) -> str:
         """Return the local path of a file: in the cache, or downloaded."""
-        hub, path, commit = _hub(), self._path(version.path), self._commit()
-        local: str = self._ask(lambda: hub.hf_hub_download(self.repo, path, repo_type="dataset", revision=commit))
+        hub = _hub()
+        path = self._path(version.path)
+        commit = self._commit()
+        local: str = self._ask(
+            lambda: hub.hf_hub_download(self.repo, path, repo_type="dataset", revision=commit)
+        )
         size = Path(local).stat().st_size
         if size != version.size:
             raise RemoteError(
-                errno.EIO, f"{local} has {size} bytes, expected {version.size}; remove it and run again", version.path
+                errno.EIO,
+                f"{local} has {size} bytes, expected {version.size}; remove it and run again",
+                version.path,
             )
         return local
 
-    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
-        raise RemoteError(errno.EROFS, "the hub is only read; write to a local folder or a bucket", name)
+    def create(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+    ) -> int:
+        raise RemoteError(
+            errno.EROFS, "the hub is only read; write to a local folder or a bucket", name
+        )
 
     def remove(self, name: str) -> None:
-        raise RemoteError(errno.EROFS, "the hub is only read; write to a local folder or a bucket", name)
+        raise RemoteError(
+            errno.EROFS, "the hub is only read; write to a local folder or a bucket", name
+        )
 
 
 class HubFile:
@@ -215,7 +267,9 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise SourceError("data sets of the hub need huggingface_hub; run: pip install 'penstock[hf]'") from error
+        raise SourceError(
+            "data sets of the hub need huggingface_hub; run: pip install 'penstock[hf]'"
+        ) from error
     return huggingface_hub
 
 
@@ -252,7 +306,9 @@ def _explain(error: Exception, *, url: str, place: HubPlace) -> RemoteError:
         )
     if "RevisionNotFoundError" in names:
         return Missing(
-            errno.ENOENT, f"the data set has no revision {place.revision!r}; check the branch, tag or commit", url
+            errno.ENOENT,
+            f"the data set has no revision {place.revision!r}; check the branch, tag or commit",
+            url,
         )
     if names & set(_OFFLINE):
         why = shorten(str(error))

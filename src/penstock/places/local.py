@@ -105,22 +105,30 @@ class LocalPlace:
             raise _changed(version, "was removed") from error
         try:
             data = os.read(fd, size + 1)
-            while len(data) < size and (more := os.read(fd, size + 1 - len(data))):  # a network reads in pieces
+            while len(data) < size and (
+                more := os.read(fd, size + 1 - len(data))
+            ):  # a network reads in pieces
                 data += more
             status = os.fstat(fd)  # after reading: a write in between has changed its time
         finally:
             os.close(fd)
         found = (status.st_ino, status.st_size, status.st_mtime_ns, len(data))
         if found != (version.inode, size, version.mtime_ns, size):
-            raise _changed(version, f"has {status.st_size} bytes, last written at {status.st_mtime_ns} ns")
+            raise _changed(
+                version, f"has {status.st_size} bytes, last written at {status.st_mtime_ns} ns"
+            )
         return data
 
     def map(self, name: str) -> memoryview:
         """Memory-map a file."""
         with self.opened(name) as fd:
-            return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b"")
+            return memoryview(
+                mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
+            )
 
-    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+    def create(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+    ) -> int:
         """Write a file beside its place, sync it, and link it to its name."""
         folder, last = os.path.split(self._path(name, make=True))
         temporary = self.temporary_name()
@@ -131,7 +139,9 @@ class LocalPlace:
                 again(os.replace, temporary, last, src_dir_fd=fd, dst_dir_fd=fd)
             else:
                 self._link(fd, temporary, last, name)
-            sync_folder(fd)  # also if the file was there: its writer may have been stopped before this
+            sync_folder(
+                fd
+            )  # also if the file was there: its writer may have been stopped before this
         finally:
             with contextlib.suppress(OSError):
                 again(os.unlink, temporary, dir_fd=fd)
@@ -162,7 +172,9 @@ class LocalPlace:
         """
         while True:
             try:
-                return again(os.link, temporary, last, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+                return again(
+                    os.link, temporary, last, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False
+                )
             except FileExistsError:
                 pass
             except OSError as error:
@@ -170,7 +182,10 @@ class LocalPlace:
                     raise
                 if last not in os.listdir(fd):
                     return again(os.replace, temporary, last, src_dir_fd=fd, dst_dir_fd=fd)
-            with contextlib.suppress(FileNotFoundError), self.opened(name) as found:  # missing: removed since
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self.opened(name) as found,
+            ):  # missing: removed since
                 if _is_same(again(os.open, temporary, _READ, dir_fd=fd), found):
                     return None
                 raise FileExistsError(errno.EEXIST, "already there with other content", name)
@@ -215,32 +230,48 @@ class LocalFile:
                     raise _changed(self.identity, f"ends at byte {start + len(data)}")
                 data += more
         except OSError as error:
-            raise SourceError(f"{self.identity.path}: cannot read bytes {start}..{stop}: {error.strerror}") from error
+            raise SourceError(
+                f"{self.identity.path}: cannot read bytes {start}..{stop}: {error.strerror}"
+            ) from error
         return data
 
     def readinto(self, buffer: bytearray | memoryview, start: int) -> int:
         try:
             return os.preadv(self._fd, [buffer], start)
         except OSError as error:
-            raise SourceError(f"{self.identity.path}: cannot read at byte {start}: {error.strerror}") from error
+            raise SourceError(
+                f"{self.identity.path}: cannot read at byte {start}: {error.strerror}"
+            ) from error
 
     def map(self) -> mmap.mmap | bytes:
         """Memory-map the file.  Check it before each use: reading a page behind a new, earlier end kills the process."""
-        return mmap.mmap(self._fd, self.identity.size, access=mmap.ACCESS_READ) if self.identity.size else b""
+        return (
+            mmap.mmap(self._fd, self.identity.size, access=mmap.ACCESS_READ)
+            if self.identity.size
+            else b""
+        )
 
     def check(self) -> None:
         status = os.fstat(self._fd)
         known = self.identity
-        if status.st_nlink and status.st_size == known.size and status.st_mtime_ns == known.mtime_ns:
+        if (
+            status.st_nlink
+            and status.st_size == known.size
+            and status.st_mtime_ns == known.mtime_ns
+        ):
             return
         if not status.st_nlink:
             raise _changed(known, "was removed or replaced")
-        raise _changed(known, f"has {status.st_size} bytes, last written at {status.st_mtime_ns} ns")
+        raise _changed(
+            known, f"has {status.st_size} bytes, last written at {status.st_mtime_ns} ns"
+        )
 
     def __reduce__(self) -> tuple[type["LocalFile"], tuple[FileId]]:
         return LocalFile, (self.identity,)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
+    def __del__(
+        self, close: Callable[[int], None] = os.close
+    ) -> None:  # `os` may be gone when the interpreter ends
         if getattr(self, "_fd", -1) >= 0:
             close(self._fd)
 
@@ -265,7 +296,9 @@ def buffer(num_bytes: int) -> memoryview:
 
 def _changed(known: FileId, found: str) -> SourceChanged:
     expected = f"expected {known.size} bytes written at {known.mtime_ns} ns"
-    return SourceChanged(f"{known.path}: changed while open: {found}, {expected}; open the source again")
+    return SourceChanged(
+        f"{known.path}: changed while open: {found}, {expected}; open the source again"
+    )
 
 
 def _glob(folder: str, parts: tuple[str, ...], above: tuple[str, ...]) -> Iterator[str]:
@@ -273,7 +306,8 @@ def _glob(folder: str, parts: tuple[str, ...], above: tuple[str, ...]) -> Iterat
 
     Unlike the glob module, it raises for a folder that cannot be listed.
     """
-    head, rest = parts[0], parts[1:]
+    head = parts[0]
+    rest = parts[1:]
     if head != "**" and not _MAGIC.search(head):
         path = os.path.join(folder, head)  # noqa: PTH118
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -329,13 +363,21 @@ def mode_below(folder: os.stat_result) -> int:
 def _write_new(above: int, name: str, write: Callable[[IO[bytes]], object]) -> int:
     """Write a new file in an open folder, durably; return its size."""
     mode = mode_below(os.fstat(above)) & 0o666
-    fd = again(os.open, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=above)
+    fd = again(
+        os.open,
+        name,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+        mode,
+        dir_fd=above,
+    )
     with os.fdopen(fd, "wb") as file:
         with contextlib.suppress(OSError):  # file systems without modes
             os.fchmod(fd, mode)
         write(file)
         file.flush()
-        os.fsync(fd)  # never repeated: after a failure the kernel drops the data, and a second call succeeds
+        os.fsync(
+            fd
+        )  # never repeated: after a failure the kernel drops the data, and a second call succeeds
         return os.fstat(fd).st_size
 
 

@@ -9,7 +9,9 @@ from penstock.errors import SourceChanged, SourceError
 from penstock.places.place import FileId
 from penstock.places.requests import Changed, Missing, RemoteError
 
-AHEAD, _MAX_AHEAD = 1 << 16, 1 << 22  # bytes read ahead: times 4 if a read goes on where the last one ended
+# bytes read ahead: times 4 if a read goes on where the last one ended
+AHEAD = 1 << 16
+_MAX_AHEAD = 1 << 22
 _MAX_MAP = 1 << 26  # bytes of an object that `map` holds in memory
 _PROVEN_SECONDS = 10.0  # so long a read of a version proves that it is the present one
 
@@ -18,8 +20,12 @@ class ObjectFile:
     """One version of an object.  Reads ahead where it is read from front to back.  Pickles as its identity."""
 
     def __init__(self, place: Any, identity: FileId) -> None:
-        self.identity, self._place = identity, place
-        self._held: tuple[int, memoryview] = (0, memoryview(b""))  # replaced as a whole: threads may read at once
+        self.identity = identity
+        self._place = place
+        self._held: tuple[int, memoryview] = (
+            0,
+            memoryview(b""),
+        )  # replaced as a whole: threads may read at once
         self._ahead = AHEAD
         self._proven = 0.0
         self.check()
@@ -44,7 +50,9 @@ class ObjectFile:
         """Return a small object as a whole.  Sources copy a large one to the cache instead."""
         size = self.identity.size
         if size > _MAX_MAP:
-            raise SourceError(f"{self.identity.path}: {size:_} bytes, too many to hold in memory; download the file")
+            raise SourceError(
+                f"{self.identity.path}: {size:_} bytes, too many to hold in memory; download the file"
+            )
         return self.read(0, size)
 
     def check(self) -> None:
@@ -67,7 +75,9 @@ class ObjectFile:
         kept = held[start - at :] if goes_on else memoryview(b"")
         until = min(self.identity.size, max(stop, start + self._ahead))
         with changes_named(self.identity):
-            data = memoryview(b"".join([kept, *self._place.pieces(self.identity, start + len(kept), until)]))
+            data = memoryview(
+                b"".join([kept, *self._place.pieces(self.identity, start + len(kept), until)])
+            )
         self._proven = time.monotonic()
         if len(data) <= _MAX_AHEAD:
             self._held = (start, data)
@@ -83,11 +93,15 @@ def changes_named(known: FileId) -> Iterator[None]:
     try:
         yield
     except (Changed, Missing) as error:
-        raise _changed(known, "was removed" if isinstance(error, Missing) else str(error.strerror)) from error
+        raise _changed(
+            known, "was removed" if isinstance(error, Missing) else str(error.strerror)
+        ) from error
     except RemoteError as error:
         raise SourceError(f"{known.path}: {error.strerror}") from error
 
 
 def _changed(known: FileId, found: str) -> SourceChanged:
     expected = f"expected {known.size} bytes, ETag {known.etag or 'none'}"
-    return SourceChanged(f"{known.path}: changed while open: {found}, {expected}; open the source again")
+    return SourceChanged(
+        f"{known.path}: changed while open: {found}, {expected}; open the source again"
+    )

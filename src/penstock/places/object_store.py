@@ -36,8 +36,11 @@ _Answer = TypeVar("_Answer")
 
 _MAGIC = re.compile(r"[*?[]")
 _MAX_REQUEST = 1 << 24  # bytes of one request
-_PART, _MULTIPART = 1 << 23, 1 << 25  # bytes of a part of an upload; objects above the second have parts
-_NOT_ENCODED, _COMPRESSED = ("", "identity", "aws-chunked"), (".gz", ".tgz", ".zst", ".bz2", ".xz")
+# bytes of a part of an upload; objects above the second have parts
+_PART = 1 << 23
+_MULTIPART = 1 << 25
+_NOT_ENCODED = ("", "identity", "aws-chunked")
+_COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 _WEB = ("http", "https")
 
 _ADVICE = {
@@ -65,10 +68,14 @@ def open_object_place(url: str) -> "ObjectPlace":
     # a name and password, or a query with a signature, are not printed
     if "@" in bucket:
         shown = f"{scheme}://…@{bucket.rpartition('@')[2]}"
-        raise SourceError(f"{shown}: a URL with a user or password in it, which Penstock would store; leave it out")
+        raise SourceError(
+            f"{shown}: a URL with a user or password in it, which Penstock would store; leave it out"
+        )
     if scheme in _WEB and "?" in rest:
         shown = url.partition("?")[0]
-        raise SourceError(f"{shown}?…: a URL with a query, which Penstock does not send; download the file")
+        raise SourceError(
+            f"{shown}?…: a URL with a query, which Penstock does not send; download the file"
+        )
     if not bucket:
         raise SourceError(f"{url}: no bucket, expected {scheme}://bucket/name")
     return place_of(f"{scheme}://{bucket}")
@@ -82,7 +89,9 @@ class ObjectPlace:
         self._scheme = root.partition("://")[0]
         self._advice = _ADVICE[self._scheme]
         self._client: Any = None
-        self.creates_new = False  # whether the store is known to refuse to create an object that exists
+        self.creates_new = (
+            False  # whether the store is known to refuse to create an object that exists
+        )
         self.num_requests = self.num_bytes = 0  # made, and read, by this process
 
     def client(self) -> Any:
@@ -91,7 +100,9 @@ class ObjectPlace:
             try:
                 from obstore.store import from_url
             except ImportError as error:
-                raise SourceError(f"{self.root}: needs obstore; run: pip install 'penstock[s3]'") from error
+                raise SourceError(
+                    f"{self.root}: needs obstore; run: pip install 'penstock[s3]'"
+                ) from error
             seconds = number("PENSTOCK_REMOTE_TIMEOUT", 60)
             limits: Any = {
                 "timeout": timedelta(seconds=seconds),
@@ -100,12 +111,18 @@ class ObjectPlace:
             retries: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)}
             try:
                 # plain http is the user's own choice, in the URL or in AWS_ENDPOINT_URL
-                self._client = from_url(self.root, client_options={**limits, "allow_http": True}, retry_config=retries)
+                self._client = from_url(
+                    self.root, client_options={**limits, "allow_http": True}, retry_config=retries
+                )
             except Exception as error:
-                raise SourceError(f"{self.root}: {str(error).partition(chr(10))[0]}; {self._advice}") from error
+                raise SourceError(
+                    f"{self.root}: {str(error).partition(chr(10))[0]}; {self._advice}"
+                ) from error
         return self._client
 
-    def _ask(self, url: str, call: Callable[[Any, Any], _Answer], *, creates: bool = False) -> _Answer:
+    def _ask(
+        self, url: str, call: Callable[[Any, Any], _Answer], *, creates: bool = False
+    ) -> _Answer:
         """Make a request: `call` gets the module obstore and the client."""
         client = self.client()
         import obstore
@@ -133,7 +150,9 @@ class ObjectPlace:
     def stat(self, name: str) -> FileId:
         key = self._key(name)
         if not key or key.endswith("/"):
-            raise Missing(errno.ENOENT, f"the name of a folder, expected a file; {self._advice}", name)
+            raise Missing(
+                errno.ENOENT, f"the name of a folder, expected a file; {self._advice}", name
+            )
         found = self._id(name, self._ask(name, lambda obstore, client: obstore.head(client, key)))
         if not found.etag and not found.mtime_ns:
             why = "the server gives neither an ETag nor Last-Modified, so a change could not be noticed"
@@ -146,23 +165,34 @@ class ObjectPlace:
             try:
                 self.stat(name)
                 return "file"
-            except (Missing, PermissionError):  # S3 says 403 for a missing name to those who may not list
+            except (
+                Missing,
+                PermissionError,
+            ):  # S3 says 403 for a missing name to those who may not list
                 pass
         if self._scheme in _WEB:
             return ""
         try:
-            return "folder" if self._ask(name, lambda obstore, client: _any(obstore.list(client, key or None))) else ""
+            return (
+                "folder"
+                if self._ask(name, lambda obstore, client: _any(obstore.list(client, key or None)))
+                else ""
+            )
         except (Missing, PermissionError):
             return ""
 
     def _listable(self, folder: str) -> str:
         if self._scheme in _WEB:
-            raise RemoteError(errno.ENOTSUP, "a web server does not list its files; name each file", folder)
+            raise RemoteError(
+                errno.ENOTSUP, "a web server does not list its files; name each file", folder
+            )
         return self._key(folder).rstrip("/")
 
     def entries(self, folder: str) -> list[tuple[str, bool]]:
         key = self._listable(folder)
-        found = self._ask(folder, lambda obstore, client: obstore.list_with_delimiter(client, key or None))
+        found = self._ask(
+            folder, lambda obstore, client: obstore.list_with_delimiter(client, key or None)
+        )
         files = [
             (meta["path"], False) for meta in found["objects"] if meta["path"] != key
         ]  # an empty object marks a folder
@@ -189,7 +219,8 @@ class ObjectPlace:
         return [*dict.fromkeys(self._matching(self.root, tuple(self._key(pattern).split("/"))))]
 
     def _matching(self, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
-        head, rest = parts[0], parts[1:]
+        head = parts[0]
+        rest = parts[1:]
         if head == "**":
             for file in self.scan(folder):
                 if fits(tuple(file.path[len(folder) + 1 :].split("/")), parts):
@@ -202,7 +233,9 @@ class ObjectPlace:
         else:
             for name, is_folder in self.entries(folder):
                 if is_folder == bool(rest) and _fits_part(name, head):
-                    yield from self._matching(f"{folder}/{name}", rest) if rest else (f"{folder}/{name}",)
+                    yield from (
+                        self._matching(f"{folder}/{name}", rest) if rest else (f"{folder}/{name}",)
+                    )
 
     def open(self, name: str, version: FileId) -> ObjectFile:
         return ObjectFile(self, version)
@@ -229,13 +262,17 @@ class ObjectPlace:
 
     def pieces_now(self, name: str, size: int | None = None) -> Iterator[bytes | memoryview]:
         """Yield the bytes of the version that the first answer has, one piece for each request; raise Changed if it has another size."""
-        data, version = self._range(name, 0, _MAX_REQUEST if size is None else min(size, _MAX_REQUEST), None)
+        data, version = self._range(
+            name, 0, _MAX_REQUEST if size is None else min(size, _MAX_REQUEST), None
+        )
         if size not in (None, version.size):
             raise Changed(errno.ESTALE, f"has {version.size} bytes, expected {size}", name)
         yield data
         yield from self.pieces(version, len(data), version.size)
 
-    def _range(self, url: str, start: int, stop: int, version: FileId | None) -> tuple[memoryview, FileId]:
+    def _range(
+        self, url: str, start: int, stop: int, version: FileId | None
+    ) -> tuple[memoryview, FileId]:
         """Return the bytes start..stop of a version, or of the one that is there now, as far as it reaches."""
         key = self._key(url)
         options: dict[str, Any] = {"range": (start, stop)}
@@ -244,24 +281,40 @@ class ObjectPlace:
 
         def get(obstore: Any, client: Any) -> tuple[memoryview, FileId]:
             # a range also of what may be shorter, as then the answer says how long the object is in all
-            answer = _get(obstore, client, key, options, whole=version is None or (start, stop) == (0, version.size))
+            answer = _get(
+                obstore,
+                client,
+                key,
+                options,
+                whole=version is None or (start, stop) == (0, version.size),
+            )
             found = self._id(url, answer.meta)
             if version not in (None, found):  # a server may ignore the condition
                 raise Changed(errno.ESTALE, f"has {found.size} bytes, ETag {found.etag}", url)
             encoding = answer.attributes.get("Content-Encoding", "identity")
             if encoding not in _NOT_ENCODED and not key.endswith(_COMPRESSED):
                 what = f"comes with Content-Encoding {encoding}, and its name does not say that it is compressed"
-                raise RemoteError(errno.ENOTSUP, f"{what}; give it a name that does, such as {key}.gz", url)
+                raise RemoteError(
+                    errno.ENOTSUP, f"{what}; give it a name that does, such as {key}.gz", url
+                )
             data = memoryview(answer.bytes())
             self.num_bytes += len(data)
-            ranges = {(start, stop)} if version is not None else {(start, min(stop, found.size)), (0, found.size)}
+            ranges = (
+                {(start, stop)}
+                if version is not None
+                else {(start, min(stop, found.size)), (0, found.size)}
+            )
             if tuple(answer.range) not in ranges or len(data) != answer.range[1] - answer.range[0]:
-                raise ShortAnswer(f"{len(data)} bytes came, expected {stop - start} (bytes {start}..{stop})")
+                raise ShortAnswer(
+                    f"{len(data)} bytes came, expected {stop - start} (bytes {start}..{stop})"
+                )
             return data, found
 
         return self._ask(url, get)
 
-    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+    def create(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+    ) -> int:
         """Write an object, in parts if it is large: it has its name when its last byte has arrived, never before."""
         import tempfile
 
@@ -273,15 +326,24 @@ class ObjectPlace:
                     if replace or self.creates_new or not self._has(name):
                         self._put(name, file, size, new=not replace)
                         return size
-                except Exists:  # by another writer, or by ourselves if the answer to a request was lost
+                except (
+                    Exists
+                ):  # by another writer, or by ourselves if the answer to a request was lost
                     pass
                 try:
                     if not self._is_same(name, file, size):
-                        raise FileExistsError(errno.EEXIST, "already there with other content", name)
+                        raise FileExistsError(
+                            errno.EEXIST, "already there with other content", name
+                        )
                     return size
-                except (Missing, SourceChanged):  # S3 says 409 also for two requests at once; or it was removed since
+                except (
+                    Missing,
+                    SourceChanged,
+                ):  # S3 says 409 also for two requests at once; or it was removed since
                     pause(number_of_try)
-        raise RemoteError(errno.EBUSY, "other writers create and remove it again and again; run again later", name)
+        raise RemoteError(
+            errno.EBUSY, "other writers create and remove it again and again; run again later", name
+        )
 
     def _has(self, name: str) -> bool:
         try:
@@ -294,7 +356,11 @@ class ObjectPlace:
         key = self._key(name)
         self._ask(name, lambda obstore, client: obstore.put(client, key, b"1", mode="overwrite"))
         try:
-            self._ask(name, lambda obstore, client: obstore.put(client, key, b"2", mode="create"), creates=True)
+            self._ask(
+                name,
+                lambda obstore, client: obstore.put(client, key, b"2", mode="create"),
+                creates=True,
+            )
         except Exists:
             self.creates_new = True
             return True
@@ -302,12 +368,16 @@ class ObjectPlace:
             if error.may_pass:  # else the store says that it cannot do it
                 raise
         finally:
-            with contextlib.suppress(RemoteError):  # a user may be allowed to write and not to remove
+            with contextlib.suppress(
+                RemoteError
+            ):  # a user may be allowed to write and not to remove
                 self.remove(name)
         return False
 
     def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
-        key, in_parts = self._key(name), size > _MULTIPART  # parts have no condition; `create` has looked before
+        # parts have no condition; `create` has looked before
+        key = self._key(name)
+        in_parts = size > _MULTIPART
 
         def put(obstore: Any, client: Any) -> None:
             file.seek(0)
@@ -326,7 +396,9 @@ class ObjectPlace:
         found = self.stat(name).size
         if found != size:
             raise RemoteError(
-                errno.EIO, f"has {found} bytes after {size} were written; is another program writing it?", name
+                errno.EIO,
+                f"has {found} bytes after {size} were written; is another program writing it?",
+                name,
             )
 
     def _is_same(self, name: str, file: IO[bytes], size: int) -> bool:
@@ -355,7 +427,9 @@ def fits(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
     if parts[0] == "**":
         if len(parts) == 1:
             return bool(names) and not any(name.startswith(".") for name in names)
-        return fits(names, parts[1:]) or (len(names) > 1 and names[0][:1] != "." and fits(names[1:], parts))
+        return fits(names, parts[1:]) or (
+            len(names) > 1 and names[0][:1] != "." and fits(names[1:], parts)
+        )
     return bool(names) and _fits_part(names[0], parts[0]) and fits(names[1:], parts[1:])
 
 
@@ -378,7 +452,9 @@ def _get(obstore: Any, client: Any, key: str, options: dict[str, Any], *, whole:
     except Exception as error:
         if not whole or "non-partial" not in str(error):
             raise
-        return obstore.get(client, key, options={name: value for name, value in options.items() if name != "range"})
+        return obstore.get(
+            client, key, options={name: value for name, value in options.items() if name != "range"}
+        )
 
 
 def _any(pages: Any) -> bool:

@@ -13,7 +13,9 @@ class FileId:
     size: int
     mtime_ns: int
     inode: int = 0  # local files
-    ctime_ns: int = 0  # changes with every write, link or mode, and cannot be set back; of objects as mtime_ns
+    ctime_ns: int = (
+        0  # changes with every write, link or mode, and cannot be set back; of objects as mtime_ns
+    )
     etag: str = ""  # objects
 
     @property
@@ -75,7 +77,9 @@ class Place(Protocol):
     def read(self, name: str, version: FileId | None = None) -> bytes:
         """Return all of a small file; raise SourceChanged if it is not this version."""
 
-    def create(self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False) -> int:
+    def create(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+    ) -> int:
         """Write a file that is complete as soon as it has its name; return its size.
 
         Without `replace`, a file of that name stays; raise FileExistsError if its bytes differ.

@@ -62,7 +62,11 @@ def number(name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise RemoteError(errno.EINVAL, f"{name} is {text!r}, expected a number above 0, such as {default:g}", name)
+        raise RemoteError(
+            errno.EINVAL,
+            f"{name} is {text!r}, expected a number above 0, such as {default:g}",
+            name,
+        )
     return value
 
 
@@ -86,7 +90,9 @@ def request(call: Callable[[], _Answer], explain: Callable[[Exception], RemoteEr
             if not failure.may_pass:
                 raise failure from error
             if number_of_try == tries:
-                again = f"(tried {tries} times); run again later, or check the network and the endpoint"
+                again = (
+                    f"(tried {tries} times); run again later, or check the network and the endpoint"
+                )
                 failure.strerror = f"{failure.strerror} {again}"
                 raise failure from error
         pause(number_of_try)
@@ -114,7 +120,9 @@ def guard_against_fork(url: str) -> None:
         )
 
 
-def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = False) -> RemoteError:
+def explain_obstore(
+    error: Exception, url: str, advice: str, *, creates: bool = False
+) -> RemoteError:
     """Return what an error of obstore means.  Its errors have no codes, only types and text.
 
     advice: what to check if access is denied or nothing is found.  creates: the request makes an object that must be new.
@@ -133,28 +141,42 @@ def explain_obstore(error: Exception, url: str, advice: str, *, creates: bool = 
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         return Refused(errno.EACCES, f"access denied ({status or kind}{code}); {advice}", url)
     if "incorrectly configured region" in text:  # S3 answers 301 without saying where to go
-        return RemoteError(errno.EINVAL, f"the bucket is in another region; set AWS_REGION; {advice}", url)
+        return RemoteError(
+            errno.EINVAL, f"the bucket is in another region; set AWS_REGION; {advice}", url
+        )
     if status in (304, 412) or kind in ("PreconditionError", "NotModifiedError"):
         return (
             Exists(errno.EEXIST, "already there", url)
             if creates
             else Changed(errno.ESTALE, "has another version now", url)
         )
-    if kind == "AlreadyExistsError" or status == 409:  # S3 also says 409 for "two requests at once, try again"
-        return Exists(errno.EEXIST, "already there", url) if creates else passing(errno.EBUSY, f"busy ({status})", url)
+    if (
+        kind == "AlreadyExistsError" or status == 409
+    ):  # S3 also says 409 for "two requests at once, try again"
+        return (
+            Exists(errno.EEXIST, "already there", url)
+            if creates
+            else passing(errno.EBUSY, f"busy ({status})", url)
+        )
     if status == 416:
         return Changed(errno.ESTALE, "is shorter now", url)
     if status >= 500 or status in _MAY_PASS:
         return passing(errno.EAGAIN, f"the server answers {status}", url)
     if status:
-        return RemoteError(errno.EIO, f"the server answers {status}{code or f': {shorten(text)}'}; {advice}", url)
+        return RemoteError(
+            errno.EIO, f"the server answers {status}{code or f': {shorten(text)}'}; {advice}", url
+        )
     impossible = ("NotSupportedError", "RangeNotSupportedError", "NotImplementedError")
     if isinstance(error, ValueError | TypeError) or kind in impossible or "Header missing" in text:
-        return RemoteError(errno.EINVAL, f"not possible here: {shorten(text)}; download the file", url)
+        return RemoteError(
+            errno.EINVAL, f"not possible here: {shorten(text)}; download the file", url
+        )
     what = found[1].lower() if (found := _KIND.search(text)) else shorten(text)
     if _METADATA.search(text):
         why = f"the environment has no credentials, and this machine has no role that gives some ({what}); {advice}"
-        return passing(errno.EACCES, why, url)  # on a machine that has one, the same may succeed later
+        return passing(
+            errno.EACCES, why, url
+        )  # on a machine that has one, the same may succeed later
     return passing(errno.EIO, f"no complete answer ({what})", url)
 
 

@@ -62,7 +62,10 @@ class Rows:
         # as bytes: numpy would compare the fields of each dtype with those of the next, at a microsecond and more per part
         spans = np.concatenate([part.spans.view(np.uint8) for part in parts]).view(SPAN)
         ends = np.concatenate([part.starts[1:] for part in parts])
-        ends += np.repeat(np.cumsum([0, *(len(part.spans) for part in parts[:-1])]), [part.num_rows for part in parts])
+        ends += np.repeat(
+            np.cumsum([0, *(len(part.spans) for part in parts[:-1])]),
+            [part.num_rows for part in parts],
+        )
         return Rows(spans, np.concatenate(([0], ends)))
 
     @staticmethod
@@ -80,7 +83,11 @@ class _Pieces:
     stop: Ints
 
     def where(self, chosen: Ints | Bools | None) -> "_Pieces":
-        return self if chosen is None else _Pieces(self.sample[chosen], self.start[chosen], self.stop[chosen])
+        return (
+            self
+            if chosen is None
+            else _Pieces(self.sample[chosen], self.start[chosen], self.stop[chosen])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +104,21 @@ class Block:
     def pack(self, *, epoch: int, number: int) -> tuple[Rows, Counters]:
         """Return the rows in their final order, and the counts of samples and tokens."""
         every, is_kept = self._cut()
-        pieces, settings = every.where(is_kept), self.settings
+        pieces = every.where(is_kept)
+        settings = self.settings
         rows = settings.method.assign(self._room(pieces), settings.capacity, settings.max_per_row)
         num_rows = int(rows.max(initial=-1)) + 1
         rows = self._order_rows(rows, num_rows, pieces, epoch=epoch, number=number)
         order = argsort_small(rows)  # stable: spans of a row stay in block order
         spans = np.empty(order.size, SPAN)
         sample = pieces.sample[order]
-        spans["source"], spans["sample"] = self.sources[sample], self.samples[sample]
-        spans["start"], spans["stop"] = pieces.start[order], pieces.stop[order]
-        starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=num_rows)))).astype(np.int64)
+        spans["source"] = self.sources[sample]
+        spans["sample"] = self.samples[sample]
+        spans["start"] = pieces.start[order]
+        spans["stop"] = pieces.stop[order]
+        starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=num_rows)))).astype(
+            np.int64
+        )
         packed = Counters(rows=num_rows, tokens_capacity=num_rows * settings.max_length)
         return Rows(spans, starts), packed + self._count(every, is_kept)
 
@@ -114,11 +126,18 @@ class Block:
         """Return how many rows `pack` makes; several times faster."""
         pieces, is_kept = self._cut()
         room = self._room(pieces.where(is_kept))
-        return self.settings.method.count_rows(room, self.settings.capacity, self.settings.max_per_row)
+        return self.settings.method.count_rows(
+            room, self.settings.capacity, self.settings.max_per_row
+        )
 
     def where(self, chosen: Bools) -> "Block":
         """Return some of the samples."""
-        return replace(self, sources=self.sources[chosen], samples=self.samples[chosen], lengths=self.lengths[chosen])
+        return replace(
+            self,
+            sources=self.sources[chosen],
+            samples=self.samples[chosen],
+            lengths=self.lengths[chosen],
+        )
 
     def count_dropped(self, *, with_rows: bool = False) -> Counters:
         """Count what is dropped and cut, without packing; `with_rows` also counts rows, as `num_rows` does."""
@@ -126,7 +145,8 @@ class Block:
         counters = self._count(pieces, is_kept)
         if not with_rows:
             return counters
-        room, settings = self._room(pieces.where(is_kept)), self.settings
+        room = self._room(pieces.where(is_kept))
+        settings = self.settings
         rows = settings.method.count_rows(room, settings.capacity, settings.max_per_row)
         return counters + Counters(rows=rows, tokens_capacity=rows * settings.max_length)
 
@@ -139,13 +159,19 @@ class Block:
         if not self.settings.method.cuts and self.settings.overflow in ("truncate", "split"):
             pieces = self._pieces(kept)
             if (is_kept := self._with_target(pieces)) is not None:
-                np.subtract.at(kept, pieces.sample[~is_kept], (pieces.stop - pieces.start)[~is_kept])
+                np.subtract.at(
+                    kept, pieces.sample[~is_kept], (pieces.stop - pieces.start)[~is_kept]
+                )
         return kept
 
     def _cut(self) -> tuple[_Pieces, Bools | None]:
         """Return all pieces, and which of them are kept because they hold a target; None for all."""
-        settings, pieces = self.settings, self._pieces(self._kept_lengths())
-        if settings.overflow == "error" and (overlong := np.flatnonzero(self.lengths > settings.capacity)).size:
+        settings = self.settings
+        pieces = self._pieces(self._kept_lengths())
+        if (
+            settings.overflow == "error"
+            and (overlong := np.flatnonzero(self.lengths > settings.capacity)).size
+        ):
             first = overlong[0]
             raise Overlong(
                 f"sample {self.samples[first]} of source {self.names[self.sources[first]]!r} has {self.lengths[first]} tokens, "
@@ -156,7 +182,8 @@ class Block:
 
     def _kept_lengths(self) -> Ints:
         """Return the tokens of each sample that `overflow` leaves, as a new array."""
-        lengths, settings = self.lengths, self.settings
+        lengths = self.lengths
+        settings = self.settings
         if settings.method.cuts or settings.overflow in ("split", "error"):
             return lengths.copy()
         most = settings.capacity if settings.overflow == "truncate" else 0
@@ -164,12 +191,16 @@ class Block:
 
     def _pieces(self, kept: Ints) -> _Pieces:
         """Cut each sample at every multiple of the capacity, counted from its start, or in the stream of all samples end to end."""
-        sample, capacity, is_stream = np.flatnonzero(kept), self.settings.capacity, self.settings.method.cuts
+        sample = np.flatnonzero(kept)
+        capacity = self.settings.capacity
+        is_stream = self.settings.method.cuts
         lengths = kept[sample]
         if not is_stream and lengths.max(initial=0) <= capacity:
             return _Pieces(sample, np.zeros(sample.size, np.int64), lengths)
         room = self.settings.aligned(lengths)
-        used = (np.cumsum(room) - room) % capacity if is_stream else 0  # of the row in which the sample begins
+        used = (
+            (np.cumsum(room) - room) % capacity if is_stream else 0
+        )  # of the row in which the sample begins
         parts = -(-(used + room) // capacity)
         start = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
         start *= capacity
@@ -188,12 +219,18 @@ class Block:
         is_whole = pieces.stop - pieces.start == self.lengths[pieces.sample]
         if is_whole.all():
             return None
-        method, capacity = self.settings.method, self.settings.capacity
-        row = method.assign(self._room(pieces), capacity, None) if method.cuts else np.arange(is_whole.size)
+        method = self.settings.method
+        capacity = self.settings.capacity
+        row = (
+            method.assign(self._room(pieces), capacity, None)
+            if method.cuts
+            else np.arange(is_whole.size)
+        )
         is_good = np.zeros(int(row.max()) + 1, np.bool_)
         is_good[row[is_whole]] = True
         asked = np.flatnonzero(~is_good[row])
-        sources, samples = self.sources[pieces.sample[asked]], self.samples[pieces.sample[asked]]
+        sources = self.sources[pieces.sample[asked]]
+        samples = self.samples[pieces.sample[asked]]
         for number in np.unique(sources).tolist():
             here = np.flatnonzero(sources == number)
             chosen = asked[here]
@@ -203,16 +240,23 @@ class Block:
 
     def _count(self, pieces: _Pieces, is_kept: Bools | None) -> Counters:
         """Count what became of every sample and token; rows are not counted here."""
-        lengths, settings, kept = self.lengths, self.settings, pieces.where(is_kept)
+        lengths = self.lengths
+        settings = self.settings
+        kept = pieces.where(is_kept)
         is_out = np.zeros(lengths.size, np.bool_)
         is_out[kept.sample] = True
-        tokens_in, tokens_out = int(lengths.sum()), int((kept.stop - kept.start).sum())
-        samples_out, empty = int(np.count_nonzero(is_out)), lengths.size - int(np.count_nonzero(lengths))
+        tokens_in = int(lengths.sum())
+        tokens_out = int((kept.stop - kept.start).sum())
+        samples_out = int(np.count_nonzero(is_out))
+        empty = lengths.size - int(np.count_nonzero(lengths))
         overlong = _NONE if settings.method.cuts else np.flatnonzero(lengths > settings.capacity)
         dropped = overlong if settings.overflow == "drop" else _NONE
         truncated = overlong[is_out[overlong]] if settings.overflow == "truncate" else _NONE
         untrained = lengths.size - samples_out - empty - dropped.size
-        tokens = {OVERLONG: int(lengths[dropped].sum()), TRUNCATED: int((lengths[truncated] - settings.capacity).sum())}
+        tokens = {
+            OVERLONG: int(lengths[dropped].sum()),
+            TRUNCATED: int((lengths[truncated] - settings.capacity).sum()),
+        }
         is_cut = settings.method.cuts or settings.overflow == "split"
         num_pieces = np.bincount(pieces.sample, minlength=lengths.size)[is_out] if is_cut else _NONE
         return Counters(
@@ -221,8 +265,12 @@ class Block:
             samples_out=samples_out,
             tokens_out=tokens_out,
             samples_by_source=+Counter(dict(enumerate(np.bincount(self.sources[is_out]).tolist()))),
-            samples_dropped=+Counter({EMPTY: empty, OVERLONG: dropped.size, NOTHING_TO_TRAIN: untrained}),
-            tokens_dropped=+Counter({**tokens, NOTHING_TO_TRAIN: tokens_in - tokens_out - sum(tokens.values())}),
+            samples_dropped=+Counter(
+                {EMPTY: empty, OVERLONG: dropped.size, NOTHING_TO_TRAIN: untrained}
+            ),
+            tokens_dropped=+Counter(
+                {**tokens, NOTHING_TO_TRAIN: tokens_in - tokens_out - sum(tokens.values())}
+            ),
             samples_truncated=truncated.size,
             samples_split=int(np.count_nonzero(num_pieces > 1)),
             pieces_dropped=(pieces.sample.size - kept.sample.size) * is_cut,
@@ -231,18 +279,24 @@ class Block:
     def _room(self, pieces: _Pieces) -> Ints:
         return self.settings.aligned(pieces.stop - pieces.start)
 
-    def _order_rows(self, rows: Ints, num_rows: int, pieces: _Pieces, *, epoch: int, number: int) -> Ints:
+    def _order_rows(
+        self, rows: Ints, num_rows: int, pieces: _Pieces, *, epoch: int, number: int
+    ) -> Ints:
         """Return row numbers after shuffling; without shuffling, rows are in the order of their first piece."""
         settings = self.settings
         if not num_rows:
             return rows
         if settings.method.orders:
-            return self._in_runs(pieces.stop - pieces.start, settings.method.number, epoch=epoch, number=number)
+            return self._in_runs(
+                pieces.stop - pieces.start, settings.method.number, epoch=epoch, number=number
+            )
         if settings.shuffle:
             rows = Permutation(num_rows, derive(settings.seed, "rows", epoch, number))[rows]
             if settings.balance != "block":
                 return rows
-            costs = np.bincount(rows, weights=settings.cost(pieces.stop - pieces.start)).astype(np.int64)
+            costs = np.bincount(rows, weights=settings.cost(pieces.stop - pieces.start)).astype(
+                np.int64
+            )
             return self._in_runs(costs, settings.balance_rows, epoch=epoch, number=number)[rows]
         _, first = np.unique(rows, return_index=True)
         return _inverse(np.argsort(first, kind="stable"))[rows]
@@ -273,7 +327,9 @@ class PlanSource:
     shard_sizes: Ints  # samples per shard
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", str.__str__(self.name))  # a subclass of str prints, and so seeds, differently
+        object.__setattr__(
+            self, "name", str.__str__(self.name)
+        )  # a subclass of str prints, and so seeds, differently
 
     @property
     def num_samples(self) -> int:
@@ -303,14 +359,25 @@ class Blocks:
         """queues: the orders of the sources after a change of mixture."""
         names = tuple(source.name for source in sources)
         if len(set(names)) < len(names):
-            raise PlanError(f"sources {list(names)} do not have distinct names; names seed each source's shuffle")
-        self._lengths, self._by_tokens = lengths, settings.mix_by == "tokens"
+            raise PlanError(
+                f"sources {list(names)} do not have distinct names; names seed each source's shuffle"
+            )
+        self._lengths = lengths
+        self._by_tokens = settings.mix_by == "tokens"
         self._make = partial(Block, settings=settings, names=names, targets=targets)
-        made = [SourceOrder(source.name, source.shard_sizes, settings) for source in sources] if queues is None else []
+        made = (
+            [SourceOrder(source.name, source.shard_sizes, settings) for source in sources]
+            if queues is None
+            else []
+        )
         self.orders: list[SourceOrder | Queue] = [*made, *(queues or ())]
         clock: Any = Clock if queues is None else QueueClock
-        clocks: list[Any] = [clock(order, partial(self._contribution, n)) for n, order in enumerate(self.orders)]
-        self.shares = (Concatenation if settings.weights is None else WeightedMix)(clocks, settings).shares
+        clocks: list[Any] = [
+            clock(order, partial(self._contribution, n)) for n, order in enumerate(self.orders)
+        ]
+        self.shares = (Concatenation if settings.weights is None else WeightedMix)(
+            clocks, settings
+        ).shares
 
     def first_block(self, epoch: int, number: int) -> int:
         """Return the first block of an epoch in the mixture of this block."""
@@ -328,9 +395,11 @@ class Blocks:
 
     def count_dropped(self, epoch: int, *, with_rows: bool = False) -> Counters:
         """Count what is dropped and cut in an epoch, without packing: several times faster; `with_rows` also counts its rows."""
-        counters, number = Counters(), 0
+        counters = Counters()
+        number = 0
         while (block := self.block(epoch, number)) is not None:
-            counters, number = counters + block.count_dropped(with_rows=with_rows), number + 1
+            counters = counters + block.count_dropped(with_rows=with_rows)
+            number = number + 1
         return counters
 
     def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:
@@ -340,7 +409,8 @@ class Blocks:
             return (0,) * len(self.orders)
         number = 0
         while (shares := self.shares(epoch + epochs - 1, number)) is not None:
-            last, number = shares, number + 1
+            last = shares
+            number = number + 1
         return tuple(stop - start for start, stop in zip(first.starts, last.stops, strict=True))
 
     def shards(self, epoch: int, number: int) -> list[tuple[int, int]] | None:
@@ -348,20 +418,27 @@ class Blocks:
         if (shares := self.shares(epoch, number)) is None:
             return None
         places = enumerate(zip(self.orders, *shares, strict=True))
-        return [(source, int(shard)) for source, (order, a, b) in places for shard in order.shards(a, b)]
+        return [
+            (source, int(shard)) for source, (order, a, b) in places for shard in order.shards(a, b)
+        ]
 
     def block(self, epoch: int, number: int) -> Block | None:
         """Return a block, each source spread evenly over it: a short run of samples holds the sources in their shares."""
         if (shares := self.shares(epoch, number)) is None:
             return None
         samples = [order.samples(a, b) for order, a, b in zip(self.orders, *shares, strict=True)]
-        lengths = [self._lengths_of(source, ids) if ids.size else ids for source, ids in enumerate(samples)]
+        lengths = [
+            self._lengths_of(source, ids) if ids.size else ids for source, ids in enumerate(samples)
+        ]
         counts = [ids.size for ids in samples]
         sources = np.repeat(np.arange(len(samples), dtype=np.int64), counts)
-        all_samples, all_lengths = np.concatenate([_NONE, *samples]), np.concatenate([_NONE, *lengths])
+        all_samples = np.concatenate([_NONE, *samples])
+        all_lengths = np.concatenate([_NONE, *lengths])
         if np.count_nonzero(counts) < 2:
             return self._make(sources, all_samples, all_lengths)
-        order = np.argsort(np.concatenate([(np.arange(n) + 0.5) / n for n in counts]), kind="stable")
+        order = np.argsort(
+            np.concatenate([(np.arange(n) + 0.5) / n for n in counts]), kind="stable"
+        )
         return self._make(sources[order], all_samples[order], all_lengths[order])
 
     def _contribution(self, source: int, samples: Ints) -> Ints:
@@ -373,5 +450,7 @@ class Blocks:
 
     def _lengths_of(self, source: int, samples: Ints) -> Ints:
         lengths = np.asarray(self._lengths(source, samples))
-        assert lengths.shape == samples.shape and lengths.dtype.kind in "iu", "one whole number for every sample"
+        assert lengths.shape == samples.shape and lengths.dtype.kind in "iu", (
+            "one whole number for every sample"
+        )
         return lengths.astype(np.int64, copy=False)

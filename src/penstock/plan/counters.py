@@ -17,7 +17,9 @@ class Counters:
     samples_out: int = 0
     tokens_out: int = 0
     samples_by_source: Counter[int] = field(default_factory=Counter)  # samples_out by source number
-    samples_dropped: Counter[str] = field(default_factory=Counter)  # by reason, see penstock.reasons
+    samples_dropped: Counter[str] = field(
+        default_factory=Counter
+    )  # by reason, see penstock.reasons
     tokens_dropped: Counter[str] = field(default_factory=Counter)  # by reason
     samples_truncated: int = 0
     samples_split: int = 0
@@ -39,24 +41,38 @@ class Counters:
 
     def dropped_words(self) -> str:
         """Describe what was dropped or cut, without the empty samples that the store has counted."""
-        parts = [f"{n:,} samples dropped: {reason}" for reason, n in self.samples_dropped.items() if reason != EMPTY]
+        parts = [
+            f"{n:,} samples dropped: {reason}"
+            for reason, n in self.samples_dropped.items()
+            if reason != EMPTY
+        ]
         parts += [f"{self.samples_truncated:,} samples cut"] if self.samples_truncated else []
-        parts += [f"{self.pieces_dropped:,} pieces dropped: {NOTHING_TO_TRAIN}"] if self.pieces_dropped else []
+        parts += (
+            [f"{self.pieces_dropped:,} pieces dropped: {NOTHING_TO_TRAIN}"]
+            if self.pieces_dropped
+            else []
+        )
         return ", ".join(parts)
 
     def renumbered(self, numbers: Mapping[int, int]) -> "Counters":
         """Return these counters with other numbers of sources; a source without one is left out."""
-        by_source = {numbers[source]: n for source, n in self.samples_by_source.items() if source in numbers}
+        by_source = {
+            numbers[source]: n for source, n in self.samples_by_source.items() if source in numbers
+        }
         return replace(self, samples_by_source=Counter(by_source))
 
     def __add__(self, other: "Counters") -> "Counters":
-        return Counters(**{name: _sum(getattr(self, name), getattr(other, name)) for name in Counters.__slots__})
+        return Counters(
+            **{name: _sum(getattr(self, name), getattr(other, name)) for name in Counters.__slots__}
+        )
 
     def __sub__(self, other: "Counters") -> "Counters":
         minus: dict[str, Any] = {}
         for name in Counters.__slots__:
             value = getattr(other, name)
-            minus[name] = Counter({k: -n for k, n in value.items()}) if isinstance(value, Counter) else -value
+            minus[name] = (
+                Counter({k: -n for k, n in value.items()}) if isinstance(value, Counter) else -value
+            )
         return self + Counters(**minus)
 
 

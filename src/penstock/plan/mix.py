@@ -24,7 +24,9 @@ from penstock.types import Ints
 
 _FIRST_BLOCK = 1024  # samples; where blocks grow, the first epoch begins with this size
 _MOST_SAMPLES = 1 << 40  # in an epoch; more is a mistake in a weight
-_TOKENS_PER_SAMPLE = 512  # turns a block's number of samples into a goal of tokens when mixing by tokens
+_TOKENS_PER_SAMPLE = (
+    512  # turns a block's number of samples into a goal of tokens when mixing by tokens
+)
 _CHUNK = 1 << 16  # samples whose contributions are learned at once
 
 
@@ -55,14 +57,21 @@ class Concatenation:
         return Shares(self._places(epoch, borders[block]), self._places(epoch, borders[block + 1]))
 
     def _places(self, epoch: int, border: int) -> tuple[int, ...]:
-        sizes, total = self._sizes[epoch > 0], self._borders[epoch > 0][-1]
-        starts = [first + (epoch - 1) * n if epoch else 0 for first, n in zip(*self._sizes, strict=True)]
-        return tuple(start + (2 * n * border + total) // (2 * total) for start, n in zip(starts, sizes, strict=True))
+        sizes = self._sizes[epoch > 0]
+        total = self._borders[epoch > 0][-1]
+        starts = [
+            first + (epoch - 1) * n if epoch else 0 for first, n in zip(*self._sizes, strict=True)
+        ]
+        return tuple(
+            start + (2 * n * border + total) // (2 * total)
+            for start, n in zip(starts, sizes, strict=True)
+        )
 
     @staticmethod
     def _block_borders(total: int, block: int, first: int) -> list[int]:
         """Return where blocks begin.  They double from `first` to `block`; a last one of less than half its neighbour joins it."""
-        borders, size = [0], min(first, block)
+        borders = [0]
+        size = min(first, block)
         while borders[-1] < total:
             borders.append(min(borders[-1] + size, total))
             size = min(size * 2, block)
@@ -77,16 +86,24 @@ class WeightedMix:
     def __init__(self, clocks: "Sequence[Clock]", settings: PlanSettings) -> None:
         weights = settings.exact_weights() or []
         if len(weights) != len(clocks):
-            raise PlanError(f"{len(weights)} weights for {len(clocks)} sources, expected one for each")
+            raise PlanError(
+                f"{len(weights)} weights for {len(clocks)} sources, expected one for each"
+            )
         for clock in clocks:
             if not clock.num_samples:
-                raise PlanError(f"source {clock.name!r} has a weight but no samples; leave it out of the mixture")
-        self._parts = [(clock, weight / sum(weights)) for clock, weight in zip(clocks, weights, strict=True)]
+                raise PlanError(
+                    f"source {clock.name!r} has a weight but no samples; leave it out of the mixture"
+                )
+        self._parts = [
+            (clock, weight / sum(weights)) for clock, weight in zip(clocks, weights, strict=True)
+        ]
         unit = _TOKENS_PER_SAMPLE if settings.mix_by == "tokens" else 1
         self._block = settings.block * unit
         self._first = min(_FIRST_BLOCK, settings.block) * unit if settings.is_local else self._block
         self._ends_with_all = settings.stop == "all"
-        self._ends: dict[bool, Fraction] = {}  # the goal of the first and of later epochs, once known
+        self._ends: dict[
+            bool, Fraction
+        ] = {}  # the goal of the first and of later epochs, once known
         passes = [clock.num_samples / weight for clock, weight in self._parts]
         if (samples := max(passes) if self._ends_with_all else min(passes)) > _MOST_SAMPLES:
             raise PlanError(
@@ -96,19 +113,36 @@ class WeightedMix:
 
     def shares(self, epoch: int, block: int) -> Shares | None:
         """Return what block `block` of `epoch` holds; None past the epoch's end."""
-        start = self._epoch_goal(is_first=True) + (epoch - 1) * self._epoch_goal() if epoch else Fraction(0)
-        low, high = self._goal(epoch, block), self._goal(epoch, block + 1)
-        reach = high + Fraction(high - low, 2)  # a rest of less than half a block joins it: small blocks pack badly
+        start = (
+            self._epoch_goal(is_first=True) + (epoch - 1) * self._epoch_goal()
+            if epoch
+            else Fraction(0)
+        )
+        low = self._goal(epoch, block)
+        high = self._goal(epoch, block + 1)
+        reach = high + Fraction(
+            high - low, 2
+        )  # a rest of less than half a block joins it: small blocks pack badly
         end = self._end_up_to(reach, is_first=epoch == 0)
-        if end is not None and block and end < low + Fraction(low - self._goal(epoch, block - 1), 2):
+        if (
+            end is not None
+            and block
+            and end < low + Fraction(low - self._goal(epoch, block - 1), 2)
+        ):
             return None
-        return Shares(self._places(start + low), self._places(start + (high if end is None or end == reach else end)))
+        return Shares(
+            self._places(start + low),
+            self._places(start + (high if end is None or end == reach else end)),
+        )
 
     def _goal(self, epoch: int, block: int) -> Fraction:
         """Return the goal before block `block`, counted from the epoch's start: sizes double until they reach the full block."""
-        goal, size = 0, self._first if epoch == 0 else self._block
+        goal = 0
+        size = self._first if epoch == 0 else self._block
         while block and size < self._block:
-            goal, size, block = goal + size, min(2 * size, self._block), block - 1
+            goal = goal + size
+            size = min(2 * size, self._block)
+            block = block - 1
         return Fraction(goal + block * self._block)
 
     def _places(self, goal: Fraction) -> tuple[int, ...]:
@@ -117,7 +151,10 @@ class WeightedMix:
     def _end_up_to(self, goal: Fraction, *, is_first: bool) -> Fraction | None:
         """Return the goal of an epoch if it is at most `goal`: what the first (or last) source can give, over its weight."""
         if is_first not in self._ends:
-            totals = [(c.total_if_at_most(goal * weight, is_first=is_first), weight) for c, weight in self._parts]
+            totals = [
+                (c.total_if_at_most(goal * weight, is_first=is_first), weight)
+                for c, weight in self._parts
+            ]
             ends = [total / weight for total, weight in totals if total is not None]
             if ends and not self._ends_with_all:
                 self._ends[is_first] = min(ends)
@@ -137,9 +174,14 @@ class Clock:
     """Finds how many samples of one source contribute a given amount; learns contributions chunk by chunk, as far as needed."""
 
     def __init__(self, order: SourceOrder, contribution: Callable[[Ints], Ints]) -> None:
-        self.name, self.num_samples, self.num_first = order.name, order.num_samples, order.num_samples
-        self._order, self._contribution = order, contribution
-        self._total: int | None = None  # of one epoch of the source, once known; the order does not change the sum
+        self.name = order.name
+        self.num_samples = order.num_samples
+        self.num_first = order.num_samples
+        self._order = order
+        self._contribution = contribution
+        self._total: int | None = (
+            None  # of one epoch of the source, once known; the order does not change the sum
+        )
         # epoch → chunk → contributed up to its end
         self._chunk_ends: defaultdict[int, dict[int, int]] = defaultdict(lambda: {-1: 0})
         self._borders = lru_cache(maxsize=4)(self._make_borders)
@@ -153,9 +195,12 @@ class Clock:
         base = epoch * self.num_samples
         if amount <= 0:
             return base
-        borders, chunk = self._borders(epoch), self._chunk_with(epoch, amount)
+        borders = self._borders(epoch)
+        chunk = self._chunk_with(epoch, amount)
         running = self._running(epoch, chunk)
-        reached = int(np.searchsorted(running, ceil(amount - self._chunk_ends[epoch][chunk - 1]), side="left"))
+        reached = int(
+            np.searchsorted(running, ceil(amount - self._chunk_ends[epoch][chunk - 1]), side="left")
+        )
         count = int(np.searchsorted(running, running[reached], side="right"))
         while borders[chunk] + count == borders[chunk + 1] < self.num_samples:
             chunk += 1  # dropped samples may open the next chunk
@@ -183,7 +228,8 @@ class Clock:
 
     def _chunk_with(self, epoch: int, amount: Fraction) -> int:
         """Return the first chunk of an epoch at whose end at least `amount` is contributed; the number of chunks if there is none."""
-        num_chunks, ends = self._borders(epoch).size - 1, self._chunk_ends[epoch]
+        num_chunks = self._borders(epoch).size - 1
+        ends = self._chunk_ends[epoch]
         last = len(ends) - 2
         while last < num_chunks - 1 and ends[last] < amount:
             last += 1
@@ -200,4 +246,6 @@ class Clock:
     def _make_running(self, epoch: int, chunk: int) -> Ints:
         """Return the running sum of contributions over the samples of a chunk."""
         borders = self._borders(epoch) + epoch * self.num_samples
-        return np.cumsum(self._contribution(self._order.samples(int(borders[chunk]), int(borders[chunk + 1]))))
+        return np.cumsum(
+            self._contribution(self._order.samples(int(borders[chunk]), int(borders[chunk + 1])))
+        )

@@ -24,7 +24,9 @@ class Packing:
     """One way to put pieces into rows.  A new one is an entry in `PACKINGS`."""
 
     name: str
-    packer: Callable[..., Ints]  # (lengths, capacity, max_per_row[, number]) → row of each piece, rows numbered from 0
+    packer: Callable[
+        ..., Ints
+    ]  # (lengths, capacity, max_per_row[, number]) → row of each piece, rows numbered from 0
     is_packed: bool = True  # samples may share a row
     cuts: bool = False  # samples form one stream, which is cut wherever a row ends
     orders: bool = False  # rows come in runs of `number` of similar length
@@ -32,12 +34,16 @@ class Packing:
 
     def assign(self, lengths: Ints, capacity: int, max_per_row: int | None) -> Ints:
         """Return the row of each piece."""
-        return self.packer(lengths, capacity, max_per_row or UNBOUNDED, *([self.number] if self.number else []))
+        return self.packer(
+            lengths, capacity, max_per_row or UNBOUNDED, *([self.number] if self.number else [])
+        )
 
     def count_rows(self, lengths: Ints, capacity: int, max_per_row: int | None) -> int:
         """Return how many rows `assign` makes; several times faster for `best_fit`."""
         if self.packer is best_fit and lengths.size:
-            first_rows, num_rows, _ = _move_groups(np.bincount(lengths), capacity, max_per_row or UNBOUNDED)
+            first_rows, num_rows, _ = _move_groups(
+                np.bincount(lengths), capacity, max_per_row or UNBOUNDED
+            )
             return int((first_rows + num_rows).max())
         return int(self.assign(lengths, capacity, max_per_row).max(initial=-1)) + 1
 
@@ -56,7 +62,9 @@ def parse_packing(name: object) -> Packing:
     found = _parse(str(name)) if isinstance(name, str) else None
     if found is None:
         *names, last = PACKINGS
-        raise PlanError(f"packing {name!r} is not known; choose {', '.join(names)} or {last} (N is a number ≥ 1)")
+        raise PlanError(
+            f"packing {name!r} is not known; choose {', '.join(names)} or {last} (N is a number ≥ 1)"
+        )
     return found
 
 
@@ -106,7 +114,9 @@ def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints
 
     present = np.flatnonzero(histogram)
     shortest = int(present[0])
-    for length, count in zip(present[::-1].tolist(), histogram[present[::-1]].tolist(), strict=True):
+    for length, count in zip(
+        present[::-1].tolist(), histogram[present[::-1]].tolist(), strict=True
+    ):
         while longest and longest[0] <= -length:
             space = -heappop(longest)
             stack.append((space, waiting.pop(space)))
@@ -115,7 +125,11 @@ def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints
                 space, groups = stack[-1]
                 first, rows, used = groups.pop()
             else:  # as many new rows as are needed
-                space, groups, first, rows, used = capacity, [], next_row, count, 0
+                space = capacity
+                groups = []
+                first = next_row
+                rows = count
+                used = 0
             each = space // length
             if each > max_per_row - used:  # twice as fast as min()
                 each = max_per_row - used
@@ -123,7 +137,9 @@ def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints
             count -= full * each + rest
             if full:
                 moves += (first, full, each)
-                if (left := space - each * length) >= shortest and used + each < max_per_row:  # else the row is closed
+                if (
+                    left := space - each * length
+                ) >= shortest and used + each < max_per_row:  # else the row is closed
                     wait(left, (first, full, used + each))
                 first += full
                 rows -= full
@@ -188,7 +204,8 @@ def window_fit(lengths: Ints, capacity: int, max_per_row: int, window: int) -> I
     upcoming = len(candidates)
     row = 0
     while candidates:
-        space, room = capacity, max_per_row
+        space = capacity
+        room = max_per_row
         left = []
         for place, piece in enumerate(candidates):
             if pieces[piece] <= space:

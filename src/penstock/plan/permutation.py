@@ -25,8 +25,12 @@ _MULTIPLY = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio
 
 def derive(seed: int, *path: str | int) -> int:
     """Return the child seed of a named path.  `seed + epoch` would make (seed 0, epoch 1) equal (seed 1, epoch 0)."""
-    assert all(type(part) in (int, str) for part in (seed, *path)), "other types may be equal and print differently"
-    return int.from_bytes(hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest(), "little")
+    assert all(type(part) in (int, str) for part in (seed, *path)), (
+        "other types may be equal and print differently"
+    )
+    return int.from_bytes(
+        hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest(), "little"
+    )
 
 
 def keyed_words(key: int, num_words: int) -> Words:
@@ -68,11 +72,14 @@ class Permutation:
             return self._tables[inverse][values]
         flat = np.ascontiguousarray(values, np.int64).reshape(-1)
         assert flat.size == 0 or (flat.min() >= 0 and flat.max() < self.size), "index out of range"
-        out, limit = np.empty(flat.shape, np.uint64), np.uint64(self.size)
+        out = np.empty(flat.shape, np.uint64)
+        limit = np.uint64(self.size)
         for start in range(0, flat.size, _CHUNK):
             chunk = self._network(flat[start : start + _CHUNK].view(np.uint64), inverse)
             outside = np.flatnonzero(chunk >= limit)
-            while outside.size:  # cycle walking: apply again until back in range, which a bijection always is
+            while (
+                outside.size
+            ):  # cycle walking: apply again until back in range, which a bijection always is
                 chunk[outside] = self._network(chunk[outside], inverse)
                 outside = outside[chunk[outside] >= limit]
             out[start : start + _CHUNK] = chunk
@@ -81,10 +88,13 @@ class Permutation:
     def _network(self, values: Words, inverse: bool) -> Words:
         """Apply the rounds, or undo them in reverse order: even rounds change the high digit, odd rounds the low one."""
         low_radix = self._radices[1]
-        high = values // low_radix  # numpy uses SIMD to divide by a scalar only in `//`: five times faster than divmod
+        high = (
+            values // low_radix
+        )  # numpy uses SIMD to divide by a scalar only in `//`: five times faster than divmod
         digits = high, values - high * low_radix
         for number in range(_ROUNDS - 1, -1, -1) if inverse else range(_ROUNDS):
-            digit, radix = digits[number % 2], self._radices[number % 2]
+            digit = digits[number % 2]
+            radix = self._radices[number % 2]
             change = _round(digits[1 - number % 2], self._keys[number], radix)
             digit += radix - change if inverse else change
             np.minimum(

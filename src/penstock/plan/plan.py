@@ -86,25 +86,33 @@ class Plan:
         """
         self.settings = settings
         self.sources = tuple(sources)
-        self._lengths, self._targets = lengths, targets
-        self.mixtures, self.start = tuple(mixtures), start
+        self._lengths = lengths
+        self._targets = targets
+        self.mixtures = tuple(mixtures)
+        self.start = start
         self.blocks: Blocks | Segments = (
             Segments(self.mixtures, lengths, settings, targets, start)
             if mixtures
             else Blocks(self.sources, lengths, settings, targets)
         )
-        self.pack = lru_cache(maxsize=4)(self.blocks.pack)  # the one in use, the one read ahead, and a tail's first
+        self.pack = lru_cache(maxsize=4)(
+            self.blocks.pack
+        )  # the one in use, the one read ahead, and a tail's first
         self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
     def changed(self, **settings: Any) -> "Plan":
         """Return a plan of the same sources with other settings."""
         changed = replace(self.settings, **settings)
-        return Plan(self.sources, self._lengths, changed, targets=self._targets, mixtures=self.mixtures)
+        return Plan(
+            self.sources, self._lengths, changed, targets=self._targets, mixtures=self.mixtures
+        )
 
     def predicted(self) -> "Plan":
         """Return this plan as if every piece held a target: it looks up lengths only, and is exact without weights and changes."""
-        return Plan(self.sources, self._lengths, self.settings, mixtures=self.mixtures, start=self.start)
+        return Plan(
+            self.sources, self._lengths, self.settings, mixtures=self.mixtures, start=self.start
+        )
 
     # Identity
 
@@ -113,7 +121,11 @@ class Plan:
         """Everything the order depends on, as plain values."""
         if self.mixtures:
             shared = replace(self.settings, weights=None, mix_by=None, stop=None).of_order()
-            return {"order_version": ORDER_VERSION, **shared, "mixtures": [each.identity() for each in self.mixtures]}
+            return {
+                "order_version": ORDER_VERSION,
+                **shared,
+                "mixtures": [each.identity() for each in self.mixtures],
+            }
         sources = [source.identity() for source in self.sources]
         return {"order_version": ORDER_VERSION, **self.settings.of_order(), "sources": sources}
 
@@ -132,7 +144,11 @@ class Plan:
             summary["sources"] = content
             if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
                 summary["weights"] = fingerprint(list(self.settings.weights))[:16]
-        return {key: value for key, value in summary.items() if key not in DEFAULTS or value != DEFAULTS[key]}
+        return {
+            key: value
+            for key, value in summary.items()
+            if key not in DEFAULTS or value != DEFAULTS[key]
+        }
 
     def check_summary(self, fingerprint: str, summary: dict[str, Any]) -> None:
         """Refuse the state of another plan and say what differs."""
@@ -145,7 +161,9 @@ class Plan:
 
     def differences(self, summary: dict[str, Any]) -> list[str]:
         """Return what differs between another plan's summary and this plan."""
-        return words.differences(flat_summary(summary), flat_summary(json.loads(json.dumps(self.summary()))))
+        return words.differences(
+            flat_summary(summary), flat_summary(json.loads(json.dumps(self.summary())))
+        )
 
     # Steps
 
@@ -157,20 +175,30 @@ class Plan:
         """Count the samples after the last step of a run: blocks of which nothing is kept, and the rows that tail="drop" drops."""
         return self._next(position, num_rows, epochs)[1]
 
-    def _next(self, position: Position, num_rows: int, epochs: int | None) -> tuple[Step | None, Counters]:
+    def _next(
+        self, position: Position, num_rows: int, epochs: int | None
+    ) -> tuple[Step | None, Counters]:
         """Return the next step, whose counters include the samples passed over before it; or None and those counters."""
         assert num_rows > 0
-        tail, epoch, after, counters = self.settings.tail, position.epoch, position, NOTHING
+        tail = self.settings.tail
+        epoch = position.epoch
+        after = position
+        counters = NOTHING
         parts: list[Rows] = []
-        missing, repeated, empty = num_rows, 0, 0
-        while missing and (epochs is None or after.epoch < epochs) and (not parts or tail == "wrap"):
+        missing = num_rows
+        repeated = 0
+        empty = 0
+        while (
+            missing and (epochs is None or after.epoch < epochs) and (not parts or tail == "wrap")
+        ):
             epoch = epoch if parts else after.epoch
             before = after
             rows, after, begun = self._take(before, missing)
             counters = begun if counters is NOTHING else counters + begun
             if 0 < rows.num_rows < missing and tail == "drop":
                 counters += self._dropped(before, after, TAIL)
-                rows, after = Rows.empty(0), replace(after, rows=position.rows)
+                rows = Rows.empty(0)
+                after = replace(after, rows=position.rows)
             parts += [rows] if rows.num_rows else []
             missing -= rows.num_rows
             empty = 0 if rows.num_rows else empty + 1
@@ -187,7 +215,8 @@ class Plan:
         ):  # from the epoch's start, and again if the epoch is shorter than what is missing
             first = self.blocks.first_block(epoch, position.block if position.epoch == epoch else 0)
             parts.append(self._take(Position(epoch=epoch, block=first), missing)[0])
-            missing, repeated = missing - parts[-1].num_rows, repeated + parts[-1].num_rows
+            missing = missing - parts[-1].num_rows
+            repeated = repeated + parts[-1].num_rows
         if missing or repeated:
             parts.append(Rows.empty(missing))
             counters += Counters(rows_repeated=repeated, rows_padded=missing)
@@ -201,7 +230,9 @@ class Plan:
         )
         return step, NOTHING
 
-    def steps(self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1) -> Iterator[Step]:
+    def steps(
+        self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1
+    ) -> Iterator[Step]:
         """Yield every step from `start` on."""
         position = start or Position()
         while (step := self.step(position, num_rows, epochs=epochs)) is not None:
@@ -218,8 +249,11 @@ class Plan:
     def _take(self, position: Position, num_rows: int) -> tuple[Rows, Position, Counters]:
         """Return up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
         parts: list[Rows] = []
-        epoch, number, row = position.epoch, position.block, position.row
-        missing, counters = num_rows, NOTHING
+        epoch = position.epoch
+        number = position.block
+        row = position.row
+        missing = num_rows
+        counters = NOTHING
         while missing and (block := self.pack(epoch, number)) is not None:
             rows = block[0]
             if row == 0:
@@ -230,10 +264,14 @@ class Plan:
             missing -= count
             row += count
             if row >= rows.num_rows:
-                number, row = number + 1, 0
+                number = number + 1
+                row = 0
         if row == 0 and self.blocks.shares(epoch, number) is None:
-            epoch, number = epoch + 1, 0
-        after = Position(epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing)
+            epoch = epoch + 1
+            number = 0
+        after = Position(
+            epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing
+        )
         return Rows.join(parts), after, counters
 
     # Sizes
@@ -263,12 +301,15 @@ class Plan:
             steps += part.steps
         return steps
 
-    def seek(self, step: int, num_rows: int, *, epochs: int | None = 1, start: Position | None = None) -> Position:
+    def seek(
+        self, step: int, num_rows: int, *, epochs: int | None = 1, start: Position | None = None
+    ) -> Position:
         """Return the position before step `step` of a run that takes `num_rows` rows per step, counted from `start`."""
         if step < 0:
             raise PlanError(f"cannot seek to step {step}: steps are counted from 0")
         start = start or Position()
-        left, delivered = step, start.rows
+        left = step
+        delivered = start.rows
         for part in self.parts(num_rows, epochs, start) if step else ():
             if left <= part.steps:
                 rows = left * num_rows - part.carried
@@ -280,20 +321,32 @@ class Plan:
             if delivered == start.rows:
                 self._refuse_endless(part.epoch + 1 - start.epoch, num_rows, epochs)
         if left:
-            raise PlanError(f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows")
+            raise PlanError(
+                f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows"
+            )
         return start
 
     def parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
         """Yield what each epoch from `start` on gives to steps of `num_rows` rows."""
-        tail, carried = self.settings.tail, 0
+        tail = self.settings.tail
+        carried = 0
         for epoch in itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs):
             is_within = epoch == start.epoch and (start.block or start.row)
-            base = self.blocks.first_block(epoch, start.block) if is_within else 0  # earlier blocks are not counted
+            base = (
+                self.blocks.first_block(epoch, start.block) if is_within else 0
+            )  # earlier blocks are not counted
             first = int(self.table(epoch, base)[start.block - base]) + start.row if is_within else 0
             rows = self.num_rows(epoch, base) - first
             steps, rest = divmod(carried + rows, num_rows)
             goes_on = tail == "wrap" and epoch + 1 != epochs
-            yield _Part(epoch, base, first, rows, carried, steps + (rest > 0 and tail != "drop" and not goes_on))
+            yield _Part(
+                epoch,
+                base,
+                first,
+                rows,
+                carried,
+                steps + (rest > 0 and tail != "drop" and not goes_on),
+            )
             carried = rest if goes_on else 0
 
     def _position(self, part: _Part, row: int, rows: int) -> Position:
@@ -303,32 +356,43 @@ class Plan:
         block -= int(table[block]) > row
         if block == table.size - 1:
             return Position(epoch=part.epoch + 1, rows=rows)
-        return Position(epoch=part.epoch, block=part.base + block, row=row - int(table[block]), rows=rows)
+        return Position(
+            epoch=part.epoch, block=part.base + block, row=row - int(table[block]), rows=rows
+        )
 
     # Counts
 
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
         """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
-        counters, sizes = Counters(), list[int]()
+        counters = Counters()
+        sizes = list[int]()
         while (block := self.pack(epoch, len(sizes))) is not None:
             counters += block[1]
             sizes.append(block[0].num_rows)
-        rest, number = sum(sizes) % (num_rows or 1), len(sizes)
+        rest = sum(sizes) % (num_rows or 1)
+        number = len(sizes)
         if not rest or num_rows is None:
             return counters
         if self.settings.tail != "drop":
-            tail, missing = self.settings.tail, num_rows - rest
+            tail = self.settings.tail
+            missing = num_rows - rest
             return counters + Counters(
                 rows_padded=missing * (tail == "pad"), rows_repeated=missing * (tail == "repeat")
             )
         while rest > 0:
             number, rest = number - 1, rest - sizes[number - 1]
-        return counters + self._dropped(Position(epoch=epoch, block=number, row=-rest), Position(epoch=epoch + 1), TAIL)
+        return counters + self._dropped(
+            Position(epoch=epoch, block=number, row=-rest), Position(epoch=epoch + 1), TAIL
+        )
 
     def skipped(self, start: Position, step: Step) -> Counters:
         """Count the step at `start` if it is left out: what its rows hold is dropped."""
-        unused = Counters(rows_padded=step.rows.num_rows - step.num_real, rows_repeated=step.num_repeated)
-        first = start if start.epoch == step.epoch else Position(epoch=step.epoch)  # without a dropped tail
+        unused = Counters(
+            rows_padded=step.rows.num_rows - step.num_real, rows_repeated=step.num_repeated
+        )
+        first = (
+            start if start.epoch == step.epoch else Position(epoch=step.epoch)
+        )  # without a dropped tail
         return step.counters - unused + self._dropped(first, step.after, SKIPPED)
 
     def rest_of_block(self, position: Position, *, with_dropped: bool = True) -> Counters:
@@ -341,25 +405,36 @@ class Plan:
 
     def _dropped(self, start: Position, stop: Position, reason: str) -> Counters:
         """Return what dropping the rows between two positions changes in the counters of their blocks."""
-        given, (epoch, number, row) = NOTHING, (start.epoch, start.block, start.row)
+        given = NOTHING
+        epoch = start.epoch
+        number = start.block
+        row = start.row
         while (epoch, number, row) < (stop.epoch, stop.block, stop.row):
             if (block := self.pack(epoch, number)) is None:
-                epoch, number, row = epoch + 1, 0, 0
+                epoch = epoch + 1
+                number = 0
+                row = 0
                 continue
             end = stop.row if (epoch, number) == (stop.epoch, stop.block) else block[0].num_rows
             given += _delivered(block[0], row, end, self.settings.max_length)
-            number, row = number + 1, 0
-        samples, tokens = given.samples_in, given.tokens_in
+            number = number + 1
+            row = 0
+        samples = given.samples_in
+        tokens = given.tokens_in
         by_reason = Counter({reason: samples}), Counter({reason: tokens})
         dropped = Counters(
-            samples_in=samples, tokens_in=tokens, samples_dropped=by_reason[0], tokens_dropped=by_reason[1]
+            samples_in=samples,
+            tokens_in=tokens,
+            samples_dropped=by_reason[0],
+            tokens_dropped=by_reason[1],
         )
         return dropped - given
 
 
 def _delivered(rows: Rows, start: int, stop: int, max_length: int) -> Counters:
     """Count what rows start..stop of a block deliver.  A sample in several pieces counts in the row of its first one."""
-    spans, inside = rows.spans, slice(rows.starts[start], rows.starts[stop])
+    spans = rows.spans
+    inside = slice(rows.starts[start], rows.starts[stop])
     is_first = np.ones(spans.size, np.bool_)
     if spans["start"].any():
         _, sample = np.unique(spans[["source", "sample"]], return_inverse=True)
@@ -381,7 +456,8 @@ def _delivered(rows: Rows, start: int, stop: int, max_length: int) -> Counters:
 
 def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:
     """Return a summary with defaults, and with an entry for each source, to compare it with another."""
-    flat, sources = DEFAULTS | {"balance": "rank or none"} | summary, summary.get("sources")
+    flat = DEFAULTS | {"balance": "rank or none"} | summary
+    sources = summary.get("sources")
     if isinstance(sources, dict):
         flat |= {f"content of source {name!r}": content for name, content in sources.items()} | {
             "sources": list(sources)

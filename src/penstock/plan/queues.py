@@ -43,18 +43,27 @@ class Piece:
         kept = np.ones(mask.size, np.bool_) if self.kept is None else self.kept.copy()
         kept[np.flatnonzero(kept)] = mask
         found = np.flatnonzero(kept)
-        low, high = int(found[0]), int(found[-1]) + 1
+        low = int(found[0])
+        high = int(found[-1]) + 1
         is_whole = found.size == high - low
         return Piece(
-            self.first, self.last, self.start + low, self.start + high, None if is_whole else kept[low:high].copy()
+            self.first,
+            self.last,
+            self.start + low,
+            self.start + high,
+            None if is_whole else kept[low:high].copy(),
         )
 
 
 class _Lead:
     """The pieces of a queue as the only epoch of an order."""
 
-    def __init__(self, name: str, pieces: Sequence[Piece], order: Callable[[int, int], SourceOrder]) -> None:
-        self.name, self._pieces, self._order = name, pieces, order
+    def __init__(
+        self, name: str, pieces: Sequence[Piece], order: Callable[[int, int], SourceOrder]
+    ) -> None:
+        self.name = name
+        self._pieces = pieces
+        self._order = order
         self._ends = np.cumsum([0, *(piece.size for piece in pieces)])
         self.num_samples = int(self._ends[-1])
 
@@ -64,7 +73,9 @@ class _Lead:
     def parts(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces of places start..stop."""
         made = []
-        for piece, low, high in zip(self._pieces, self._ends[:-1].tolist(), self._ends[1:].tolist(), strict=True):
+        for piece, low, high in zip(
+            self._pieces, self._ends[:-1].tolist(), self._ends[1:].tolist(), strict=True
+        ):
             if max(low, start) < min(high, stop):
                 made.append(piece.slice(max(start - low, 0), min(stop, high) - low))
         return made
@@ -72,7 +83,9 @@ class _Lead:
     def samples(self, start: int, stop: int) -> Ints:
         made = [np.empty(0, np.int64)]
         for piece in self.parts(start, stop):
-            found = self._order(piece.first, piece.last).samples(piece.start, piece.stop) + piece.first
+            found = (
+                self._order(piece.first, piece.last).samples(piece.start, piece.stop) + piece.first
+            )
             made.append(found if piece.kept is None else found[piece.kept])
         return np.concatenate(made)
 
@@ -81,10 +94,19 @@ class Queue:
     """The endless sequence of one source's sample ids: pieces, then its order from epoch `epoch` on."""
 
     def __init__(
-        self, name: str, shard_sizes: Ints, settings: PlanSettings, *, pieces: Sequence[Piece] = (), epoch: int = 0
+        self,
+        name: str,
+        shard_sizes: Ints,
+        settings: PlanSettings,
+        *,
+        pieces: Sequence[Piece] = (),
+        epoch: int = 0,
     ) -> None:
-        self.name, self._settings, self._epoch = name, settings, epoch
-        self._sizes, self.num_samples = shard_sizes, int(shard_sizes.sum())
+        self.name = name
+        self._settings = settings
+        self._epoch = epoch
+        self._sizes = shard_sizes
+        self.num_samples = int(shard_sizes.sum())
         self._orders: dict[tuple[int, int], SourceOrder] = {}
         self.lead = _Lead(name, pieces, self._order)
         self.num_first = self.lead.num_samples
@@ -97,7 +119,9 @@ class Queue:
         """Return the order of rows first..last: that of the source when it ended at `last`, or of rows that were added to it."""
         if (first, last) not in self._orders:
             name = self.name if not first else f"{self.name}+{first}"
-            self._orders[first, last] = SourceOrder(name, sizes_of_rows(self._sizes, first, last), self._settings)
+            self._orders[first, last] = SourceOrder(
+                name, sizes_of_rows(self._sizes, first, last), self._settings
+            )
         return self._orders[first, last]
 
     def samples(self, start: int, stop: int) -> Ints:
@@ -115,10 +139,13 @@ class Queue:
 
     def split(self, start: int, stop: int) -> tuple[list[Piece], list[Piece], int]:
         """Return the pieces of places start..stop, the pieces after them, and the place in the later order that comes after all."""
-        size, first = self.num_first, self._epoch * self.num_samples
+        size = self.num_first
+        first = self._epoch * self.num_samples
         taken = self.lead.parts(min(start, size), min(stop, size))
         if stop > max(start, size):
-            taken.append(Piece(0, self.num_samples, first + max(start - size, 0), first + stop - size))
+            taken.append(
+                Piece(0, self.num_samples, first + max(start - size, 0), first + stop - size)
+            )
         return taken, self.lead.parts(min(stop, size), size), first + max(stop - size, 0)
 
 
@@ -128,14 +155,18 @@ def sizes_of_rows(shard_sizes: Ints, first: int, last: int) -> Ints:
     sizes: Ints = np.diff(np.clip(borders, first, last)).astype(np.int64)
     if first:
         return sizes[sizes > 0]
-    return sizes if last == borders[-1] else sizes[: int(np.searchsorted(borders, last, side="left"))]
+    return (
+        sizes if last == borders[-1] else sizes[: int(np.searchsorted(borders, last, side="left"))]
+    )
 
 
 class QueueClock:
     """The clock of a queue: what is left of the current pass is its first epoch."""
 
     def __init__(self, queue: Queue, contribution: Callable[[Ints], Ints]) -> None:
-        self.name, self.num_samples, self.num_first = queue.name, queue.num_samples, queue.num_first
+        self.name = queue.name
+        self.num_samples = queue.num_samples
+        self.num_first = queue.num_first
         self._lead: Any = Clock(queue.lead, contribution)  # type: ignore[arg-type]
         self._later = Clock(queue.later, contribution)
 
@@ -151,7 +182,11 @@ class QueueClock:
     def total_if_at_most(self, amount: Fraction, *, is_first: bool) -> int | None:
         """As Clock.total_if_at_most, of the first or of a later epoch; a first epoch without any contribution counts with the next."""
         total: int | None = self._lead.sum_if_at_most(amount) if is_first else 0
-        return total if total is None or total else self._later.total_if_at_most(amount, is_first=False)
+        return (
+            total
+            if total is None or total
+            else self._later.total_if_at_most(amount, is_first=False)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +197,16 @@ class SourceCursor:
     place: int = 0  # counted over all epochs of the source
     pieces: tuple[Piece, ...] = ()
 
-    def queue(self, name: str, shard_sizes: Ints, settings: PlanSettings, *, is_full: bool) -> Queue:
+    def queue(
+        self, name: str, shard_sizes: Ints, settings: PlanSettings, *, is_full: bool
+    ) -> Queue:
         """Return the order of a source from here on; its first epoch is what is left of the current pass.
 
         is_full: a pass that is over is followed by a whole one in this epoch.  New rows of a source come after the unseen old ones.
         """
-        old, new, pieces = self.num_samples, int(shard_sizes.sum()), list(self.pieces)
+        old = self.num_samples
+        new = int(shard_sizes.sum())
+        pieces = list(self.pieces)
         epoch, begun = divmod(self.place, old) if old else (0, 0)
         is_whole = not pieces and not begun and (is_full or not self.place)
         if begun:
@@ -181,7 +220,10 @@ class SourceCursor:
         return Queue(name, shard_sizes, settings, pieces=pieces, epoch=epoch)
 
     def as_json(self) -> list[Any]:
-        pieces = [[p.first, p.last, p.start, p.stop, *([] if p.kept is None else [_text(p.kept)])] for p in self.pieces]
+        pieces = [
+            [p.first, p.last, p.start, p.stop, *([] if p.kept is None else [_text(p.kept)])]
+            for p in self.pieces
+        ]
         return [self.num_samples, self.place, pieces]
 
     @staticmethod
@@ -191,8 +233,12 @@ class SourceCursor:
         for first, last, start, stop, *kept in pieces:
             check_numbers(first, last, start, stop)
             if not (first < last <= num_samples and start < stop and len(kept) < 2):
-                raise ValueError(f"a source of {num_samples} samples has no piece {[first, last, start, stop]}")
-            made.append(Piece(first, last, start, stop, _mask(kept[0], stop - start) if kept else None))
+                raise ValueError(
+                    f"a source of {num_samples} samples has no piece {[first, last, start, stop]}"
+                )
+            made.append(
+                Piece(first, last, start, stop, _mask(kept[0], stop - start) if kept else None)
+            )
         check_numbers(num_samples, place)
         return SourceCursor(num_samples, place, tuple(made))
 
@@ -220,8 +266,11 @@ def rest_of(order: SourceOrder | Queue, start: int, stop: int, kept: Bools | Non
     if isinstance(order, Queue):
         taken, after, place = order.split(start, stop)
     else:
-        taken, after, place = [Piece(0, order.num_samples, start, stop)], [], stop
-    left, at = [], 0
+        taken = [Piece(0, order.num_samples, start, stop)]
+        after = []
+        place = stop
+    left = []
+    at = 0
     for piece in taken if kept is not None else ():
         assert kept is not None
         mask = kept[at : at + piece.size]

@@ -53,17 +53,22 @@ def deal(costs: Ints, world_size: int, settings: PlanSettings) -> Ints:
     """
     num_steps, num_rows = costs.shape
     if num_rows % world_size:
-        raise PlanError(f"a step of {num_rows} rows does not divide among {world_size} ranks; choose a multiple")
+        raise PlanError(
+            f"a step of {num_rows} rows does not divide among {world_size} ranks; choose a multiple"
+        )
     turns = num_rows // world_size
     if settings.balance == "none" or world_size == 1 or turns == 1:
         in_turn = np.arange(num_rows).reshape(turns, world_size).T
         return np.broadcast_to(in_turn, (num_steps, world_size, turns))
-    step, by_cost = np.arange(num_steps)[:, None], np.argsort(-costs, axis=1, kind="stable")
+    step = np.arange(num_steps)[:, None]
+    by_cost = np.argsort(-costs, axis=1, kind="stable")
     rows = by_cost[step, _turns(costs[step, by_cost], world_size)]
     costs_in_turn = costs[step, rows]
-    dealt, work = np.empty((num_steps, world_size, turns), np.int64), np.zeros((num_steps, world_size), np.int64)
+    dealt = np.empty((num_steps, world_size, turns), np.int64)
+    work = np.zeros((num_steps, world_size), np.int64)
     for turn in range(turns):
-        ranks, places = np.argsort(work, axis=1, kind="stable"), slice(turn * world_size, (turn + 1) * world_size)
+        ranks = np.argsort(work, axis=1, kind="stable")
+        places = slice(turn * world_size, (turn + 1) * world_size)
         dealt[step, ranks, turn] = rows[:, places]
         work[step, ranks] += costs_in_turn[:, places]
     for number in range(_EXCHANGES if turns <= _MOST_TURNS else 0):
@@ -80,7 +85,11 @@ def _turns(costs: Ints, world_size: int) -> Ints:
     """
     num_rows = costs.shape[1]
     places = np.arange(num_rows)
-    least = costs[:, : world_size - 1 : -1].reshape(-1, world_size, num_rows // world_size - 1).sum(axis=2)
+    least = (
+        costs[:, : world_size - 1 : -1]
+        .reshape(-1, world_size, num_rows // world_size - 1)
+        .sum(axis=2)
+    )
     is_over = costs[:, :world_size] + least > costs.sum(axis=1, keepdims=True) // world_size
     is_over &= costs[:, -1:] > 0  # a step with padding is dealt in turns
     over = is_over.argmin(axis=1)[:, None]  # how many ranks
@@ -98,17 +107,25 @@ def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
     number: of the exchange.  Each pairs the ranks anew: those with the least work move on by one.
     """
     num_steps, world_size, turns = dealt.shape
-    step, half = np.arange(num_steps)[:, None], world_size // 2
+    step = np.arange(num_steps)[:, None]
+    half = world_size // 2
     mine = costs[step[:, :, None], dealt]
     work = mine.sum(axis=2)
     by_work = np.argsort(work, axis=1, kind="stable")
-    most, least = by_work[:, ::-1][:, :half], np.roll(by_work[:, :half], -number, axis=1)
-    is_full = (costs > 0).all(axis=1, keepdims=True)  # else the gap counts as 0, and nothing comes closer
+    most = by_work[:, ::-1][:, :half]
+    least = np.roll(by_work[:, :half], -number, axis=1)
+    is_full = (costs > 0).all(
+        axis=1, keepdims=True
+    )  # else the gap counts as 0, and nothing comes closer
     gap = (work[step, most] - work[step, least]) * is_full
-    after = np.abs(gap[:, :, None, None] - 2 * (mine[step, most][:, :, :, None] - mine[step, least][:, :, None]))
+    after = np.abs(
+        gap[:, :, None, None]
+        - 2 * (mine[step, most][:, :, :, None] - mine[step, least][:, :, None])
+    )
     after = after.reshape(*gap.shape, turns * turns)
     first, second = np.divmod(after.argmin(axis=2), turns)
-    given, taken = dealt[step, most, first], dealt[step, least, second]
+    given = dealt[step, most, first]
+    taken = dealt[step, least, second]
     is_closer = after.min(axis=2) < gap
     dealt[step, most, first] = np.where(is_closer, taken, given)
     dealt[step, least, second] = np.where(is_closer, given, taken)
@@ -122,7 +139,9 @@ def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:
 
 def rank_shares(steps: Sequence[Rows], world: World, settings: PlanSettings) -> list[Share]:
     """Return what a rank gets of each of these steps, which have one size.  All ranks' rows together are the step."""
-    tokens, costs = (sums.reshape(len(steps), -1) for sums in _row_sums(Rows.join(list(steps)), settings))
+    tokens, costs = (
+        sums.reshape(len(steps), -1) for sums in _row_sums(Rows.join(list(steps)), settings)
+    )
     dealt = deal(costs, world.size, settings)
     spreads = zip(_spreads(tokens, dealt), _spreads(costs, dealt), strict=True)
     return [
@@ -140,7 +159,8 @@ def _row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
     """Return the tokens and the cost of each row."""
     lengths = rows.spans["stop"] - rows.spans["start"]
     tokens, costs = (
-        np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts]) for each in (lengths, settings.cost(lengths))
+        np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts])
+        for each in (lengths, settings.cost(lengths))
     )
     return tokens, costs
 
@@ -153,7 +173,10 @@ def _by_rank(values: Ints, dealt: Ints) -> Ints:
 def _spreads(values: Ints, dealt: Ints) -> list[Spread]:
     found = _by_rank(values, dealt)
     return [
-        Spread(*each) for each in zip(found.min(1).tolist(), found.mean(1).tolist(), found.max(1).tolist(), strict=True)
+        Spread(*each)
+        for each in zip(
+            found.min(1).tolist(), found.mean(1).tolist(), found.max(1).tolist(), strict=True
+        )
     ]
 
 
@@ -180,9 +203,12 @@ class BalanceCounter:
     """Adds up how evenly the rows of an epoch are dealt; `add` takes them in order."""
 
     def __init__(self, settings: PlanSettings, world_size: int, per_step: int) -> None:
-        self._settings, self._world_size, self._per_step = settings, world_size, per_step
+        self._settings = settings
+        self._world_size = world_size
+        self._per_step = per_step
         self._rest = np.empty(0, np.int64)  # costs of rows that do not fill a step yet
-        self._steps, self._sums = 0, np.zeros(2)
+        self._steps = 0
+        self._sums = np.zeros(2)
 
     def add(self, rows: Rows) -> None:
         costs = np.concatenate((self._rest, _row_sums(rows, self._settings)[1]))
@@ -190,17 +216,26 @@ class BalanceCounter:
         self._rest = costs[steps * self._per_step :]
         whole = costs[: steps * self._per_step].reshape(steps, self._per_step)
         self._steps += steps
-        for number, settings in enumerate((replace(self._settings, balance="none"), self._settings)):
+        for number, settings in enumerate(
+            (replace(self._settings, balance="none"), self._settings)
+        ):
             work = _by_rank(whole, deal(whole, self._world_size, settings))
             self._sums[number] += (work.max(axis=1) / work.mean(axis=1)).sum()
 
     def result(self) -> Balance:
         in_turn, slowest = (self._sums / self._steps).tolist() if self._steps else (None, None)
-        return Balance(balance=self._settings.balance, steps=self._steps, slowest_in_turn=in_turn, slowest=slowest)
+        return Balance(
+            balance=self._settings.balance,
+            steps=self._steps,
+            slowest_in_turn=in_turn,
+            slowest=slowest,
+        )
 
 
 def data_parallel(rank: int, world_size: int, *, replicas: int = 1) -> World:
     """Return the data-parallel world when `replicas` neighbouring ranks (tensor, context or pipeline parallel) share their rows."""
     if replicas < 1 or world_size % replicas:
-        raise PlanError(f"{world_size} ranks do not divide into groups of {replicas} that share their rows")
+        raise PlanError(
+            f"{world_size} ranks do not divide into groups of {replicas} that share their rows"
+        )
     return World(rank=rank // replicas, size=world_size // replicas)

@@ -33,13 +33,25 @@ class Mixture:
     stop: str | None = None
     at: Place | None = (0, 0, 0)
     rows: int = 0  # before it, counted in the order: dropped ones count
-    point: int | None = None  # of a table of weights: steps or tokens; `rows` follows from it when the run begins
+    point: int | None = (
+        None  # of a table of weights: steps or tokens; `rows` follows from it when the run begins
+    )
 
     def identity(self) -> list[Any]:
         """Plain values that say exactly when what is mixed."""
         weights = self.weights or [None] * len(self.sources)
-        sources = [[s.name, s.key, s.num_samples, weight] for s, weight in zip(self.sources, weights, strict=True)]
-        return [None if self.at is None else list(self.at), self.rows, self.point, self.mix_by, self.stop, sources]
+        sources = [
+            [s.name, s.key, s.num_samples, weight]
+            for s, weight in zip(self.sources, weights, strict=True)
+        ]
+        return [
+            None if self.at is None else list(self.at),
+            self.rows,
+            self.point,
+            self.mix_by,
+            self.stop,
+            sources,
+        ]
 
     def settings(self, settings: PlanSettings) -> PlanSettings:
         """Return the settings of a run, for this mixture."""
@@ -64,7 +76,8 @@ class Start:
     def from_json(value: Any) -> "Start":
         number, at, first, rows, cursors = value
         found = {str(name): SourceCursor.from_json(cursor) for name, cursor in cursors.items()}
-        (epoch, block, row), (first_epoch, first_block) = at, first
+        epoch, block, row = at
+        first_epoch, first_block = first
         check_numbers(number, epoch, block, row, first_epoch, first_block, rows)
         return Start(number, (epoch, block, row), (first_epoch, first_block), rows, found)
 
@@ -82,7 +95,9 @@ class _Segment:
         targets: Targets | None,
     ) -> None:
         """`numbers`: of this mixture's sources in the run."""
-        self.mixture, self.start, self._numbers = mixture, start, numbers
+        self.mixture = mixture
+        self.start = start
+        self._numbers = numbers
         self._settings = mixture.settings(settings)
         own = numbers.tolist()
         of_own = None if targets is None else lambda source, *piece: targets(own[source], *piece)
@@ -97,9 +112,16 @@ class _Segment:
                 for s in mixture.sources
             ]
         self.blocks = Blocks(
-            mixture.sources, lambda s, ids: lengths(own[s], ids), self._settings, of_own, queues=queues
+            mixture.sources,
+            lambda s, ids: lengths(own[s], ids),
+            self._settings,
+            of_own,
+            queues=queues,
         )
-        self.walked = (*start.first, start.rows)  # the next block to be counted, and the rows before it
+        self.walked = (
+            *start.first,
+            start.rows,
+        )  # the next block to be counted, and the rows before it
 
     def _local(self, epoch: int, number: int) -> tuple[int, int]:
         first_epoch, first = self.start.first
@@ -110,7 +132,11 @@ class _Segment:
 
     def shards(self, epoch: int, number: int) -> list[tuple[int, int]] | None:
         found = self.blocks.shards(*self._local(epoch, number))
-        return None if found is None else [(int(self._numbers[source]), shard) for source, shard in found]
+        return (
+            None
+            if found is None
+            else [(int(self._numbers[source]), shard) for source, shard in found]
+        )
 
     def block(self, epoch: int, number: int) -> Block | None:
         return self.blocks.block(*self._local(epoch, number))
@@ -136,12 +162,19 @@ class _Segment:
         rows = block.pack(epoch=epoch, number=number)[0]
         if row >= rows.num_rows:
             return block, rows, np.zeros(block.samples.size, np.bool_)
-        spans, kept = rows.slice(0, row).spans, block.delivered_tokens() > 0
+        spans = rows.slice(0, row).spans
+        kept = block.delivered_tokens() > 0
         # A sample that is there several times, because its source repeats, is delivered at its first places.
         key = block.sources * (1 << 48) + block.samples
-        given, times = np.unique(spans["source"].astype(np.int64) * (1 << 48) + spans["sample"], return_counts=True)
+        given, times = np.unique(
+            spans["source"].astype(np.int64) * (1 << 48) + spans["sample"], return_counts=True
+        )
         found = np.minimum(np.searchsorted(given, key), max(given.size - 1, 0))
-        delivered = np.where(given[found] == key, times[found], 0) if given.size else np.zeros(key.size, np.int64)
+        delivered = (
+            np.where(given[found] == key, times[found], 0)
+            if given.size
+            else np.zeros(key.size, np.int64)
+        )
         is_left = kept & (_occurrence(key, kept) >= delivered)
         return block, rows.slice(0, row), is_left
 
@@ -196,13 +229,16 @@ class Segments:
     ) -> None:
         """`start`: of the segment of a saved state; segments before it are made when asked for."""
         self._mixtures = list(mixtures)
-        self._numbers, self._of_run = check_mixtures(mixtures), (lengths, settings, targets)
+        self._numbers = check_mixtures(mixtures)
+        self._of_run = (lengths, settings, targets)
         self._cuts = settings.method.cuts or settings.overflow == "split"
         self._segments: dict[int, _Segment] = {}
         self._known = {0: Start()}
         if start is not None:
             self._known[start.number] = start
-        self._delayed: dict[int, int] = {}  # rows from a change to the end of its block, where its segment begins
+        self._delayed: dict[
+            int, int
+        ] = {}  # rows from a change to the end of its block, where its segment begins
         self._ends: dict[int, Place] = {}  # of segments whose end is found: where the next begins
         self._cut_block = lru_cache(maxsize=4)(self._make_cut_block)
 
@@ -218,14 +254,17 @@ class Segments:
     def _start(self, number: int) -> Start:
         """Return where a segment begins, from where the one before it ends."""
         if number not in self._known:
-            before, at = self._segment(number - 1), self._ends[number - 1]
+            before = self._segment(number - 1)
+            at = self._ends[number - 1]
             epoch, block, row = at
             first = (epoch, block)
             if row:
                 first = (epoch, block + 1)
                 if self._cuts and before.shares(*first) is None:
                     first = (epoch + 1, 0)
-            rows = max(self._mixtures[number].rows + self._delayed.get(number, 0), before.start.rows)
+            rows = max(
+                self._mixtures[number].rows + self._delayed.get(number, 0), before.start.rows
+            )
             self._known[number] = Start(number, at, first, rows, before.cursors_at(at))
         return self._known[number]
 
@@ -245,7 +284,9 @@ class Segments:
     def _ends_by(self, place: int, epoch: int, number: int) -> bool:
         """Whether a segment ends before or in this block; finds the end by counting rows up to there if it is not known."""
         if place not in self._ends:
-            segment, following, known = self._segment(place), self._mixtures[place + 1], self._known.get(place + 1)
+            segment = self._segment(place)
+            following = self._mixtures[place + 1]
+            known = self._known.get(place + 1)
             at = known.at if known is not None else following.at
             at = self._walk(segment, following.rows, (epoch, number)) if at is None else at
             if at is None:
@@ -267,14 +308,17 @@ class Segments:
                 return epoch, number, 0
             block = segment.block(epoch, number)
             if block is None:
-                epoch, number = epoch + 1, 0
+                epoch = epoch + 1
+                number = 0
                 continue
             count = block.num_rows()
             if before + count > rows:
                 return epoch, number, rows - before
-            number, before = number + 1, before + count
+            number = number + 1
+            before = before + count
             if segment.shares(epoch, number) is None:
-                epoch, number = epoch + 1, 0
+                epoch = epoch + 1
+                number = 0
             segment.walked = (epoch, number, before)
         return None
 
@@ -312,24 +356,39 @@ class Segments:
         rows, counters = block.pack(epoch=epoch, number=number)
         return segment.in_run(rows), segment.count_in_run(counters)
 
-    def _make_cut_block(self, place: int, epoch: int, number: int, row: int) -> tuple[Rows, Counters]:
+    def _make_cut_block(
+        self, place: int, epoch: int, number: int, row: int
+    ) -> tuple[Rows, Counters]:
         segment = self._segment(place)
         block, rows, is_left = segment.cut_block(epoch, number, row)
-        packed = Counters(rows=rows.num_rows, tokens_capacity=rows.num_rows * block.settings.max_length)
-        return segment.in_run(rows), segment.count_in_run(packed + block.where(~is_left).count_dropped())
+        packed = Counters(
+            rows=rows.num_rows, tokens_capacity=rows.num_rows * block.settings.max_length
+        )
+        return segment.in_run(rows), segment.count_in_run(
+            packed + block.where(~is_left).count_dropped()
+        )
 
     def num_rows(self, epoch: int, number: int) -> int | None:
         """Return how many rows a block becomes."""
         segment, row = self._find(epoch, number)
         block = segment.block(epoch, number)
-        return None if block is None else block.num_rows() if row is None else min(row, block.num_rows())
+        return (
+            None
+            if block is None
+            else block.num_rows()
+            if row is None
+            else min(row, block.num_rows())
+        )
 
     def count_dropped(self, epoch: int, *, with_rows: bool = False) -> Counters:
         """Count what is dropped and cut in an epoch; `with_rows` also counts its rows."""
-        counters, number = Counters(), 0
+        counters = Counters()
+        number = 0
         while (found := self._counted(epoch, number)) is not None:
             rows = (self.num_rows(epoch, number) or 0) if with_rows else 0
-            counters += found[1] + Counters(rows=rows, tokens_capacity=rows * self._of_run[1].max_length)
+            counters += found[1] + Counters(
+                rows=rows, tokens_capacity=rows * self._of_run[1].max_length
+            )
             number += 1
         return counters
 

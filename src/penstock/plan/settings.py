@@ -18,29 +18,44 @@ WINDOWS = ("auto", "all")  # or a number of shards
 _OVERFLOWS = ("drop", "truncate", "split", "error")
 _TAILS = ("pad", "drop", "repeat", "error", "wrap")
 _AUTO_WINDOW = 1024  # shards
-_MOST_COST, _LONGEST = 1 << 50, 1 << 24  # cost of a row of so many tokens: the sum over a rank's rows fits into 64 bits
+# cost of a row of so many tokens: the sum over a rank's rows fits into 64 bits
+_MOST_COST = 1 << 50
+_LONGEST = 1 << 24
 _STAGES = 16  # of equal weights, that a ramp between two points of a table of weights becomes
 
 
 def setting(
-    doc: str, default: Any = MISSING, *, choices: tuple[Any, ...] = (), whole: bool = False, least: int | None = None
+    doc: str,
+    default: Any = MISSING,
+    *,
+    choices: tuple[Any, ...] = (),
+    whole: bool = False,
+    least: int | None = None,
 ) -> Any:
     """A documented dataclass field that takes one of `choices`, or with `whole` also a whole number of at least `least`."""
-    return field(default=default, metadata={"doc": doc, "choices": choices, "whole": whole, "least": least})
+    return field(
+        default=default, metadata={"doc": doc, "choices": choices, "whole": whole, "least": least}
+    )
 
 
 def check_settings(settings: Any) -> None:
     """Check every field against what `setting` says of it; numbers of numpy become plain ints."""
     for each in fields(settings):
-        value, known = getattr(settings, each.name), each.metadata
-        if any(value is choice or (type(value) is str and value == choice) for choice in known["choices"]):
+        value = getattr(settings, each.name)
+        known = each.metadata
+        if any(
+            value is choice or (type(value) is str and value == choice)
+            for choice in known["choices"]
+        ):
             continue
         if known["whole"]:
             other = [choice for choice in known["choices"] if choice is not None]
             number = whole_number(each.name, value, least=known["least"], other=other)
             object.__setattr__(settings, each.name, number)
         elif known["choices"]:
-            raise PlanError(f"{each.name} is {value!r}, expected one of {', '.join(map(str, known['choices']))}")
+            raise PlanError(
+                f"{each.name} is {value!r}, expected one of {', '.join(map(str, known['choices']))}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +70,45 @@ class PlanSettings:
     shuffle: bool = setting("a new order in every epoch", True, choices=(True, False))
     window: int | str = setting(
         "shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a number",
-        "auto", choices=WINDOWS, whole=True, least=1,
-    )  # fmt: skip
+        "auto",
+        choices=WINDOWS,
+        whole=True,
+        least=1,
+    )
     seed: int = setting("decides the order: the same seed gives the same order", 0, whole=True)
-    tail: str = setting("the last step of an epoch: pad, drop, repeat, error or wrap", "pad", choices=_TAILS)
-    weights: tuple[str, ...] | None = setting("one weight per source, as exact decimals or fractions", None)
-    mix_by: str | None = setting("weights count rows (the default) or tokens", None, choices=(None, "rows", "tokens"))
+    tail: str = setting(
+        "the last step of an epoch: pad, drop, repeat, error or wrap", "pad", choices=_TAILS
+    )
+    weights: tuple[str, ...] | None = setting(
+        "one weight per source, as exact decimals or fractions", None
+    )
+    mix_by: str | None = setting(
+        "weights count rows (the default) or tokens", None, choices=(None, "rows", "tokens")
+    )
     stop: str | None = setting(
         "an epoch of a mixture ends when the first source (the default), or all, have been through",
-        None, choices=(None, "first", "all"),
-    )  # fmt: skip
+        None,
+        choices=(None, "first", "all"),
+    )
     block: int = setting("samples packed together", 65_536, whole=True, least=1)
-    align: int = setting("each sample takes a multiple of this many tokens in its row", 1, whole=True, least=1)
-    max_per_row: int | None = setting("samples that may share a row", None, choices=(None,), whole=True, least=1)
+    align: int = setting(
+        "each sample takes a multiple of this many tokens in its row", 1, whole=True, least=1
+    )
+    max_per_row: int | None = setting(
+        "samples that may share a row", None, choices=(None,), whole=True, least=1
+    )
     balance: str = setting(
         "rank deals the rows of a step to ranks by cost, so that ranks finish together; none deals them in turn; block also gives "
         "rows of similar cost to the same step",
-        "rank", choices=("none", "rank", "block"),
-    )  # fmt: skip
+        "rank",
+        choices=("none", "rank", "block"),
+    )
     balance_rows: int = setting(
         "with balance: block, rows of similar cost that stay together: a few times the rows of a step",
-        256, whole=True, least=1,
-    )  # fmt: skip
+        256,
+        whole=True,
+        least=1,
+    )
     cost_attention: int = setting(
         "the cost of a row is this × the sum of its samples' squared lengths; 0 for models without attention",
         1,
@@ -85,8 +117,10 @@ class PlanSettings:
     )
     cost_linear: int = setting(
         "plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models of 7 or 8 billion parameters",
-        24_576, whole=True, least=0,
-    )  # fmt: skip
+        24_576,
+        whole=True,
+        least=0,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -96,10 +130,15 @@ class PlanSettings:
     def _check_together(self) -> None:
         """Refuse settings that contradict each other, or that would have no effect."""
         if self.align > self.max_length:
-            raise PlanError(f"align {self.align} is larger than max_length {self.max_length}; no sample would fit")
-        cuts, weights = f"packing {self.packing!r} cuts samples wherever a row ends", self.exact_weights()
+            raise PlanError(
+                f"align {self.align} is larger than max_length {self.max_length}; no sample would fit"
+            )
+        cuts = f"packing {self.packing!r} cuts samples wherever a row ends"
+        weights = self.exact_weights()
         if self.method.cuts and self.max_per_row is not None:
-            raise PlanError(f"{cuts} and cannot limit the samples of a row; remove max_per_row or choose best_fit")
+            raise PlanError(
+                f"{cuts} and cannot limit the samples of a row; remove max_per_row or choose best_fit"
+            )
         if self.method.cuts and self.overflow in ("error", "truncate"):
             raise PlanError(f"{cuts}, so overflow={self.overflow!r} has no effect; remove it")
         if weights is None and (self.mix_by is not None or self.stop is not None):
@@ -114,8 +153,12 @@ class PlanSettings:
     def _check_balance(self) -> None:
         if self.balance == "block" and (self.method.orders or not self.shuffle):
             other = f"packing={self.packing!r}" if self.method.orders else "shuffle=False"
-            raise PlanError(f"balance='block' orders rows by their cost, and {other} orders them otherwise; choose one")
-        tokens = min(self.max_length, _LONGEST)  # a larger max_length means no limit; samples are not that long
+            raise PlanError(
+                f"balance='block' orders rows by their cost, and {other} orders them otherwise; choose one"
+            )
+        tokens = min(
+            self.max_length, _LONGEST
+        )  # a larger max_length means no limit; samples are not that long
         cost = tokens * (self.cost_attention * tokens + self.cost_linear)
         if not 0 < cost < _MOST_COST:
             raise PlanError(
@@ -144,7 +187,9 @@ class PlanSettings:
         All windows have one size.  Under "auto" a rest of less than half a window joins the last one, since a window of a few shards
         would mix the samples of those shards only.
         """
-        size = {"auto": _AUTO_WINDOW, "all": max(num_shards, 1)}.get(str(self.window)) or int(self.window)
+        size = {"auto": _AUTO_WINDOW, "all": max(num_shards, 1)}.get(str(self.window)) or int(
+            self.window
+        )
         borders = [*range(0, num_shards, size), num_shards]
         if self.window == "auto" and len(borders) > 2 and 2 * (num_shards - borders[-2]) < size:
             del borders[-2]
@@ -160,7 +205,11 @@ class PlanSettings:
 
     def of_order(self) -> dict[str, Any]:
         """The settings that decide the global order, by name.  Without balance="block", no balance does: it moves rows inside a step."""
-        return {name: value for name, value in asdict(self).items() if self.balance == "block" or name not in BALANCE}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if self.balance == "block" or name not in BALANCE
+        }
 
     def exact_weights(self) -> list[Fraction] | None:
         """Weights as exact fractions: sums of floats would drift over 10⁹ samples, and differ between machines."""
@@ -173,7 +222,11 @@ DEFAULTS = {each.name: each.default for each in fields(PlanSettings) if each.def
 
 def weights_as_text(weights: Sequence[Any] | None) -> tuple[str, ...] | None:
     """Return exact weights: 0.1 is one tenth, not the nearest binary fraction; 1 and 1.0 are the same weight."""
-    texts = None if weights is None else [repr(float(w)) if isinstance(w, float) else str(w) for w in weights]
+    texts = (
+        None
+        if weights is None
+        else [repr(float(w)) if isinstance(w, float) else str(w) for w in weights]
+    )
     return None if texts is None else tuple(map(str, _fractions(texts)))
 
 
@@ -191,12 +244,23 @@ def tabled(weights: Sequence[Any], *, ramps: bool) -> list[tuple[int, list[str]]
     for table in tables:
         points = [whole_number("a point in a table of weights", point, least=0) for point in table]
         if 0 not in points:
-            raise PlanError(f"a table of weights begins at 0, and this one at {min(points, default='nothing')}")
-        exact.append(dict(zip(points, map(Fraction, weights_as_text(list(table.values())) or ()), strict=True)))
+            raise PlanError(
+                f"a table of weights begins at 0, and this one at {min(points, default='nothing')}"
+            )
+        exact.append(
+            dict(
+                zip(points, map(Fraction, weights_as_text(list(table.values())) or ()), strict=True)
+            )
+        )
     points = sorted({point for table in exact for point in table})
     if ramps:
-        points = sorted({a + (b - a) * k // _STAGES for a, b in pairwise(points) for k in range(_STAGES)} | {*points})
-    return [(point, [str(_weight(table, point, ramps=ramps)) for table in exact]) for point in points]
+        points = sorted(
+            {a + (b - a) * k // _STAGES for a, b in pairwise(points) for k in range(_STAGES)}
+            | {*points}
+        )
+    return [
+        (point, [str(_weight(table, point, ramps=ramps)) for table in exact]) for point in points
+    ]
 
 
 def _weight(table: Mapping[int, Fraction], point: int, *, ramps: bool) -> Fraction:
@@ -214,7 +278,13 @@ def whole_number(name: str, value: Any, *, least: int | None, other: Sequence[st
         number = operator.index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
+    if (
+        number is None
+        or isinstance(value, bool | np.bool_)
+        or (least is not None and number < least)
+    ):
         bound = "" if least is None else f" ≥ {least}"
-        raise PlanError(f"{name} is {value!r}, expected {' or '.join([f'a whole number{bound}', *other])}")
+        raise PlanError(
+            f"{name} is {value!r}, expected {' or '.join([f'a whole number{bound}', *other])}"
+        )
     return int(number)

@@ -17,15 +17,23 @@ from penstock.types import Ints
 class SourceOrder:
     """The endless sequence of one source's sample ids, epoch after epoch."""
 
-    def __init__(self, name: str, shard_sizes: Ints, settings: PlanSettings, *, first_epoch: int = 0) -> None:
+    def __init__(
+        self, name: str, shard_sizes: Ints, settings: PlanSettings, *, first_epoch: int = 0
+    ) -> None:
         """first_epoch: the one with which places begin."""
-        self.name, self._first_epoch = name, first_epoch
+        self.name = name
+        self._first_epoch = first_epoch
         self.shard_sizes = np.ascontiguousarray(shard_sizes, np.int64)
         self.num_samples = int(self.shard_sizes.sum())
         self._shard_starts = np.concatenate(([0], np.cumsum(self.shard_sizes)))
-        self._seed, self._shuffle = settings.seed, settings.shuffle
-        self._borders = settings.window_borders(self.shard_sizes.size)  # windows, in the shard order
-        self._epoch_layout = lru_cache(maxsize=4)(self._make_epoch_layout)  # an epoch's end and the next one's start
+        self._seed = settings.seed
+        self._shuffle = settings.shuffle
+        self._borders = settings.window_borders(
+            self.shard_sizes.size
+        )  # windows, in the shard order
+        self._epoch_layout = lru_cache(maxsize=4)(
+            self._make_epoch_layout
+        )  # an epoch's end and the next one's start
         self.window_borders = lru_cache(maxsize=4)(self._make_borders)
         self._window_permutation = lru_cache(maxsize=4)(self._make_window_permutation)
 
@@ -41,10 +49,16 @@ class SourceOrder:
         """Return the shards whose lengths are needed for places start..stop, in the order in which they are first needed."""
         found = [np.empty(0, np.int64)]
         for epoch, first, last in self._epochs(start, stop):
-            (order, ends), borders = self._epoch_layout(epoch), np.arange(self.shard_sizes.size + 1)
-            if self._shuffle:  # a window's samples are mixed, so any of its places may need any of its shards
+            order, ends = self._epoch_layout(epoch)
+            borders = np.arange(self.shard_sizes.size + 1)
+            if (
+                self._shuffle
+            ):  # a window's samples are mixed, so any of its places may need any of its shards
                 borders = self._borders
-            low, high = (int(np.searchsorted(ends[borders[1:] - 1], x, side="right")) for x in (first, last - 1))
+            low, high = (
+                int(np.searchsorted(ends[borders[1:] - 1], x, side="right"))
+                for x in (first, last - 1)
+            )
             found.append(order[borders[low] : borders[high + 1]])
         shards = np.concatenate(found)
         return shards[np.sort(np.unique(shards, return_index=True)[1])]
@@ -65,14 +79,18 @@ class SourceOrder:
     def _epoch_samples(self, epoch: int, start: int, stop: int) -> Ints:
         if not self._shuffle:
             return np.arange(start, stop, dtype=np.int64)
-        (order, ends), borders = self._epoch_layout(epoch), self.window_borders(epoch)
+        order, ends = self._epoch_layout(epoch)
+        borders = self.window_borders(epoch)
         places = np.arange(start, stop, dtype=np.int64)
         low, high = np.searchsorted(borders, (start, stop - 1), side="right").tolist()
         for window in range(low - 1, high):
-            first, end = int(borders[window]), int(borders[window + 1])
+            first = int(borders[window])
+            end = int(borders[window + 1])
             mine = places[max(first - start, 0) : end - start]
             mine[:] = self._window_permutation(epoch, window, end - first)[mine - first] + first
-        turn = np.searchsorted(ends, places, side="right")  # position of the shard in the epoch's order
+        turn = np.searchsorted(
+            ends, places, side="right"
+        )  # position of the shard in the epoch's order
         shard = order[turn]
         return places - (ends[turn] - self.shard_sizes[shard]) + self._shard_starts[shard]
 

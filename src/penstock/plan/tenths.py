@@ -15,7 +15,8 @@ from penstock.plan.block import Rows
 from penstock.plan.plan import Plan
 from penstock.types import Ints
 
-TENTHS, FIFTHS = 10, 5
+TENTHS = 10
+FIFTHS = 5
 _SIGMAS = 5.0  # standard deviations; chance passes them in one of 1.7 million cells
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +29,9 @@ class MixedSource:
     name: str
     share: float  # of the epoch
     tenths: tuple[float, ...]  # (10,) share of the source in each tenth
-    fifth_shares: tuple[float, ...]  # (5,) of the source's part of the epoch, the share of each fifth of its rows
+    fifth_shares: tuple[
+        float, ...
+    ]  # (5,) of the source's part of the epoch, the share of each fifth of its rows
     fifths: tuple[tuple[float, ...], ...]  # (5, 10) the same in each tenth
 
 
@@ -48,21 +51,34 @@ class MixingCounter:
 
     def __init__(self, plan: Plan, epoch: int, names: Sequence[str] | None = None) -> None:
         """`names`: what the sources are called, where the plan's own names are not what people know."""
-        self._settings, self._sources = plan.settings, plan.sources
+        self._settings = plan.settings
+        self._sources = plan.sources
         self._names = list(names or (source.name for source in plan.sources))
-        self._num_samples = np.array([max(source.num_samples, 1) for source in plan.sources], np.int64)
-        self._num_rows, self._row = plan.num_rows(epoch), 0
-        self._sums = np.zeros((3, TENTHS, len(self._names), FIFTHS), np.int64)  # pieces, tokens, squares of tokens
+        self._num_samples = np.array(
+            [max(source.num_samples, 1) for source in plan.sources], np.int64
+        )
+        self._num_rows = plan.num_rows(epoch)
+        self._row = 0
+        self._sums = np.zeros(
+            (3, TENTHS, len(self._names), FIFTHS), np.int64
+        )  # pieces, tokens, squares of tokens
 
     def add(self, rows: Rows) -> None:
         """Count the epoch's next rows."""
-        spans, shape = rows.spans, self._sums.shape[1:]
+        spans = rows.spans
+        shape = self._sums.shape[1:]
         tenth = (self._row + np.arange(rows.num_rows)) * TENTHS // max(self._num_rows, 1)
         fifth = spans["sample"] * FIFTHS // self._num_samples[spans["source"]]
-        cell = (np.repeat(tenth, np.diff(rows.starts)) * shape[1] + spans["source"]) * FIFTHS + fifth
+        cell = (
+            np.repeat(tenth, np.diff(rows.starts)) * shape[1] + spans["source"]
+        ) * FIFTHS + fifth
         sizes = (spans["stop"] - spans["start"]).astype(np.float64)
         for sums, weights in zip(self._sums, (None, sizes, sizes * sizes), strict=True):
-            sums += np.bincount(cell, weights=weights, minlength=sums.size).astype(np.int64).reshape(shape)
+            sums += (
+                np.bincount(cell, weights=weights, minlength=sums.size)
+                .astype(np.int64)
+                .reshape(shape)
+            )
         self._row += rows.num_rows
 
     def result(self, *, samples_out: int) -> Mixing:
@@ -77,16 +93,21 @@ class MixingCounter:
         part = np.concatenate((of_source, counts), axis=2)  # (10, sources, 6)
         whole = _joined(of_source.sum(axis=1, keepdims=True), of_source)
         once = min(samples_out / max(pieces.sum(), 1), 1.0)
-        drawn = [_drawn(self._sums.sum(axis=axes, keepdims=True), by_tokens) for axes in ((2, 3), 3)]
+        drawn = [
+            _drawn(self._sums.sum(axis=axes, keepdims=True), by_tokens) for axes in ((2, 3), 3)
+        ]
         number = np.maximum(_joined(*drawn) * once, 1.0)
-        shares, share = _shares(part, whole), _shares(part.sum(axis=0), whole.sum(axis=0))
+        shares = _shares(part, whole)
+        share = _shares(part.sum(axis=0), whole.sum(axis=0))
         differences = np.where(whole > 0, np.abs(shares - share), 0.0)
         # one standard deviation of the share in each tenth, if its samples are drawn at random; half a sample is rounding
         error = np.sqrt(share * (1 - share) * (1 / number + self._few_shards())) + 0.5 / number
         by_cell = differences.transpose(1, 2, 0)
         source, cell, tenth = map(int, np.unravel_index(np.argmax(by_cell), by_cell.shape))
-        largest, whose = by_cell[source, cell, tenth].item(), f"source {self._names[source]!r}"
-        here, mean = shares[tenth, source, cell], share[source, cell]
+        largest = by_cell[source, cell, tenth].item()
+        whose = f"source {self._names[source]!r}"
+        here = shares[tenth, source, cell]
+        mean = share[source, cell]
         name = f"fifth {cell} of {whose}" if cell else whose
         return Mixing(
             unit="tokens" if by_tokens else "samples",
@@ -102,7 +123,9 @@ class MixingCounter:
             ),
             is_even=bool((differences <= _SIGMAS * error).all()),
             largest_difference=largest,
-            where=f"{name} is {here:.1%} of tenth {tenth + 1} and {mean:.1%} of the epoch" if largest else "",
+            where=f"{name} is {here:.1%} of tenth {tenth + 1} and {mean:.1%} of the epoch"
+            if largest
+            else "",
         )
 
     def _few_shards(self) -> Floats:

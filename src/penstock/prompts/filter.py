@@ -31,8 +31,11 @@ class Filter:
 
     def __init__(self, keep: Keep, *, version: str | None, num_proc: int | None) -> None:
         if not callable(keep):
-            raise PlanError(f"filter is a {type(keep).__name__}, expected a function that takes a record")
-        self._keep, self._engine = keep, open_engine("local", num_proc=num_proc)
+            raise PlanError(
+                f"filter is a {type(keep).__name__}, expected a function that takes a record"
+            )
+        self._keep = keep
+        self._engine = open_engine("local", num_proc=num_proc)
         self.name = getattr(keep, "__qualname__", None) or type(keep).__qualname__
         self._identity = None if version is None else [version, _code_of(keep, self.name)]
         if version is None:
@@ -46,14 +49,17 @@ class Filter:
         borders = source.cuts(num_bytes=SHARD_BYTES, num_rows=SHARD_ROWS).tolist()
         ranges = list(pairwise(borders))
         key = fingerprint(["filter", 1, self._identity, store.fingerprint, borders])
-        name, cache = f"digests/{key[:2]}/{key}.json", None if self._identity is None else store.cache
+        name = f"digests/{key[:2]}/{key}.json"
+        cache = None if self._identity is None else store.cache
         found = None if cache is None else recall_digests(name, len(ranges), cache)
         if found is None:
             answers = dict(self._engine.run(_Work(source, self._keep), ranges))
             found = [answers[start] for start, _ in ranges]
             if cache is not None:
                 remember_digests(name, found, cache)
-        bits = [_bits(text, stop - start) for text, (start, stop) in zip(found, ranges, strict=True)]
+        bits = [
+            _bits(text, stop - start) for text, (start, stop) in zip(found, ranges, strict=True)
+        ]
         return np.concatenate([np.zeros(0, np.bool_), *bits])
 
 
@@ -61,7 +67,8 @@ class _Work:
     """Call the function on a range of rows; return its first row, and a bit for each row as text."""
 
     def __init__(self, source: RowAccess, keep: Keep) -> None:
-        self._source, self._keep = source, keep
+        self._source = source
+        self._keep = keep
 
     def __call__(self, rows: tuple[int, int]) -> tuple[int, str]:
         start, stop = rows
@@ -88,7 +95,9 @@ def _code_of(keep: Keep, name: str) -> list[Any]:
 
 
 def _plain(code: CodeType) -> list[Any]:
-    consts = [_plain(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
+    consts = [
+        _plain(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts
+    ]
     return [
         code.co_code.hex(),
         code.co_exceptiontable.hex(),

@@ -15,7 +15,9 @@ from penstock.errors import LeaseError
 
 NO_END = float("inf")  # of a lease that does not run out
 
-_MOST_REASONS, _REASON_LENGTH = 16, 40  # a reason is a name, not a sentence with numbers: the state counts each one
+# a reason is a name, not a sentence with numbers: the state counts each one
+_MOST_REASONS = 16
+_REASON_LENGTH = 40
 _LISTED = 3  # of the reasons that an error names
 
 Asked = tuple[int, int | None]  # an ordinal, and the number of its lease where that is known
@@ -51,7 +53,9 @@ class Leases:
     dropped: Counter[str] = field(default_factory=Counter)
     leased: dict[int, Lease] = field(default_factory=dict)
     returned: dict[int, Returned] = field(default_factory=dict)
-    _again: list[int] = field(default_factory=list)  # heap of returned and overdue ordinals; some may be neither by now
+    _again: list[int] = field(
+        default_factory=list
+    )  # heap of returned and overdue ordinals; some may be neither by now
     _due: list[tuple[float, int]] = field(
         default_factory=list
     )  # heap of (due, ordinal); some leases have ended or were kept
@@ -69,7 +73,9 @@ class Leases:
 
     # Giving
 
-    def take(self, count: int, *, now: float, due: float = NO_END, worker: str | None = None) -> list[Lease]:
+    def take(
+        self, count: int, *, now: float, due: float = NO_END, worker: str | None = None
+    ) -> list[Lease]:
         """Lease up to `count` ordinals: those to be given again first, the lowest first, then new ones."""
         while self._due and self._due[0][0] <= now:
             heapq.heappush(self._again, heapq.heappop(self._due)[1])
@@ -97,7 +103,12 @@ class Leases:
     def _give(self, ordinal: int, waiting: Returned, due: float, worker: str | None) -> Lease:
         self._number += 1
         lease = Lease(
-            ordinal=ordinal, attempt=waiting.attempt, number=self._number, due=due, worker=worker, note=waiting.note
+            ordinal=ordinal,
+            attempt=waiting.attempt,
+            number=self._number,
+            due=due,
+            worker=worker,
+            note=waiting.note,
         )
         self._set(lease)
         return lease
@@ -130,7 +141,11 @@ class Leases:
 
     def back_from(self, worker: str) -> list[int]:
         """End all leases of a worker; return their ordinals."""
-        lost = [(lease.ordinal, lease.number) for lease in self.leased.values() if lease.worker == worker]
+        lost = [
+            (lease.ordinal, lease.number)
+            for lease in self.leased.values()
+            if lease.worker == worker
+        ]
         self.back(lost)
         return [ordinal for ordinal, _ in lost]
 
@@ -142,7 +157,9 @@ class Leases:
         holds = [self._problem(ordinal, number) is None for ordinal, number in asked]
         for (ordinal, _), is_held in zip(asked, holds, strict=True):
             if is_held:
-                lease = self.leased[ordinal]  # a worker may renew what a trainer has accepted: never sooner than before
+                lease = self.leased[
+                    ordinal
+                ]  # a worker may renew what a trainer has accepted: never sooner than before
                 self._set(replace(lease, due=max(lease.due, due)))
         return holds
 
@@ -152,14 +169,24 @@ class Leases:
 
     def _held(self, asked: Sequence[Asked], verb: str) -> list[Lease]:
         """Return these leases; raise if one of them does not hold, or is named twice."""
-        problems = {ordinal: found for ordinal, number in asked if (found := self._problem(ordinal, number))}
+        problems = {
+            ordinal: found for ordinal, number in asked if (found := self._problem(ordinal, number))
+        }
         if problems:
             ordinal, found = next(iter(problems.items()))
-            more = f" (and {len(problems) - 1:,} more of {len(asked):,})" if len(problems) > 1 else ""
+            more = (
+                f" (and {len(problems) - 1:,} more of {len(asked):,})" if len(problems) > 1 else ""
+            )
             raise LeaseError(f"{verb}: prompt {ordinal} {found}{more}; nothing was changed")
         if len({ordinal for ordinal, _ in asked}) < len(asked):
-            twice = next(ordinal for ordinal, times in Counter(each for each, _ in asked).items() if times > 1)
-            raise LeaseError(f"{verb}: prompt {twice} is named twice, expected each once; nothing was changed")
+            twice = next(
+                ordinal
+                for ordinal, times in Counter(each for each, _ in asked).items()
+                if times > 1
+            )
+            raise LeaseError(
+                f"{verb}: prompt {twice} is named twice, expected each once; nothing was changed"
+            )
         return [self.leased[ordinal] for ordinal, _ in asked]
 
     def _problem(self, ordinal: int, number: int | None) -> str | None:
@@ -170,7 +197,11 @@ class Leases:
                 return "was given back and not taken since; its rollouts must not be trained"
             if 0 <= ordinal < self.next:
                 return "is already done or dropped; its rollouts must not be trained again"
-            return f"was never taken: prompts 0 to {self.next - 1} were" if self.next else "was never taken: none was"
+            return (
+                f"was never taken: prompts 0 to {self.next - 1} were"
+                if self.next
+                else "was never taken: none was"
+            )
         if number in (None, lease.number):
             return None
         to = "another worker" if lease.worker is None else repr(lease.worker)
@@ -191,11 +222,20 @@ class Leases:
 
     def unsettled(self) -> dict[int, Returned]:
         """Return every ordinal that was given and is not settled, in order, as it is given again after a resume."""
-        over = {n: Returned(attempt=lease.attempt + 1, note=lease.note) for n, lease in self.leased.items()}
+        over = {
+            n: Returned(attempt=lease.attempt + 1, note=lease.note)
+            for n, lease in self.leased.items()
+        }
         return dict(sorted((over | self.returned).items()))
 
-    def restore(self, *, next: int, done: int, dropped: Mapping[str, int], unsettled: Mapping[int, Returned]) -> None:
+    def restore(
+        self, *, next: int, done: int, dropped: Mapping[str, int], unsettled: Mapping[int, Returned]
+    ) -> None:
         """Go to a saved state: all leases end, and what was not settled then is given again first."""
-        self.next, self.done, self.dropped = next, done, Counter(dropped)
-        self.leased, self.returned = {}, dict(unsettled)
-        self._again, self._due = sorted(unsettled), []
+        self.next = next
+        self.done = done
+        self.dropped = Counter(dropped)
+        self.leased = {}
+        self.returned = dict(unsettled)
+        self._again = sorted(unsettled)
+        self._due = []

@@ -42,7 +42,9 @@ class Prompt:
     source: str  # the name of its source
     row: int  # in that source
     record: Record
-    input_ids: npt.NDArray[Any] | None = None  # rendered by the template `prompt`; None for plain records
+    input_ids: npt.NDArray[Any] | None = (
+        None  # rendered by the template `prompt`; None for plain records
+    )
     columns: dict[str, Any] = field(default_factory=dict)  # those that the template declares
     note: Any = None  # of the last `back`
     find_where: Callable[[int], Where] = field(repr=False, compare=False)
@@ -88,17 +90,26 @@ class Prompts:
         self.repeats = whole_number("repeats", repeats, least=1)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
         if lease is not None and not lease > 0:
-            raise PlanError(f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out")
+            raise PlanError(
+                f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out"
+            )
         limit = None if max_length is None else whole_number("max_length", max_length, least=1)
         only = None if filter is None else Filter(filter, version=filter_version, num_proc=num_proc)
         if only is None and (filter_version is not None or num_proc is not None):
             raise PlanError(
                 f"filter_version={filter_version!r} and num_proc={num_proc!r} belong to a filter; pass filter=, or leave them out"
             )
-        self._order = PromptOrder(data, max_length=limit, settings={**settings, "seed": seed}, only=only)
-        self.plan, self.stores, self.dropped_before = self._order.plan, self._order.stores, self._order.dropped
+        self._order = PromptOrder(
+            data, max_length=limit, settings={**settings, "seed": seed}, only=only
+        )
+        self.plan = self._order.plan
+        self.stores = self._order.stores
+        self.dropped_before = self._order.dropped
         self.filtered = self._order.filtered  # prompts that the filter leaves out, by source
-        self._lease, self._clock, self._lock, self._process = lease, clock, threading.RLock(), os.getpid()
+        self._lease = lease
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._process = os.getpid()
         total = None if self.epochs is None else self._order.total(self.epochs)
         # from a random number on: a rollout that waited in a queue while the owner was restarted has another one
         self._leases = Leases(total, _number=int.from_bytes(os.urandom(5)))
@@ -109,7 +120,9 @@ class Prompts:
 
     def _owned(self) -> threading.RLock:
         """Return the lock of all changes; a forked copy must not make any: it would give what its parent gives."""
-        guard_against_fork(self._process, "share prompts with penstock.prompts.serve, and connect in each process")
+        guard_against_fork(
+            self._process, "share prompts with penstock.prompts.serve, and connect in each process"
+        )
         return self._lock
 
     # Leasing
@@ -158,12 +171,17 @@ class Prompts:
         """
         with self._owned():
             asked = as_asked(prompts)
-            return [ordinal for (ordinal, _), holds in zip(asked, self._leases.keep(asked), strict=True) if holds]
+            return [
+                ordinal
+                for (ordinal, _), holds in zip(asked, self._leases.keep(asked), strict=True)
+                if holds
+            ]
 
     def renew(self, prompts: Given) -> list[int]:
         """Begin the lease time of these prompts anew; return the ordinals of those that are still leased to this worker."""
         with self._owned():
-            asked, due = as_asked(prompts), NO_END if self._lease is None else self._clock() + self._lease
+            asked = as_asked(prompts)
+            due = NO_END if self._lease is None else self._clock() + self._lease
             holds = self._leases.keep(asked, due=due)
             return [ordinal for (ordinal, _), is_held in zip(asked, holds, strict=True) if is_held]
 
@@ -208,9 +226,14 @@ class Prompts:
         with self._lock:
             found = self._leases
             return {
-                "done": found.done, "dropped": dict(found.dropped), "leased": len(found.leased),
-                "returned": len(found.returned), "frontier": found.frontier, "next": found.next, "total": found.total,
-            }  # fmt: skip
+                "done": found.done,
+                "dropped": dict(found.dropped),
+                "leased": len(found.leased),
+                "returned": len(found.returned),
+                "frontier": found.frontier,
+                "next": found.next,
+                "total": found.total,
+            }
 
     @property
     def prompts_per_epoch(self) -> int:
@@ -246,9 +269,13 @@ def check_note(note: Any) -> None:
         size = len(json.dumps(note, allow_nan=False))
         is_kept = orjson.loads(orjson.dumps(note)) == note
     except (TypeError, ValueError, RecursionError) as error:
-        raise LeaseError(f"the note is not a JSON value: {error}; write a file and pass its path") from error
+        raise LeaseError(
+            f"the note is not a JSON value: {error}; write a file and pass its path"
+        ) from error
     if not is_kept:
-        raise LeaseError("the note is not a JSON value: JSON would change it, such as a tuple; pass lists and dicts")
+        raise LeaseError(
+            "the note is not a JSON value: JSON would change it, such as a tuple; pass lists and dicts"
+        )
     if size > MOST_NOTE_BYTES:
         raise LeaseError(
             f"the note has {size:,} bytes, expected at most {MOST_NOTE_BYTES:,}; write a file and pass its path"

@@ -29,9 +29,7 @@ from penstock.errors import LeaseError
 from penstock.prompts.prompts import Prompts, guard_against_fork
 from penstock.prompts.server import Calls, Owner, value_of
 
-_RESTARTED = (
-    "the owner of the prompts was restarted, so all leases of before are over; connect again and take prompts again"
-)
+_RESTARTED = "the owner of the prompts was restarted, so all leases of before are over; connect again and take prompts again"
 
 
 class _Owner(Owner):
@@ -63,8 +61,12 @@ class RayClient(Calls):
     def __init__(self, owner: Any, *, name: str | None = None, patience: float = 30.0) -> None:
         """name: of the worker, for messages and `back_from`.  patience: seconds to wait for an owner that cannot be reached."""
         self.name = name or f"{platform.node()}-{os.getpid()}"
-        self._owner, self._patience, self._process = owner, patience, os.getpid()
-        self._id, self._number, self._lock = secrets.token_hex(8), 0, threading.Lock()
+        self._owner = owner
+        self._patience = patience
+        self._process = os.getpid()
+        self._id = secrets.token_hex(8)
+        self._number = 0
+        self._lock = threading.Lock()
         self._session: str = self._get("connect", owner.session.remote)
 
     def _ask(self, call: str, **options: Any) -> Any:
@@ -72,7 +74,9 @@ class RayClient(Calls):
         with self._lock:
             self._number += 1
             message = orjson.dumps({"number": self._number, "call": call, "options": options})
-            answer = self._get(call, lambda: self._owner.ask.remote(self._session, self._id, message))
+            answer = self._get(
+                call, lambda: self._owner.ask.remote(self._session, self._id, message)
+            )
             return value_of(orjson.loads(answer))
 
     def _get(self, call: str, ask: Callable[[], Any]) -> Any:

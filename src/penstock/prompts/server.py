@@ -29,10 +29,19 @@ import orjson
 
 from penstock import errors
 from penstock.errors import LeaseError, PenstockError
-from penstock.prompts.prompts import Given, Prompt, Prompts, as_asked, check_note, guard_against_fork
+from penstock.prompts.prompts import (
+    Given,
+    Prompt,
+    Prompts,
+    as_asked,
+    check_note,
+    guard_against_fork,
+)
 from penstock.types import Where
 
-_MOST_BYTES, _HELLO_BYTES = 1 << 30, 1 << 10  # of a message, and of the first one, which has no secret yet
+# of a message, and of the first one, which has no secret yet
+_MOST_BYTES = 1 << 30
+_HELLO_BYTES = 1 << 10
 _MOST_CLIENTS = 10_000  # whose last answers are kept
 _SCHEME = "penstock"
 _PAUSE = 0.05  # seconds between two tries to connect
@@ -47,15 +56,20 @@ class Owner:
     """Carries out the calls of clients on one Prompts, each once."""
 
     def __init__(self, prompts: Prompts) -> None:
-        self._prompts, self._lock = prompts, threading.Lock()
+        self._prompts = prompts
+        self._lock = threading.Lock()
         self._session = secrets.token_hex(8)
-        self._last: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # client → number and answer of its last call
+        self._last: OrderedDict[str, tuple[int, bytes]] = (
+            OrderedDict()
+        )  # client → number and answer of its last call
 
     def _answer(self, client: str, request: dict[str, Any]) -> bytes:
         """Carry out a call, once: the same number again gets the same answer."""
         with self._lock:
             number, answer = self._last.get(client, (0, b""))
-            if request["number"] < number:  # came late over a connection that the client has given up
+            if (
+                request["number"] < number
+            ):  # came late over a connection that the client has given up
                 raise _Closed("the client has gone on")
             if request["number"] > number:
                 answer = self._carry_out(request["call"], request["options"])
@@ -72,7 +86,10 @@ class Owner:
             return orjson.dumps({"error": type(error).__name__, "message": str(error)})
         except Exception as error:  # a file that is gone, for one: the worker gets the error, and the owner goes on
             return orjson.dumps(
-                {"error": "PenstockError", "message": f"the owner failed: {type(error).__name__}: {error}"}
+                {
+                    "error": "PenstockError",
+                    "message": f"the owner failed: {type(error).__name__}: {error}",
+                }
             )
 
     def _take(self, options: dict[str, Any]) -> bytes:
@@ -90,7 +107,9 @@ class Owner:
         if call in ("state_dict", "load_state_dict", "back_from"):
             return getattr(prompts, call)(**options)
         if call not in ("accept", "renew", "done", "drop", "back"):
-            raise PenstockError(f"unknown call {call!r}; does the worker have another release of Penstock?")
+            raise PenstockError(
+                f"unknown call {call!r}; does the worker have another release of Penstock?"
+            )
         asked = [(ordinal, lease) for ordinal, lease in options.pop("prompts")]
         return getattr(prompts, call)(asked, **options)
 
@@ -110,7 +129,9 @@ class Server(Owner):
 
         self._server = _TcpServer((host, port), Handler)
         self.address = f"{_SCHEME}://{host}:{self._server.server_address[1]}/{self._secret}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -137,7 +158,12 @@ class Server(Owner):
                 peer.settimeout(_HELLO_SECONDS)
                 hello = orjson.loads(_receive(peer, most=_HELLO_BYTES))
                 if not hmac.compare_digest(str(hello.get("secret")), self._secret):
-                    _send(peer, orjson.dumps({"error": "LeaseError", "message": "the address has another secret"}))
+                    _send(
+                        peer,
+                        orjson.dumps(
+                            {"error": "LeaseError", "message": "the address has another secret"}
+                        ),
+                    )
                     return
                 _send(peer, orjson.dumps({"session": self._session}))
                 peer.settimeout(None)  # a worker may generate for hours between two calls
@@ -184,9 +210,14 @@ def _as_json(prompt: Prompt) -> dict[str, Any]:
         )
     names = ("ordinal", "epoch", "attempt", "lease", "repeats", "source", "row", "record", "note")
     columns = {
-        name: [np.asarray(value).dtype.str, np.asarray(value).tolist()] for name, value in prompt.columns.items()
+        name: [np.asarray(value).dtype.str, np.asarray(value).tolist()]
+        for name, value in prompt.columns.items()
     }
-    ids = None if prompt.input_ids is None else [prompt.input_ids.dtype.str, prompt.input_ids.tolist()]
+    ids = (
+        None
+        if prompt.input_ids is None
+        else [prompt.input_ids.dtype.str, prompt.input_ids.tolist()]
+    )
     found = {name: getattr(prompt, name) for name in names}
     return {**found, "input_ids": ids, "columns": columns, "where": asdict(prompt.where)}
 
@@ -277,13 +308,23 @@ class Client(Calls):
     def __init__(self, address: str, *, name: str | None = None, patience: float = 30.0) -> None:
         """name: of the worker, for messages and `back_from`.  patience: seconds to wait for an owner that cannot be reached."""
         found = urlsplit(address)
-        if found.scheme != _SCHEME or not found.hostname or not found.netloc.rpartition(":")[2].isdecimal():
+        if (
+            found.scheme != _SCHEME
+            or not found.hostname
+            or not found.netloc.rpartition(":")[2].isdecimal()
+        ):
             shown = f"{found.scheme}://{found.netloc}/…"  # without the secret
-            raise LeaseError(f"address is {shown!r}, expected the address of a server: {_SCHEME}://host:port/secret")
+            raise LeaseError(
+                f"address is {shown!r}, expected the address of a server: {_SCHEME}://host:port/secret"
+            )
         self.name = name or f"{platform.node()}-{os.getpid()}"
         self._place = (found.hostname, int(found.netloc.rpartition(":")[2]))
-        self._secret, self._patience, self._process = found.path.lstrip("/"), patience, os.getpid()
-        self._id, self._number, self._lock = secrets.token_hex(8), 0, threading.Lock()
+        self._secret = found.path.lstrip("/")
+        self._patience = patience
+        self._process = os.getpid()
+        self._id = secrets.token_hex(8)
+        self._number = 0
+        self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._session: str | None = None
         self._connect(time.monotonic() + patience)
@@ -319,7 +360,9 @@ class Client(Calls):
         """Connect, again and again until the time is over; refuse an owner that was restarted."""
         while True:
             try:
-                self._socket = socket.create_connection(self._place, timeout=max(1.0, self._patience))
+                self._socket = socket.create_connection(
+                    self._place, timeout=max(1.0, self._patience)
+                )
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _send(self._socket, orjson.dumps({"secret": self._secret, "client": self._id}))
                 session = value_of(orjson.loads(_receive(self._socket)), "session")
@@ -351,7 +394,8 @@ def connect(address: str, *, name: str | None = None, patience: float = 30.0) ->
 def _as_prompt(value: dict[str, Any]) -> Prompt:
     """Make a Prompt of JSON values."""
     where = Where(**value.pop("where"))
-    ids, columns = value.pop("input_ids"), value.pop("columns")
+    ids = value.pop("input_ids")
+    columns = value.pop("columns")
     arrays = {name: np.array(values, dtype) for name, (dtype, values) in columns.items()}
     return Prompt(
         **value,

@@ -15,7 +15,19 @@ from penstock.words import shortened
 VERSION = 1
 MOST_NOTE_BYTES = 4096
 
-_FIELDS = {"version", "kind", "plan", "settings", "frontier", "next", "done", "dropped", "open", "notes", "check"}
+_FIELDS = {
+    "version",
+    "kind",
+    "plan",
+    "settings",
+    "frontier",
+    "next",
+    "done",
+    "dropped",
+    "open",
+    "notes",
+    "check",
+}
 _KIND = "prompts"
 _OLDER = "use an older checkpoint"
 
@@ -23,7 +35,8 @@ _OLDER = "use an older checkpoint"
 def make_state(plan: Plan, leases: Leases) -> dict[str, Any]:
     """Return the state.  `open` lists, for every ordinal that is not settled, its distance from the one before and its next attempt."""
     unsettled = leases.unsettled()
-    before, pairs = leases.frontier, []
+    before = leases.frontier
+    pairs = []
     for ordinal, each in unsettled.items():
         pairs += [ordinal - before, each.attempt]
         before = ordinal
@@ -37,7 +50,9 @@ def make_state(plan: Plan, leases: Leases) -> dict[str, Any]:
         "done": leases.done,
         "dropped": dict(leases.dropped),
         "open": pairs,
-        "notes": {str(ordinal): each.note for ordinal, each in unsettled.items() if each.note is not None},
+        "notes": {
+            str(ordinal): each.note for ordinal, each in unsettled.items() if each.note is not None
+        },
     }
     return {**state, "check": _check(state)}
 
@@ -45,25 +60,40 @@ def make_state(plan: Plan, leases: Leases) -> dict[str, Any]:
 def read_state(state: Any, plan: Plan, *, total: int | None) -> dict[str, Any]:
     """Return the arguments of `Leases.restore`; refuse the state of another plan and a damaged one, by name."""
     if not isinstance(state, dict) or state.get("kind") != _KIND:
-        raise PlanMismatch("this is not a state of Prompts: expected the dict that state_dict() of Prompts returned")
+        raise PlanMismatch(
+            "this is not a state of Prompts: expected the dict that state_dict() of Prompts returned"
+        )
     if state.get("version") != VERSION:
-        raise PlanMismatch(f"the state has version {state.get('version')!r}, this release reads version {VERSION}")
+        raise PlanMismatch(
+            f"the state has version {state.get('version')!r}, this release reads version {VERSION}"
+        )
     if other := sorted(map(str, state.keys() ^ _FIELDS)):
-        raise PlanMismatch(f"the state is damaged: field {other[0]!r} is missing or unknown; {_OLDER}")
+        raise PlanMismatch(
+            f"the state is damaged: field {other[0]!r} is missing or unknown; {_OLDER}"
+        )
     try:
-        is_whole = _check({name: value for name, value in state.items() if name != "check"}) == state["check"]
+        is_whole = (
+            _check({name: value for name, value in state.items() if name != "check"})
+            == state["check"]
+        )
     except (TypeError, ValueError) as error:
-        raise PlanMismatch(f"the state is damaged: it is not plain JSON: {error}; {_OLDER}") from None
+        raise PlanMismatch(
+            f"the state is damaged: it is not plain JSON: {error}; {_OLDER}"
+        ) from None
     if isinstance(state["plan"], str) and isinstance(state["settings"], dict):
         plan.check_summary(state["plan"], state["settings"])
     if not is_whole:
-        raise PlanMismatch(f"the state is damaged: its content does not have the digest in its check; {_OLDER}")
+        raise PlanMismatch(
+            f"the state is damaged: its content does not have the digest in its check; {_OLDER}"
+        )
     return _read_fields(state, total)
 
 
 def _read_fields(state: dict[str, Any], total: int | None) -> dict[str, Any]:
     numbers = {name: _number(name, state[name]) for name in ("frontier", "next", "done")}
-    pairs, notes, dropped = state["open"], state["notes"], state["dropped"]
+    pairs = state["open"]
+    notes = state["notes"]
+    dropped = state["dropped"]
     if not isinstance(pairs, list) or len(pairs) % 2:
         raise _damaged("open", pairs, "a list of distances and attempts")
     gaps, attempts = ([_number("open", each) for each in pairs[start::2]] for start in (0, 1))
@@ -77,15 +107,18 @@ def _read_fields(state: dict[str, Any], total: int | None) -> dict[str, Any]:
     counts = {str(why): _number("dropped", count) for why, count in dropped.items()}
     settled = numbers["done"] + sum(counts.values())
     if settled + len(unsettled) != numbers["next"] or len(unsettled) < len(ordinals):
-        expected = (
-            f"next ({numbers['next']:,}) to be done ({settled:,} with dropped) and open ({len(unsettled):,}) together"
-        )
+        expected = f"next ({numbers['next']:,}) to be done ({settled:,} with dropped) and open ({len(unsettled):,}) together"
         raise _damaged("next", numbers["next"], expected)
     if total is not None and numbers["next"] > total:
         raise PlanMismatch(
             f"cannot resume: the state has given {numbers['next']:,} prompts, and this run has {total:,}; raise epochs"
         )
-    return {"next": numbers["next"], "done": numbers["done"], "dropped": counts, "unsettled": unsettled}
+    return {
+        "next": numbers["next"],
+        "done": numbers["done"],
+        "dropped": counts,
+        "unsettled": unsettled,
+    }
 
 
 def _number(name: str, value: Any) -> int:
@@ -96,7 +129,9 @@ def _number(name: str, value: Any) -> int:
 
 
 def _damaged(name: str, value: Any, expected: str) -> PlanMismatch:
-    return PlanMismatch(f"the state is damaged: {name} is {shortened(repr(value), 60)}, expected {expected}; {_OLDER}")
+    return PlanMismatch(
+        f"the state is damaged: {name} is {shortened(repr(value), 60)}, expected {expected}; {_OLDER}"
+    )
 
 
 def _check(state: Mapping[str, Any]) -> str:

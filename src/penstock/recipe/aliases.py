@@ -32,8 +32,16 @@ class Alias:
             return {self.keys[0]: value}
         given = as_yaml(value)
         for pattern, ours in self.values.items():
-            if given == pattern if isinstance(value, bool) else isinstance(value, str) and fnmatchcase(value, pattern):
-                return ours if isinstance(ours, str) else {key: value if v == "*" else v for key, v in ours.items()}
+            if (
+                given == pattern
+                if isinstance(value, bool)
+                else isinstance(value, str) and fnmatchcase(value, pattern)
+            ):
+                return (
+                    ours
+                    if isinstance(ours, str)
+                    else {key: value if v == "*" else v for key, v in ours.items()}
+                )
         expected = "text" if "*" in self.values else f"one of {', '.join(self.values)}"
         return f"{given} is not known, expected {expected}; or write {': and '.join(self.keys)}: instead"
 
@@ -57,17 +65,29 @@ def _translated(values: dict[str, Settings | str]) -> Alias:
 
 
 def _of_mapping(members: dict[str, list[str]]) -> Alias:
-    return Alias(tuple(dict.fromkeys(key for ours in members.values() for key in ours)), members=members)
+    return Alias(
+        tuple(dict.fromkeys(key for ours in members.values() for key in ours)), members=members
+    )
 
 
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 ALIASES: dict[str, Alias] = {
-    **{name: Alias((ours,)) for ours, names in _DATA["same_value"].items() for name in names.split()},
-    **{name: _translated(values) for names, values in _DATA["translated"].items() for name in names.split()},
+    **{
+        name: Alias((ours,))
+        for ours, names in _DATA["same_value"].items()
+        for name in names.split()
+    },
+    **{
+        name: _translated(values)
+        for names, values in _DATA["translated"].items()
+        for name in names.split()
+    },
     **{name: _of_mapping(members) for name, members in _DATA["members"].items()},
 }
-HINTS: dict[str, str] = {name: hint for hint, names in _DATA["hints"].items() for name in names.split()}
+HINTS: dict[str, str] = {
+    name: hint for hint, names in _DATA["hints"].items() for name in names.split()
+}
 
 # Names of a data set's path.
 PLACES = {"path", *(name for name, alias in ALIASES.items() if alias.keys[0] in ("path", "data"))}

@@ -32,7 +32,9 @@ class DataSet:
     name: str
     path: Any  # a place, as `open` takes it
     weight: float | dict[int, float] | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # of open and prepare, for eval sets also of Loader
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # of open and prepare, for eval sets also of Loader
     is_named: bool = field(default=True, repr=False)  # False: named after its path
     line: int = field(default=0, compare=False, repr=False)
 
@@ -60,11 +62,15 @@ def read_document(path: str, text: str | None = None) -> tuple[dict[str, Any], d
     try:
         raw = local_copy(path).read_bytes() if text is None else text.encode()
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror or error}; give the path of a recipe") from error
+        raise RecipeError(
+            f"{path}: cannot be read: {error.strerror or error}; give the path of a recipe"
+        ) from error
     value, lines = read_yaml(raw, path, RecipeError)
     if not isinstance(value, dict):
         found = "nothing" if value is None else "a list" if isinstance(value, list) else "one value"
-        raise RecipeError(f"{path}:1: found {found}, expected keys such as 'data: chat.jsonl' and 'max_length: 4096'")
+        raise RecipeError(
+            f"{path}:1: found {found}, expected keys such as 'data: chat.jsonl' and 'max_length: 4096'"
+        )
     return value, lines
 
 
@@ -95,9 +101,14 @@ class Builder:
     """Reads a document into `data`, `eval_sets` and `settings`; `lines` are those of the settings, `notices` are about aliases."""
 
     def __init__(self, document: dict[str, Any], lines: dict[Keys, int], file: str | None) -> None:
-        self._file, self._lines = file, lines
+        self._file = file
+        self._lines = lines
         self._folder = (
-            None if not file else file.rpartition("/")[0] if is_remote(file) else str(Path(file).absolute().parent)
+            None
+            if not file
+            else file.rpartition("/")[0]
+            if is_remote(file)
+            else str(Path(file).absolute().parent)
         )
         self.notices: list[str] = []
         top = self._under_our_names(document, (), _TOP)
@@ -111,7 +122,9 @@ class Builder:
         self.settings = {name: self._value(value, (name,)) for name, value in top.items()}
         self.lines = {name: lines.get((name,), 0) for name in top}
 
-    def _under_our_names(self, found: dict[str, Any], at: Keys, extra: tuple[str, ...]) -> dict[str, Any]:
+    def _under_our_names(
+        self, found: dict[str, Any], at: Keys, extra: tuple[str, ...]
+    ) -> dict[str, Any]:
         """Translate aliases.  `extra` are the names that are allowed here beside the keys."""
         is_switch = isinstance(found.get("packing"), bool)  # other tools say so whether to pack
         if not is_switch and all(name in extra or name in keys() for name in found):
@@ -130,14 +143,22 @@ class Builder:
             if (name == "packing" and is_switch) or (name not in extra and name not in keys()):
                 settings = self._translated(value, place, extra)
                 if name in GIVES_WAY:
-                    settings = {ours: value for ours, value in settings.items() if ours not in found}
+                    settings = {
+                        ours: value for ours, value in settings.items() if ours not in found
+                    }
                 read_as = ", ".join(f"{ours}: {_short(value)}" for ours, value in settings.items())
-                what = f"is read as {read_as}" if read_as else "is not needed: what it asks for is the default"
+                what = (
+                    f"is read as {read_as}"
+                    if read_as
+                    else "is not needed: what it asks for is the default"
+                )
                 self._notice(place, f"{name} {what}")
             twice = next((ours for ours in settings if ours in made), None)
             if twice and name not in GIVES_WAY:
                 line = self._lines.get((*at, twice), 0)
-                raise self._error(place, f"{twice} is given twice: as {name}, and in line {line}; keep one")
+                raise self._error(
+                    place, f"{twice} is given twice: as {name}, and in line {line}; keep one"
+                )
             made |= settings
             self._lines |= {(*at, ours): self._lines.get(place, 0) for ours in settings}
         return made
@@ -146,7 +167,9 @@ class Builder:
         """Return the key without effect, if one key says whether to pack and another says how."""
         from penstock.recipe.aliases import PACKING_STRATEGY, PACKING_SWITCHES
 
-        switch = next((name for name in PACKING_SWITCHES if isinstance(found.get(name), bool)), None)
+        switch = next(
+            (name for name in PACKING_SWITCHES if isinstance(found.get(name), bool)), None
+        )
         if switch is None or PACKING_STRATEGY not in found:
             return None
         unused, other = (switch, PACKING_STRATEGY) if found[switch] else (PACKING_STRATEGY, switch)
@@ -164,9 +187,17 @@ class Builder:
         settings = alias.translate(value)
         if isinstance(settings, str):
             raise self._error(at, f"{name}: {settings}")
-        if alias.values is None and isinstance(value, dict | list):  # its lines are found under our name too
-            places = {place[len(at) :]: line for place, line in self._lines.items() if place[: len(at)] == at}
-            self._lines |= {(*at[:-1], alias.keys[0], *below): line for below, line in places.items()}
+        if alias.values is None and isinstance(
+            value, dict | list
+        ):  # its lines are found under our name too
+            places = {
+                place[len(at) :]: line
+                for place, line in self._lines.items()
+                if place[: len(at)] == at
+            }
+            self._lines |= {
+                (*at[:-1], alias.keys[0], *below): line for below, line in places.items()
+            }
         return {"path": value} if "data" in settings and extra is _OF_SET else settings
 
     def _value(self, value: Any, at: Keys) -> Any:
@@ -176,14 +207,24 @@ class Builder:
         if key.room == "process" and self._file:
             why = f"{name} differs between the processes that read this recipe; pass it: load(…, {name}=…)"
             raise self._error(at, why)
-        wrong_kind = wrong(key, value) if self._file or key.accepts != {"text"} else None  # from Python: objects too
+        wrong_kind = (
+            wrong(key, value) if self._file or key.accepts != {"text"} else None
+        )  # from Python: objects too
         if wrong_kind:
             raise self._error(at, wrong_kind)
         if self._folder is None or not isinstance(value, str) or name not in PATHS:
             return value
-        if is_remote(self._folder) and name in ("quarantine", "media_root") and not Path(value).is_absolute():
-            raise self._error(at, f"{name} is a local path, and this recipe is not local; write an absolute path")
-        beside = self._absolute(value) if "{" not in value else ""  # a chat template may be written out
+        if (
+            is_remote(self._folder)
+            and name in ("quarantine", "media_root")
+            and not Path(value).is_absolute()
+        ):
+            raise self._error(
+                at, f"{name} is a local path, and this recipe is not local; write an absolute path"
+            )
+        beside = (
+            self._absolute(value) if "{" not in value else ""
+        )  # a chat template may be written out
         if name == "chat_template" and not (beside and is_file(beside)):
             return value  # or the name of one that the tokenizer has
         if (
@@ -210,13 +251,17 @@ class Builder:
         if isinstance(value, dict) and not any(map(_is_place, value.items())):
             made = [self._set(part, (*at, name), name) for name, part in value.items()]
         elif isinstance(value, list) and any(
-            isinstance(part, dict) and (self._file or any(map(_is_place, part.items()))) for part in value
+            isinstance(part, dict) and (self._file or any(map(_is_place, part.items())))
+            for part in value
         ):  # from Python, a list of mappings without a path is a list of records
             made = [self._set(part, (*at, place), None) for place, part in enumerate(value)]
         else:
             made = [self._set(value, at, None)]
         if not made:
-            raise self._error(at, f"{at[0]} has no data sets; expected '{at[0]}: chat.jsonl', or data sets by name")
+            raise self._error(
+                at,
+                f"{at[0]} has no data sets; expected '{at[0]}: chat.jsonl', or data sets by name",
+            )
         for number, each in enumerate(made):
             if any(each.name == other.name for other in made[:number]):
                 why = f"two data sets are called {each.name!r}; give one of them another name"
@@ -225,7 +270,11 @@ class Builder:
 
     def _set(self, value: Any, at: Keys, name: str | None) -> DataSet:
         is_eval = at[0] == "eval"
-        found = self._under_our_names(value, at, _OF_SET) if isinstance(value, dict) else {"path": value}
+        found = (
+            self._under_our_names(value, at, _OF_SET)
+            if isinstance(value, dict)
+            else {"path": value}
+        )
         if "path" not in found:
             which = f"data set {name!r}" if name else "a data set"
             raise self._error(at, f"{which} has no path; expected 'path: chat.jsonl'")
@@ -234,13 +283,25 @@ class Builder:
         if "name" in found:
             name = found.pop("name")
             if not isinstance(name, str) or not name:
-                raise self._error((*at, "name"), f"name is {shown(name)}, expected text; put it in quotes")
+                raise self._error(
+                    (*at, "name"), f"name is {shown(name)}, expected text; put it in quotes"
+                )
         for key in found:
             if keys()[key].room == "prepare" or not (is_eval or keys()[key].of_data):
-                raise self._error((*at, key), f"{key} applies to the whole recipe; write it at the top")
+                raise self._error(
+                    (*at, key), f"{key} applies to the whole recipe; write it at the top"
+                )
         options = {key: self._value(part, (*at, key)) for key, part in found.items()}
-        called, line = name or data_set_name(path), self._lines.get(at, 0)
-        return DataSet(name=called, path=path, weight=weight, options=options, is_named=name is not None, line=line)
+        called = name or data_set_name(path)
+        line = self._lines.get(at, 0)
+        return DataSet(
+            name=called,
+            path=path,
+            weight=weight,
+            options=options,
+            is_named=name is not None,
+            line=line,
+        )
 
     def _path(self, value: Any, at: Keys) -> Any:
         if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
@@ -254,15 +315,23 @@ class Builder:
 
     def _weight(self, value: Any, at: Keys) -> Any:
         if at[0] == "eval":
-            raise self._error(at, "eval sets are loaded one by one and take no weight; leave it out")
+            raise self._error(
+                at, "eval sets are loaded one by one and take no weight; leave it out"
+            )
         if isinstance(value, dict):  # a table of weights over steps or tokens
             points = {str(point).replace("_", ""): weight for point, weight in value.items()}
             if "0" not in points or not all(point.isdecimal() for point in points):
                 expected = "expected a table of whole numbers, such as {0: 0.7, 10000: 0.5}, that begins at 0"
                 raise self._error(at, f"weight is {shown(value)}, {expected}")
             return {int(point): self._weight(weight, at) for point, weight in points.items()}
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            expected = "expected a number above 0, or a table of them; leave the data set out instead of 0"
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value < math.inf
+        ):
+            expected = (
+                "expected a number above 0, or a table of them; leave the data set out instead of 0"
+            )
             raise self._error(at, f"weight is {shown(value)}, {expected}")
         return float(value)
 
@@ -296,7 +365,9 @@ def unknown_key(name: str, extra: tuple[str, ...]) -> str:
     if name in _TOP:
         return f"{name} belongs at the top of a recipe, not inside a data set"
     if name in _OF_SET:
-        return f"{name} belongs inside a data set; write data: {{some_name: {{path: …, {name}: …}}}}"
+        return (
+            f"{name} belongs inside a data set; write data: {{some_name: {{path: …, {name}: …}}}}"
+        )
     start = f"unknown key {name!r}"
     if name in HINTS:
         return f"{start}: {HINTS[name]}"
@@ -311,7 +382,9 @@ def unknown_key(name: str, extra: tuple[str, ...]) -> str:
     ours = ""
     if near[0] not in (*extra, *keys()):
         alias = ALIASES.get(near[0])
-        ours = f", which is {' or '.join(map(repr, alias.keys))} here" if alias else ", under options:"
+        ours = (
+            f", which is {' or '.join(map(repr, alias.keys))} here" if alias else ", under options:"
+        )
     return f"{start}; did you mean {near[0]!r}{ours}?"
 
 

@@ -43,7 +43,9 @@ _DEFAULTS_SHOWN = ("packing", "overflow", "shuffle", "seed", "epochs", "tail", "
 # What one record of a text file is.  Each record ends with an end-of-text token, so this decides where a model learns to stop.
 _RECORDS = ("line", "paragraph", "file")
 _SAMPLED = 400  # records measured for each choice
-_MOST_CHARACTERS = 200_000  # of a record that are encoded; the tokens of a longer one are estimated from them
+_MOST_CHARACTERS = (
+    200_000  # of a record that are encoded; the tokens of a longer one are estimated from them
+)
 _MOST_READ = 20_000_000  # characters measured for each choice
 _LONG_LINE = 128  # tokens: a line of this length is a whole document
 _SEVERAL = 1.5  # lines: a longer paragraph is more than a line
@@ -67,16 +69,23 @@ class Draft:
         cache_dir: str | None = None,
     ) -> None:
         self.settings = dict(Recipe.of(place, **given).settings)
-        given_tokenizer, given_template = self.settings.pop("tokenizer", None), self.settings.pop("template", None)
+        given_tokenizer = self.settings.pop("tokenizer", None)
+        given_template = self.settings.pop("template", None)
         self._tokenizer_path = tokenizer or given_tokenizer
-        self._tokenizer = None if self._tokenizer_path is None else open_tokenizer(self._tokenizer_path)
-        self.model_max_length = None if self._tokenizer is None else self._tokenizer.model_max_length
+        self._tokenizer = (
+            None if self._tokenizer_path is None else open_tokenizer(self._tokenizer_path)
+        )
+        self.model_max_length = (
+            None if self._tokenizer is None else self._tokenizer.model_max_length
+        )
         self._cache = Cache(cache_dir or self.settings.get("cache_dir"))
         self.notes: list[str] = []
         splits = find_splits(place) if "split" not in self.settings else None
         self._source = source = self._open_training_data(place, splits)
-        self.shape, self.files = source.shape, source.files
-        self.num_rows, self.num_bytes = len(source), source.num_bytes
+        self.shape = source.shape
+        self.files = source.files
+        self.num_rows = len(source)
+        self.num_bytes = source.num_bytes
         self._choose_template(template or given_template)
         self._sample(rows)
         self.eval_sets = [] if splits is None else self._find_eval_sets(splits)
@@ -87,20 +96,27 @@ class Draft:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def _open_training_data(self, place: list[str], splits: Splits | None) -> RowAccess:
-        places, named, by_split = place, place, set[str]()
+        places = place
+        named = place
+        by_split = set[str]()
         if splits is not None:
             if not splits.train and not splits.named:
-                listed = "; ".join(f"{name}: {_names(files)}" for name, files in splits.eval_sets.items())
+                listed = "; ".join(
+                    f"{name}: {_names(files)}" for name, files in splits.eval_sets.items()
+                )
                 first = next(iter(splits.eval_sets.values()))
                 raise SourceError(
                     f"{', '.join(place)}: every file has the name of an evaluation set ({listed}), so none is left to train on; "
                     f"to train on some of them, name the files: penstock init {' '.join(first[:2])}"
                     f"{' …' if len(first) > 2 else ''}"
                 )
-            named, by_split = splits.named, set(splits.train)
+            named = splits.named
+            by_split = set(splits.train)
             places = [*named, *short_places(splits.train, splits.folders)]
             if splits.others:
-                self.notes.append(f"not used, because the name says neither train nor eval: {_names(splits.others)}")
+                self.notes.append(
+                    f"not used, because the name says neither train nor eval: {_names(splits.others)}"
+                )
         self.path: str | list[str] = places[0] if len(places) == 1 else places
         self.name = data_set_name(self.path)
         source = self._open(self.path)
@@ -126,8 +142,14 @@ class Draft:
         named = {os.path.basename(each.partition("@[")[0].rstrip("/")) for each in places}  # noqa: PTH119
         firsts = {each.partition("/")[0] for each in found}
         is_named = firsts <= named and all(map(split_of, firsts))
-        why = "because you named it" if is_named else "init keeps such files apart if it is given their folder"
-        self.notes.append(f"note: named like data for evaluation, but trained on: {_few(found)} ({why})")
+        why = (
+            "because you named it"
+            if is_named
+            else "init keeps such files apart if it is given their folder"
+        )
+        self.notes.append(
+            f"note: named like data for evaluation, but trained on: {_few(found)} ({why})"
+        )
 
     def _choose_record(self, num_files: int) -> str:
         """Choose what one record of a text file is, by the median tokens of each choice."""
@@ -141,7 +163,9 @@ class Draft:
             elif has_blank_lines and medians["paragraph"] > _SEVERAL * medians["line"]:
                 chosen = "paragraph"
         listed = ", ".join(f"{name} {tokens:,}" for name, tokens in medians.items())
-        self.notes.append(f"one record per {chosen} (option record); median tokens per record: {listed}")
+        self.notes.append(
+            f"one record per {chosen} (option record); median tokens per record: {listed}"
+        )
         return chosen
 
     def _median_tokens(self, source: RowAccess) -> int:
@@ -149,9 +173,14 @@ class Draft:
         num_read = 0
         for row in spread(len(source), _SAMPLED):
             for record in read_rows(source, [row])[1]:  # one by one: a file may be large
-                text, cut = record["text"], record["text"][:_MOST_CHARACTERS]
+                text = record["text"]
+                cut = record["text"][:_MOST_CHARACTERS]
                 num_read += len(text)
-                found = len(cut) / _CHARACTERS if self._tokenizer is None else len(self._tokenizer.encode([cut])[0])
+                found = (
+                    len(cut) / _CHARACTERS
+                    if self._tokenizer is None
+                    else len(self._tokenizer.encode([cut])[0])
+                )
                 tokens.append(found * max(len(text), 1) // max(len(cut), 1))
             if num_read > _MOST_READ:
                 break
@@ -163,25 +192,40 @@ class Draft:
         """Choose the template that fits sampled rows, unless it is given."""
         _, self._records, self._bad = read_rows(self._source, spread(self.num_rows, _DETECT_ROWS))
         if not self.num_rows:
-            raise TemplateError(f"{', '.join(self.files) or self.name}: no rows to sample; give data that has some")
+            raise TemplateError(
+                f"{', '.join(self.files) or self.name}: no rows to sample; give data that has some"
+            )
         if not self._records:
             bad = self._bad
-            raise BadRecord(f"none of {plural(len(bad), 'sampled row')} can be read; the first: {bad[0][1]}")
-        of_template = [key for key in self.settings if keys()[key].room == "template" and key != "fan_out"]
+            raise BadRecord(
+                f"none of {plural(len(bad), 'sampled row')} can be read; the first: {bad[0][1]}"
+            )
+        of_template = [
+            key for key in self.settings if keys()[key].room == "template" and key != "fan_out"
+        ]
         options = {key: self.settings.pop(key) for key in of_template}
         if template:
             count = len(self._records)
-            found = Detection(chosen=template, runner_up=None, scores={template: count}, num_rows=count)
+            found = Detection(
+                chosen=template, runner_up=None, scores={template: count}, num_rows=count
+            )
         else:
             found = detect(self._records, options)
-        self.template, self.runner_up = found.chosen, found.runner_up
+        self.template = found.chosen
+        self.runner_up = found.runner_up
         self.why = f"template: {template}, as you asked" if template else found.why
         self.options = self._with_chat(found, options)
         self.choices = []
         if "chat" in self.options and self._tokenizer is not None:
             plain = "chat: true: both sides are rendered by the chat template; set chat: false for plain text"
-            other = "; set chat: true to render them with the chat template" if self._tokenizer.chat_templates else ""
-            self.choices = [plain if self.options["chat"] else f"chat: false: both sides are plain text{other}"]
+            other = (
+                "; set chat: true to render them with the chat template"
+                if self._tokenizer.chat_templates
+                else ""
+            )
+            self.choices = [
+                plain if self.options["chat"] else f"chat: false: both sides are plain text{other}"
+            ]
 
     def _with_chat(self, detection: Detection, options: dict[str, Any]) -> dict[str, Any]:
         """Options of the template, found and given; for two-sided rows also whether the chat template is used."""
@@ -193,7 +237,8 @@ class Draft:
 
     def _sample(self, rows: int) -> None:
         """Measure lengths in tokens; without a tokenizer they are estimated from characters."""
-        source, bad = self._source, self._bad
+        source = self._source
+        bad = self._bad
         refused: list[tuple[int, str]] = []
         dropped: dict[str, list[int]] = {}
         self.trained_share: float | None = None
@@ -206,23 +251,40 @@ class Draft:
             if self._tokenizer is None and "vocab_size" not in self.options:
                 key = self.options.get("input_key", "input_ids")
                 ids = (source[row].get(key, ()) for row in spread(self.num_rows, rows))
-                self.options["vocab_size"] = max((int(max(some)) for some in ids if len(some)), default=0) + 1
+                self.options["vocab_size"] = (
+                    max((int(max(some)) for some in ids if len(some)), default=0) + 1
+                )
             options = with_media(source, self.template, self._tokenizer, self.options)
-            found = encode_rows(source, open_template(self.template, self._tokenizer, options), at_most=rows)
-            self._lengths, self._trained, self.looked = found.lengths, found.trained, found.looked
+            found = encode_rows(
+                source, open_template(self.template, self._tokenizer, options), at_most=rows
+            )
+            self._lengths = found.lengths
+            self._trained = found.trained
+            self.looked = found.looked
             self.trained_share = int(found.trained.sum()) / found.tokens if found.tokens else None
-            bad, refused, dropped = found.bad, found.refused, found.dropped
-        self.unreadable, of = len(bad), f"of {self.looked:,} sampled rows"
+            bad = found.bad
+            refused = found.refused
+            dropped = found.dropped
+        self.unreadable = len(bad)
+        of = f"of {self.looked:,} sampled rows"
         self.problems = []
         if bad:
-            self.problems.append(f"{len(bad):,} {of} cannot be read; fix them, or set on_bad: skip: {bad[0][1]}")
+            self.problems.append(
+                f"{len(bad):,} {of} cannot be read; fix them, or set on_bad: skip: {bad[0][1]}"
+            )
         if refused:
             row, why = refused[0]
-            self.problems.append(f"{len(refused):,} {of} give an error in the template: {source.where(row)}: {why}")
+            self.problems.append(
+                f"{len(refused):,} {of} give an error in the template: {source.where(row)}: {why}"
+            )
         for why, at in dropped.items():
-            self.problems.append(f"{len(at):,} {of} are dropped: {why} (first: {source.where(at[0])})")
+            self.problems.append(
+                f"{len(at):,} {of} are dropped: {why} (first: {source.where(at[0])})"
+            )
         if not len(self._lengths):
-            raise TemplateError(f"{self.name}: none of the sampled rows gives a sample: {'; '.join(self.problems)}")
+            raise TemplateError(
+                f"{self.name}: none of the sampled rows gives a sample: {'; '.join(self.problems)}"
+            )
         self.lengths = length_numbers(self._lengths)
 
     def _find_eval_sets(self, splits: Splits) -> list[dict[str, Any]]:
@@ -245,7 +307,9 @@ class Draft:
                 own |= {"template": detection.chosen, **self._with_chat(detection, {})}
             places = short_places(files, splits.folders)
             path = places[0] if len(places) == 1 else places
-            made.append({"name": name, "path": path, "num_rows": len(source), "files": files, "own": own})
+            made.append(
+                {"name": name, "path": path, "num_rows": len(source), "files": files, "own": own}
+            )
         return made
 
     def _choose_length(self) -> None:
@@ -259,7 +323,9 @@ class Draft:
         most = None if self.model_max_length is None else num_sequences * self.model_max_length
         chosen = sensible_length(self._lengths, could_lose, most)
         self.max_length: int = self.settings.pop("max_length", None) or chosen
-        least = 2 if self.template == "kto" else 1  # each prompt is compared with another row's answer
+        least = (
+            2 if self.template == "kto" else 1
+        )  # each prompt is compared with another row's answer
         self.batch_size = self.settings.pop("batch_size", None) or max(
             least, min(8, _TOKENS_PER_BATCH // self.max_length)
         )
@@ -271,15 +337,24 @@ class Draft:
         on_disk = "" if self.num_bytes is None else f", {size(self.num_bytes)}"
         unreadable = f", {self.unreadable:,} of them unreadable" if self.unreadable else ""
         how = f"{'estimated from characters, ' if self.is_estimate else ''}{plural(self.looked, 'row')} sampled{unreadable}"
-        trained = "" if self.trained_share is None else f"; {self.trained_share:.1%} of the tokens are trained on"
+        trained = (
+            ""
+            if self.trained_share is None
+            else f"; {self.trained_share:.1%} of the tokens are trained on"
+        )
         words = {"truncate": "cut", "split": "split", "error": "an error"}
         lost = f": {self.lost.describe(words.get(str(self.settings.get('overflow')), 'dropped'))}"
         if self.settings.get("packing") == "concat":
             lost = ", packing concat: texts are joined and cut into rows, nothing is lost"
-        tokens = f"median {self.lengths.p50:,}, p99 {self.lengths.p99:,}, longest {self.lengths.max:,}"
+        tokens = (
+            f"median {self.lengths.p50:,}, p99 {self.lengths.p99:,}, longest {self.lengths.max:,}"
+        )
         return [
             f"{self.name}: {self.shape or 'records'}, {_rows_in(self.num_rows, self.files)}{on_disk}",
-            *(f"eval set {each['name']}: {_rows_in(each['num_rows'], each['files'])}" for each in self.eval_sets),
+            *(
+                f"eval set {each['name']}: {_rows_in(each['num_rows'], each['files'])}"
+                for each in self.eval_sets
+            ),
             *self.notes,
             self.why,
             *self.choices,
@@ -294,14 +369,19 @@ class Draft:
         data = {"data": _path(self.path, output)}
         if options := settings.pop("options", None):
             data["options"] = options
-        template = [self._tokenizer_line(output), _lines({"template": self.template, **self.options}, self.template)]
+        template = [
+            self._tokenizer_line(output),
+            _lines({"template": self.template, **self.options}, self.template),
+        ]
         if self.template in ("messages", "sharegpt", "alpaca") and "train_on" not in self.options:
             template.append(f"# {_lines({'train_on': 'assistant'})}")
         sets: dict[str, Any] = {}
         for each in self.eval_sets:
             path = _path(each["path"], output)
             sets[each["name"]] = {"path": path, **each["own"]} if each["own"] else path
-        defaults = [_lines({key: keys()[key].default}) for key in _DEFAULTS_SHOWN if key not in settings]
+        defaults = [
+            _lines({key: keys()[key].default}) for key in _DEFAULTS_SHOWN if key not in settings
+        ]
         return _TEMPLATE.read_text(encoding="utf-8").format(
             name=escape(json.dumps(output.name, ensure_ascii=False)),
             findings="\n".join(f"#   {escape(finding)}" for finding in self.findings),
@@ -316,7 +396,13 @@ class Draft:
     def _tokenizer_line(self, output: Path) -> str:
         if self._tokenizer_path is not None:
             is_file = Path(self._tokenizer_path).expanduser().exists()  # else a name on the hub
-            return _lines({"tokenizer": _path(self._tokenizer_path, output) if is_file else self._tokenizer_path})
+            return _lines(
+                {
+                    "tokenizer": _path(self._tokenizer_path, output)
+                    if is_file
+                    else self._tokenizer_path
+                }
+            )
         if self.template == "pretokenized":
             return "# tokenizer: …  # only to read samples as text; vocab_size is the largest sampled id, plus one"
         return f"tokenizer: ${{{VARIABLE}}}  # {keys()['tokenizer'].doc}; or set the variable {VARIABLE}"
@@ -349,7 +435,9 @@ def _lines(settings: dict[str, Any], template: str = "") -> str:
     for name, value in settings.items():
         is_short = name in keys() and (name == "options" or not isinstance(value, dict | list))
         comment = _COMMENTS.get(name, option_doc(name, template)) if is_short else ""
-        made.append(dump({name: value}, width=10_000).rstrip("\n") + (f"  # {comment}" if comment else ""))
+        made.append(
+            dump({name: value}, width=10_000).rstrip("\n") + (f"  # {comment}" if comment else "")
+        )
     return "\n".join(made)
 
 

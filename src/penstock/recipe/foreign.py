@@ -23,11 +23,17 @@ from penstock.recipe.document import data_set_name, read_document
 from penstock.recipe.recipe import dump, relative
 
 _TRAINER = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["trainer"]
-_OF_TOOL = {"trl": ("transformers", "trl"), "llama-factory": ("transformers", "llama-factory"), "axolotl": ("axolotl",)}
+_OF_TOOL = {
+    "trl": ("transformers", "trl"),
+    "llama-factory": ("transformers", "llama-factory"),
+    "axolotl": ("axolotl",),
+}
 _CALLS = ("SFTConfig", "ScriptArguments", "ModelConfig", "TrainingArguments")
 _WIDTH = 44  # where comments begin
 _BEYOND = "# Not about data, or without an equivalent:"
-_OF_A_DATA_SET = re.compile("key$|^(data|eval|path|options|shape|split|config|revision|weight)$")  # of ours
+_OF_A_DATA_SET = re.compile(
+    "key$|^(data|eval|path|options|shape|split|config|revision|weight)$"
+)  # of ours
 _CONFIG = "config"  # the key of a command line that names a YAML file
 _NEXT_COMMAND = {"--", "|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1"}
 Settings = dict[str, tuple[Any, str]]  # our key → value, and what it was
@@ -51,7 +57,9 @@ class Imported:
     evals: dict[str, Settings] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    computed: dict[str, str] = field(default_factory=dict)  # by a script: expressions without a value
+    computed: dict[str, str] = field(
+        default_factory=dict
+    )  # by a script: expressions without a value
     num_translated: int = 0
     _taken: set[str] = field(default_factory=set)
 
@@ -70,7 +78,9 @@ class Imported:
 
     def was(self, key: str, value: Any, note: str = "") -> str:
         """Return a comment: the key of theirs, whether it is their default, and what differs."""
-        text = f"{key}: {_short(value)}" + ("" if self.given.get(key) is not None else f" (default of {self.tool})")
+        text = f"{key}: {_short(value)}" + (
+            "" if self.given.get(key) is not None else f" (default of {self.tool})"
+        )
         if key in self.computed:
             text = f"{key}: {_short(self.computed[key])}, which the script computes: WRITE ITS VALUE here"
         return f"{text}; {note}" if note else text
@@ -100,7 +110,9 @@ class Imported:
     def part(self, given: Any, was: str) -> dict[str, Any]:
         """Return a copy of the description of one data set."""
         if not isinstance(given, dict) or "path" not in given:
-            raise RecipeError(f"{self.file}: {was} is {_short(given)}, expected a mapping with a path")
+            raise RecipeError(
+                f"{self.file}: {was} is {_short(given)}, expected a mapping with a path"
+            )
         return dict(given)
 
     def settings_of(self, part: dict[str, Any], keys: dict[str, str], was: str) -> Settings:
@@ -117,10 +129,19 @@ class Imported:
 
     def leave_part(self, part: dict[str, Any], was: str, why: str) -> None:
         """List the members of a mapping."""
-        self.left += [f"{_short(f'{was}.{key}: {as_yaml(value)}')}  ({why})" for key, value in part.items()]
+        self.left += [
+            f"{_short(f'{was}.{key}: {as_yaml(value)}')}  ({why})" for key, value in part.items()
+        ]
 
     def add(
-        self, path: Any, settings: Settings, was: str, *, name: str | None = None, of_eval: bool = False, cut: str = ""
+        self,
+        path: Any,
+        settings: Settings,
+        was: str,
+        *,
+        name: str | None = None,
+        of_eval: bool = False,
+        cut: str = "",
     ) -> None:
         """Add a data set.  cut: the slice of its rows, such as "[:1000]"."""
         sets = self.evals if of_eval else self.sets
@@ -171,7 +192,8 @@ class Imported:
 
     def epochs(self, key: str, default: float, max_steps: str = "max_steps") -> None:
         """Write how long training takes."""
-        steps, epochs = self.take(max_steps, -1), self.take(key, default)
+        steps = self.take(max_steps, -1)
+        epochs = self.take(key, default)
         if isinstance(steps, int) and steps > 0:
             note = f"never ends: stop after {steps} steps ({key} has no effect there either)"
             self.put("epochs", None, max_steps, steps, note)
@@ -179,8 +201,14 @@ class Imported:
         try:
             whole = math.ceil(float(epochs))
         except (TypeError, ValueError, OverflowError) as error:
-            raise RecipeError(f"{self.file}: {key} is {_short(epochs)}, expected a number") from error
-        note = "" if whole == float(epochs) else f"epochs are whole here: stop after {epochs} of {whole}"
+            raise RecipeError(
+                f"{self.file}: {key} is {_short(epochs)}, expected a number"
+            ) from error
+        note = (
+            ""
+            if whole == float(epochs)
+            else f"epochs are whole here: stop after {epochs} of {whole}"
+        )
         self.put("epochs", whole, key, epochs, note)
 
     def text(self, output: Path) -> str:
@@ -192,14 +220,26 @@ class Imported:
                 settings[key] = (relative(settings[key][0], folder), settings[key][1])
         self.num_translated = sum(not self._is_left(key) for key in self.given)
         source = f"# Imported from {self.file.name} ({self.tool}) by `penstock import`; `penstock check` looks at the result.\n"
-        parts = [source, "data:\n", *(_block(name, settings) for name, settings in self.sets.items())]
+        parts = [
+            source,
+            "data:\n",
+            *(_block(name, settings) for name, settings in self.sets.items()),
+        ]
         if self.evals:
             parts += ["eval:\n", *(_block(name, settings) for name, settings in self.evals.items())]
         parts += [_line(key, *entry) for key, entry in self.top.items()]
         comments = "".join(parts)
-        for key, value in (self.given | self.computed).items():  # a key that was read must be seen, too
-            if not any(f"# {key}{mark}" in comments for mark in (": ", "[")) and not self._is_left(key):
-                why = "computed by the script" if key in self.computed else "read; the settings above decide"
+        for key, value in (
+            self.given | self.computed
+        ).items():  # a key that was read must be seen, too
+            if not any(f"# {key}{mark}" in comments for mark in (": ", "[")) and not self._is_left(
+                key
+            ):
+                why = (
+                    "computed by the script"
+                    if key in self.computed
+                    else "read; the settings above decide"
+                )
                 self.left.append(f"{key}: {_short(value)}  ({why})")
         if self.left:
             parts += [f"\n{_BEYOND}\n", *(f"#   {each}\n" for each in self.left)]
@@ -213,7 +253,11 @@ class Imported:
         patterns = [each for group in _OF_TOOL[self.tool] for each in _TRAINER[group].split()]
         for key in [key for key in self.given if key not in self._taken]:
             value = self.take(key)
-            ours = ALIASES[key].translate(value) if key in ALIASES and value is not None else HINTS.get(key, "")
+            ours = (
+                ALIASES[key].translate(value)
+                if key in ALIASES and value is not None
+                else HINTS.get(key, "")
+            )
             if isinstance(ours, dict) and ours and not any(map(_OF_A_DATA_SET.search, ours)):
                 if taken := ours.keys() & self.top.keys():
                     self.leave(key, f"{', '.join(sorted(taken))}: above decides")
@@ -230,7 +274,13 @@ class Imported:
 
 def _sliced(path: Any, cut: str) -> Any:
     """Return a path, or each of several, with a slice of its rows."""
-    return [_sliced(each, cut) for each in path] if isinstance(path, list) else f"{path}@{cut}" if cut else path
+    return (
+        [_sliced(each, cut) for each in path]
+        if isinstance(path, list)
+        else f"{path}@{cut}"
+        if cut
+        else path
+    )
 
 
 def _short(value: Any) -> str:
@@ -247,7 +297,9 @@ def _line(key: str, value: Any, comment: str, indent: str = "") -> str:
 
 def _block(name: str, settings: Settings) -> str:
     head = dump({name: None}).partition(":")[0]
-    return f"  {head}:\n" + "".join(_line(key, *entry, indent="    ") for key, entry in settings.items())
+    return f"  {head}:\n" + "".join(
+        _line(key, *entry, indent="    ") for key, entry in settings.items()
+    )
 
 
 def read_foreign(path: Path) -> dict[str, Any]:
@@ -289,7 +341,9 @@ def _of_arguments(text: str, path: Path) -> dict[str, Any]:
         elif key is not None and not (
             word.endswith(".py") and found[key] is not True
         ):  # the script itself is not a value
-            found[key] = _value(word) if found[key] is True else [*as_list(found[key]), _value(word)]
+            found[key] = (
+                _value(word) if found[key] is True else [*as_list(found[key]), _value(word)]
+            )
         else:
             key = None
             if word.endswith((".yaml", ".yml")):
@@ -321,7 +375,10 @@ def _of_python(text: str, path: Path) -> dict[str, Any]:
         ) from error
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CALLS:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CALLS
+        ):
             for keyword in node.keywords:
                 source = ast.unparse(keyword.value)
                 try:
@@ -360,9 +417,27 @@ def as_list(value: Any) -> list[Any]:
 
 
 _MARKS = {  # keys that only one tool has, in the order in which they decide
-    "llama-factory": {"cutoff_len", "finetuning_type", "stage", "dataset_dir", "preprocessing_num_workers"},
-    "trl": {"model_name_or_path", "dataset_name", "max_length", "packing_strategy", "per_device_train_batch_size"},
-    "axolotl": {"base_model", "sequence_len", "micro_batch_size", "datasets", "pretraining_dataset"},
+    "llama-factory": {
+        "cutoff_len",
+        "finetuning_type",
+        "stage",
+        "dataset_dir",
+        "preprocessing_num_workers",
+    },
+    "trl": {
+        "model_name_or_path",
+        "dataset_name",
+        "max_length",
+        "packing_strategy",
+        "per_device_train_batch_size",
+    },
+    "axolotl": {
+        "base_model",
+        "sequence_len",
+        "micro_batch_size",
+        "datasets",
+        "pretraining_dataset",
+    },
 }
 
 
@@ -374,16 +449,23 @@ def which_tool(given: Iterable[str]) -> str:
     for tool, marks in _MARKS.items():
         if keys & marks:
             return tool
-    raise RecipeError(f"keys of no tool that is known here: {', '.join(sorted(keys)[:8])}; say which with --from")
+    raise RecipeError(
+        f"keys of no tool that is known here: {', '.join(sorted(keys)[:8])}; say which with --from"
+    )
 
 
-def import_config(path: Path, *, tool: str | None = None, dataset_info: Path | None = None) -> Imported:
+def import_config(
+    path: Path, *, tool: str | None = None, dataset_info: Path | None = None
+) -> Imported:
     """Read a configuration of trl, axolotl or LLaMA-Factory as a recipe."""
     from penstock.recipe.foreign_factory import llama_factory
     from penstock.recipe.foreign_tools import axolotl, trl
 
     given = read_foreign(path)
-    given = {key: {"true": True, "false": False}.get(str(value).lower(), value) for key, value in given.items()}
+    given = {
+        key: {"true": True, "false": False}.get(str(value).lower(), value)
+        for key, value in given.items()
+    }
     computed = {key: str(value) for key, value in given.items() if type(value) is Computed}
     plain = {key: value for key, value in given.items() if key not in computed}
     made = Imported(tool or which_tool(given), path, plain, computed=computed)
@@ -393,5 +475,7 @@ def import_config(path: Path, *, tool: str | None = None, dataset_info: Path | N
     else:
         {"trl": trl, "axolotl": axolotl}[made.tool](made)
     if not made.sets:
-        made.sets["data"] = {"path": ("data.jsonl", "the configuration names no data: write its path here")}
+        made.sets["data"] = {
+            "path": ("data.jsonl", "the configuration names no data: write its path here")
+        }
     return made

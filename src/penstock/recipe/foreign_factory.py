@@ -12,7 +12,10 @@ _NONE = {
     "stage": "the trainer's; it decides the template of each data set",
     "template": "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
     "eval_on_each_dataset": "each eval set is loaded by its name",
-    **dict.fromkeys(("ignore_pad_token_for_loss", "data_shared_file_system", "preprocessing_batch_size"), "not needed"),
+    **dict.fromkeys(
+        ("ignore_pad_token_for_loss", "data_shared_file_system", "preprocessing_batch_size"),
+        "not needed",
+    ),
     **dict.fromkeys(("default_system", "tool_format"), "no equivalent"),
 }
 _STAGES = {
@@ -36,7 +39,13 @@ _COLUMNS = {
     "sharegpt": {"messages": "messages_key", **_ALL},
     "text": {"prompt": "key"},
     "preference": {"messages": "input_key", "prompt": "input_key", **_ANSWERS, **_ALL},
-    "kto": {"messages": "input_key", "prompt": "input_key", "response": "output_key", **_ANSWERS, **_ALL},
+    "kto": {
+        "messages": "input_key",
+        "prompt": "input_key",
+        "response": "output_key",
+        **_ANSWERS,
+        **_ALL,
+    },
 }
 _ROLES = {
     "user_tag": "user",
@@ -51,15 +60,22 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     """The YAML of LLaMA-Factory, and the entries of its dataset_info.json."""
     stage = made.take("stage", "sft")
     if stage not in _STAGES:
-        raise RecipeError(f"{made.file}: stage is {stage!r}, expected sft, pt, dpo, rm or kto; its data has no recipe")
+        raise RecipeError(
+            f"{made.file}: stage is {stage!r}, expected sft, pt, dpo, rm or kto; its data has no recipe"
+        )
     made.same("tokenizer", "model_name_or_path", note="its tokenizer, or write a local folder")
     info = _dataset_info(made, dataset_info)
-    weights, names = _listed(made.take("interleave_probs")), _listed(made.take("dataset"))
+    weights = _listed(made.take("interleave_probs"))
+    names = _listed(made.take("dataset"))
     cut = made.take("max_samples")
     if weights and len(weights) != len(names):
-        raise RecipeError(f"{made.file}: {len(weights)} interleave_probs for {len(names)} data sets, expected one each")
+        raise RecipeError(
+            f"{made.file}: {len(weights)} interleave_probs for {len(names)} data sets, expected one each"
+        )
     for number, name in enumerate(names):
-        weight: Settings = {"weight": (float(weights[number]), f"interleave_probs[{number}]")} if weights else {}
+        weight: Settings = (
+            {"weight": (float(weights[number]), f"interleave_probs[{number}]")} if weights else {}
+        )
         _factory_set(made, name, info, stage, weight, cut)
     for name in _listed(made.take("eval_dataset")):
         _factory_set(made, name, info, stage, {}, cut, of_eval=True)
@@ -74,9 +90,15 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     made.same("refresh", "overwrite_cache", note=note)
     made.same("cache_dir", "tokenized_path", note="a cache of any settings, not one saved data set")
     streamed(made, "streaming")
-    kwargs = {key: made.take(key) for key in ("enable_thinking", "preserve_thinking") if made.take(key) is not None}
+    kwargs = {
+        key: made.take(key)
+        for key in ("enable_thinking", "preserve_thinking")
+        if made.take(key) is not None
+    }
     for key, value in kwargs.items():
-        made.put("template_kwargs", kwargs, key, value, "variables of the chat template, if it has them")
+        made.put(
+            "template_kwargs", kwargs, key, value, "variables of the chat template, if it has them"
+        )
     made.hold_out("val_size")
     made.leave_all(_NONE)
 
@@ -84,19 +106,28 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
 def _factory_rows(made: Imported, stage: str) -> None:
     """Length, packing and loss."""
     length = made.same("max_length", "cutoff_len", 2048)
-    neat, packed = made.take("neat_packing", False), made.take("packing", stage == "pt")
+    neat = made.take("neat_packing", False)
+    packed = made.take("packing", stage == "pt")
     if stage in ("sft", "pt") and (neat or packed):
         key = "neat_packing" if neat else "packing"
         note = "samples stay apart" + ("" if neat else ", which packing alone does not do there")
         made.put("packing", "concat" if stage == "pt" else "best_fit", key, True, note)
         made.put("overflow", "split" if stage == "pt" else "drop", key, True)
     elif stage in ("sft", "pt"):
-        made.put("packing", "none", "packing", False, "best_fit trains the same samples in fewer rows")
+        made.put(
+            "packing", "none", "packing", False, "best_fit trains the same samples in fewer rows"
+        )
         note = "the start is kept; there, prompt and answer are cut in proportion"
         made.put("overflow", "truncate", "cutoff_len", length, note)
     else:
         made.put("packing", "none", "packing", False, "pairs are not packed there")
-        made.put("overflow", "drop", "cutoff_len", length, "pairs are never cut here; there, prompt and answers are")
+        made.put(
+            "overflow",
+            "drop",
+            "cutoff_len",
+            length,
+            "pairs are never cut here; there, prompt and answers are",
+        )
     if made.take("train_on_prompt", False):
         made.put("train_on", "all", "train_on_prompt", True)
     elif made.take("mask_history", False):
@@ -106,7 +137,11 @@ def _factory_rows(made: Imported, stage: str) -> None:
 
 
 def _listed(value: Any) -> list[Any]:
-    return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else as_list(value)
+    return (
+        [each.strip() for each in value.split(",") if each.strip()]
+        if isinstance(value, str)
+        else as_list(value)
+    )
 
 
 def _dataset_info(made: Imported, path: Path | None) -> dict[str, Any]:
@@ -117,7 +152,9 @@ def _dataset_info(made: Imported, path: Path | None) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RecipeError(f"{path}: cannot be read: {reason}; name the file with --dataset-info") from error
+        raise RecipeError(
+            f"{path}: cannot be read: {reason}; name the file with --dataset-info"
+        ) from error
     if not isinstance(found, dict):
         raise RecipeError(f"{path}: a JSON {type(found).__name__}, expected entries by name")
     made.leave("dataset_dir", "paths are written out")
@@ -136,12 +173,18 @@ def _factory_set(
 ) -> None:
     if not isinstance(info.get(name), dict):
         known = ", ".join(list(info)[1:9])
-        raise RecipeError(f"{made.file}: the data set {name!r} is not in dataset_info.json, expected one of {known}")
-    entry, was = dict(info[name]), f"dataset_info.json: {name}"
-    kind, is_pair = entry.pop("formatting", "alpaca"), entry.pop("ranking", False)
+        raise RecipeError(
+            f"{made.file}: the data set {name!r} is not in dataset_info.json, expected one of {known}"
+        )
+    entry = dict(info[name])
+    was = f"dataset_info.json: {name}"
+    kind = entry.pop("formatting", "alpaca")
+    is_pair = entry.pop("ranking", False)
     place = next((key for key in _PLACES if key in entry), None)
     if place is None:
-        raise RecipeError(f"{was} has no file_name, expected the name of a file or of a data set on the hub")
+        raise RecipeError(
+            f"{was} has no file_name, expected the name of a file or of a data set on the hub"
+        )
     if kind not in ("alpaca", "sharegpt", "openai"):
         raise RecipeError(f"{was}: formatting is {kind!r}, expected alpaca, sharegpt or openai")
     file = str(entry.pop(place))
@@ -149,7 +192,10 @@ def _factory_set(
     template = _STAGES[stage]
     columns = _COLUMNS[template or ("alpaca" if kind == "alpaca" else "sharegpt")]
     template = template or {"openai": "messages"}.get(kind, kind)
-    settings = {**settings, "template": (template, f"{was}.formatting: {kind}" + ("; ranking" if is_pair else ""))}
+    settings = {
+        **settings,
+        "template": (template, f"{was}.formatting: {kind}" + ("; ranking" if is_pair else "")),
+    }
     given = dict(entry.pop("columns", None) or {})
     settings |= made.settings_of(given, columns, f"{was}.columns")
     why = "no equivalent: media are found by the usual names of columns; join other columns with source.map"
@@ -161,18 +207,35 @@ def _factory_set(
         f"{was}.tags",
         has_names=template in ("sharegpt", "messages"),
     )
-    settings |= made.settings_of(entry, {"split": "split", "subset": "config", "hf_revision": "revision"}, was)
+    settings |= made.settings_of(
+        entry, {"split": "split", "subset": "config", "hf_revision": "revision"}, was
+    )
     most = entry.pop("num_samples", None) or cut
     made.leave_part(entry, was, "no equivalent")
     note = f"; the first {most}, there a random choice" if most else ""
     rows = f"[:{most}]" if most else ""
-    made.add(path, settings, f"{was}.{place}{note}", name=None if of_eval else name, of_eval=of_eval, cut=rows)
+    made.add(
+        path,
+        settings,
+        f"{was}.{place}{note}",
+        name=None if of_eval else name,
+        of_eval=of_eval,
+        cut=rows,
+    )
 
 
-def _factory_tags(made: Imported, tags: dict[str, Any], settings: Settings, was: str, *, has_names: bool) -> None:
+def _factory_tags(
+    made: Imported, tags: dict[str, Any], settings: Settings, was: str, *, has_names: bool
+) -> None:
     """Take the names of roles; has_names: the template has options for the names of role and content, others find them."""
     if has_names:
-        settings |= made.settings_of(tags, {"role_tag": "role_key", "content_tag": "content_key"}, was)
+        settings |= made.settings_of(
+            tags, {"role_tag": "role_key", "content_tag": "content_key"}, was
+        )
     if roles := {role: [tags.pop(tag)] for tag, role in _ROLES.items() if tag in tags}:
         settings["role_map"] = (roles, was)
-    made.leave_part(tags, was, "no equivalent: calls of tools, roles and contents are found by their usual names")
+    made.leave_part(
+        tags,
+        was,
+        "no equivalent: calls of tools, roles and contents are found by their usual names",
+    )

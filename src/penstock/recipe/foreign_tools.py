@@ -11,29 +11,55 @@ _ORDER = "the order is another one"
 _SEED = 42  # of transformers and axolotl
 _LONG = 1 << 17  # tokens of a sample where their tool cuts nothing
 _NOT_PACKED = "best_fit trains the same samples in fewer rows"
-_BARE = ("json", "csv", "parquet", "text", "arrow", "webdataset", "imagefolder")  # load_dataset("json", data_files=…)
-_TRL_PACKING = {"bfd": ("best_fit", "truncate"), "bfd_split": ("best_fit", "split"), "wrapped": ("concat", "split")}
+_BARE = (
+    "json",
+    "csv",
+    "parquet",
+    "text",
+    "arrow",
+    "webdataset",
+    "imagefolder",
+)  # load_dataset("json", data_files=…)
+_TRL_PACKING = {
+    "bfd": ("best_fit", "truncate"),
+    "bfd_split": ("best_fit", "split"),
+    "wrapped": ("concat", "split"),
+}
 _NONE_OF_TRL = {
     "pad_token": "write pad_id: with its number; padding is never trained",
     "dataset_kwargs": "data is always prepared; records with input_ids are taken as they are",
 }
 _AXOLOTL_TYPES = {
-    "chat_template": "messages", "sharegpt": "sharegpt", "alpaca": "alpaca", "completion": "text", "pretrain": "text",
+    "chat_template": "messages",
+    "sharegpt": "sharegpt",
+    "alpaca": "alpaca",
+    "completion": "text",
+    "pretrain": "text",
     "input_output": "segments",
-}  # fmt: skip
+}
 _AXOLOTL_PAIRS = {**dict.fromkeys(("dpo", "ipo", "orpo", "simpo"), "preference"), "kto": "kto"}
 _AXOLOTL_KEYS = {
-    "name": "config", "split": "split", "revision": "revision", "field_messages": "messages_key", "field_tools": "tool_key",
-    "field_system": "system_key", "field": "key", "text_column": "key", "roles_to_train": "train_on",
-    "roles": "role_map", "field_chosen": "chosen_key", "field_rejected": "rejected_key",
+    "name": "config",
+    "split": "split",
+    "revision": "revision",
+    "field_messages": "messages_key",
+    "field_tools": "tool_key",
+    "field_system": "system_key",
+    "field": "key",
+    "text_column": "key",
+    "roles_to_train": "train_on",
+    "roles": "role_map",
+    "field_chosen": "chosen_key",
+    "field_rejected": "rejected_key",
     "chat_template_jinja": "chat_template",
-}  # fmt: skip
+}
 _PACKING = """sample_packing_group_size sample_packing_bin_size sample_packing_sequentially multipack_real_batches
   pretrain_multipack_attn batch_flattening curriculum_sampling"""
 _TOKENS = "the tokenizer's: save it with these tokens, and name its folder"
 _NONE_OF_AXOLOTL = {
     **dict.fromkeys(
-        _PACKING.split(), "no equivalent: packing: and block: decide; an eval set may have its own packing:"
+        _PACKING.split(),
+        "no equivalent: packing: and block: decide; an eval set may have its own packing:",
     ),
     **dict.fromkeys(("special_tokens", "tokens"), _TOKENS),
     "gradient_accumulation_steps": "the trainer's: it takes that many batches for a step",
@@ -45,28 +71,50 @@ _NONE_OF_AXOLOTL = {
 
 def of_training_arguments(made: Imported) -> None:
     """Settings of transformers' TrainingArguments."""
-    made.same("batch_size", "per_device_train_batch_size", 8, "rows of a rank; a row may hold several samples")
-    made.leave("gradient_accumulation_steps", "the trainer's: it takes that many batches for a step")
+    made.same(
+        "batch_size",
+        "per_device_train_batch_size",
+        8,
+        "rows of a rank; a row may hold several samples",
+    )
+    made.leave(
+        "gradient_accumulation_steps", "the trainer's: it takes that many batches for a step"
+    )
     made.epochs("num_train_epochs", 3.0)
     made.take("seed")
     made.same("seed", "seed" if made.take("data_seed") is None else "data_seed", _SEED, _ORDER)
     sampling = made.take("train_sampling_strategy", "random")
     if sampling == "sequential":
         made.put("shuffle", False, "train_sampling_strategy", sampling)
-    group_by_length(made, "train_sampling_strategy" if sampling == "group_by_length" else "group_by_length")
+    group_by_length(
+        made, "train_sampling_strategy" if sampling == "group_by_length" else "group_by_length"
+    )
     is_cut = made.take("dataloader_drop_last", False)
     note = "the last step is filled up with rows without loss"
-    made.put("tail", "drop" if is_cut else "pad", "dataloader_drop_last", is_cut, "" if is_cut else note)
-    made.same("workers", "dataloader_num_workers", note="0 is enough: batches are made ahead by a thread")
+    made.put(
+        "tail", "drop" if is_cut else "pad", "dataloader_drop_last", is_cut, "" if is_cut else note
+    )
+    made.same(
+        "workers", "dataloader_num_workers", note="0 is enough: batches are made ahead by a thread"
+    )
     for key in ("persistent_workers", "multiprocessing_context", "in_order"):
         made.leave(f"dataloader_{key}", "not needed: batches have one order whatever makes them")
-    made.leave("ignore_data_skip", "not needed: a resumed run goes on at its position and reads nothing twice")
+    made.leave(
+        "ignore_data_skip",
+        "not needed: a resumed run goes on at its position and reads nothing twice",
+    )
 
 
 def group_by_length(made: Imported, key: str) -> None:
     """Samples of about one length in a batch, where nothing packs them."""
     if made.take(key) and made.top["packing"][0] == "none":
-        made.put("packing", "group_64", key, made.take(key), "samples of one length together, one in a row")
+        made.put(
+            "packing",
+            "group_64",
+            key,
+            made.take(key),
+            "samples of one length together, one in a row",
+        )
 
 
 def streamed(made: Imported, key: str) -> None:
@@ -80,26 +128,44 @@ def trl(made: Imported) -> None:
     """SFTConfig, ScriptArguments, ModelConfig and DatasetMixtureConfig of trl 1.16."""
     made.same("tokenizer", "model_name_or_path", note="its tokenizer, or write a local folder")
     _trl_data(made)
-    key = "max_seq_length" if "max_seq_length" in made.given else "max_length"  # its name in older versions
+    key = (
+        "max_seq_length" if "max_seq_length" in made.given else "max_length"
+    )  # its name in older versions
     is_cut = made.given.get(key, 1024) is not None
     note = "" if is_cut else "null cuts nothing there: raise it if a sample is longer"
     made.put(
-        "max_length", made.take(key, 1024 if is_cut else _LONG), key, made.take(key, 1024 if is_cut else "null"), note
+        "max_length",
+        made.take(key, 1024 if is_cut else _LONG),
+        key,
+        made.take(key, 1024 if is_cut else "null"),
+        note,
     )
     strategy = made.take("packing_strategy", "bfd")
     if strategy not in _TRL_PACKING:
-        raise RecipeError(f"{made.file}: packing_strategy is {strategy!r}, expected one of {', '.join(_TRL_PACKING)}")
+        raise RecipeError(
+            f"{made.file}: packing_strategy is {strategy!r}, expected one of {', '.join(_TRL_PACKING)}"
+        )
     mode = made.take("truncation_mode", "keep_start")
     if made.take("packing", False):
         packing, overflow = _TRL_PACKING[strategy]
-        made.put("packing", packing, "packing_strategy", strategy, "of 65,536 samples at a time, not 1,000")
+        made.put(
+            "packing",
+            packing,
+            "packing_strategy",
+            strategy,
+            "of 65,536 samples at a time, not 1,000",
+        )
         made.put("overflow", overflow, "packing_strategy", strategy)
         made.put("padding_free", True, "packing", True, "trl packs without padding")
     else:
         made.put("packing", "none", "packing", False, _NOT_PACKED)
         made.leave("packing_strategy", "packing is off")
         kept = mode == "keep_start"
-        note = "" if kept else "no equivalent: overlong samples are dropped and counted; trl keeps their ends"
+        note = (
+            ""
+            if kept
+            else "no equivalent: overlong samples are dropped and counted; trl keeps their ends"
+        )
         overflow = "error" if not is_cut else "truncate" if kept else "drop"
         made.put("overflow", overflow, "truncation_mode", mode, note)
     if made.take("padding_free", False):
@@ -118,9 +184,11 @@ def trl(made: Imported) -> None:
 
 
 def _trl_data(made: Imported) -> None:
-    train, test = made.take("dataset_train_split", "train"), made.take("dataset_test_split", "test")
+    train = made.take("dataset_train_split", "train")
+    test = made.take("dataset_test_split", "test")
     is_evaluated = made.given.get("eval_strategy", "no") not in ("no", False, None)
-    name, settings = made.take("dataset_name"), Settings()
+    name = made.take("dataset_name")
+    settings = Settings()
     for key in ("dataset_streaming", "streaming"):
         streamed(made, key)
     if (config := made.take("dataset_config")) is not None:
@@ -131,23 +199,36 @@ def _trl_data(made: Imported) -> None:
         made.add(name, {**settings, **splits}, made.was("dataset_name", name))
         if is_evaluated and not is_here:
             was = made.was("dataset_test_split", test)
-            made.add(name, {**settings, "split": (test, was)}, made.was("dataset_name", name), of_eval=True)
+            made.add(
+                name,
+                {**settings, "split": (test, was)},
+                made.was("dataset_name", name),
+                of_eval=True,
+            )
     if not made.evals:
         made.leave("dataset_test_split", "nothing is evaluated, or the data is one file")
     for number, each in enumerate(made.listed("datasets")):
-        part, was = made.part(each, f"datasets[{number}]"), f"datasets[{number}]"
-        settings = made.settings_of(part, {"name": "config", "split": "split", "fraction": "weight"}, was)
+        part = made.part(each, f"datasets[{number}]")
+        was = f"datasets[{number}]"
+        settings = made.settings_of(
+            part, {"name": "config", "split": "split", "fraction": "weight"}, was
+        )
         if "weight" in settings:
             note = "an exact share: trl keeps the first rows of each"
             settings["weight"] = (settings["weight"][0], f"{was}.fraction; {note}")
         path = _place(made, part, settings, was)
-        made.leave_part(part, was, "no equivalent: name files in path:; columns that a template does not read are left")
+        made.leave_part(
+            part,
+            was,
+            "no equivalent: name files in path:; columns that a template does not read are left",
+        )
         made.add(path, settings, f"{was}.path")
 
 
 def _place(made: Imported, part: dict[str, Any], settings: Settings, was: str) -> Any:
     """Return the place that `load_dataset(path, data_files=…)` reads."""
-    path, files = part.pop("path"), part.pop("data_files", None)
+    path = part.pop("path")
+    files = part.pop("data_files", None)
     if isinstance(files, dict):  # files by split
         split, slash, rows = str(settings.pop("split", ("train", ""))[0]).partition("[")
         if split not in files:
@@ -170,36 +251,60 @@ def _place(made: Imported, part: dict[str, Any], settings: Settings, was: str) -
 def _trl_records(made: Imported) -> None:
     """What is trained, and the column of texts: trl looks at the first record."""
     records = _first_records(made)
-    field, chats = made.take("dataset_text_field"), {"messages", "conversations", "prompt"}
+    field = made.take("dataset_text_field")
+    chats = {"messages", "conversations", "prompt"}
     has_field = [field in each and not chats & each.keys() for each in records or ()]
     if has_field and not any(has_field):
-        made.leave("dataset_text_field", "records have no such column, or are chats, where trl does not read it")
+        made.leave(
+            "dataset_text_field",
+            "records have no such column, or are chats, where trl does not read it",
+        )
     elif field is not None:
         made.put(
-            "key", field, "dataset_text_field", field, "" if has_field else "with template: text, if none is found"
+            "key",
+            field,
+            "dataset_text_field",
+            field,
+            "" if has_field else "with template: text, if none is found",
         )
     if has_field and all(has_field):
         made.put("template", "text", "dataset_text_field", field, "every token is trained")
     else:
         _trl_loss(made, records)
     if any("conversations" in each for each in records or ()):
-        made.left.append("conversations: human and gpt become user and assistant; trl renders these names as they are")
+        made.left.append(
+            "conversations: human and gpt become user and assistant; trl renders these names as they are"
+        )
 
 
 def _trl_loss(made: Imported, records: list[Record] | None) -> None:
-    is_pair = None if records is None else all("prompt" in each and "completion" in each for each in records)
-    completion, assistant = made.take("completion_only_loss"), made.take("assistant_only_loss", False)
-    key, value = ("assistant_only_loss", True) if assistant else ("completion_only_loss", completion)
+    is_pair = (
+        None
+        if records is None
+        else all("prompt" in each and "completion" in each for each in records)
+    )
+    completion = made.take("completion_only_loss")
+    assistant = made.take("assistant_only_loss", False)
+    key, value = (
+        ("assistant_only_loss", True) if assistant else ("completion_only_loss", completion)
+    )
     if assistant:
-        trained, note = "assistant", "turns are found in the rendered text, tags are not needed"
+        trained = "assistant"
+        note = "turns are found in the rendered text, tags are not needed"
         if completion is not False and is_pair:
-            trained, note = "last", "the assistant's turn in the completion; turns before the last are not trained here"
+            trained = "last"
+            note = (
+                "the assistant's turn in the completion; turns before the last are not trained here"
+            )
     elif is_pair if completion is None else completion:
-        trained, note = "completion", "records have a prompt and a completion"
+        trained = "completion"
+        note = "records have a prompt and a completion"
         if is_pair is False:
-            trained, note = "all", "records have no prompt and completion: trl trains every token"
+            trained = "all"
+            note = "records have no prompt and completion: trl trains every token"
     else:
-        trained, note = "all", "everything, prompts too; train_on: assistant is usual"
+        trained = "all"
+        note = "everything, prompts too; train_on: assistant is usual"
     if is_pair is None and completion is None:
         note += "; if records have a prompt and a completion, trl trains the completion: "
         note += f"write train_on: {'last' if assistant else 'completion'}"
@@ -270,10 +375,14 @@ def _axolotl_rows(made: Imported, templates: set[str]) -> None:
     group_by_length(made, "group_by_length")
     excess = made.take("excess_length_strategy", "drop")
     if excess not in ("drop", "truncate", "raise"):
-        raise RecipeError(f"{made.file}: excess_length_strategy is {excess!r}, expected drop, truncate or raise")
-    overflow, note = "error" if excess == "raise" else excess, ""
+        raise RecipeError(
+            f"{made.file}: excess_length_strategy is {excess!r}, expected drop, truncate or raise"
+        )
+    overflow = "error" if excess == "raise" else excess
+    note = ""
     if templates == {"text"}:
-        overflow, note = "split", "texts are cut into rows, as axolotl does before"
+        overflow = "split"
+        note = "texts are cut into rows, as axolotl does before"
     elif "text" in templates:
         note = "for texts, too, which axolotl splits into rows"
     made.put("overflow", overflow, "excess_length_strategy", excess, note)
@@ -282,12 +391,17 @@ def _axolotl_rows(made: Imported, templates: set[str]) -> None:
         made.leave("train_on_inputs", "the template decides what is trained")
     else:
         note = "" if everything else "a list of roles does what roles_to_train does"
-        made.put("train_on", "all" if everything else "assistant", "train_on_inputs", everything, note)
+        made.put(
+            "train_on", "all" if everything else "assistant", "train_on_inputs", everything, note
+        )
 
 
-def _axolotl_set(made: Imported, each: Any, was: str, rl: str | None = None, *, of_eval: bool = False) -> None:
+def _axolotl_set(
+    made: Imported, each: Any, was: str, rl: str | None = None, *, of_eval: bool = False
+) -> None:
     part = made.part(each, was)
-    kind, keys = part.pop("type", None), dict(_AXOLOTL_KEYS)
+    kind = part.pop("type", None)
+    keys = dict(_AXOLOTL_KEYS)
     settings: Settings = {}
     if rl is not None:
         settings["template"] = (
@@ -296,31 +410,42 @@ def _axolotl_set(made: Imported, each: Any, was: str, rl: str | None = None, *, 
         )
         keys["field_messages"] = "input_key"
     elif isinstance(kind, str) and kind in _AXOLOTL_TYPES:
-        note = "; rendered by the chat template, not by axolotl's own text" if kind == "alpaca" else ""
+        note = (
+            "; rendered by the chat template, not by axolotl's own text" if kind == "alpaca" else ""
+        )
         settings["template"] = (_AXOLOTL_TYPES[kind], f"{was}.type: {kind}{note}")
     elif kind is not None:
         why = "no equivalent: `penstock check` says which template fits; or write template:"
         made.left.append(f"{was}.type: {kind}  ({why})")
     settings |= made.settings_of(part, keys, was)
     path = _place(made, part, settings, was)
-    note, cut, share = f"{was}.path", "", part.pop("weight", None)
+    note = f"{was}.path"
+    cut = ""
+    share = part.pop("weight", None)
     percent = round(100 * share, 9) if isinstance(share, int | float) and 0 < share < 1 else 0
     if percent and percent == int(percent):
         note += f"; {was}.weight: {share}: the first rows; axolotl takes a random choice"
         cut = f"[:{int(percent)}%]"
     elif share is not None:
-        made.leave_part({"weight": share}, was, "all rows are read" + ("" if share == 1 else ": no equivalent"))
+        made.leave_part(
+            {"weight": share}, was, "all rows are read" + ("" if share == 1 else ": no equivalent")
+        )
     mappings = dict(part.pop("message_property_mappings", None) or {})
     names = {} if rl else {"role": "role_key", "content": "content_key"}
     settings |= made.settings_of(mappings, names, f"{was}.message_property_mappings")
-    made.leave_part(mappings, f"{was}.message_property_mappings", "no equivalent: rename it with source.map")
-    ds_type, first = part.pop("ds_type", None), str(as_list(path)[0])
+    made.leave_part(
+        mappings, f"{was}.message_property_mappings", "no equivalent: rename it with source.map"
+    )
+    ds_type = part.pop("ds_type", None)
+    first = str(as_list(path)[0])
     if ds_type is not None and not first.endswith(f".{ds_type}"):
         shape = "jsonl" if ds_type == "json" and first.endswith((".jsonl", ".ndjson")) else ds_type
         settings["shape"] = (shape, f"{was}.ds_type: {ds_type}")
     for key in ("train_on_eos", "train_on_eot"):
         made.leave_part(
-            {key: part.pop(key)} if key in part else {}, was, "turns end with their end token, which is trained"
+            {key: part.pop(key)} if key in part else {},
+            was,
+            "turns end with their end token, which is trained",
         )
     made.leave_part(part, was, "no equivalent")
     made.add(path, settings, note, of_eval=of_eval, cut=cut)

@@ -41,7 +41,14 @@ _TEXT = ("tokenizer", "template", "engine")  # in a file; objects too from Pytho
 _OPTIONS = "options of the file format, such as columns, delimiter or record"
 _CHAT = "render both sides with the chat template; null: only for query_response, if the tokenizer has a chat template"
 
-PATHS = ("tokenizer", "cache_dir", "quarantine", "chat_template", "processor", "media_root")  # relative to the recipe
+PATHS = (
+    "tokenizer",
+    "cache_dir",
+    "quarantine",
+    "chat_template",
+    "processor",
+    "media_root",
+)  # relative to the recipe
 
 # Kinds of plain values, as errors and the reference name them; the first that fits counts.
 _KINDS: dict[str, Any] = {
@@ -78,21 +85,34 @@ def keys() -> dict[str, Key]:
     made["options"] = Key("options", "open", frozenset({"a mapping"}), {}, _OPTIONS)
     made |= {key.name: key for key in _keys(api.prepare, "template")}
     documented = {key.name: key for each in _SETTINGS for key in _keys(each, "loader")}
-    of_loader = {key.name: replace(key, doc=documented[key.name].doc) for key in _keys(Loader.__init__, "loader")}
-    made |= {**of_loader, **{name: key for name, key in documented.items() if name not in of_loader}}
+    of_loader = {
+        key.name: replace(key, doc=documented[key.name].doc)
+        for key in _keys(Loader.__init__, "loader")
+    }
+    made |= {
+        **of_loader,
+        **{name: key for name, key in documented.items() if name not in of_loader},
+    }
     for name, found in template_options().items():
         first, *others = found.values()
         accepts = first.accepts.union(*(key.accepts for key in others))
         is_same = all(key.default == first.default for key in others)
         doc = "; ".join(dict.fromkeys(key.doc for key in found.values()))
-        made[name] = replace(first, accepts=accepts, default=first.default if is_same else REQUIRED, doc=doc)
+        made[name] = replace(
+            first, accepts=accepts, default=first.default if is_same else REQUIRED, doc=doc
+        )
     return made
 
 
 @cache
 def template_options() -> dict[str, dict[str, Key]]:
     """Return the options of templates: name → template → key."""
-    known = {option for name in NAMES for chat in (False, True) for option in known_options(name, chat=chat)}
+    known = {
+        option
+        for name in NAMES
+        for chat in (False, True)
+        for option in known_options(name, chat=chat)
+    }
     chat = Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)
     made = {"chat": dict.fromkeys(("prompt_completion", "query_response"), chat)}
     makers: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
@@ -108,9 +128,12 @@ def template_options() -> dict[str, dict[str, Key]]:
 
 def option_doc(name: str, template: str) -> str:
     """Return the documentation of an option of this template; of any other key, that of the key."""
-    found, own = template_options().get(name, {}), RECORD_SHAPES.get(template)
+    found = template_options().get(name, {})
+    own = RECORD_SHAPES.get(template)
     for other, key in found.items():
-        if other == template or (own and other in RECORD_SHAPES and RECORD_SHAPES[other].template is own.template):
+        if other == template or (
+            own and other in RECORD_SHAPES and RECORD_SHAPES[other].template is own.template
+        ):
             return key.doc
     return keys()[name].doc
 
@@ -122,7 +145,9 @@ def source_options() -> dict[str, list[str]]:
     for shape, each in SHAPES.items():
         try:
             opener = getattr(import_module(f"penstock.sources.{each.module}"), each.source)
-        except ImportError:  # a package that is not installed; then such files cannot be opened either
+        except (
+            ImportError
+        ):  # a package that is not installed; then such files cannot be opened either
             continue
         for option in getattr(opener, "OPTIONS", ()):
             found.setdefault(option, []).append(shape)
@@ -148,7 +173,10 @@ def _hint(key: Key, value: Any) -> str:
     if "a whole number" in key.accepts:
         if isinstance(value, float) and value.is_integer():
             return f"; write {int(value)}"
-        if isinstance(value, str) and (digits := value.replace(",", "").replace("_", "").strip()).isdecimal():
+        if (
+            isinstance(value, str)
+            and (digits := value.replace(",", "").replace("_", "").strip()).isdecimal()
+        ):
             return f"; write {int(digits)}"
     if "text" in key.accepts and isinstance(value, int | float):
         return f"; put it in quotes: '{str(value).lower()}'"
@@ -157,11 +185,16 @@ def _hint(key: Key, value: Any) -> str:
 
 def _keys(owner: Callable[..., Any], room: Room) -> Iterator[Key]:
     """The keys that a function or dataclass takes."""
-    docs = {each.name: each.metadata.get("doc", "") for each in fields(owner)} if is_dataclass(owner) else {}
+    docs = (
+        {each.name: each.metadata.get("doc", "") for each in fields(owner)}
+        if is_dataclass(owner)
+        else {}
+    )
     for name, parameter in inspect.signature(owner).parameters.items():
         if name in _NOT_KEYS or parameter.kind is parameter.VAR_KEYWORD or name.startswith("_"):
             continue
-        annotation, doc = parameter.annotation, docs.get(name, "")
+        annotation = parameter.annotation
+        doc = docs.get(name, "")
         if typing.get_origin(annotation) is Annotated:
             annotation, doc = typing.get_args(annotation)
         own: Room = "process" if name in _OF_PROCESS else "prepare" if name in _OF_ALL else room
@@ -178,5 +211,12 @@ def _kinds(annotation: Any) -> set[str]:
         return {"text"}
     kind = type(None) if annotation is None else origin or annotation
     return {
-        next((name for name, known in _KINDS.items() if isinstance(kind, type) and issubclass(kind, known)), "anything")
+        next(
+            (
+                name
+                for name, known in _KINDS.items()
+                if isinstance(kind, type) and issubclass(kind, known)
+            ),
+            "anything",
+        )
     }

@@ -30,7 +30,11 @@ from penstock.words import shortened
 _log = logging.getLogger("penstock")
 
 TRAIN = "train"
-_EVAL_DEFAULTS = {"epochs": 1, "shuffle": False, "tail": "pad"}  # one pass, in the order of the file, every sample
+_EVAL_DEFAULTS = {
+    "epochs": 1,
+    "shuffle": False,
+    "tail": "pad",
+}  # one pass, in the order of the file, every sample
 _NOT_OF_EVAL = ("mix_by", "stop", "skip", "per_epoch", "schedule", "anneal")
 _OF_EVERY_TEMPLATE = ("tokenizer", "template", "fan_out")
 
@@ -74,14 +78,24 @@ class Recipe:
         made = _built(plain({"data": "-", **changes}))
 
         def updated(data: DataSet, also: tuple[str, ...] = ()) -> DataSet:
-            new = {name: value for name, value in made.settings.items() if name in data.options or name in also}
+            new = {
+                name: value
+                for name, value in made.settings.items()
+                if name in data.options or name in also
+            }
             return replace(data, options=_updated(data.options, new))
 
-        of_eval = (*_EVAL_DEFAULTS, "skip", "per_epoch")  # an eval set does not get these from the recipe
+        of_eval = (
+            *_EVAL_DEFAULTS,
+            "skip",
+            "per_epoch",
+        )  # an eval set does not get these from the recipe
         recipe = replace(
             self,
             data=made.data if "data" in changes else tuple(updated(each) for each in self.data),
-            eval_sets=made.eval_sets if "eval" in changes else tuple(updated(each, of_eval) for each in self.eval_sets),
+            eval_sets=made.eval_sets
+            if "eval" in changes
+            else tuple(updated(each, of_eval) for each in self.eval_sets),
             settings=_updated(self.settings, made.settings),
             lines={name: line for name, line in self.lines.items() if name not in made.settings},
             notices=(*self.notices, *made.notices),
@@ -103,7 +117,9 @@ class Recipe:
             return self.eval_sets
         if not chosen:
             known = ", ".join(self.parts)
-            raise RecipeError(f"{location(self.file)}unknown part {name!r}, expected one of {known}")
+            raise RecipeError(
+                f"{location(self.file)}unknown part {name!r}, expected one of {known}"
+            )
         return chosen
 
     def open_options(self, data: DataSet) -> dict[str, Any]:
@@ -113,12 +129,15 @@ class Recipe:
 
     def prepare_options(self, data: DataSet) -> dict[str, Any]:
         """Keyword arguments of `prepare` that decide which tokens come out: tokenizer, template and its options, fan_out."""
-        own, shared = _of_rooms(data.options, "template"), _of_rooms(self.settings, "template")
+        own = _of_rooms(data.options, "template")
+        shared = _of_rooms(self.settings, "template")
         template = own.get("template", shared.get("template", "auto"))
         if template != "auto" and isinstance(template, str):
             chat = own.get("chat", shared.get("chat"))
             known = {*known_options(template, chat=chat), *_OF_EVERY_TEMPLATE}
-            shared = {name: value for name, value in shared.items() if name in known}  # the rest is for other data sets
+            shared = {
+                name: value for name, value in shared.items() if name in known
+            }  # the rest is for other data sets
         options = {**shared, **own}
         if "chat_template" in options:
             options["chat_template"] = _template_text(options["chat_template"])
@@ -136,7 +155,9 @@ class Recipe:
             return shared
         (chosen,) = self.part(part)
         kept = {name: value for name, value in shared.items() if name not in _NOT_OF_EVAL}
-        if kept.get("balance") == "block":  # which orders rows by cost, and an eval set is in the order of the file
+        if (
+            kept.get("balance") == "block"
+        ):  # which orders rows by cost, and an eval set is in the order of the file
             kept["balance"] = "rank"
         return {**kept, **_EVAL_DEFAULTS, **_of_rooms(chosen.options, "loader", "process")}
 
@@ -147,13 +168,17 @@ class Recipe:
         known = {each.name for each in fields(PlanSettings)}
         return PlanSettings(
             **{name: value for name, value in options.items() if name in known},
-            weights=weights_as_text(tabled(weights, ramps=False)[0][1]) if part == TRAIN and all(weights) else None,
+            weights=weights_as_text(tabled(weights, ramps=False)[0][1])
+            if part == TRAIN and all(weights)
+            else None,
         )
 
     def mixture(self, stores: Mapping[str, Any], part: str = TRAIN) -> Any:
         """The first argument of `Loader`: a store, stores by name, or stores by name with their weights."""
         chosen = self.part(part)
-        if len(chosen) == 1 and (part != TRAIN or (not chosen[0].is_named and chosen[0].weight is None)):
+        if len(chosen) == 1 and (
+            part != TRAIN or (not chosen[0].is_named and chosen[0].weight is None)
+        ):
             return stores[chosen[0].name]
         if all(each.weight is None for each in chosen):
             return {each.name: stores[each.name] for each in chosen}
@@ -167,14 +192,17 @@ class Recipe:
         except PenstockError as error:
             if not self.file:
                 raise
-            raise type(error)(f"{self.file}:{data.line}: data set {data.name!r}: {error}") from error
+            raise type(error)(
+                f"{self.file}:{data.line}: data set {data.name!r}: {error}"
+            ) from error
 
     def check(self) -> None:
         """Raise what the plan and the batch would raise later, with file and line."""
         bare = next((each for each in self.data if each.weight is None), None)
         if bare and any(each.weight for each in self.data):
             raise self._error(
-                bare.line, f"data set {bare.name!r} has no weight and others have; give all of them one, or none"
+                bare.line,
+                f"data set {bare.name!r} has no weight and others have; give all of them one, or none",
             )
         for part in self.parts:
             self._check_part(part)
@@ -185,11 +213,23 @@ class Recipe:
         options = self.loader_options(part)
         try:
             settings = self.plan_settings(part)
-            BatchForm(**{each.name: options[each.name] for each in fields(BatchForm) if each.name in options})
+            BatchForm(
+                **{
+                    each.name: options[each.name]
+                    for each in fields(BatchForm)
+                    if each.name in options
+                }
+            )
         except PlanError as error:
-            named = [(found.start(), name) for name in options if (found := re.search(rf"\b{name}\b", str(error)))]
+            named = [
+                (found.start(), name)
+                for name in options
+                if (found := re.search(rf"\b{name}\b", str(error)))
+            ]
             first = min(named, default=(0, ""))[1]
-            raise self._error(own.line if own and first in own.options else self.lines.get(first, 0), error) from error
+            raise self._error(
+                own.line if own and first in own.options else self.lines.get(first, 0), error
+            ) from error
         if self.settings.get("background") and not settings.is_local:
             where = f" of eval set {part!r}" if own else ""
             raise self._error(
@@ -209,7 +249,9 @@ class Recipe:
                 return
             names[name] = None
             try:
-                known.update(option for chat in (False, True) for option in known_options(name, chat=chat))
+                known.update(
+                    option for chat in (False, True) for option in known_options(name, chat=chat)
+                )
             except PenstockError as error:
                 line = each.line if "template" in each.options else self.lines.get("template", 0)
                 raise self._error(line, error) from error
@@ -234,26 +276,39 @@ class Recipe:
 
     def __repr__(self) -> str:
         data = ", ".join(
-            each.name + (f" ({_short(each.weight)})" if each.weight is not None else "") for each in self.data
+            each.name + (f" ({_short(each.weight)})" if each.weight is not None else "")
+            for each in self.data
         )
         sets = f"; eval {', '.join(each.name for each in self.eval_sets)}" if self.eval_sets else ""
-        settings = "".join(f"; {name} {shortened(str(value), 40)}" for name, value in self.settings.items())
+        settings = "".join(
+            f"; {name} {shortened(str(value), 40)}" for name, value in self.settings.items()
+        )
         return f"Recipe({f'{self.file!r}: ' if self.file else ''}{data}{sets}{settings})"
 
 
-def _built(document: dict[str, Any], lines: dict[Keys, int] | None = None, file: str | None = None) -> Recipe:
+def _built(
+    document: dict[str, Any], lines: dict[Keys, int] | None = None, file: str | None = None
+) -> Recipe:
     built = Builder(document, lines or {}, file)
     for notice in built.notices:
         _log.warning("%s", notice)
     return Recipe(
-        data=built.data, settings=built.settings, eval_sets=built.eval_sets, file=file,
-        lines=built.lines, notices=tuple(built.notices),
-    )  # fmt: skip
+        data=built.data,
+        settings=built.settings,
+        eval_sets=built.eval_sets,
+        file=file,
+        lines=built.lines,
+        notices=tuple(built.notices),
+    )
 
 
 def _updated(given: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with new ones; options of the file format are added."""
-    options = {"options": {**given["options"], **new["options"]}} if "options" in given and "options" in new else {}
+    options = (
+        {"options": {**given["options"], **new["options"]}}
+        if "options" in given and "options" in new
+        else {}
+    )
     return {**given, **new, **options}
 
 
@@ -266,7 +321,11 @@ def _template_text(given: Any) -> Any:
     if not isinstance(given, str | os.PathLike) or "{" in str(given):
         return given
     path = Path(given)
-    if not is_remote(given) and not path.is_file() and path.suffix not in (".jinja", ".jinja2", ".j2"):
+    if (
+        not is_remote(given)
+        and not path.is_file()
+        and path.suffix not in (".jinja", ".jinja2", ".j2")
+    ):
         return given  # the name of a template that the tokenizer has
     try:
         return read(given).decode() if is_remote(given) else path.read_text(encoding="utf-8")
@@ -276,7 +335,12 @@ def _template_text(given: Any) -> Any:
 
 def _written_sets(found: tuple[DataSet, ...], base: str | None) -> Any:
     """Data sets as they are written: one bare path, by name, or as a list."""
-    if len(found) == 1 and not found[0].is_named and not found[0].options and found[0].weight is None:
+    if (
+        len(found) == 1
+        and not found[0].is_named
+        and not found[0].options
+        and found[0].weight is None
+    ):
         return relative(found[0].path, base)
     written = [
         {
@@ -288,7 +352,10 @@ def _written_sets(found: tuple[DataSet, ...], base: str | None) -> Any:
     ]
     if all(each.is_named for each in found):
         return {each.name: one for each, one in zip(found, written, strict=True)}
-    return [one | ({"name": each.name} if each.is_named else {}) for each, one in zip(found, written, strict=True)]
+    return [
+        one | ({"name": each.name} if each.is_named else {})
+        for each, one in zip(found, written, strict=True)
+    ]
 
 
 def _plain_weight(weight: Any) -> Any:
@@ -298,11 +365,17 @@ def _plain_weight(weight: Any) -> Any:
 
 
 def _short(weight: Any) -> str:
-    return f"{weight:g}" if isinstance(weight, float) else ", ".join(f"{p}: {part:g}" for p, part in weight.items())
+    return (
+        f"{weight:g}"
+        if isinstance(weight, float)
+        else ", ".join(f"{p}: {part:g}" for p, part in weight.items())
+    )
 
 
 def _written(options: Mapping[str, Any], base: str | None) -> dict[str, Any]:
-    return {name: relative(value, base) if name in PATHS else value for name, value in options.items()}
+    return {
+        name: relative(value, base) if name in PATHS else value for name, value in options.items()
+    }
 
 
 def relative(value: Any, base: str | None) -> Any:
@@ -318,9 +391,13 @@ def relative(value: Any, base: str | None) -> Any:
 def dump(value: Any, *, width: int = 120) -> str:
     """YAML that `Recipe.read` reads back as the same value."""
     try:
-        text: str = yaml.dump(_escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+        text: str = yaml.dump(
+            _escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width
+        )
     except yaml.YAMLError as error:
-        raise RecipeError(f"this recipe holds a value that YAML cannot: {error}; pass it to load() instead") from error
+        raise RecipeError(
+            f"this recipe holds a value that YAML cannot: {error}; pass it to load() instead"
+        ) from error
     return text
 
 
@@ -331,7 +408,11 @@ class _Dumper(yaml.SafeDumper):
         lines = data.split("\n")
         if data.isprintable():
             style = None if _is_text(data) else "'"
-        elif len(lines) > 1 and lines[0] and all(part.isprintable() and part == part.strip() for part in lines):
+        elif (
+            len(lines) > 1
+            and lines[0]
+            and all(part.isprintable() and part == part.strip() for part in lines)
+        ):
             style = "|"
         else:
             style = '"'

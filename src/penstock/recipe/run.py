@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from penstock.store.status import Status
 
 
-def load(recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **changes: Any) -> "Loader":
+def load(
+    recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **changes: Any
+) -> "Loader":
     """Make a loader from one file: open, prepare and mix the data sets of a recipe.
 
     part: "train", or the name of an eval set ("eval" if there is only one).  An eval set is one pass in the order of its file, unless the
@@ -37,7 +39,9 @@ def load(recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **chan
     return Loader(found.mixture(serve_recipe(found, part=part), part), **options)
 
 
-def load_prepared(recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train", **changes: Any) -> "Loader | None":
+def load_prepared(
+    recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train", **changes: Any
+) -> "Loader | None":
     """The loader that `load` makes, if all stores are in the cache already; else None.  No record is read and nothing is made."""
     from penstock.loader import Loader
     from penstock.store.build import find
@@ -45,9 +49,12 @@ def load_prepared(recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train
     found = recipe.changed(**changes)
     if not found.run_options().get("cache", True):
         return None
-    stores, cache = {}, Cache(found.settings.get("cache_dir"))
+    stores = {}
+    cache = Cache(found.settings.get("cache_dir"))
     for each in opened:
-        store = find(each.rows, each.template_for_all, columns=columns_of(each.template), cache=cache)
+        store = find(
+            each.rows, each.template_for_all, columns=columns_of(each.template), cache=cache
+        )
         if store is None:
             return None
         stores[each.name] = store
@@ -85,10 +92,14 @@ class OpenSet:
         """Prepare one row and keep it nowhere: its number, and a store that holds nothing else.  No other row is read."""
         num_rows = len(self.rows)
         if not -num_rows <= row < num_rows:
-            raise PlanError(f"row {row} does not exist: {self.name!r} has {num_rows:,} rows, counted from 0")
+            raise PlanError(
+                f"row {row} does not exist: {self.name!r} has {num_rows:,} rows, counted from 0"
+            )
         number = row % num_rows
         one = concat([self.rows])[number : number + 1]
-        return number, prepare(one, template=self.template, num_proc=1, cache=False, progress="none")
+        return number, prepare(
+            one, template=self.template, num_proc=1, cache=False, progress="none"
+        )
 
 
 def open_recipe(
@@ -110,11 +121,18 @@ def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) 
         options = recipe.prepare_options(data)
         source = open_data(recipe, data, folder, options)
         fan_out = options.pop("fan_out", False)
-        tokenizer, template = options.pop("tokenizer", None), options.pop("template", "auto")
+        tokenizer = options.pop("tokenizer", None)
+        template = options.pop("template", "auto")
         made = choose_template(
-            source, template, tokenizer, options, facts=folder if keeps else None, rows=rows,
-            shared=frozenset(recipe.settings) - frozenset(data.options), skip_bad=skip_bad,
-        )  # fmt: skip
+            source,
+            template,
+            tokenizer,
+            options,
+            facts=folder if keeps else None,
+            rows=rows,
+            shared=frozenset(recipe.settings) - frozenset(data.options),
+            skip_bad=skip_bad,
+        )
         turns = by_turns(source, made) if fan_out else source
         return OpenSet(name=data.name, source=source, template=made, fan_out=fan_out, rows=turns)
 
@@ -123,11 +141,16 @@ def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]"
     """The stores of one part of a recipe, by the names of its data sets."""
     from penstock.engines import open_engine
 
-    options = recipe.run_options() | {name: value for name, value in recipe.settings.items() if name == "progress"}
-    named, num_proc = options.pop("engine", "local"), options.pop("num_proc", None)
+    options = recipe.run_options() | {
+        name: value for name, value in recipe.settings.items() if name == "progress"
+    }
+    named = options.pop("engine", "local")
+    num_proc = options.pop("num_proc", None)
     # one for all data sets: it may start a cluster
     engine = open_engine(named, num_proc=num_proc, inline=not options.get("background", False))
-    return {each.name: each.prepare(engine=engine, **options) for each in open_recipe(recipe, part=part)}
+    return {
+        each.name: each.prepare(engine=engine, **options) for each in open_recipe(recipe, part=part)
+    }
 
 
 def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]":
@@ -136,7 +159,8 @@ def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]"
 
     cache = Cache(recipe.settings.get("cache_dir"))
     return {
-        each.name: status(each.rows, each.template_for_all(), cache=cache) for each in open_recipe(recipe, part=part)
+        each.name: status(each.rows, each.template_for_all(), cache=cache)
+        for each in open_recipe(recipe, part=part)
     }
 
 
@@ -172,11 +196,14 @@ def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
     from penstock.store.miss import explain_miss
     from penstock.store.shards import template_identity
 
-    answers, cache = {}, Cache(recipe.settings.get("cache_dir"))
+    answers = {}
+    cache = Cache(recipe.settings.get("cache_dir"))
     for each in open_recipe(recipe, part=part):
         template = each.template_for_all()
         num_rows = rows_per_shard(columns_of(template))
-        borders, records = digest_shards(each.rows, engine=LocalEngine(), cache=cache, shard_rows=num_rows)
+        borders, records = digest_shards(
+            each.rows, engine=LocalEngine(), cache=cache, shard_rows=num_rows
+        )
         answers[each.name] = explain_miss(template_identity(template), records, borders, cache)
     return answers
 
@@ -190,6 +217,12 @@ def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "I
     chats = [each.name for each in opened if uses_chat_template(each.template)]
     for data, each in zip(recipe.part(part), opened, strict=True):
         yield check(
-            each.rows, each.template, settings, cache=Cache(recipe.settings.get("cache_dir")).root,
-            at_most=rows or len(each.rows), name=each.name, on_bad=recipe.open_options(data).get("on_bad", "stop"), beside=chats,
-        )  # fmt: skip
+            each.rows,
+            each.template,
+            settings,
+            cache=Cache(recipe.settings.get("cache_dir")).root,
+            at_most=rows or len(each.rows),
+            name=each.name,
+            on_bad=recipe.open_options(data).get("on_bad", "stop"),
+            beside=chats,
+        )

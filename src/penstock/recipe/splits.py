@@ -38,7 +38,9 @@ def split_of(path: str) -> str | None:
     A part of the path with words for both, such as `train_test.jsonl`, is passed over.
     """
     for part in reversed(path.replace(os.sep, "/").split("/")):
-        splits = {"train" if word in TRAIN else word for word in map(str.lower, _WORD.findall(part))}
+        splits = {
+            "train" if word in TRAIN else word for word in map(str.lower, _WORD.findall(part))
+        }
         if len(splits) == 1:
             return splits.pop()
     return None
@@ -62,15 +64,21 @@ def find_splits(places: Sequence[str]) -> Splits | None:
             is_flat = is_flat and split is None and os.sep not in below
     if is_flat:
         return None
-    train, others, eval_sets = [], [], dict[str, list[str]]()
+    train = []
+    others = []
+    eval_sets = dict[str, list[str]]()
     for by_split in found.values():
         rest = by_split.pop("", [])
         others += rest if "train" in by_split else []
-        train += by_split.pop("train", rest)  # beside test files, the files without a split are the training data
+        train += by_split.pop(
+            "train", rest
+        )  # beside test files, the files without a split are the training data
         for name in sorted(by_split, key=EVAL.index):
             eval_sets.setdefault(name, []).extend(by_split[name])
     folders = [os.path.abspath(local(place)) for place in found]  # noqa: PTH100
-    named = [place for place in places if place not in found]  # opening a folder without data is an error
+    named = [
+        place for place in places if place not in found
+    ]  # opening a folder without data is an error
     return Splits(folders=folders, train=train, eval_sets=eval_sets, others=others, named=named)
 
 
@@ -86,10 +94,15 @@ def _data_files(folder: str) -> list[str]:
 
 def eval_files(places: Iterable[str], files: Iterable[str]) -> list[str]:
     """Return those of `files` that are named as data for evaluation, each as its path below the place that was given."""
-    roots = sorted({_root(place) for place in places}, key=len, reverse=True)  # the nearest root comes first
+    roots = sorted(
+        {_root(place) for place in places}, key=len, reverse=True
+    )  # the nearest root comes first
     found = []
     for file in files:
-        root = next((root for root in roots if file.startswith(f"{root.rstrip('/')}/")), os.path.dirname(file))  # noqa: PTH120
+        root = next(
+            (root for root in roots if file.startswith(f"{root.rstrip('/')}/")),
+            os.path.dirname(file),  # noqa: PTH120
+        )
         below = file[len(root) :].lstrip("/")
         if split_of(below) not in (None, "train"):
             found.append(below)

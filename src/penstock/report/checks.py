@@ -29,7 +29,9 @@ from penstock.templates.trial import CHATML
 from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
 from penstock.words import size, spread
 
-_SHORT_TEXT = 32  # tokens: where the median text is shorter, lines were probably taken for documents
+_SHORT_TEXT = (
+    32  # tokens: where the median text is shorter, lines were probably taken for documents
+)
 _LOST = 0.01  # share of the trained tokens that may be lost without a warning
 _DUPLICATES = 0.01  # share of the samples that may be repeated without a warning
 _MOST_MESSAGES = 5  # kinds of refusal that are listed, the most common ones
@@ -100,32 +102,50 @@ def check(
         num_rows=found.num_rows,
         looked=found.looked,
         estimated_tokens=found.estimated_tokens,
-        verdicts=tuple(each for each in verdicts if found.samples or each.answer != "ok"),  # no samples: nothing is ok
+        verdicts=tuple(
+            each for each in verdicts if found.samples or each.answer != "ok"
+        ),  # no samples: nothing is ok
     )
 
 
 class _Questions:
     """The questions about one data set; each yields its verdicts."""
 
-    def __init__(self, name: str, source: Source, template: Any, settings: PlanSettings, at_most: int) -> None:
-        self.name, self._source, self._template, self._settings = name, source, template, settings
+    def __init__(
+        self, name: str, source: Source, template: Any, settings: PlanSettings, at_most: int
+    ) -> None:
+        self.name = name
+        self._source = source
+        self._template = template
+        self._settings = settings
         self._tokenizer: Any = getattr(template, "tokenizer", None)
         self.found = encode_rows(source, template, at_most=at_most)
         self._rows = "rows" if self.found.is_whole else "sampled rows"
         self._is_pair = batch_kind(columns_of(template)) == PAIRS
 
     def _say(
-        self, question: str, answer: Answer, why: str, rows: Sequence[int] | None = None, count: int | None = None
+        self,
+        question: str,
+        answer: Answer,
+        why: str,
+        rows: Sequence[int] | None = None,
+        count: int | None = None,
     ) -> Verdict:
         """Return a verdict about `rows`, or about `count` of which they are the first."""
         first = tuple(str(self._source.where(row)) for row in (rows or ())[:5])
         count = count if count is not None or rows is None else len(rows)
         share = count / self.found.looked if count is not None and self.found.looked else None
-        return Verdict(source=self.name, question=question, answer=answer, why=why, share=share, first=first)
+        return Verdict(
+            source=self.name, question=question, answer=answer, why=why, share=share, first=first
+        )
 
     def _of_rows(self, count: int) -> str:
         looked = self.found.looked
-        return f"{count:,} of {looked:,} {self._rows} ({percent(count, looked)})" if looked else "no rows"
+        return (
+            f"{count:,} of {looked:,} {self._rows} ({percent(count, looked)})"
+            if looked
+            else "no rows"
+        )
 
     def rows(self) -> Iterator[Verdict]:
         found = self.found
@@ -139,12 +159,19 @@ class _Questions:
             yield self._say("rows", "ok", f"{found.num_rows:,} rows; {checked}")
 
     def readable(self, on_bad: str) -> Iterator[Verdict]:
-        found, bad = self.found, self.found.bad
+        found = self.found
+        bad = self.found.bad
         if not bad:
-            yield self._say("bad rows", "ok", f"{found.looked:,} of {found.num_rows:,} rows read: all fine")
+            yield self._say(
+                "bad rows", "ok", f"{found.looked:,} of {found.num_rows:,} rows read: all fine"
+            )
             return
         stops = on_bad == "stop"
-        more = "the first stops the run; fix it, or set on_bad: skip" if stops else "they are skipped and counted"
+        more = (
+            "the first stops the run; fix it, or set on_bad: skip"
+            if stops
+            else "they are skipped and counted"
+        )
         why = f"{self._of_rows(len(bad))} cannot be read; {more}: {bad[0][1]}"
         yield self._say("bad rows", "fail" if stops else "warn", why, [row for row, _ in bad])
 
@@ -172,14 +199,20 @@ class _Questions:
         if uses_chat_template(self._template):
             yield self._say("chat template", "ok", f"used: {_which_chat_template(self._template)}")
         elif beside and has_two_sides:
-            others = f"{', '.join(beside)} of the same mixture {'use' if len(beside) > 1 else 'uses'}"
+            others = (
+                f"{', '.join(beside)} of the same mixture {'use' if len(beside) > 1 else 'uses'}"
+            )
             why = (
                 f"not used: prompt and answer are plain text, but {others} the chat template; "
                 "the model would learn both formats; set chat: true for this data set to render all of them alike"
             )
             yield self._say("chat template", "warn", why)
         else:
-            hint = "; set chat: true to use it" if has_two_sides and has_chat_template(self._template) else ""
+            hint = (
+                "; set chat: true to use it"
+                if has_two_sides and has_chat_template(self._template)
+                else ""
+            )
             yield self._say("chat template", "ok", f"not used: rows are plain text or tokens{hint}")
 
     def trained_tokens(self) -> Iterator[Verdict]:
@@ -189,7 +222,8 @@ class _Questions:
         if how_turns_end is not None and (remark := how_turns_end()):
             yield self._say("trained tokens", "warn", remark)
             return
-        trained, tokens = int(self.found.trained.sum()), self.found.tokens
+        trained = int(self.found.trained.sum())
+        tokens = self.found.tokens
         why = f"{trained:,} of {tokens:,} tokens in the checked rows are trained on ({percent(trained, tokens)})"
         yield self._say("trained tokens", "ok", why)
 
@@ -200,24 +234,35 @@ class _Questions:
             return
         bos = self.found.doubled(self._tokenizer.bos_id, at_end=False)
         eos = self.found.doubled(self._tokenizer.eos_id, at_end=True)
-        parts = [f"{self._of_rows(count)} have two {name}" for name, count in (("BOS", bos), ("EOS", eos)) if count]
+        parts = [
+            f"{self._of_rows(count)} have two {name}"
+            for name, count in (("BOS", bos), ("EOS", eos))
+            if count
+        ]
         why = f"{', '.join(parts)}; set bos: false or eos: false, or fix the chat template"
-        yield self._say("BOS and EOS", "warn" if parts else "ok", why if parts else "no duplicated BOS or EOS")
+        yield self._say(
+            "BOS and EOS", "warn" if parts else "ok", why if parts else "no duplicated BOS or EOS"
+        )
 
     def rows_without_loss(self) -> Iterator[Verdict]:
         rows = self.found.dropped.get(NOTHING_TO_TRAIN, [])
         if not rows and PROMPT_LENGTHS in columns_of(self._template):
-            yield self._say("rows without loss", "ok", "rows are prompts to generate from: nothing is trained")
+            yield self._say(
+                "rows without loss", "ok", "rows are prompts to generate from: nothing is trained"
+            )
             return
         if not rows:
             yield self._say("rows without loss", "ok", "every checked row has tokens to train on")
             return
         why = f"{self._of_rows(len(rows))} have no tokens to train on and are dropped"
-        yield self._say("rows without loss", "fail" if len(rows) == self.found.looked else "warn", why, rows)
+        yield self._say(
+            "rows without loss", "fail" if len(rows) == self.found.looked else "warn", why, rows
+        )
 
     def not_printed(self) -> Iterator[Verdict]:
         """Check for fields that the chat template does not print, so that they are not trained; only for conversations."""
-        found, skipped = self.found, self.found.dropped.get("unrendered", [])
+        found = self.found
+        skipped = self.found.dropped.get("unrendered", [])
         lost = unrendered(found.notes, assistant_characters=found.assistant_characters)
         if not uses_chat_template(self._template):
             return
@@ -226,10 +271,13 @@ class _Questions:
             yield self._say("not printed", "warn", why, skipped)
         elif lost:
             fields = "; ".join(each.describe(found.looked) for each in lost)
-            why, most = f"the chat template does not print {fields}", max(each.count for each in lost)
+            why = f"the chat template does not print {fields}"
+            most = max(each.count for each in lost)
             yield self._say("not printed", "warn", why, lost[0].rows, most)
         else:
-            yield self._say("not printed", "ok", "the chat template prints every field of the messages")
+            yield self._say(
+                "not printed", "ok", "the chat template prints every field of the messages"
+            )
 
     def turns(self) -> Iterator[Verdict]:
         """Trained turns that no token ends, or that have only a part of their header."""
@@ -243,7 +291,8 @@ class _Questions:
         if not items:
             return
         kinds = ", ".join(
-            f"{count:,} of kind {kind}" for kind, count in Counter(item.kind for item in items).most_common()
+            f"{count:,} of kind {kind}"
+            for kind, count in Counter(item.kind for item in items).most_common()
         )
         tokens = sum(item.span[1] - item.span[0] for item in items)
         why = f"{kinds} in the checked rows; their tokens are {percent(tokens, found.tokens)} of {found.tokens:,}"
@@ -252,26 +301,42 @@ class _Questions:
             yield self._say("media", "ok", why)
             return
         item, new = max(small, key=lambda one: one[0].size[0] * one[0].size[1])
-        rows = [row for row, some in zip(found.rows, found.media, strict=True) if shrunk(some, processor)]
+        rows = [
+            row
+            for row, some in zip(found.rows, found.media, strict=True)
+            if shrunk(some, processor)
+        ]
         sizes = "from {:,} × {:,} to {:,} × {:,}".format(*item.size, *new)
         lost = f"{len(small):,} of {len(items):,} are shrunk to less than half of their pixels, the largest {sizes}"
         yield self._say(
-            "media", "warn", f"{why}; {lost}; raise the limits in the processor's files to keep detail", rows
+            "media",
+            "warn",
+            f"{why}; {lost}; raise the limits in the processor's files to keep detail",
+            rows,
         )
 
     def too_long(self) -> Iterator[Verdict]:
-        settings, lengths, trained = self._settings, self.found.lengths, self.found.trained
+        settings = self._settings
+        lengths = self.found.lengths
+        trained = self.found.trained
         over = np.flatnonzero(lengths > settings.capacity)
-        most, limit = int(lengths.max(initial=0)), f"{settings.max_length:,}"
+        most = int(lengths.max(initial=0))
+        limit = f"{settings.max_length:,}"
         both = " (a pair counts both sequences)" if self._is_pair else ""
         longest = f"the longest checked sample has {most:,} tokens, max_length is {limit}{both}"
         if not over.size or settings.packing == "concat":
-            cuts = "; packing: concat cuts samples at row ends and loses nothing" if over.size else ""
+            cuts = (
+                "; packing: concat cuts samples at row ends and loses nothing" if over.size else ""
+            )
             yield self._say("too long", "ok", longest + cuts)
             return
-        kept = {"drop": 0, "truncate": settings.capacity}.get(settings.overflow, most)  # tokens of each long sample
+        kept = {"drop": 0, "truncate": settings.capacity}.get(
+            settings.overflow, most
+        )  # tokens of each long sample
         lost = int((lengths[over] - kept).clip(0).sum())
-        lost_trained = sum(int(np.count_nonzero(self.found.samples[place][1][max(kept, 1) :])) for place in over)
+        lost_trained = sum(
+            int(np.count_nonzero(self.found.samples[place][1][max(kept, 1) :])) for place in over
+        )
         share_lost = f"{percent(lost, lengths.sum())} of the tokens and {percent(lost_trained, trained.sum())}"
         what = {
             "drop": f"they are dropped, with {share_lost} of the trained tokens",
@@ -279,14 +344,19 @@ class _Questions:
             "split": "they are split into pieces, which loses nothing",
             "error": "the first stops the run",
         }[settings.overflow]
-        severe = settings.overflow == "error" or (settings.overflow == "drop" and over.size > 0.5 * lengths.size)
-        answer: Answer = "fail" if severe else "warn" if lost_trained > _LOST * int(trained.sum()) else "ok"
+        severe = settings.overflow == "error" or (
+            settings.overflow == "drop" and over.size > 0.5 * lengths.size
+        )
+        answer: Answer = (
+            "fail" if severe else "warn" if lost_trained > _LOST * int(trained.sum()) else "ok"
+        )
         why = f"{self._of_rows(over.size)} are longer than max_length {limit}{both}; {what}"
         yield self._say("too long", answer, why, [self.found.rows[place] for place in over])
 
     def model_length(self) -> Iterator[Verdict]:
         """Check that max_length is within the model's length: longer rows fail, or train positions that the model has never seen."""
-        most, length = getattr(self._tokenizer, "model_max_length", None), self._settings.max_length
+        most = getattr(self._tokenizer, "model_max_length", None)
+        length = self._settings.max_length
         longest = min(length, self.found.longest_sequence)  # pairs that are longer are dropped
         answer: Answer = "ok"
         if most is None:
@@ -311,7 +381,9 @@ class _Questions:
             return
         median = int(np.median(self.found.lengths))
         if median >= _SHORT_TEXT:
-            yield self._say("text length", "ok", f"half of the checked texts have {median:,} tokens or more")
+            yield self._say(
+                "text length", "ok", f"half of the checked texts have {median:,} tokens or more"
+            )
             return
         advice = {
             "line": "if lines of a longer text became documents, set options: {record: paragraph} or {record: file}",
@@ -325,7 +397,10 @@ class _Questions:
         """Count rows whose tokens and media an earlier row has."""
         found = self.found
         digests = [
-            digest(np.ascontiguousarray(ids).tobytes() + media_key(self._template, self._source, row, items))
+            digest(
+                np.ascontiguousarray(ids).tobytes()
+                + media_key(self._template, self._source, row, items)
+            )
             for (ids, _), row, items in zip(found.samples, found.rows, found.media, strict=True)
         ]
         pairs = list(zip(digests, found.rows, strict=True))
@@ -334,7 +409,10 @@ class _Questions:
         answer: Answer = "warn" if len(again) > _DUPLICATES * len(self.found.samples) else "ok"
         why = f"{self._of_rows(len(again))} repeat an earlier one"
         yield self._say(
-            "duplicates", answer, why if again else f"no duplicates in the {self.found.looked:,} {self._rows}", again
+            "duplicates",
+            answer,
+            why if again else f"no duplicates in the {self.found.looked:,} {self._rows}",
+            again,
         )
 
     def disk(self, cache: Path) -> Iterator[Verdict]:
@@ -353,7 +431,9 @@ class _Questions:
         read = [row for row in spread(self.found.num_rows, self.found.looked) if row not in unread]
         removed = self._source.removed_nulls(read)
         if removed.rows:
-            columns = ", ".join(f"{column} {count:,}" for column, count in removed.columns.most_common())
+            columns = ", ".join(
+                f"{column} {count:,}" for column, count in removed.columns.most_common()
+            )
             why = (
                 f"removed {removed.columns.total():,} null members that Arrow's schema added in {removed.rows:,} of "
                 f"{self.found.looked:,} rows ({columns}); set nulls: keep to train them"
@@ -373,14 +453,19 @@ def template_words(template: Template) -> str:
     if not uses_chat_template(template):
         return repr(template)
     chat: Any = template
-    turns = {"assistant": "assistant turns", "last": "the last assistant turn", "completion": "the answer"}
+    turns = {
+        "assistant": "assistant turns",
+        "last": "the last assistant turn",
+        "completion": "the answer",
+    }
     own = chat.train_on
     loss = turns.get(own, "all tokens") if isinstance(own, str) else f"turns of {', '.join(own)}"
     return f"{getattr(chat.reader, 'shape', 'conversations')}, {_which_chat_template(chat)}; loss on {loss}"
 
 
 def _which_chat_template(template: Any) -> str:
-    tokenizer, text = template.tokenizer, template.renderer.text
+    tokenizer = template.tokenizer
+    text = template.renderer.text
     if text in tokenizer.chat_templates.values():
         return f"chat template of {Path(tokenizer.path).parent.name if tokenizer.path else 'the tokenizer'}"
     return "the built-in ChatML template" if text == CHATML else "the chat_template of the recipe"

@@ -28,7 +28,8 @@ from penstock.errors import PenstockError, PlanError
 from penstock.loader import Loader
 from penstock.report import media, numbers, samples, text
 
-NUM_SAMPLES, NUM_ROWS = 24, 24
+NUM_SAMPLES = 24
+NUM_ROWS = 24
 MOST_BYTES = 3_000_000
 _BEGINS = "<!doctype html>\n<!-- penstock report -->\n"
 _MOST_CELL = 240  # characters of a name or text; a file name can be of any length
@@ -36,7 +37,13 @@ _MOST_TOKEN = 120  # characters
 _MOST_LABELS = 9  # below one plot; half of them on a narrow page
 
 
-def write(loader: Loader, path: str | os.PathLike[str], *, stage: Callable[[str], object] = str, **options: Any) -> int:
+def write(
+    loader: Loader,
+    path: str | os.PathLike[str],
+    *,
+    stage: Callable[[str], object] = str,
+    **options: Any,
+) -> int:
     """Write the page, complete or not at all, and return its size in bytes; `options` are those of `page`.
 
     A file that is not such a page is never replaced.
@@ -55,9 +62,12 @@ def write(loader: Loader, path: str | os.PathLike[str], *, stage: Callable[[str]
 
 def checked(path: str | os.PathLike[str]) -> Path:
     """Refuse a path where no page can be written; called before long work begins."""
-    target, begins = Path(path), b""
+    target = Path(path)
+    begins = b""
     if not target.parent.is_dir():
-        raise PenstockError(f"{target}: the folder {target.parent} does not exist; create it, or choose another name")
+        raise PenstockError(
+            f"{target}: the folder {target.parent} does not exist; create it, or choose another name"
+        )
     try:
         if target.exists() and not target.is_dir():
             with target.open("rb") as file:
@@ -65,7 +75,9 @@ def checked(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise PenstockError(f"{target}: cannot write the report: {error.strerror}") from error
     if target.is_dir() or begins not in (b"", _BEGINS.encode()):
-        raise PenstockError(f"{target}: exists and is not a report, so it is not replaced; choose another name")
+        raise PenstockError(
+            f"{target}: exists and is not a report, so it is not replaced; choose another name"
+        )
     return target
 
 
@@ -83,7 +95,9 @@ def page(
 
     stage: called with the name of each stage of the work.
     """
-    values = _values(loader, num_samples=num_samples, num_rows=num_rows, compare=compare, stage=stage)
+    values = _values(
+        loader, num_samples=num_samples, num_rows=num_rows, compare=compare, stage=stage
+    )
     stage("drawing the page")
     more = f" and {len(values['names']) - 3} more" if len(values["names"]) > 3 else ""
     title = title or ", ".join(values["names"][:3]) + more
@@ -95,11 +109,17 @@ def page(
 
 
 def _values(
-    loader: Loader, *, num_samples: int, num_rows: int, compare: bool, stage: Callable[[str], object]
+    loader: Loader,
+    *,
+    num_samples: int,
+    num_rows: int,
+    compare: bool,
+    stage: Callable[[str], object],
 ) -> dict[str, Any]:
     """Collect everything that the page shows, by its name in the template."""
     stage("counting tokens")
-    stores, sources = numbers.stores(loader), numbers.sources(loader)
+    stores = numbers.stores(loader)
+    sources = numbers.sources(loader)
     choices = samples.choose_samples(loader, num_samples)
     values: dict[str, Any] = {
         "sources": sources,
@@ -107,7 +127,9 @@ def _values(
         "lengths": numbers.lengths(stores.values()),
         "shares": [samples.trained_shares(store) for store in stores.values()],
         "media": media.media_numbers(stores),
-        "dropped": sum((Counter({d.reason: d.count for d in each.dropped}) for each in sources), Counter()),
+        "dropped": sum(
+            (Counter({d.reason: d.count for d in each.dropped}) for each in sources), Counter()
+        ),
         "seed": loader.plan.settings.seed,
         "epoch": None,
         "problem": None,
@@ -137,7 +159,9 @@ def _values(
 @cache
 def _template() -> Template:
     files = resources.files("penstock.report")
-    source, css, script = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html.j2", "css", "js"))
+    source, css, script = (
+        files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html.j2", "css", "js")
+    )
     environment = Environment(
         autoescape=True,
         finalize=_plain,
@@ -157,7 +181,9 @@ def _template() -> Template:
         "plural": words.plural,
         "short": words.short_number,
         "size": words.size,
-        "token": lambda text: _visible(words.shortened(text, _MOST_TOKEN), {"\n": "<u>↵</u>\n", "\t": "<u>⇥</u>\t"}),
+        "token": lambda text: _visible(
+            words.shortened(text, _MOST_TOKEN), {"\n": "<u>↵</u>\n", "\t": "<u>⇥</u>\t"}
+        ),
         "weight": lambda weight: f"{float(Fraction(weight)):g}" if weight else "–",
     }
     environment.globals |= {
@@ -214,7 +240,9 @@ def _visible(text: str, shown: dict[str, str]) -> Markup:
     """Escape text, with characters that hide in red; those in `shown` become this markup."""
     if text.isascii() and text.isprintable():
         return escape(text)
-    return Markup("".join(shown.get(char) or _visible_char(char) for char in text).replace("</s><s>", ""))
+    return Markup(
+        "".join(shown.get(char) or _visible_char(char) for char in text).replace("</s><s>", "")
+    )
 
 
 def _visible_char(char: str) -> str:
@@ -229,7 +257,9 @@ def _within(made: Sequence[str], num_bytes: float) -> list[int]:
     sizes = [len(part.encode("utf-8", "replace")) for part in made]
     kept = list(range(len(made)))
     while len(kept) > 1 and (total := sum(sizes[number] for number in kept)) > num_bytes:
-        kept = words.spread(len(made), max(min(int(len(kept) * num_bytes / total), len(kept) - 1), 1))
+        kept = words.spread(
+            len(made), max(min(int(len(kept) * num_bytes / total), len(kept) - 1), 1)
+        )
     return kept
 
 

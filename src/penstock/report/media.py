@@ -36,7 +36,9 @@ def media_numbers(stores: Mapping[str, Store]) -> tuple[MediaNumbers, ...]:
 def _numbers(name: str, store: Store) -> Iterable[MediaNumbers]:
     if MEDIA not in store.columns:
         return
-    count, samples, tokens = Counter[str](), Counter[str](), Counter[str]()
+    count = Counter[str]()
+    samples = Counter[str]()
+    tokens = Counter[str]()
     for shard in range(store.num_shards):
         found = store.tokens(shard)
         for row in np.flatnonzero(np.diff(found.offsets)).tolist():
@@ -59,7 +61,10 @@ def _numbers(name: str, store: Store) -> Iterable[MediaNumbers]:
 def media_table(found: Sequence[MediaNumbers]) -> list[Piece]:
     """Show tokens by kind; nothing where there are no media."""
     columns = ["data set", "kind", "#count", "#samples", "#tokens", "#of tokens"]
-    rows = [[each.source, each.kind, each.count, each.samples, each.tokens, percent(each.share, 1)] for each in found]
+    rows = [
+        [each.source, each.kind, each.count, each.samples, each.tokens, percent(each.share, 1)]
+        for each in found
+    ]
     return [title("media"), table(columns, rows)] if rows else []
 
 
@@ -76,7 +81,9 @@ def media_lines(sample: Sample) -> tuple[str, ...]:
 
 def _line(item: MediaItem) -> str:
     place = (
-        "in the record" if item.place is None else item.place + (f" (from byte {item.start:,})" if item.start else "")
+        "in the record"
+        if item.place is None
+        else item.place + (f" (from byte {item.start:,})" if item.start else "")
     )
     first, last = item.span
     return f"{item.kind} {item.number}: {place}, {_measures(item)}, {size(item.num_bytes)}, tokens {first}–{last - 1}"
@@ -86,13 +93,23 @@ def _measures(item: MediaItem) -> str:
     if item.kind == "audio":
         return f"{item.size[0] / item.rate:.2f} s at {item.rate:,.0f} Hz"
     pixels = "{} × {} pixels (height × width)".format(*item.size[-2:])
-    return pixels if item.kind == "image" else f"{item.size[0]:,} frames at {item.rate:g} a second, {pixels}"
+    return (
+        pixels
+        if item.kind == "image"
+        else f"{item.size[0]:,} frames at {item.rate:g} a second, {pixels}"
+    )
 
 
 def shrunk(items: Iterable[MediaItem], processor: Any) -> list[tuple[MediaItem, tuple[int, int]]]:
     """Images that the processor shrinks to less than half of their pixels, with the size that they get."""
-    images = [(item, processor.counts.resized(*item.size)) for item in items if item.kind == "image"]
-    return [(item, new) for item, new in images if new and new[0] * new[1] < _SHRUNK * item.size[0] * item.size[1]]
+    images = [
+        (item, processor.counts.resized(*item.size)) for item in items if item.kind == "image"
+    ]
+    return [
+        (item, new)
+        for item, new in images
+        if new and new[0] * new[1] < _SHRUNK * item.size[0] * item.size[1]
+    ]
 
 
 def media_key(template: Any, source: Source, row: int, items: Sequence[MediaItem]) -> bytes:
@@ -100,4 +117,6 @@ def media_key(template: Any, source: Source, row: int, items: Sequence[MediaItem
     if not items:
         return b""
     read = template.media.bytes_of
-    return repr([(each.place or digest(read(each, lambda: source[row])), each.start) for each in items]).encode()
+    return repr(
+        [(each.place or digest(read(each, lambda: source[row])), each.start) for each in items]
+    ).encode()

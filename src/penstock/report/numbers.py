@@ -30,7 +30,11 @@ from penstock.store import Store
 from penstock.store.counts import unrendered
 from penstock.types import Ints
 
-PACKINGS = ("best_fit", "concat", "none")  # compared by default; other samples than tokens are never packed
+PACKINGS = (
+    "best_fit",
+    "concat",
+    "none",
+)  # compared by default; other samples than tokens are never packed
 _ROWS_AT_ONCE = 1 << 14  # another number would change the digest of every order
 
 
@@ -177,17 +181,22 @@ def stores(loader: Loader) -> dict[str, Store]:
     """
     for store in loader.stores:
         if not isinstance(store, Store):
-            raise PlanError("this loader delivers plain records, which have no tokens; pass one of prepared stores")
+            raise PlanError(
+                "this loader delivers plain records, which have no tokens; pass one of prepared stores"
+            )
         store.wait()
     names = [source.name for source in loader.plan.sources]
-    return dict(zip([loader.stores[0].name] if names == ["data"] else names, loader.stores, strict=True))
+    return dict(
+        zip([loader.stores[0].name] if names == ["data"] else names, loader.stores, strict=True)
+    )
 
 
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
     """Return the numbers of every store of the loader."""
     weights = [loader.journal[-1]["sources"].get(source.name) for source in loader.plan.sources]
     return tuple(
-        _source(name, store, weight) for (name, store), weight in zip(stores(loader).items(), weights, strict=True)
+        _source(name, store, weight)
+        for (name, store), weight in zip(stores(loader).items(), weights, strict=True)
     )
 
 
@@ -207,10 +216,17 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
         num_bytes=sum(entry.num_bytes for entry in store.manifest.shards) if store.manifest else 0,
         weight=weight,
         dropped=tuple(
-            Drop(reason=reason, count=part.count, first=places(part.rows)) for reason, part in counts.dropped.items()
+            Drop(reason=reason, count=part.count, first=places(part.rows))
+            for reason, part in counts.dropped.items()
         ),
         unrendered=tuple(
-            NotPrinted(field=x.field, count=x.count, characters=x.characters, share=x.share, first=places(x.rows))
+            NotPrinted(
+                field=x.field,
+                count=x.count,
+                characters=x.characters,
+                share=x.share,
+                first=places(x.rows),
+            )
             for x in unrendered(counts.notes, assistant_characters=counts.assistant_characters)
         ),
         lengths=lengths([store]),
@@ -229,14 +245,18 @@ def _trained_first_tokens(store: Store) -> int:
 
 def lengths(found: Iterable[Store]) -> Lengths:
     """Return the lengths of several stores together."""
-    return length_numbers(np.concatenate([np.zeros(0, np.int64), *(store.lengths for store in found)]))
+    return length_numbers(
+        np.concatenate([np.zeros(0, np.int64), *(store.lengths for store in found)])
+    )
 
 
 def length_numbers(sizes: Ints) -> Lengths:
     """Return the numbers of these lengths; a length of 0 is a record without a sample."""
     sizes = np.sort(sizes[sizes > 0])
     some = sizes if sizes.size else np.zeros(1, np.int64)
-    least, p90, p99, most = (int(some[min(int(share * some.size), some.size - 1)]) for share in (0, 0.9, 0.99, 1))
+    least, p90, p99, most = (
+        int(some[min(int(share * some.size), some.size - 1)]) for share in (0, 0.9, 0.99, 1)
+    )
     return Lengths(
         count=int(sizes.size),
         total=int(sizes.sum()),
@@ -259,7 +279,9 @@ def _histogram(sizes: Ints) -> Histogram:
     edges = edges[sum(edge < sizes[0] for edge in edges[1:]) if sizes.size else 0 :]
     borders = np.searchsorted(sizes, edges, side="right")
     tokens = np.diff(np.concatenate(([0], np.cumsum(sizes)))[borders])
-    return Histogram(edges=tuple(edges), counts=tuple(np.diff(borders).tolist()), tokens=tuple(tokens.tolist()))
+    return Histogram(
+        edges=tuple(edges), counts=tuple(np.diff(borders).tolist()), tokens=tuple(tokens.tolist())
+    )
 
 
 def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -> Iterator[Rows]:
@@ -267,9 +289,11 @@ def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -
 
     Appends the counters of every block to `counted`.
     """
-    rest, block = Rows.empty(0), 0
+    rest = Rows.empty(0)
+    block = 0
     while (packed := plan.blocks.pack(number, block)) is not None:
-        rest, block = Rows.join([rest, packed[0]]), block + 1
+        rest = Rows.join([rest, packed[0]])
+        block = block + 1
         if counted is not None:
             counted.append(packed[1])
         while rest.num_rows >= _ROWS_AT_ONCE:
@@ -279,26 +303,43 @@ def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -
         yield rest
 
 
-def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | None = None) -> EpochNumbers:
+def epoch(
+    loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | None = None
+) -> EpochNumbers:
     """Compute everything about one epoch.  Packs it once; `visit` is called with all its rows, some thousand at a time."""
-    plan, settings, per_step = loader.plan, loader.plan.settings, loader.batch_size * loader.world.size
-    names, digest, tokens, counted = list(stores(loader)), Digest(), np.zeros(len(plan.sources), np.int64), [Counters()]
-    mixing, balance = MixingCounter(plan, number, names), BalanceCounter(settings, loader.world.size, per_step)
+    plan = loader.plan
+    settings = loader.plan.settings
+    per_step = loader.batch_size * loader.world.size
+    names = list(stores(loader))
+    digest = Digest()
+    tokens = np.zeros(len(plan.sources), np.int64)
+    counted = [Counters()]
+    mixing = MixingCounter(plan, number, names)
+    balance = BalanceCounter(settings, loader.world.size, per_step)
     for rows in epoch_rows(plan, number, counted):
         sizes = rows.spans["stop"] - rows.spans["start"]
         digest.extend(np.ascontiguousarray(rows.spans).tobytes())
         digest.extend(np.diff(rows.starts).astype("<i8").tobytes())
-        tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=tokens.size).astype(np.int64)
+        tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=tokens.size).astype(
+            np.int64
+        )
         mixing.add(rows)
         balance.add(rows)
         if visit is not None:
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
-    is_padded = settings.tail == "pad" and loader.kind == TOKENS  # batches of pairs and prompts have no empty rows
-    tail = Counters(rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat"))
+    is_padded = (
+        settings.tail == "pad" and loader.kind == TOKENS
+    )  # batches of pairs and prompts have no empty rows
+    tail = Counters(
+        rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat")
+    )
     steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
     return EpochNumbers(
-        **{name: getattr(settings, name) for name in ("max_length", "packing", "overflow", "tail", "seed")},
+        **{
+            name: getattr(settings, name)
+            for name in ("max_length", "packing", "overflow", "tail", "seed")
+        },
         plan=plan.fingerprint,
         order=digest.hexdigest(),
         epoch=number,
@@ -308,11 +349,15 @@ def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | 
         world_size=loader.world.size,
         rows_per_step=per_step,
         steps=steps,
-        steps_of_run=None if loader.epochs is None else plan.num_steps(per_step, epochs=loader.epochs),
+        steps_of_run=None
+        if loader.epochs is None
+        else plan.num_steps(per_step, epochs=loader.epochs),
         rows=whole.rows,
         fill=whole.fill,
         tokens_per_step=int(tokens.sum()) / steps if steps else 0.0,
-        counters=plan.count(number, per_step) if missing and settings.tail == "drop" else whole + tail,
+        counters=plan.count(number, per_step)
+        if missing and settings.tail == "drop"
+        else whole + tail,
         tail_rows=whole.rows % per_step,
         shares=_shares(loader, number, names, whole, tokens),
         mixing=mixing.result(samples_out=whole.samples_out),
@@ -322,7 +367,8 @@ def epoch(loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | 
 
 def _balance(loader: Loader, number: int, found: Balance) -> Balance:
     """Complete the numbers of an epoch: what balance="block" gains shows only beside the order that the epoch has without it."""
-    plan, world_size = loader.plan, loader.world.size
+    plan = loader.plan
+    world_size = loader.world.size
     if found.balance != "block" or world_size == 1:
         return found
     before = BalanceCounter(plan.settings, world_size, loader.batch_size * world_size)
@@ -331,8 +377,11 @@ def _balance(loader: Loader, number: int, found: Balance) -> Balance:
     return replace(found, slowest_in_turn=before.result().slowest_in_turn)
 
 
-def _shares(loader: Loader, number: int, names: list[str], whole: Counters, tokens: Ints) -> tuple[Share, ...]:
-    blocks, sizes = loader.plan.blocks, [source.num_samples for source in loader.plan.sources]
+def _shares(
+    loader: Loader, number: int, names: list[str], whole: Counters, tokens: Ints
+) -> tuple[Share, ...]:
+    blocks = loader.plan.blocks
+    sizes = [source.num_samples for source in loader.plan.sources]
     taken = blocks.samples_taken(number)
     in_run = None if loader.epochs is None else blocks.samples_taken(0, epochs=loader.epochs)
     return tuple(
@@ -366,7 +415,8 @@ def fits(
     known: Counters | None = None,
 ) -> tuple[Fit, ...]:
     """Pack the data under other lengths and packings, and under the loader's own; its counters, if `known`, save one packing."""
-    settings, own = loader.plan.settings, loader.plan.settings.max_length
+    settings = loader.plan.settings
+    own = loader.plan.settings.max_length
     known = None if settings.tail == "drop" else known  # they lack the rows of the last step
     usual: Sequence[str] = PACKINGS if loader.kind == TOKENS else ("none",)
     usual = usual if loader.media is None else ("best_fit", "none")  # nothing is cut
@@ -380,9 +430,13 @@ def fits(
 def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
     try:
         plan = loader.plan.changed(max_length=max_length, packing=packing, tail="pad")
-        batch_columns(list(stores(loader)), loader.stores, plan.settings)  # refuses to cut samples with media
+        batch_columns(
+            list(stores(loader)), loader.stores, plan.settings
+        )  # refuses to cut samples with media
         count = known or plan.count(0)
-    except PlanError as error:  # settings that contradict each other or the stores, or overflow="error"
+    except (
+        PlanError
+    ) as error:  # settings that contradict each other or the stores, or overflow="error"
         return Fit(max_length=max_length, packing=packing, problem=str(error))
     return Fit(
         max_length=max_length,

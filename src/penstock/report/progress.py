@@ -31,7 +31,9 @@ def showing(how: str | Callable[[Progress], object]) -> Iterator[Show | None]:
     if callable(how):
         yield how
     elif how not in HOW:
-        raise StoreError(f"progress is {how!r}, expected one of {', '.join(map(repr, HOW))}, or a function")
+        raise StoreError(
+            f"progress is {how!r}, expected one of {', '.join(map(repr, HOW))}, or a function"
+        )
     elif how == "none":
         yield None
     elif how == "auto" and _is_terminal():
@@ -47,7 +49,8 @@ def stages(how: str) -> Iterator[Callable[[str], object]]:
 
     On a terminal the stage is shown until the next one begins; in a log each stage is a line with the seconds so far.
     """
-    begun, is_terminal = time.monotonic(), _is_terminal()
+    begun = time.monotonic()
+    is_terminal = _is_terminal()
 
     def show(stage: str) -> None:
         seconds = round(time.monotonic() - begun)
@@ -65,20 +68,24 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed stream must not stop the work
+    with contextlib.suppress(
+        OSError, ValueError, AttributeError
+    ):  # a closed stream must not stop the work
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def _lines() -> Show:
     """Return a function that writes a line of plain text every few seconds."""
-    next_line, has_written = time.monotonic() + _FIRST_SECONDS, False
+    next_line = time.monotonic() + _FIRST_SECONDS
+    has_written = False
 
     def show(progress: Progress) -> None:
         nonlocal next_line, has_written
         now = time.monotonic()
         if now >= next_line or (progress.is_done and has_written):
-            next_line, has_written = now + _LINE_SECONDS, True
+            next_line = now + _LINE_SECONDS
+            has_written = True
             _write(f"{escape(progress)}\n")
 
     return show
@@ -106,7 +113,8 @@ def _bar() -> Iterator[Show]:
         now = time.monotonic()
         if now < next_drawn:
             return
-        next_drawn, numbers = now + _BAR_SECONDS, str(progress).removeprefix(f"{progress.name}: ")
+        next_drawn = now + _BAR_SECONDS
+        numbers = str(progress).removeprefix(f"{progress.name}: ")
         if not bars.tasks:
             bars.start()
             bars.add_task(escape(progress.name), total=progress.num_rows, numbers=numbers)
@@ -134,7 +142,11 @@ class Speed:
 
     @property
     def headroom(self) -> float | None:
-        return self.tokens_per_second / self.model_tokens_per_second if self.model_tokens_per_second else None
+        return (
+            self.tokens_per_second / self.model_tokens_per_second
+            if self.model_tokens_per_second
+            else None
+        )
 
 
 def preparation_speed(make: "Callable[[], list[Store]]", *, model: float | None = None) -> Speed:
@@ -149,10 +161,16 @@ def loading_speed(loader: "Loader", *, seconds: float, model: float | None = Non
     """Read batches for `seconds`, or to the end of the run; the first batch, which opens files, is not counted."""
     batches = iter(loader)
     next(batches)
-    tokens, begun = 0, time.perf_counter()
+    tokens = 0
+    begun = time.perf_counter()
     for batch in batches:
         spans = batch.rows.spans
         tokens += int((spans["stop"] - spans["start"]).sum())
         if time.perf_counter() - begun > seconds:
             break
-    return Speed(what="loader", tokens=tokens, seconds=time.perf_counter() - begun, model_tokens_per_second=model)
+    return Speed(
+        what="loader",
+        tokens=tokens,
+        seconds=time.perf_counter() - begun,
+        model_tokens_per_second=model,
+    )

@@ -68,18 +68,27 @@ def _json_value(value: Any, depth: int) -> Any:
             return f"<{type(value).__name__}, nested deeper than {_MOST_DEPTH} levels>"
         case Mapping():
             return {
-                key if isinstance(key, str) else str(_json_value(key, 0)): _json_value(part, depth + 1)
+                key if isinstance(key, str) else str(_json_value(key, 0)): _json_value(
+                    part, depth + 1
+                )
                 for key, part in value.items()
             }
         case list() | tuple() | set() | frozenset() | np.ndarray():
             values = np.atleast_1d(value) if isinstance(value, np.ndarray) else value
-            parts = [_json_value(part, depth + 1) for part, _ in zip(values, range(_MOST_VALUES), strict=False)]
+            parts = [
+                _json_value(part, depth + 1)
+                for part, _ in zip(values, range(_MOST_VALUES), strict=False)
+            ]
             left = len(values) - _MOST_VALUES
             return [*parts, f"<{left:,} more values>"] if left > 0 else parts
         case np.generic() if not isinstance(value.item(), np.generic):
             return _json_value(value.item(), depth + 1)
         case int():
-            return value if value.bit_length() <= _MOST_BITS else f"<integer of {value.bit_length():,} bits>"
+            return (
+                value
+                if value.bit_length() <= _MOST_BITS
+                else f"<integer of {value.bit_length():,} bits>"
+            )
         case float():
             return value if math.isfinite(value) else f"<{value}>"
         case bytes() | bytearray() | memoryview():
@@ -101,13 +110,18 @@ def rendered_text(store: Store, record: dict[str, Any]) -> str | None:
 
 
 def sample_tokens(
-    store: Store, sample: Sample, record: dict[str, Any], rendered: str | None, shown: Sequence[slice] = (slice(None),)
+    store: Store,
+    sample: Sample,
+    record: dict[str, Any],
+    rendered: str | None,
+    shown: Sequence[slice] = (slice(None),),
 ) -> tuple[Token, ...]:
     """Return the tokens of a sample that are in `shown`, one part after the other.
 
     Texts are cut from the rendered text if its ids are these, else decoded, which takes a while for a very long sample.
     """
-    ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
+    ids = sample.input_ids.tolist()
+    mask = sample.loss_mask.tolist()
     mask[:1] = [False] * len(mask[:1])  # no token predicts the first one
     places = [place for part in shown for place in range(*part.indices(len(ids)))]
     texts = None if rendered is None else _cut_text(store, sample, rendered)
@@ -116,7 +130,10 @@ def sample_tokens(
         for start, stop, _ in (part.indices(len(ids)) for part in shown):
             texts[start:stop] = _decoded(store, sample.input_ids, start, stop)
     turns = list(_turn_of_each(store, record, texts, mask, rendered))
-    return tuple(Token(id=ids[place], text=texts[place], trained=mask[place], **turns[place]) for place in places)
+    return tuple(
+        Token(id=ids[place], text=texts[place], trained=mask[place], **turns[place])
+        for place in places
+    )
 
 
 def _turn_of_each(
@@ -127,11 +144,16 @@ def _turn_of_each(
     if outline is None or "".join(texts) != rendered:
         yield from ({} for _ in texts)
         return
-    parts, place, at = outline(record), 0, 0
+    parts = outline(record)
+    place = 0
+    at = 0
     for text, trained in zip(texts, mask, strict=True):
-        while text and at + 1 < len(parts) and parts[at].stop <= place:  # a token without text shares a character
+        while (
+            text and at + 1 < len(parts) and parts[at].stop <= place
+        ):  # a token without text shares a character
             at += 1
-        place, own = place + len(text), parts[at]
+        place = place + len(text)
+        own = parts[at]
         if trained and own.name == "header" and own.stop < place:
             own = parts[at + 1]  # it crosses the border, and is trained for what follows it
         yield {"message": own.message, "role": own.role, "part": own.name}
@@ -149,7 +171,11 @@ def turns_of(tokens: Sequence[Token]) -> tuple[Turn, ...]:
         sizes = {part: count[part] for part in ("header", "body", "end")}
         trained = sum(tokens[place].trained for place in own)
         role = tokens[own[0]].role
-        turns.append(Turn(message=message, role=role, start=own[0], stop=own[-1] + 1, trained=trained, **sizes))
+        turns.append(
+            Turn(
+                message=message, role=role, start=own[0], stop=own[-1] + 1, trained=trained, **sizes
+            )
+        )
     return tuple(turns)
 
 
@@ -160,9 +186,12 @@ def _cut_text(store: Store, sample: Sample, rendered: str) -> list[str] | None:
     written = _written_once(sample, tokenizer)
     if encoded is None or not np.array_equal(encoded.ids, sample.input_ids[written]):
         return None
-    raw, stops = rendered.encode(), [0]
+    raw = rendered.encode()
+    stops = [0]
     for stop in encoded.stops.tolist():
-        while stop < len(raw) and raw[stop] & 0xC0 == 0x80:  # inside a character: it belongs to its first token
+        while (
+            stop < len(raw) and raw[stop] & 0xC0 == 0x80
+        ):  # inside a character: it belongs to its first token
             stop += 1
         stops.append(max(stop, stops[-1]))
     texts = iter([raw[start:stop].decode(errors="replace") for start, stop in pairwise(stops)])
@@ -174,7 +203,9 @@ def _written_once(sample: Sample, tokenizer: Any) -> Bools:
     ids = sample.input_ids
     written = np.ones(len(ids), np.bool_)
     for start, stop in (item.span for item in items_of(sample)):
-        special = np.isin(ids[start:stop], [tokenizer.added_tokens[token] for token in tokenizer.special_added])
+        special = np.isin(
+            ids[start:stop], [tokenizer.added_tokens[token] for token in tokenizer.special_added]
+        )
         written[start + 1 : stop] = (ids[start + 1 : stop] != ids[start : stop - 1]) | ~special[1:]
     return written
 
@@ -193,7 +224,8 @@ def _decoded(store: Store, ids: Any, start: int, stop: int) -> list[str]:
             if "\ufffd" not in text or place + size >= len(ids):
                 break
         else:
-            size, text = 1, _decoded_after(store, ids, place, 1)
+            size = 1
+            text = _decoded_after(store, ids, place, 1)
         texts += [text, *[""] * (size - 1)]
         place += size
     return texts[: max(stop - start, 0)]
@@ -204,4 +236,8 @@ def _decoded_after(store: Store, ids: Any, place: int, size: int) -> str:
         return store.template.decode(ids[:size])
     before = store.template.decode(ids[place - 1 : place])
     both = store.template.decode(ids[place - 1 : place + size])
-    return both[len(before) :] if both.startswith(before) else store.template.decode(ids[place : place + size])
+    return (
+        both[len(before) :]
+        if both.startswith(before)
+        else store.template.decode(ids[place : place + size])
+    )

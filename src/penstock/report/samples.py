@@ -14,13 +14,23 @@ from penstock.plan.block import Rows
 from penstock.plan.permutation import derive, keyed_words
 from penstock.report.numbers import stores
 from penstock.report.thumbnails import Picture, Thumbnails
-from penstock.report.trace import Landing, Positions, RecordTrace, RowTrace, epoch_steps, outcome, trace_sample
+from penstock.report.trace import (
+    Landing,
+    Positions,
+    RecordTrace,
+    RowTrace,
+    epoch_steps,
+    outcome,
+    trace_sample,
+)
 from penstock.store import Store
 from penstock.words import spread
 
 BINS = 20  # of 5 % each, in the histograms of filled and of trained shares
 MASKS_READ = 2_000  # samples of a source whose trained share is counted
-HEAD, TAIL = 700, 100  # tokens shown from the start and the end of a long sample
+# tokens shown from the start and the end of a long sample
+HEAD = 700
+TAIL = 100
 
 _MOST_ENDS = 8  # sources whose longest and shortest samples are shown
 _MOST_DROPS = 12  # dropped records that are shown, and
@@ -69,7 +79,9 @@ def choose_samples(loader: Loader, num_samples: int) -> list[Choice]:
         lengths = store.lengths
         if source < _MOST_ENDS and lengths.any():
             chosen.setdefault((source, int(lengths.argmax())), "longest")
-            chosen.setdefault((source, int(np.where(lengths > 0, lengths, lengths.max()).argmin())), "shortest")
+            chosen.setdefault(
+                (source, int(np.where(lengths > 0, lengths, lengths.max()).argmin())), "shortest"
+            )
         share = num_samples // len(found) + (source < num_samples % len(found))
         key = derive(loader.plan.settings.seed, "report", loader.plan.sources[source].name)
         for sample in _random_samples(lengths, share, key):
@@ -82,7 +94,9 @@ def choose_samples(loader: Loader, num_samples: int) -> list[Choice]:
     ]
     for source, row, reason in drops[:_MOST_DROPS]:
         chosen.setdefault((source, row), f"dropped: {reason}")
-    choices = [Choice(source=source, sample=sample, why=why) for (source, sample), why in chosen.items()]
+    choices = [
+        Choice(source=source, sample=sample, why=why) for (source, sample), why in chosen.items()
+    ]
     return sorted(choices, key=lambda each: each.source)
 
 
@@ -98,17 +112,30 @@ class EpochSample:
     """What the page shows of an epoch; `add` takes the rows of epoch 0 in order."""
 
     def __init__(self, loader: Loader, choices: Sequence[Choice], num_rows: int) -> None:
-        self.fills = np.zeros(BINS + 1, np.int64)  # rows by filled share; the last bin counts rows without padding
-        self.num_spans, self.most_spans = 0, 0  # in all rows, and in one
+        self.fills = np.zeros(
+            BINS + 1, np.int64
+        )  # rows by filled share; the last bin counts rows without padding
+        # in all rows, and in one
+        self.num_spans = 0
+        self.most_spans = 0
         self.rows: list[DrawnRow] = []
-        self._loader, self._stores, self._choices = loader, stores(loader), choices
-        in_steps = epoch_steps(loader, 0)[2] * loader.batch_size * loader.world.size  # fewer than all with tail="drop"
+        self._loader = loader
+        self._stores = stores(loader)
+        self._choices = choices
+        in_steps = (
+            epoch_steps(loader, 0)[2] * loader.batch_size * loader.world.size
+        )  # fewer than all with tail="drop"
         self._chosen_rows = spread(min(loader.plan.num_rows(0), in_steps), num_rows)[::-1]
-        self._positions, self._num_rows = Positions(loader, [(each.source, each.sample) for each in choices]), 0
+        self._positions = Positions(loader, [(each.source, each.sample) for each in choices])
+        self._num_rows = 0
 
     def add(self, rows: Rows) -> None:
-        used = np.diff(np.concatenate(([0], np.cumsum(rows.spans["stop"] - rows.spans["start"])))[rows.starts])
-        self.fills += np.bincount(used * BINS // self._loader.plan.settings.max_length, minlength=BINS + 1)
+        used = np.diff(
+            np.concatenate(([0], np.cumsum(rows.spans["stop"] - rows.spans["start"])))[rows.starts]
+        )
+        self.fills += np.bincount(
+            used * BINS // self._loader.plan.settings.max_length, minlength=BINS + 1
+        )
         self.num_spans += len(rows.spans)
         self.most_spans = max(self.most_spans, int(np.diff(rows.starts).max(initial=0)))
         while self._chosen_rows and self._chosen_rows[-1] < self._num_rows + rows.num_rows:
@@ -121,7 +148,9 @@ class EpochSample:
     def samples(self) -> list[ShownSample]:
         """Return the chosen samples with their positions, after all rows were added."""
         return shown_samples(
-            self._loader, self._choices, [self._positions.of(each.source, each.sample) for each in self._choices]
+            self._loader,
+            self._choices,
+            [self._positions.of(each.source, each.sample) for each in self._choices],
         )
 
     def _trained_runs(self, row: RowTrace) -> tuple[tuple[int, int], ...]:
@@ -129,10 +158,17 @@ class EpochSample:
         mask = np.zeros(-(-row.max_length // grain) * grain, np.bool_)
         for part in row.segments:
             own = self._stores[part.source][part.sample].loss_mask[part.start : part.stop]
-            mask[part.place + 1 : part.place + len(own)] = own[1:]  # the first token of a segment is not a target
+            mask[part.place + 1 : part.place + len(own)] = own[
+                1:
+            ]  # the first token of a segment is not a target
         is_trained = mask.reshape(-1, grain).sum(axis=1) * 2 >= grain
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], is_trained, [False])).astype(np.int8))) * grain
-        return tuple((int(start), min(int(stop), row.max_length)) for start, stop in edges.reshape(-1, 2))
+        edges = (
+            np.flatnonzero(np.diff(np.concatenate(([False], is_trained, [False])).astype(np.int8)))
+            * grain
+        )
+        return tuple(
+            (int(start), min(int(stop), row.max_length)) for start, stop in edges.reshape(-1, 2)
+        )
 
 
 def shown_samples(
@@ -140,7 +176,10 @@ def shown_samples(
 ) -> list[ShownSample]:
     """Return samples for the page; `landings` are None if no epoch can be planned."""
     thumbnails = Thumbnails()
-    return [_shown_sample(loader, each, at, thumbnails) for each, at in zip(choices, landings, strict=True)]
+    return [
+        _shown_sample(loader, each, at, thumbnails)
+        for each, at in zip(choices, landings, strict=True)
+    ]
 
 
 def _shown_sample(
@@ -151,7 +190,11 @@ def _shown_sample(
     left_out = max(len(sample) - HEAD - TAIL, 0)
     shown = (slice(0, HEAD), slice(HEAD + left_out, None))
     if not len(sample):
-        said = f"{choice.why}, when prepared" if choice.why.startswith("dropped") else "it has no tokens"
+        said = (
+            f"{choice.why}, when prepared"
+            if choice.why.startswith("dropped")
+            else "it has no tokens"
+        )
     else:
         said = "" if landings is None else outcome(loader.plan.settings, sample, landings, 0)
     record = trace_sample(store, sample, name, landings or (), said, shown)

@@ -28,11 +28,17 @@ from penstock.types import (
 )
 from penstock.words import ProgressLog, spread
 
-REFUSED = ("mask_unverified", "template_refused", BAD_MEDIA)  # reasons of records that a chat template does not take
+REFUSED = (
+    "mask_unverified",
+    "template_refused",
+    BAD_MEDIA,
+)  # reasons of records that a chat template does not take
 _AT_ONCE = 1024  # rows that are encoded together
 _NUMBER = re.compile(r"\d+")
 _KEEP = 0.999  # share of the trained tokens that a sensible max_length keeps
-_SHORTEST, _LONGEST = 1_024, 32_768  # max_length that is chosen by default
+# max_length that is chosen by default
+_SHORTEST = 1_024
+_LONGEST = 32_768
 
 Problem = tuple[int, str]  # row, message
 
@@ -52,7 +58,9 @@ class EncodedRows:
     bad: list[Problem] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)  # the first of them stops the run
     media: list[list[MediaItem]] = field(default_factory=list)  # of each sample
-    skipped: list[Problem] = field(default_factory=list)  # refused too, but the recipe skips such rows
+    skipped: list[Problem] = field(
+        default_factory=list
+    )  # refused too, but the recipe skips such rows
 
     @property
     def is_whole(self) -> bool:
@@ -78,13 +86,17 @@ class EncodedRows:
 
     def doubled(self, token: int | None, *, at_end: bool) -> int:
         """Count samples that begin, or end, with this token twice."""
-        pairs = Counter(tuple((ids[-2:] if at_end else ids[:2]).tolist()) for ids, _ in self.samples)
+        pairs = Counter(
+            tuple((ids[-2:] if at_end else ids[:2]).tolist()) for ids, _ in self.samples
+        )
         return 0 if token is None else pairs[(token, token)]
 
 
 def read_rows(source: Source, rows: Iterable[int]) -> tuple[list[int], list[Record], list[Problem]]:
     """Return the rows that can be read, their records, and each row that cannot with its message."""
-    good, records, bad = [], [], []
+    good = []
+    records = []
+    bad = []
     for row in rows:
         try:
             records.append(source[row])
@@ -99,7 +111,8 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
     chosen = spread(len(source), at_most)
     rows, records, bad = read_rows(source, chosen)
     found = EncodedRows(num_rows=len(source), looked=len(chosen), bad=bad)
-    noted, progress = [], ProgressLog(f"checking rows of {source.name}", len(records))
+    noted = []
+    progress = ProgressLog(f"checking rows of {source.name}", len(records))
     for start, encoded in _encoded_parts(template, records, rows, found.refused):
         progress(start)
         noted.append((start, encoded.notes))
@@ -138,7 +151,9 @@ def _encoded_parts(
     template: Template, records: list[Record], rows: list[int], refused: list[Problem]
 ) -> Iterator[tuple[int, Samples]]:
     """Yield the start and the samples of each run of records.  A refused record goes to `refused`, and splits its run."""
-    todo = [(start, min(start + _AT_ONCE, len(records))) for start in range(0, len(records), _AT_ONCE)][::-1]
+    todo = [
+        (start, min(start + _AT_ONCE, len(records))) for start in range(0, len(records), _AT_ONCE)
+    ][::-1]
     while todo:
         start, stop = todo.pop()
         try:
@@ -195,7 +210,8 @@ def sensible_length(lengths: Ints, trained: Ints, model_max_length: int | None =
 
     At most 32,768, and at most the model's own maximum.
     """
-    most, length = min(_LONGEST, model_max_length or _LONGEST), _SHORTEST
+    most = min(_LONGEST, model_max_length or _LONGEST)
+    length = _SHORTEST
     while length < most and int(trained[lengths <= length].sum()) < _KEEP * int(trained.sum()):
         length *= 2
     return min(length, most)
@@ -205,7 +221,10 @@ def lost_share(lengths: Ints, trained: Ints, max_length: int) -> LostShare:
     """Return what is lost when samples longer than max_length are dropped.  `trained`: targets of each sample."""
     over = lengths > max_length
     return LostShare(
-        samples=int(np.count_nonzero(over)), of_samples=lengths.size,
-        tokens=int(lengths[over].sum()), of_tokens=int(lengths.sum()),
-        trained=int(trained[over].sum()), of_trained=int(trained.sum()),
-    )  # fmt: skip
+        samples=int(np.count_nonzero(over)),
+        of_samples=lengths.size,
+        tokens=int(lengths[over].sum()),
+        of_tokens=int(lengths.sum()),
+        trained=int(trained[over].sum()),
+        of_trained=int(trained.sum()),
+    )

@@ -16,18 +16,27 @@ if TYPE_CHECKING:  # checks.py imports this module
     from penstock.report.record import Token
     from penstock.report.trace import RecordTrace, RowTrace, StepTrace
 
-_TITLE, _DIM = "bold", "dim"
+_TITLE = "bold"
+_DIM = "dim"
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_BAR, _LONG_BAR = "█", "░"
+_BAR = "█"
+_LONG_BAR = "░"
 _ANSWERS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _MOST_SOURCES = 8  # in the table of an epoch's tenths
 _MOST_TOKENS = _MOST_TEXT = 4_000  # tokens of one row or record, and characters, that are shown
 _MOST_LANDINGS = 16
 _TRAINED = "black on green"
 # part of a turn → style, style where it is trained, brackets where there are no colours
-_TURN_STYLES = {"header": ("cyan", "black on cyan", "‹›"), "end": ("magenta", "bold black on green", "«»")}
-_DROPPED = {"overlong": "too long", "tail": "in the last step", "nothing_to_train": "pieces with nothing to train on"}
+_TURN_STYLES = {
+    "header": ("cyan", "black on cyan", "‹›"),
+    "end": ("magenta", "bold black on green", "«»"),
+}
+_DROPPED = {
+    "overlong": "too long",
+    "tail": "in the last step",
+    "nothing_to_train": "pieces with nothing to train on",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,9 @@ def line(text: str, style: str | None = None) -> Piece:
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Piece:
     """Lay out a table; integers get thousands separators."""
-    cells = (tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in rows)
+    cells = (
+        tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in rows
+    )
     return Piece(columns=tuple(columns), rows=tuple(cells))
 
 
@@ -81,27 +92,59 @@ def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
     rows = []
     for each in found:
         own = each.lengths
-        counts = [each.rows, each.samples, each.tokens, each.trained, percent(each.trained, each.tokens)]
-        rows.append([each.name, *counts, f"{own.mean:,.0f}", own.p50, own.p99, own.max, size(each.num_bytes)])
+        counts = [
+            each.rows,
+            each.samples,
+            each.tokens,
+            each.trained,
+            percent(each.trained, each.tokens),
+        ]
+        rows.append(
+            [
+                each.name,
+                *counts,
+                f"{own.mean:,.0f}",
+                own.p50,
+                own.p99,
+                own.max,
+                size(each.num_bytes),
+            ]
+        )
     note = line("mean, median, p99, longest: tokens per sample", _DIM)
     return [title("prepared"), table(columns.split(","), rows), note]
 
 
-def dropped(found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = "") -> list[Piece]:
+def dropped(
+    found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = ""
+) -> list[Piece]:
     """Show what is dropped: records when they are prepared, and samples when they are packed under the recipe's settings."""
     drops = [(each.name, drop) for each in found for drop in each.dropped]
     fields = [(each.name, field) for each in found for field in each.unrendered]
-    pieces = [line(f"dropped when prepared: none of {plural(sum(each.rows for each in found), 'record')}")]
+    pieces = [
+        line(f"dropped when prepared: none of {plural(sum(each.rows for each in found), 'record')}")
+    ]
     if drops:
         rows = [[name, drop.reason, drop.count, ", ".join(drop.first[:2])] for name, drop in drops]
-        pieces = [title("dropped when prepared"), table(["data set", "reason", "#records", "first"], rows)]
+        pieces = [
+            title("dropped when prepared"),
+            table(["data set", "reason", "#records", "first"], rows),
+        ]
     if counters is not None:
         pieces.append(line(f"dropped when packed ({settings}), per epoch: {lost(counters)}"))
-        pieces += [line(f"split when packed, per epoch: {words}")] if (words := _split(counters)) else []
+        pieces += (
+            [line(f"split when packed, per epoch: {words}")] if (words := _split(counters)) else []
+        )
     if fields:
         columns = ["data set", "field", "#rows", "#characters", "#of the assistant's", "first"]
         rows = [
-            [name, x.field, x.count, x.characters or "–", "" if x.share is None else f"{x.share:.1%}", x.first[0]]
+            [
+                name,
+                x.field,
+                x.count,
+                x.characters or "–",
+                "" if x.share is None else f"{x.share:.1%}",
+                x.first[0],
+            ]
             for name, x in fields
         ]
         pieces += [title("not printed by the chat template"), table(columns, rows)]
@@ -115,16 +158,20 @@ def length_range(low: int, high: int) -> str:
 
 def histogram(found: "Lengths", *, width: int, max_length: int | None = None) -> list[Piece]:
     """Draw a bar for each range of lengths, as long as its share of the samples."""
-    counts, edges = found.histogram.counts, found.histogram.edges
+    counts = found.histogram.counts
+    edges = found.histogram.edges
     if not found.count:
         return [line("no samples", _DIM)]
     names = [length_range(low, high) for low, high in pairwise(edges)]
-    left, right = max(map(len, names)), max(len(f"{amount:,}") for amount in counts)
+    left = max(map(len, names))
+    right = max(len(f"{amount:,}") for amount in counts)
     room = max(width - left - right - 12, 10)
     pieces = [title(f"tokens per sample, {plural(found.count, 'sample')}")]
     for name, low, amount in zip(names, edges, counts, strict=False):
         beyond = max_length is not None and low >= max_length
-        drawn = (_LONG_BAR if beyond else _BAR) * max(round(room * amount / max(counts)), 1 if amount else 0)
+        drawn = (_LONG_BAR if beyond else _BAR) * max(
+            round(room * amount / max(counts)), 1 if amount else 0
+        )
         share = Part(f" {amount:>{right},}  {percent(amount, found.count):>6}", _DIM)
         bar = Part(f"{drawn:<{room}}", "red" if beyond else "cyan")
         pieces.append(Piece(parts=(Part(f"{name:>{left}}  "), bar, share)))
@@ -136,11 +183,24 @@ def histogram(found: "Lengths", *, width: int, max_length: int | None = None) ->
 
 
 def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
-    columns = ["#max_length", "packing", "#rows", "#steps", "#filled", "#dropped", "#cut or split", "problem"]
+    columns = [
+        "#max_length",
+        "packing",
+        "#rows",
+        "#steps",
+        "#filled",
+        "#dropped",
+        "#cut or split",
+        "problem",
+    ]
     rows: list[list[object]] = []
     for fit in found:
         fill = f"{fit.fill:.2%}" if fit.rows else "–"  # without rows there is nothing to fill
-        numbers = [""] * 5 if fit.problem else [fit.rows, fit.steps, fill, fit.samples_dropped, fit.samples_cut]
+        numbers = (
+            [""] * 5
+            if fit.problem
+            else [fit.rows, fit.steps, fill, fit.samples_dropped, fit.samples_cut]
+        )
         here = " ←" if (fit.max_length, fit.packing) == chosen else ""
         rows.append([fit.max_length, fit.packing + here, *numbers, fit.problem or ""])
     used = len(columns) - (not any(fit.problem for fit in found))
@@ -155,11 +215,16 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
 
 
 def epoch(found: "EpochNumbers") -> list[Piece]:
-    run = "without end" if found.steps_of_run is None else f"{found.steps_of_run:,} in the whole run"
+    run = (
+        "without end" if found.steps_of_run is None else f"{found.steps_of_run:,} in the whole run"
+    )
     filled = f"{found.fill:.2%} filled ({found.packing})" if found.rows else "nothing to train on"
     rows = [
         ["steps", f"{found.steps:,} per epoch, {run}"],
-        ["rows per step", f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}"],
+        [
+            "rows per step",
+            f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}",
+        ],
         ["tokens per step", f"{found.tokens_per_step:,.0f} on average"],
         *([["slowest rank", str(found.balance)]] if found.world_size > 1 else []),
         ["rows", f"{found.rows:,}, each of up to {found.max_length:,} tokens, {filled}"],
@@ -175,7 +240,12 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         for each in found.shares
     ]
     parts = table(["data set", "#samples", "#of samples", "#tokens", "#of tokens"], shares)
-    return [title(f"epoch {found.epoch}"), table(["", ""], rows), title("in the rows of an epoch"), parts]
+    return [
+        title(f"epoch {found.epoch}"),
+        table(["", ""], rows),
+        title("in the rows of an epoch"),
+        parts,
+    ]
 
 
 def no_step(found: "EpochNumbers") -> str:
@@ -183,10 +253,20 @@ def no_step(found: "EpochNumbers") -> str:
     count = found.counters
     if count.samples_in and not count.samples:
         return f"the run has no step: none of {plural(count.samples_in, 'record')} gave a sample"
-    reasons = ", ".join(f"{lost:,} {reason}" for reason, lost in count.samples_dropped.items() if reason != "empty")
-    advice = "; raise max_length" if {"overlong", "nothing_to_train"} & count.samples_dropped.keys() else ""
+    reasons = ", ".join(
+        f"{lost:,} {reason}" for reason, lost in count.samples_dropped.items() if reason != "empty"
+    )
+    advice = (
+        "; raise max_length"
+        if {"overlong", "nothing_to_train"} & count.samples_dropped.keys()
+        else ""
+    )
     advice += ", or choose overflow: split or truncate" if count.samples_dropped["overlong"] else ""
-    why = f"of {plural(count.samples, 'sample')} none is left: {reasons}" if reasons else "there are no samples"
+    why = (
+        f"of {plural(count.samples, 'sample')} none is left: {reasons}"
+        if reasons
+        else "there are no samples"
+    )
     return f"the run has no step: {why}{advice}"
 
 
@@ -197,7 +277,9 @@ def _last_step(found: "EpochNumbers") -> str:
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
     padded = found.counters.rows_padded
     what = {
-        "pad": f"filled up with {plural(padded, 'empty row')}" if padded else "a shorter batch: no row is added",
+        "pad": f"filled up with {plural(padded, 'empty row')}"
+        if padded
+        else "a shorter batch: no row is added",
         "drop": f"dropped, with {found.counters.samples_dropped['tail']:,} samples",
         "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
@@ -218,22 +300,28 @@ def lost(counters: "Counters") -> str:
         cut = plural(counters.tokens_dropped["truncated"], "token")
         parts.append(f"{counters.samples_truncated:,} {whole} cut at max_length, {cut} lost")
     if counters.pieces_dropped:
-        parts.append(f"{plural(counters.pieces_dropped, 'piece')} of split samples (nothing to train on)")
+        parts.append(
+            f"{plural(counters.pieces_dropped, 'piece')} of split samples (nothing to train on)"
+        )
     return "; ".join(parts) or f"none {whole}"
 
 
 def _split(counters: "Counters") -> str:
     """Count samples that lie in several rows, which is not a loss; empty if there are none."""
     number = counters.samples_split
-    return f"{number:,} of {plural(counters.samples, 'sample')}, over several rows" if number else ""
+    return (
+        f"{number:,} of {plural(counters.samples, 'sample')}, over several rows" if number else ""
+    )
 
 
 def mixing(found: "EpochNumbers") -> list[Piece]:
     """Show what is not used or repeated, and a table: a column for each tenth of the epoch, a line for each source and its fifths."""
-    notes, mixing = [line(note) for note in mixing_notes(found)], found.mixing
+    notes = [line(note) for note in mixing_notes(found)]
+    mixing = found.mixing
     if not found.rows:
         return notes
-    is_mixture, rows = len(mixing.sources) > 1, []
+    is_mixture = len(mixing.sources) > 1
+    rows = []
     for each in mixing.sources[:_MOST_SOURCES]:
         lines = [(each.name, each.share, each.tenths)] if is_mixture else []
         lines += zip(fifth_names(mixing), each.fifth_shares, each.fifths, strict=True)
@@ -253,7 +341,9 @@ def mixing(found: "EpochNumbers") -> list[Piece]:
 
 def fifth_names(mixing: "Mixing") -> list[str]:
     fifths = len(mixing.sources[0].fifths)
-    return [f"rows {100 * fifth // fifths}–{100 * (fifth + 1) // fifths} %" for fifth in range(fifths)]
+    return [
+        f"rows {100 * fifth // fifths}–{100 * (fifth + 1) // fifths} %" for fifth in range(fifths)
+    ]
 
 
 def mixing_verdict(mixing: "Mixing") -> str:
@@ -261,7 +351,11 @@ def mixing_verdict(mixing: "Mixing") -> str:
         return f"the tenths of the epoch differ by more than chance: {mixing.where}"
     points = f"{100 * mixing.largest_difference:.1f} percentage points"
     few = mixing.largest_difference > 0.1  # only few samples explain such a difference
-    most = f"with so few samples, as much as {points}" if few else f"the largest difference is {points}"
+    most = (
+        f"with so few samples, as much as {points}"
+        if few
+        else f"the largest difference is {points}"
+    )
     return f"every tenth is like the whole epoch, within sampling error ({most})"
 
 
@@ -277,7 +371,11 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
     ]
     for each in found.shares:
         if found.stop == "all" and each.times > largest.times:
-            in_run = "" if each.times_in_run is None else f" and {each.times_in_run:,.2f} times in the run"
+            in_run = (
+                ""
+                if each.times_in_run is None
+                else f" and {each.times_in_run:,.2f} times in the run"
+            )
             notes.append(
                 f"repeated: each sample of {each.name} is used {each.times:,.2f} times per epoch{in_run}, because the epoch goes on "
                 f"until {largest.name} is used up (stop: all); stop: first ends it with the first source that is"
@@ -290,17 +388,31 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
 
 def record(found: "RecordTrace") -> list[Piece]:
     """Show a record as data, as tokens by turn, and where it is trained."""
-    parts = f" in sequences of {' and '.join(map(str, found.sequences))}" if len(found.sequences) > 1 else ""
+    parts = (
+        f" in sequences of {' and '.join(map(str, found.sequences))}"
+        if len(found.sequences) > 1
+        else ""
+    )
     head = f"sample: {plural(len(found.tokens), 'token')}{parts}, {found.trained:,} "
     legend = [Part(head, _TITLE), Part("trained", _TRAINED, "⟦trained⟧")]
     for name, part in (("header", "header"), ("end of turn", "end")) if found.turns else ():
         style, _, brackets = _TURN_STYLES[part]
         legend += [Part(", "), Part(name, style, f"{brackets[0]}{name}{brackets[1]}")]
-    more = f" … {len(found.raw) - _MOST_TEXT:,} more characters" if len(found.raw) > _MOST_TEXT else ""
-    turns = [[x.message, x.role, f"{x.start}–{x.stop - 1}", x.header, x.body, x.end, x.trained] for x in found.turns]
+    more = (
+        f" … {len(found.raw) - _MOST_TEXT:,} more characters" if len(found.raw) > _MOST_TEXT else ""
+    )
+    turns = [
+        [x.message, x.role, f"{x.start}–{x.stop - 1}", x.header, x.body, x.end, x.trained]
+        for x in found.turns
+    ]
     columns = ["#message", "role", "tokens", "#header", "#body", "#end", "#trained"]
     return [
-        Piece(parts=(Part(f"{found.source}, record {found.sample}", _TITLE), Part(f"  {found.where}", _DIM))),
+        Piece(
+            parts=(
+                Part(f"{found.source}, record {found.sample}", _TITLE),
+                Part(f"  {found.where}", _DIM),
+            )
+        ),
         title("record, as it is in the data"),
         Piece(parts=(Part(f"{found.raw[:_MOST_TEXT]}{more}"),)),
         Piece(parts=tuple(legend)),
@@ -316,15 +428,23 @@ def record(found: "RecordTrace") -> list[Piece]:
             )
             for at in found.landings[:_MOST_LANDINGS]
         ),
-        *([line(f"and {rest:,} more")] if (rest := len(found.landings) - _MOST_LANDINGS) > 0 else []),
+        *(
+            [line(f"and {rest:,} more")]
+            if (rest := len(found.landings) - _MOST_LANDINGS) > 0
+            else []
+        ),
     ]
 
 
 def tokens(found: "Sequence[Token]") -> list[Piece]:
     """Show token texts in colour, each turn on its own line.  Padding is counted, not drawn."""
     parts: list[Part] = []
-    owner, inside = -1, False  # the message whose tokens are drawn, and whether they are trained
-    kinds = groupby(found[:_MOST_TOKENS], lambda token: (token.message, token.part, token.trained, token.id < 0))
+    # the message whose tokens are drawn, and whether they are trained
+    owner = -1
+    inside = False
+    kinds = groupby(
+        found[:_MOST_TOKENS], lambda token: (token.message, token.part, token.trained, token.id < 0)
+    )
     for (message, name, trained, is_padding), group in kinds:
         run = list(group)
         if inside and (not trained or message != owner):
@@ -340,7 +460,8 @@ def tokens(found: "Sequence[Token]") -> list[Piece]:
         text = "".join(token.text for token in run)
         marked = f"{'⟦' if trained and not inside else ''}{brackets[:1]}{text}{brackets[1:]}"
         parts.append(Part(text, style_trained if trained else style, marked))
-        owner, inside = message, trained
+        owner = message
+        inside = trained
     if inside:
         parts.append(Part("", "", "⟧"))
     if len(found) > _MOST_TOKENS:
@@ -350,7 +471,10 @@ def tokens(found: "Sequence[Token]") -> list[Piece]:
 
 def row(found: "RowTrace", *, width: int) -> list[Piece]:
     """Draw a row as segments, a letter for each, and list their records."""
-    room, parts, rows, drawn = max(width - 2, 20), [], [], 0
+    room = max(width - 2, 20)
+    parts = []
+    rows = []
+    drawn = 0
     for number, part in enumerate(found.segments):
         letter = _LETTERS[number % len(_LETTERS)]
         end = round(room * (part.place + part.stop - part.start) / found.max_length)
@@ -360,11 +484,16 @@ def row(found: "RowTrace", *, width: int) -> list[Piece]:
         rows.append([letter, part.where, part.source, tokens_of, part.trained])
     if drawn < room and found.padding:
         parts.append(Part("·" * (room - drawn), _DIM))
-    where, strip = f"step {found.step:,}, rank {found.rank}, row {found.row}", Piece(parts=tuple(parts))
+    where = f"step {found.step:,}, rank {found.rank}, row {found.row}"
+    strip = Piece(parts=tuple(parts))
     if not found.segments:
         return [title(f"{where}: empty, it fills up the last step"), strip]
     filled = f"{found.used:,} of {found.max_length:,} tokens, {found.trained:,} trained, {found.padding:,} padding"
-    return [title(f"{where}: {filled}"), strip, table(["", "record", "data set", "tokens", "#trained"], rows)]
+    return [
+        title(f"{where}: {filled}"),
+        strip,
+        table(["", "record", "data set", "tokens", "#trained"], rows),
+    ]
 
 
 def step(found: "StepTrace") -> list[Piece]:
@@ -373,19 +502,39 @@ def step(found: "StepTrace") -> list[Piece]:
     rows: list[list[object]] = []
     for each in found.rows:
         for part in each.segments:
-            rows.append([each.rank, each.row, part.place, part.where, part.source, f"{part.start}–{part.stop - 1}"])
+            rows.append(
+                [
+                    each.rank,
+                    each.row,
+                    part.place,
+                    part.where,
+                    part.source,
+                    f"{part.start}–{part.stop - 1}",
+                ]
+            )
         if not each.segments:
             rows.append([each.rank, each.row, 0, "(empty row: fills up the last step)", "", ""])
-    return [title(head), table(["#rank", "#row", "#from token", "record", "data set", "tokens of it"], rows)]
+    return [
+        title(head),
+        table(["#rank", "#row", "#from token", "record", "data set", "tokens of it"], rows),
+    ]
 
 
 # Verdicts and speeds
 
 
 def checked(found: "Checked") -> list[Piece]:
-    pieces = [title(f"{found.source}: {plural(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens")]
+    pieces = [
+        title(
+            f"{found.source}: {plural(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens"
+        )
+    ]
     for verdict in found.verdicts:
-        places = f" (first {', '.join(verdict.first[:2])})" if verdict.first and verdict.answer != "ok" else ""
+        places = (
+            f" (first {', '.join(verdict.first[:2])})"
+            if verdict.first and verdict.answer != "ok"
+            else ""
+        )
         answer = Part(f"{verdict.answer:<5}", _ANSWERS[verdict.answer])
         parts = (answer, Part(f"{verdict.question:<19}"), Part(f"{verdict.why}{places}"))
         pieces.append(Piece(parts=parts, indent=24))
@@ -396,5 +545,13 @@ def speeds(found: "Sequence[Speed]") -> list[Piece]:
     rows = []
     for speed in found:
         feeds = "" if speed.headroom is None else f"{speed.headroom:.1f} × what the model takes"
-        rows.append([speed.what, f"{speed.tokens_per_second:,.0f}", speed.tokens, f"{speed.seconds:.2f}", feeds])
+        rows.append(
+            [
+                speed.what,
+                f"{speed.tokens_per_second:,.0f}",
+                speed.tokens,
+                f"{speed.seconds:.2f}",
+                feeds,
+            ]
+        )
     return [table(["", "#tokens/s", "#tokens", "#seconds", ""], rows)]

@@ -39,7 +39,8 @@ class Thumbnails:
     """Draws the images of samples until the page has enough of them; `side` is that of the longer side, in pixels."""
 
     def __init__(self, side: int = SIDE) -> None:
-        self._left, self._side = _MOST_BYTES, side
+        self._left = _MOST_BYTES
+        self._side = side
 
     def of(self, store: Store, sample: Sample) -> tuple[Picture, ...]:
         """Return all media of a sample; its first images are drawn."""
@@ -78,10 +79,14 @@ def _small(data: bytes, item: MediaItem, side: int) -> tuple[bytes, int, int]:
     except ImportError as error:
         raise PenstockError("Pillow is not installed; pip install 'penstock[vlm]'") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the number of pixels was checked when the sample was prepared
+        warnings.simplefilter(
+            "ignore"
+        )  # the number of pixels was checked when the sample was prepared
         with Image.open(io.BytesIO(data)) as image:
             if sorted(image.size) != sorted(item.size):
-                raise PenstockError(f"{image.height} × {image.width} pixels, and had {item.size[0]} × {item.size[1]}")
+                raise PenstockError(
+                    f"{image.height} × {image.width} pixels, and had {item.size[0]} × {item.size[1]}"
+                )
             image.draft("RGB", (side * 2, side * 2))  # a JPEG is decoded at a smaller scale
             upright: Any = ImageOps.exif_transpose(image)
             upright.thumbnail((side, side))

@@ -22,7 +22,15 @@ from penstock.plan.ranks import dealt_rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.media import media_lines
 from penstock.report.numbers import epoch_rows, stores
-from penstock.report.record import PADDING, Token, Turn, record_text, rendered_text, sample_tokens, turns_of
+from penstock.report.record import (
+    PADDING,
+    Token,
+    Turn,
+    record_text,
+    rendered_text,
+    sample_tokens,
+    turns_of,
+)
 from penstock.store import Sample, Store
 from penstock.types import SEQUENCE_LENGTHS, Bools, Ints
 
@@ -111,7 +119,9 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
     """Trace one record of one source, from its file to its positions in an epoch."""
     name, store = list(stores(loader).items())[source]
     if not -len(store) <= sample < len(store):
-        raise PlanError(f"record {sample} does not exist: {name!r} has {len(store):,} records, counted from 0")
+        raise PlanError(
+            f"record {sample} does not exist: {name!r} has {len(store):,} records, counted from 0"
+        )
     made = store[sample]
     positions = Positions(loader, [(source, made.row)], epoch)
     for rows in epoch_rows(loader.plan, epoch) if len(made) else ():
@@ -120,7 +130,9 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         if positions.is_full or (found == len(made) and loader.plan.settings.weights is None):
             break  # without weights, no sample is repeated
     landings = positions.of(source, made.row)
-    return trace_sample(store, made, name, landings, outcome(loader.plan.settings, made, landings, epoch))
+    return trace_sample(
+        store, made, name, landings, outcome(loader.plan.settings, made, landings, epoch)
+    )
 
 
 def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> RecordTrace:
@@ -171,10 +183,14 @@ def trace_sample(
 
 def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
     """Return the rows of a step, without running to it."""
-    world, per_step = loader.world, loader.batch_size * loader.world.size
+    world = loader.world
+    per_step = loader.batch_size * loader.world.size
     if rank is not None and not 0 <= rank < world.size:
-        raise PlanError(f"rank {rank} does not exist: the loader has world size {world.size}; ranks are counted from 0")
-    found, taken = stores(loader), loader.look_up(number)
+        raise PlanError(
+            f"rank {rank} does not exist: the loader has world size {world.size}; ranks are counted from 0"
+        )
+    found = stores(loader)
+    taken = loader.look_up(number)
     dealt = dealt_rows(taken.rows, world.size, loader.plan.settings)
     places = range(per_step) if rank is None else dealt[rank].tolist()
     return StepTrace(
@@ -186,15 +202,22 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
         rank=rank,
         num_real=taken.num_real,
         num_repeated=taken.num_repeated,
-        rows=tuple(trace_row(loader, found, taken.rows[place], number, *_rank_of(place, dealt)) for place in places),
+        rows=tuple(
+            trace_row(loader, found, taken.rows[place], number, *_rank_of(place, dealt))
+            for place in places
+        ),
     )
 
 
 def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
     """Return row `place` of step `number`, counted over all ranks, with its tokens."""
-    found, rows, num_rows = stores(loader), loader.look_up(number).rows, loader.batch_size * loader.world.size
+    found = stores(loader)
+    rows = loader.look_up(number).rows
+    num_rows = loader.batch_size * loader.world.size
     if not 0 <= place < num_rows:
-        raise PlanError(f"row {place} does not exist: step {number} has {num_rows} rows, counted from 0")
+        raise PlanError(
+            f"row {place} does not exist: step {number} has {num_rows} rows, counted from 0"
+        )
     dealt = dealt_rows(rows, loader.world.size, loader.plan.settings)
     chosen = trace_row(loader, found, rows[place], number, *_rank_of(place, dealt))
     tokens: list[Token] = []
@@ -203,7 +226,10 @@ def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
         raw = store.source[segment.sample]
         whole = sample_tokens(store, store[segment.sample], raw, rendered_text(store, raw))
         tokens += [PADDING] * (segment.place - len(tokens))
-        tokens += [replace(whole[segment.start], trained=False), *whole[segment.start + 1 : segment.stop]]
+        tokens += [
+            replace(whole[segment.start], trained=False),
+            *whole[segment.start + 1 : segment.stop],
+        ]
     tokens += [PADDING] * (chosen.max_length - len(tokens))
     return replace(chosen, tokens=tuple(tokens))
 
@@ -220,24 +246,41 @@ def place_of(loader: Loader, landing: Landing) -> int:
     return int(dealt_rows(rows, loader.world.size, loader.plan.settings)[landing.rank, landing.row])
 
 
-def trace_row(loader: Loader, found: dict[str, Store], spans: Any, number: int, rank: int, row: int) -> RowTrace:
+def trace_row(
+    loader: Loader, found: dict[str, Store], spans: Any, number: int, rank: int, row: int
+) -> RowTrace:
     """Return the row of these spans, which is row `row` of a rank's batch at step `number`."""
-    settings, named, segments, used = loader.plan.settings, list(found.items()), [], 0
+    settings = loader.plan.settings
+    named = list(found.items())
+    segments = []
+    used = 0
     for source, sample, start, stop in spans.tolist():
         name, store = named[source]
         made = store[sample]
         trained = int(np.count_nonzero(made.loss_mask[start + 1 : stop]))
         segments.append(
             Segment(
-                source=name, sample=sample, where=str(made.where), place=used, start=start, stop=stop, length=len(made),
+                source=name,
+                sample=sample,
+                where=str(made.where),
+                place=used,
+                start=start,
+                stop=stop,
+                length=len(made),
                 trained=trained,
             )
-        )  # fmt: skip
+        )
         used += -(-(stop - start) // settings.align) * settings.align
     trained = sum(segment.trained for segment in segments)
     return RowTrace(
-        step=number, rank=rank, row=row, max_length=settings.max_length, used=used, trained=trained, segments=tuple(segments)
-    )  # fmt: skip
+        step=number,
+        rank=rank,
+        row=row,
+        max_length=settings.max_length,
+        used=used,
+        trained=trained,
+        segments=tuple(segments),
+    )
 
 
 def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
@@ -245,7 +288,9 @@ def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
 
     With tail="wrap" a step may have rows of two epochs; with "drop" the rows after the last full step are in none.
     """
-    per_step, end, first = loader.batch_size * loader.world.size, _end(loader, epoch), 0
+    per_step = loader.batch_size * loader.world.size
+    end = _end(loader, epoch)
+    first = 0
     for part in loader.plan.parts(per_step, end, Position()):
         if part.epoch == epoch:
             break
@@ -263,13 +308,18 @@ class Positions:
     """Finds the positions of some samples in an epoch; `add` takes the epoch's rows in order."""
 
     def __init__(self, loader: Loader, samples: Iterable[tuple[int, int]], epoch: int = 0) -> None:
-        self._loader, self._stores, self._epoch, self._num_rows = loader, stores(loader), epoch, 0
+        self._loader = loader
+        self._stores = stores(loader)
+        self._epoch = epoch
+        self._num_rows = 0
         self._found: dict[tuple[int, int], list[Landing]] = {each: [] for each in samples}
         self._samples = np.unique([sample for _, sample in self._found])
         self._per_step = loader.batch_size * loader.world.size
         # without earlier epochs and a dropped tail, the rows of the epoch need not be counted
         is_counted = epoch or loader.plan.settings.tail == "drop"
-        self._first, self._carried, steps = epoch_steps(loader, epoch) if is_counted else (0, 0, None)
+        self._first, self._carried, steps = (
+            epoch_steps(loader, epoch) if is_counted else (0, 0, None)
+        )
         self._last_row = None if steps is None else steps * self._per_step - self._carried
 
     @property
@@ -280,8 +330,13 @@ class Positions:
         return tuple(self._found[source, sample])
 
     def add(self, rows: Rows) -> None:
-        kept = rows.num_rows if self._last_row is None else min(max(self._last_row - self._num_rows, 0), rows.num_rows)
-        spans, align = rows.spans[: rows.starts[kept]], self._loader.plan.settings.align
+        kept = (
+            rows.num_rows
+            if self._last_row is None
+            else min(max(self._last_row - self._num_rows, 0), rows.num_rows)
+        )
+        spans = rows.spans[: rows.starts[kept]]
+        align = self._loader.plan.settings.align
         for span in np.flatnonzero(np.isin(spans["sample"], self._samples)).tolist():
             found = self._found.get((int(spans["source"][span]), int(spans["sample"][span])))
             if found is not None and len(found) < _MOST_LANDINGS:
@@ -290,11 +345,15 @@ class Positions:
                 before = spans[rows.starts[number] : span]
                 found.append(
                     Landing(
-                        epoch=self._epoch, step=step, rank=rank, row=row,
+                        epoch=self._epoch,
+                        step=step,
+                        rank=rank,
+                        row=row,
                         place=int((-((before["start"] - before["stop"]) // align) * align).sum()),
-                        start=int(spans["start"][span]), stop=int(spans["stop"][span]),
+                        start=int(spans["start"][span]),
+                        stop=int(spans["stop"][span]),
                     )
-                )  # fmt: skip
+                )
         self._num_rows += rows.num_rows
 
     def row(self, rows: Rows, number: int) -> RowTrace:
@@ -303,31 +362,54 @@ class Positions:
 
     def _place(self, rows: Rows, number: int) -> tuple[int, int, int]:
         """Return step, rank and row in its batch of row `number` of `rows`, which are about to be added."""
-        plan, size = self._loader.plan, self._loader.world.size
+        plan = self._loader.plan
+        size = self._loader.world.size
         step, place = divmod(self._carried + self._num_rows + number, self._per_step)
-        first, whole = number - place, Rows.empty(self._per_step)
+        first = number - place
+        whole = Rows.empty(self._per_step)
         if size > 1 and self._loader.batch_size > 1:  # else the costs of rows decide nothing
             if 0 <= first <= rows.num_rows - self._per_step:
                 whole = rows.slice(first, first + self._per_step)
             else:  # it also has rows before or after these
                 end = _end(self._loader, self._epoch)
-                found = plan.step(plan.seek(self._first + step, self._per_step, epochs=end), self._per_step, epochs=end)
+                found = plan.step(
+                    plan.seek(self._first + step, self._per_step, epochs=end),
+                    self._per_step,
+                    epochs=end,
+                )
                 whole = whole if found is None else found.rows
         return self._first + step, *_rank_of(place, dealt_rows(whole, size, plan.settings))
 
 
-def outcome(settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...], epoch: int) -> str:
+def outcome(
+    settings: PlanSettings, sample: Sample, landings: tuple[Landing, ...], epoch: int
+) -> str:
     """Say in words what happened to a sample."""
-    length, kept = len(sample), sum(landing.stop - landing.start for landing in landings)
+    length = len(sample)
+    kept = sum(landing.stop - landing.start for landing in landings)
     if not length:
         return "dropped when it was prepared: it has no tokens to train on"
     if len(landings) == _MOST_LANDINGS:
-        return f"at least {len(landings):,} times in the epoch, whole or in pieces; these are listed"
+        return (
+            f"at least {len(landings):,} times in the epoch, whole or in pieces; these are listed"
+        )
     if len(landings) > 1:
-        rest = f": {kept:,} of {length:,} tokens, nothing in the rest is trained" if kept < length else ""
-        return f"split into {len(landings)} pieces{rest}" if kept <= length else f"{len(landings)} times in the epoch"
+        rest = (
+            f": {kept:,} of {length:,} tokens, nothing in the rest is trained"
+            if kept < length
+            else ""
+        )
+        return (
+            f"split into {len(landings)} pieces{rest}"
+            if kept <= length
+            else f"{len(landings)} times in the epoch"
+        )
     if landings:
-        return "in one row, not split" if kept >= length else f"cut: {kept:,} of {length:,} tokens are kept"
+        return (
+            "in one row, not split"
+            if kept >= length
+            else f"cut: {kept:,} of {length:,} tokens are kept"
+        )
     if length > settings.capacity and settings.overflow == "drop":
         return _overlong(sample, settings)
     has_tail = settings.tail == "drop"
@@ -344,7 +426,8 @@ def _overlong(sample: Sample, settings: PlanSettings) -> str:
 
 def lacks_targets(mask: Bools, settings: PlanSettings) -> bool:
     """Return whether a sample with this loss mask is cut into pieces without any target."""
-    length, capacity = len(mask), settings.capacity
+    length = len(mask)
+    capacity = settings.capacity
     if length <= capacity or settings.method.cuts or settings.overflow not in ("truncate", "split"):
         return False
     starts = range(0, length, capacity) if settings.overflow == "split" else (0,)
@@ -368,8 +451,10 @@ def compare_state(loader: Loader, state: dict[str, Any]) -> StateFit:
         loader.load_state_dict(state)
     except PlanMismatch as error:
         return StateFit(fits=False, why=str(error))
-    now, left = loader.state_dict(), loader.steps_left
+    now = loader.state_dict()
+    left = loader.steps_left
     rest = "" if left is None else f", {left:,} steps left"
-    step, epoch = now["step"], now["epoch"]
+    step = now["step"]
+    epoch = now["epoch"]
     why = f"fits: continues at step {step:,} in epoch {epoch}{rest}"
     return StateFit(fits=True, why=why, step=step, epoch=epoch, steps_left=left)

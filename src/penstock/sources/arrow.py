@@ -66,7 +66,8 @@ class ArrowPart(ColumnarPart):
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         while first < last:
             number = bisect_right(self._starts, first) - 1
-            begin, end = self._starts[number], min(last, self._starts[number + 1])
+            begin = self._starts[number]
+            end = min(last, self._starts[number + 1])
             batch = self._batch(number)
             step = slice_rows(batch.num_rows, batch.nbytes)
             for start in range(first, end, step):
@@ -92,7 +93,9 @@ class ArrowPart(ColumnarPart):
     def _read(self, number: int) -> Any:
         message = self._batches[number]
         if message.in_place and not self._words:
-            return pa.ipc.read_record_batch(pa.ipc.read_message(self._piece(*message[:2])), self._schema)
+            return pa.ipc.read_record_batch(
+                pa.ipc.read_message(self._piece(*message[:2])), self._schema
+            )
         # A stream of one batch: pyarrow has no other way to give a batch its dictionaries, and swaps bytes in streams only.
         pieces = [self._schema_bytes, *self.dictionaries(number), message[:2]]
         stream = b"".join(memoryview(self._piece(*piece)) for piece in pieces) + _END
@@ -114,30 +117,49 @@ def _messages(data: Any) -> list[_Message]:
     """Return every message, the schema first.  Without its end mark a truncated stream would look complete."""
     view = memoryview(data)
     in_file = bytes(view[: len(_MAGIC)]) == _MAGIC
-    first, last, num_batches = 0, len(view), None
+    first = 0
+    last = len(view)
+    num_batches = None
     if in_file:
         num_batches = pa.ipc.open_file(data).num_record_batches  # checks the footer
         tail = len(view) - len(_MAGIC) - 4
-        first, last = 8, tail - struct.unpack_from("<i", view, tail)[0]
+        first = 8
+        last = tail - struct.unpack_from("<i", view, tail)[0]
     source = pa.BufferReader(data.slice(first, last - first))
     found: list[_Message] = []
-    batches, big_endian = 0, False
+    batches = 0
+    big_endian = False
     for message in pa.ipc.MessageReader.open_stream(source):
-        start, stop = found[-1].stop if found else first, first + source.tell()
+        start = found[-1].stop if found else first
+        stop = first + source.tell()
         rows, column, adds, compressed, big = _header(message)
         big_endian |= big
         if message.type not in (("record batch", "dictionary") if found else ("schema",)):
             expected = "a record batch" if found else "a schema"
-            raise ValueError(f"a message of kind {message.type!r} at byte {start}, expected {expected}")
+            raise ValueError(
+                f"a message of kind {message.type!r} at byte {start}, expected {expected}"
+            )
         # in a file every dictionary belongs to all batches; in a stream only to those that follow it
         in_place = not (compressed or big_endian)
-        found.append(_Message(start, stop, message.type, rows, column, adds, 0 if in_file else batches, in_place))
+        found.append(
+            _Message(
+                start, stop, message.type, rows, column, adds, 0 if in_file else batches, in_place
+            )
+        )
         batches += message.type == "record batch"
     stop = found[-1].stop if found else first
     if not in_file and bytes(view[stop:last]) not in _ENDS:
-        after = "bytes follow the end of the stream" if source.tell() > stop else "no end mark, so it is cut off"
+        after = (
+            "bytes follow the end of the stream"
+            if source.tell() > stop
+            else "no end mark, so it is cut off"
+        )
         raise ValueError(f"{after} (byte {stop})")
-    if not found or sum(each.rows for each in found) >= 1 << 62 or num_batches not in (None, batches):
+    if (
+        not found
+        or sum(each.rows for each in found) >= 1 << 62
+        or num_batches not in (None, batches)
+    ):
         raise ValueError(f"{batches} batches found, {num_batches} listed")
     return found
 
@@ -164,13 +186,19 @@ def _header(message: Any) -> tuple[int, int, bool, bool, bool]:
     header = inner(struct.unpack_from("<I", data, 0)[0], 2)
     if message.type == "schema":
         return 0, 0, False, False, field(header, 0, "<h") == 1
-    column, adds = 0, False
+    column = 0
+    adds = False
     if message.type == "dictionary":
-        column, adds = field(header, 0, "<q"), bool(field(header, 2, "<B"))
+        column = field(header, 0, "<q")
+        adds = bool(field(header, 2, "<B"))
         header = inner(header, 1)
     rows = field(header, 0, "<q")
     nodes = inner(header, 1)  # (rows, nulls) of each column
-    column_rows = struct.unpack_from("<q", data, nodes + 4)[0] if struct.unpack_from("<I", data, nodes)[0] else rows
+    column_rows = (
+        struct.unpack_from("<q", data, nodes + 4)[0]
+        if struct.unpack_from("<I", data, nodes)[0]
+        else rows
+    )
     if rows < 0 or column_rows != rows:
         raise ValueError(f"a batch of {rows} rows, with a column of {column_rows}")
     return rows, column, adds, bool(field(header, 3, "")), False

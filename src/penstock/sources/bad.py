@@ -24,7 +24,9 @@ from penstock.types import BadRow, Ints, Where
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 IS_UTF_16 = "the file is UTF-16 (convert it with `iconv -f UTF-16 -t UTF-8`)"
 POLICIES = ("stop", "skip", "quarantine")
-NO_MEMORY = "no_memory"  # the one reason that is not a fault of the row, and differs between machines
+NO_MEMORY = (
+    "no_memory"  # the one reason that is not a fault of the row, and differs between machines
+)
 HINT = "fix or remove the line, or set on_bad to 'skip' or 'quarantine' (counted)"
 _VERSION = 2  # of remembered bad rows: raise it when a good row becomes bad, or the other way round
 
@@ -32,7 +34,9 @@ _VERSION = 2  # of remembered bad rows: raise it when a good row becomes bad, or
 def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:
     """Name the byte that is wrong, and the encoding if the first bytes tell it."""
     hint = f"; {IS_UTF_16}" if raw[:2] in UTF_16 else ""
-    message = f"{before}not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row{hint}"
+    message = (
+        f"{before}not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row{hint}"
+    )
     return BadRow(reason="bad_utf8", message=message)
 
 
@@ -40,11 +44,14 @@ class ProcessLock:
     """A lock between the threads of one process.  A forked or pickled copy is a new, free lock."""
 
     def __init__(self, on_fork: Callable[[], object] = lambda: None) -> None:
-        self._lock, self._process, self._on_fork = threading.Lock(), os.getpid(), on_fork
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._on_fork = on_fork
 
     def __enter__(self) -> None:
         if self._process != os.getpid():
-            self._lock, self._process = threading.Lock(), os.getpid()
+            self._lock = threading.Lock()
+            self._process = os.getpid()
             self._on_fork()
         self._lock.acquire()
 
@@ -58,25 +65,35 @@ class ProcessLock:
 class BadRows:
     """The bad-row policy of a source, and the bad rows read so far.  A row is counted once, however often it is read."""
 
-    def __init__(self, on_bad: str = "stop", *, max_bad: int | None = None, quarantine: str | None = None) -> None:
+    def __init__(
+        self, on_bad: str = "stop", *, max_bad: int | None = None, quarantine: str | None = None
+    ) -> None:
         if on_bad not in POLICIES:
             raise SourceError(f"on_bad is {on_bad!r}, expected one of {', '.join(POLICIES)}")
         if (on_bad == "quarantine") != (quarantine is not None):
-            raise SourceError("on_bad='quarantine' and quarantine=FILE go together: the file takes the bad rows")
+            raise SourceError(
+                "on_bad='quarantine' and quarantine=FILE go together: the file takes the bad rows"
+            )
         if max_bad is not None and (on_bad == "stop" or max_bad < 0):
-            raise SourceError(f"max_bad is {max_bad}, expected a number ≥ 0 with on_bad='skip' or 'quarantine'")
+            raise SourceError(
+                f"max_bad is {max_bad}, expected a number ≥ 0 with on_bad='skip' or 'quarantine'"
+            )
         self.on_bad = on_bad
         self.max_bad = max_bad
         self.quarantine = quarantine
         self._file = None if quarantine is None else _Quarantine(quarantine)
         self.counts: Counter[str] = Counter()  # by reason
-        self._rows: set[tuple[str, int]] = set()  # (file, row): sources opened together share a policy
+        self._rows: set[tuple[str, int]] = (
+            set()
+        )  # (file, row): sources opened together share a policy
         self._lock = ProcessLock()
 
     def handle(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
         """Apply the policy to a bad row: raise, or count it and write it to the quarantine once."""
         if found.reason == NO_MEMORY:  # whatever the policy: the row itself is not bad
-            raise SourceError(f"{found.message}; run again with a smaller num_proc, or with more memory")
+            raise SourceError(
+                f"{found.message}; run again with a smaller num_proc, or with more memory"
+            )
         if self.on_bad == "stop":
             raise BadRecord(f"{found.message}; {HINT}")
         with self._lock:
@@ -100,7 +117,9 @@ class BadRows:
 
     def _check_count(self, message: str) -> None:
         if self.max_bad is not None and len(self._rows) > self.max_bad:
-            raise BadRecord(f"{message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}")
+            raise BadRecord(
+                f"{message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}"
+            )
 
     @property
     def rows(self) -> list[int]:
@@ -116,14 +135,18 @@ class _Quarantine:
         self._forget(None)
 
     def _forget(self, inode: int | None) -> None:
-        self._inode, self._read = inode, 0  # the file, and how much of it is in `_written`
+        # the file, and how much of it is in `_written`
+        self._inode = inode
+        self._read = 0
         self._written: set[str] = set()  # digests of lines
 
     def add(self, row: int, found: BadRow, where: Where, raw: bytes) -> None:
         line = _entry(row, found, where, raw)
         try:
             with self._path.open("a+b") as file:
-                with contextlib.suppress(OSError):  # without locks, two processes may write one row at the same moment
+                with contextlib.suppress(
+                    OSError
+                ):  # without locks, two processes may write one row at the same moment
                     fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
                 is_torn = self._catch_up(file)
                 if digest(line) not in self._written:
@@ -150,7 +173,13 @@ class _Quarantine:
 
 
 def _entry(row: int, found: BadRow, where: Where, raw: bytes) -> bytes:
-    entry = {"file": where.file, "line": where.line, "byte": where.byte, "row": row, "reason": found.reason}
+    entry = {
+        "file": where.file,
+        "line": where.line,
+        "byte": where.byte,
+        "row": row,
+        "reason": found.reason,
+    }
     entry["message"] = found.message
     try:
         entry["raw"] = raw.decode()

@@ -78,7 +78,11 @@ class RowAccess(ABC):
             return Slice(self, rows)  # a range needs no array
         chosen = np.array(rows if isinstance(rows, np.ndarray | list) else list(rows))
         if chosen.size and (chosen.dtype.kind not in "iu" or chosen.ndim != 1):
-            hint = "; for a mask of booleans, pass np.flatnonzero(mask)" if chosen.dtype.kind == "b" else ""
+            hint = (
+                "; for a mask of booleans, pass np.flatnonzero(mask)"
+                if chosen.dtype.kind == "b"
+                else ""
+            )
             found = f"{chosen.ndim}-dimensional {chosen.dtype} values"
             raise SourceError(f"select: found {found}, expected whole row numbers{hint}")
         outside = (chosen < -num_rows) | (chosen >= num_rows)
@@ -107,15 +111,25 @@ class RowAccess(ABC):
         from penstock.sources.views import Selection
 
         num_rows = len(self)
-        num_test = math.ceil(num_rows * test_size - 1e-9) if isinstance(test_size, float) else test_size
+        num_test = (
+            math.ceil(num_rows * test_size - 1e-9) if isinstance(test_size, float) else test_size
+        )
         share = isinstance(test_size, float) and 0 < test_size < 1
-        if isinstance(test_size, bool) or not (share or isinstance(test_size, int)) or not 0 < num_test < num_rows:
+        if (
+            isinstance(test_size, bool)
+            or not (share or isinstance(test_size, int))
+            or not 0 < num_test < num_rows
+        ):
             raise SourceError(
                 f"test_size is {test_size!r} of {num_rows} rows, expected a share between 0 and 1 or a number of rows; "
                 f"both parts need at least one row"
             )
-        keys = np.arange(num_rows, dtype=np.uint64)  # mixed by steps that can be undone, so that all stay different
-        for word in np.frombuffer(bytes.fromhex(fingerprint(["train_test_split", seed])), dtype="<u8"):
+        keys = np.arange(
+            num_rows, dtype=np.uint64
+        )  # mixed by steps that can be undone, so that all stay different
+        for word in np.frombuffer(
+            bytes.fromhex(fingerprint(["train_test_split", seed])), dtype="<u8"
+        ):
             keys ^= word
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
                 keys ^= keys >> np.uint64(shift)
@@ -168,8 +182,14 @@ class RowAccess(ABC):
         policies = self._policies()
         if policies and all(policy.on_bad == "stop" for policy in policies):
             return Unreadable(np.zeros(0, np.int64), ())
-        found = [(row, each.reason) for row, each in enumerate(self.records(0, len(self))) if isinstance(each, BadRow)]
-        return Unreadable(np.array([row for row, _ in found], np.int64), tuple(reason for _, reason in found))
+        found = [
+            (row, each.reason)
+            for row, each in enumerate(self.records(0, len(self)))
+            if isinstance(each, BadRow)
+        ]
+        return Unreadable(
+            np.array([row for row, _ in found], np.int64), tuple(reason for _, reason in found)
+        )
 
     def refuse_empty(self) -> None:
         """Raise if a selection left no row.  Files may be empty."""
@@ -183,14 +203,18 @@ class RowAccess(ABC):
         return []
 
     def _row(self, row: int) -> int:
-        row, num_rows = as_index(row), len(self)  # numpy's integers are not integers to JSON
+        # numpy's integers are not integers to JSON
+        row = as_index(row)
+        num_rows = len(self)
         if not -num_rows <= row < num_rows:
             raise IndexError(f"row {row} of {self!r}: expected {-num_rows} <= row < {num_rows}")
         return row % num_rows
 
     def _range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(self):
-            raise IndexError(f"rows {start}..{stop} of {self!r}: expected 0 <= start <= stop <= {len(self)}")
+            raise IndexError(
+                f"rows {start}..{stop} of {self!r}: expected 0 <= start <= stop <= {len(self)}"
+            )
 
 
 class Joined(RowAccess):
@@ -217,12 +241,16 @@ class Joined(RowAccess):
     def _read_each(self, rows: Ints, read: Callable[[int, Ints], list[Any]]) -> list[Any]:
         """Return the records of rows, by one call of `read(piece, rows within it)` for each piece."""
         pieces = np.searchsorted(self._first_rows, rows, side="right") - 1
-        return in_groups(pieces, lambda index, places: read(index, rows[places] - self._first_rows[index]))
+        return in_groups(
+            pieces, lambda index, places: read(index, rows[places] - self._first_rows[index])
+        )
 
 
 def content_of(record: Record | BadRow) -> bytes:
     """Return what a record, or a bad row in its place, adds to a digest."""
-    return f"bad row: {record.reason}".encode() if isinstance(record, BadRow) else record_bytes(record)
+    return (
+        f"bad row: {record.reason}".encode() if isinstance(record, BadRow) else record_bytes(record)
+    )
 
 
 def in_groups(groups: Ints, read: Callable[[int, Ints], list[Any]]) -> list[Any]:
@@ -232,7 +260,9 @@ def in_groups(groups: Ints, read: Callable[[int, Ints], list[Any]]) -> list[Any]
     out: list[Any] = [None] * groups.size
     order = np.argsort(groups, kind="stable")
     for places in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        for place, record in zip(places.tolist(), read(int(groups[places[0]]), places), strict=True):
+        for place, record in zip(
+            places.tolist(), read(int(groups[places[0]]), places), strict=True
+        ):
             out[place] = record
     return out
 

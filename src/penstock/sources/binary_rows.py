@@ -35,7 +35,9 @@ class BinaryRowsPart(Part):
     """One file."""
 
     def __init__(self, file: File, fields: Sequence[Field], starts: Ints) -> None:
-        self.file, self._fields, self._starts = file, fields, starts
+        self.file = file
+        self._fields = fields
+        self._starts = starts
         self._sizes = np.dtype(("<u4", sum(field.size is None for field in fields)))
         self._kinds = json.dumps([[field.name, field.encoding] for field in fields]).encode()
         self.num_rows = len(starts) - 1
@@ -46,15 +48,20 @@ class BinaryRowsPart(Part):
         if len(raw) < self._sizes.itemsize:
             return self._bad(row, f"{len(raw)} bytes, expected at least {self._sizes.itemsize}")
         sizes = iter(np.frombuffer(raw, "<u4", self._sizes.itemsize // 4).tolist())
-        at, record = self._sizes.itemsize, {}
+        at = self._sizes.itemsize
+        record = {}
         for field in self._fields:
             size = next(sizes) if field.size is None else field.size
             if at + size > len(raw):
-                return self._bad(row, f"the field {field.name!r} ends at byte {at + size} of {len(raw)}")
+                return self._bad(
+                    row, f"the field {field.name!r} ends at byte {at + size} of {len(raw)}"
+                )
             try:
                 record[field.name] = field.decode(raw[at : at + size])
             except (ValueError, RecursionError, DecimalException) as error:
-                return self._bad(row, f"the field {field.name!r} ({field.encoding}) cannot be read: {error}")
+                return self._bad(
+                    row, f"the field {field.name!r} ({field.encoding}) cannot be read: {error}"
+                )
             at += size
         if at != len(raw):
             return self._bad(row, f"its fields take {at} bytes of {len(raw)}")
@@ -75,26 +82,36 @@ class BinaryRowsPart(Part):
 
     def borders(self, num_bytes: int) -> Ints:
         """Cut at rows, every `num_bytes`."""
-        first, last = self._starts.item(0), self._starts.item(-1)
-        return np.searchsorted(self._starts[:-1], np.arange(first, last, num_bytes)).astype(np.int64)
+        first = self._starts.item(0)
+        last = self._starts.item(-1)
+        return np.searchsorted(self._starts[:-1], np.arange(first, last, num_bytes)).astype(
+            np.int64
+        )
 
     def _raw(self, row: int) -> bytes:
         return self.file.read(self._starts.item(row), self._starts.item(row + 1))
 
     def _bad(self, row: int, why: str) -> BadRow:
-        return BadRow(reason="bad_value", message=f"the row cannot be read: {why}; make the file again")
+        return BadRow(
+            reason="bad_value", message=f"the row cannot be read: {why}; make the file again"
+        )
 
 
 def read_starts(file: File, num_rows: int, *, listed_in: str) -> Ints:
     """Return where rows begin, and where the last one ends; they must be all of the file behind the index."""
-    path, size = file.identity.path, file.identity.size
+    path = file.identity.path
+    size = file.identity.size
     count = int.from_bytes(file.read(0, 4), "little") if size >= 4 else None
     if count != num_rows:
         found = "has no number of rows" if count is None else f"byte 0 says {count} rows"
-        raise SourceError(f"{path}: {found}, but {listed_in} says {num_rows}; make or copy it again")
+        raise SourceError(
+            f"{path}: {found}, but {listed_in} says {num_rows}; make or copy it again"
+        )
     first = 4 * (num_rows + 2)
     if first > size:
-        raise SourceError(f"{path}: ends at byte {size}, inside its index of {first} bytes; make or copy it again")
+        raise SourceError(
+            f"{path}: ends at byte {size}, inside its index of {first} bytes; make or copy it again"
+        )
     starts: Ints = np.frombuffer(file.read(4, first), "<u4").astype(np.int64)
     steps = np.diff(starts, prepend=first)
     if (wrong := (steps < 0) | (starts > size)).any():
@@ -105,7 +122,9 @@ def read_starts(file: File, num_rows: int, *, listed_in: str) -> Ints:
         )
     if starts[-1] != size:
         left = size - int(starts[-1])
-        raise SourceError(f"{path}: {left} bytes behind the last row, from byte {starts[-1]} on; make or copy it again")
+        raise SourceError(
+            f"{path}: {left} bytes behind the last row, from byte {starts[-1]} on; make or copy it again"
+        )
     return starts
 
 
@@ -114,8 +133,12 @@ def array(raw: bytes, kind: str, shape: Sequence[int] | None = None) -> np.ndarr
     dtype = np.dtype(kind)
     if shape is None and len(raw) % dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes are not a whole number of {dtype.name} values")
-    if shape is not None and (len(shape) > _MOST_AXES or math.prod(shape) * dtype.itemsize != len(raw)):
-        raise ValueError(f"{len(raw)} bytes are not {dtype.name} values of the shape {list(shape)[:8]}")
+    if shape is not None and (
+        len(shape) > _MOST_AXES or math.prod(shape) * dtype.itemsize != len(raw)
+    ):
+        raise ValueError(
+            f"{len(raw)} bytes are not {dtype.name} values of the shape {list(shape)[:8]}"
+        )
     flat: np.ndarray[Any, Any] = np.frombuffer(raw, dtype)
     return flat if shape is None else flat.reshape(shape)
 
@@ -135,10 +158,13 @@ def raw_image(raw: bytes) -> Record:
     if len(raw) < 12:
         raise ValueError(f"{len(raw)} bytes, expected a width, a height and a mode")
     width, height, size = np.frombuffer(raw, "<u4", 3).tolist()
-    mode, pixels = raw[12 : 12 + size], raw[12 + size :]
+    mode = raw[12 : 12 + size]
+    pixels = raw[12 + size :]
     depth = {b"L": 1, b"RGB": 3}.get(mode)
     if depth is None:
-        raise ValueError(f"raw pixels in the mode {mode[:20]!r}, expected L or RGB; write it as png")
+        raise ValueError(
+            f"raw pixels in the mode {mode[:20]!r}, expected L or RGB; write it as png"
+        )
     if width * height * depth != len(pixels):
         raise ValueError(f"{len(pixels)} bytes of pixels, expected {width} x {height} x {depth}")
     return image(b"P%d %d %d 255\n" % (5 if depth == 1 else 6, width, height) + pixels)

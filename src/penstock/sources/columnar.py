@@ -17,7 +17,15 @@ from penstock.types import BadRow, Record, RemovedNulls
 SLICE_BYTES = 4 << 20  # decoded at once, about
 SLICE_ROWS = 8192  # and never more rows than this
 
-_DAMAGE = (OSError, ValueError, ArithmeticError, MemoryError, LookupError, TypeError, NotImplementedError)  # of pyarrow
+_DAMAGE = (
+    OSError,
+    ValueError,
+    ArithmeticError,
+    MemoryError,
+    LookupError,
+    TypeError,
+    NotImplementedError,
+)  # of pyarrow
 
 
 @contextlib.contextmanager
@@ -91,7 +99,10 @@ class ColumnarPart(Part):
         self._names = source.choose(schema, self.file.identity.path)
         self._chosen = pa.schema([schema.field(name) for name in self._names])
         self._to_records = ToRecords(
-            self._chosen, json_columns=source.json_columns, parse_json=source.parse_json, nulls=source.nulls
+            self._chosen,
+            json_columns=source.json_columns,
+            parse_json=source.parse_json,
+            nulls=source.nulls,
         )
 
     @abstractmethod
@@ -128,7 +139,11 @@ class ColumnarSource(FilesSource):
     def check_options(self) -> None:
         for option in ("columns", "json_columns"):
             given = getattr(self, option)
-            is_list = given and not isinstance(given, str) and all(isinstance(name, str) for name in given)
+            is_list = (
+                given
+                and not isinstance(given, str)
+                and all(isinstance(name, str) for name in given)
+            )
             if not is_list and given not in (None, ()):
                 raise SourceError(f"{option} is {given!r}, expected a list of column names")
         self.nulls = check_nulls(self.nulls)
@@ -136,7 +151,9 @@ class ColumnarSource(FilesSource):
 
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
         places = (self._locate(self._row(row)) for row in rows)
-        counts = (cast(ColumnarPart, self._part(index)).removed_nulls(local) for index, local in places)
+        counts = (
+            cast(ColumnarPart, self._part(index)).removed_nulls(local) for index, local in places
+        )
         return sum(counts, start=RemovedNulls())
 
     def choose(self, schema: Any, path: str) -> list[str]:
@@ -151,19 +168,30 @@ class ColumnarSource(FilesSource):
         chosen = [name for name in schema.names if self.columns is None or name in self.columns]
         for name in self.json_columns:
             if name not in chosen:
-                raise SourceError(f"json_columns names {name!r}, which columns leaves out; name it in both")
+                raise SourceError(
+                    f"json_columns names {name!r}, which columns leaves out; name it in both"
+                )
             kind = same_values(schema.field(name).type)
-            if not (isinstance(kind, pa.JsonType) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-                raise SourceError(f"{path}: column {name!r} is {kind}, expected text that holds JSON")
+            if not (
+                isinstance(kind, pa.JsonType)
+                or pa.types.is_string(kind)
+                or pa.types.is_binary(kind)
+            ):
+                raise SourceError(
+                    f"{path}: column {name!r} is {kind}, expected text that holds JSON"
+                )
         for name in chosen:
-            if (kind := next(filter(_has_no_class, parts(schema.field(name).type)), None)) is not None:
+            if (
+                kind := next(filter(_has_no_class, parts(schema.field(name).type)), None)
+            ) is not None:
                 raise SourceError(
                     f"{path}: column {name!r} holds the Arrow type {kind}, which pyarrow cannot give to Python; "
                     f"write the column as another type, or choose the others with columns="
                 )
         found = pa.schema([(name, same_values(schema.field(name).type)) for name in chosen])
         if self._schema is None:
-            self._schema, self._schema_path = found, path
+            self._schema = found
+            self._schema_path = path
         else:
             _expect_equal(self._schema, self._schema_path, found, path)
         return chosen
@@ -178,12 +206,16 @@ def _expect_unique(schema: Any, path: str) -> None:
     for inside, names in groups:
         if len(set(names)) < len(names):
             name = next(name for name in names if names.count(name) > 1)
-            raise SourceError(f"{path}: column {inside + name!r} is there twice; rename one of the two")
+            raise SourceError(
+                f"{path}: column {inside + name!r} is there twice; rename one of the two"
+            )
 
 
 def _has_no_class(kind: Any) -> bool:
     """Return whether pyarrow cannot convert values of a type to Python, such as intervals of months."""
-    with contextlib.suppress(pa.ArrowException):  # there may be no empty array of it, but there is a class
+    with contextlib.suppress(
+        pa.ArrowException
+    ):  # there may be no empty array of it, but there is a class
         try:
             pa.nulls(0, kind)
         except KeyError:
@@ -194,7 +226,10 @@ def _has_no_class(kind: Any) -> bool:
 def _expect_equal(first: Any, first_path: str, second: Any, second_path: str) -> None:
     """Expect the same columns of the same types in the same order: rows of one source have one form."""
     for name in dict.fromkeys([*first.names, *second.names]):
-        one, two = (schema.field(name).type if name in schema.names else "missing" for schema in (first, second))
+        one, two = (
+            schema.field(name).type if name in schema.names else "missing"
+            for schema in (first, second)
+        )
         if one != two:
             raise SourceError(
                 f"column {name!r} is {one} in {first_path} and {two} in {second_path}; "

@@ -24,7 +24,12 @@ _READ = 1 << 12  # compressed bytes at once; even a bomb makes less than 100 MB 
 _PIECE = 1 << 20  # bytes of text at once, of zstd
 _GRACE = 64 << 20  # a file may always grow to this size: a small one of equal lines is not a bomb
 _XZ_MEMORY = 256 << 20  # `xz -9` needs 65 MiB; a hostile header may ask for 4 GiB
-_FAULTS = (EOFError, zlib.error, lzma.LZMAError, OSError)  # OSError: bz2 and pyarrow; our own reads raise SourceError
+_FAULTS = (
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,
+)  # OSError: bz2 and pyarrow; our own reads raise SourceError
 
 
 class UnpackedFile:
@@ -33,7 +38,9 @@ class UnpackedFile:
     def __init__(self, identity: FileId, size: int, origin: File) -> None:
         self._file = open_file(identity)  # ends with checksums, which are not text
         self.identity = replace(identity, size=size)
-        self.read, self.readinto, self.map = self._file.read, self._file.readinto, self._file.map
+        self.read = self._file.read
+        self.readinto = self._file.readinto
+        self.map = self._file.map
         self.check = origin.check
 
 
@@ -45,7 +52,9 @@ def _suffix(path: str) -> str:
     return Path(path).suffix.lower()
 
 
-def unpacked(identity: FileId, cache: Cache, *, max_expansion: int, packing: str | None = None) -> UnpackedFile:
+def unpacked(
+    identity: FileId, cache: Cache, *, max_expansion: int, packing: str | None = None
+) -> UnpackedFile:
     """Return the plain text of a compressed file: from the cache, or by one pass that leaves it there.
 
     packing: how it is compressed, if its name does not say: gz, bz2, xz, zstd, br or snappy.
@@ -53,8 +62,12 @@ def unpacked(identity: FileId, cache: Cache, *, max_expansion: int, packing: str
     origin = open_file(identity)
     suffix = _suffix(identity.path) if packing is None else f".{packing}"
     if suffix not in (*_DECODERS, *_CODECS):
-        raise SourceError(f"{identity.path}: compressed as {packing}, which cannot be read; unpack it")
-    content = index(origin, cache, kind="compressed", scan=lambda _add, _old: digest_of(origin)).content
+        raise SourceError(
+            f"{identity.path}: compressed as {packing}, which cannot be read; unpack it"
+        )
+    content = index(
+        origin, cache, kind="compressed", scan=lambda _add, _old: digest_of(origin)
+    ).content
     name = f"spools/{content[:2]}/{content}{suffix}.unpacked"
     found = load(cache, name)
     if found is None:
@@ -66,13 +79,21 @@ def unpacked(identity: FileId, cache: Cache, *, max_expansion: int, packing: str
 
 def _expand(origin: File, out: IO[bytes], suffix: str, max_expansion: int) -> None:
     """Write the text of a compressed file."""
-    path, size = origin.identity.path, origin.identity.size
-    limit, written = max(_GRACE, max_expansion * size), 0
+    path = origin.identity.path
+    size = origin.identity.size
+    limit = max(_GRACE, max_expansion * size)
+    written = 0
     try:
-        for piece in _unpack_arrow(origin, suffix, limit) if suffix in _CODECS else _unpack(origin, _DECODERS[suffix]):
+        for piece in (
+            _unpack_arrow(origin, suffix, limit)
+            if suffix in _CODECS
+            else _unpack(origin, _DECODERS[suffix])
+        ):
             written += len(piece)
             if written > limit:
-                why = f"if it is not a decompression bomb, raise max_expansion (now {max_expansion})"
+                why = (
+                    f"if it is not a decompression bomb, raise max_expansion (now {max_expansion})"
+                )
                 raise SourceError(f"{path}: {size:_} bytes expand to more than {limit:_}; {why}")
             out.write(piece)
     except _FAULTS as error:
@@ -85,16 +106,19 @@ def _expand(origin: File, out: IO[bytes], suffix: str, max_expansion: int) -> No
 def _unpack(origin: File, make: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the text of one or more members; `make` makes the decoder of each."""
     size = origin.identity.size
-    decoder, num_members = None, 0
+    decoder = None
+    num_members = 0
     for start in range(0, size, _READ):
         data = origin.read(start, min(size, start + _READ))
         while data:
             if decoder is None:
-                decoder, num_members = make(), num_members + 1
+                decoder = make()
+                num_members = num_members + 1
             yield decoder.decompress(data)
             data = b""
             if decoder.eof:
-                data, decoder = decoder.unused_data, None
+                data = decoder.unused_data
+                decoder = None
     origin.check()
     if decoder is not None or not num_members:
         raise EOFError("the file is empty" if not num_members else "the file ends inside a member")
@@ -112,10 +136,14 @@ def _unpack_arrow(origin: File, suffix: str, limit: int) -> Iterator[bytes]:
         length = next((place for place, byte in enumerate(start) if byte < 128), len(start)) + 1
         num_bytes = sum((byte & 127) << 7 * place for place, byte in enumerate(start[:length]))
         if num_bytes > limit:
-            raise EOFError(f"it says that it expands to {num_bytes:_} bytes, expected at most {limit:_}")
+            raise EOFError(
+                f"it says that it expands to {num_bytes:_} bytes, expected at most {limit:_}"
+            )
         yield pa.decompress(origin.read(0, size), num_bytes, "snappy", asbytes=True)
     else:
-        with pa.CompressedInputStream(pa.PythonFile(Cursor(origin), mode="r"), _CODECS[suffix]) as stream:
+        with pa.CompressedInputStream(
+            pa.PythonFile(Cursor(origin), mode="r"), _CODECS[suffix]
+        ) as stream:
             while piece := stream.read(_PIECE):
                 yield piece
     origin.check()
@@ -137,7 +165,9 @@ class Cursor(io.RawIOBase):
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.identity.size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.identity.size}[
+            whence
+        ]
         self._at = base + offset
         return self._at
 

@@ -22,7 +22,9 @@ class Concat(Joined):
 
     def __init__(self, sources: Iterable[Source], *, name: str) -> None:
         self.name = name
-        self._sources = [source if isinstance(source, RowAccess) else View(source) for source in sources]
+        self._sources = [
+            source if isinstance(source, RowAccess) else View(source) for source in sources
+        ]
         self._first_rows = [0, *accumulate(len(source) for source in self._sources)]
         self.shape = " + ".join(dict.fromkeys(source.shape for source in self._sources))
         self.cache = self._sources[0].cache
@@ -49,10 +51,15 @@ class Concat(Joined):
         """A range inside one source has that source's digest, so that joining makes no new shards."""
         self._range(start, stop)
         pieces = self._pieces(start, stop)
-        return joined_digest([self._sources[index].digest(first, last) for index, first, last in pieces])
+        return joined_digest(
+            [self._sources[index].digest(first, last) for index, first, last in pieces]
+        )
 
     def snapshot(self, start: int, stop: int) -> "Concat | None":
-        held = [(index, self._sources[index].snapshot(first, last)) for index, first, last in self._pieces(start, stop)]
+        held = [
+            (index, self._sources[index].snapshot(first, last))
+            for index, first, last in self._pieces(start, stop)
+        ]
         made = copy(self)
         made._sources = list(self._sources)
         for index, source in held:
@@ -74,14 +81,19 @@ class Concat(Joined):
     def unreadable(self) -> Unreadable:
         found = [source.unreadable() for source in self._sources]
         rows = [first + part.rows for first, part in zip(self._first_rows, found, strict=False)]
-        return Unreadable(np.concatenate(rows), tuple(reason for part in found for reason in part.reasons))
+        return Unreadable(
+            np.concatenate(rows), tuple(reason for part in found for reason in part.reasons)
+        )
 
     def records_at(self, rows: Ints) -> list[Record]:
         return self._read_each(rows, lambda index, local: self._sources[index].records_at(local))
 
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
         places = (self._locate(self._row(row)) for row in rows)
-        return sum((self._sources[index].removed_nulls([local]) for index, local in places), start=RemovedNulls())
+        return sum(
+            (self._sources[index].removed_nulls([local]) for index, local in places),
+            start=RemovedNulls(),
+        )
 
     def _policies(self) -> list[BadRows]:
         return [policy for source in self._sources for policy in source._policies()]
@@ -96,7 +108,10 @@ class Concat(Joined):
 
 def is_source(place: object) -> bool:
     """Whether this has the methods of a source, ours or a user's."""
-    return all(hasattr(place, method) for method in ("records", "where", "digest", "cuts", "__len__", "__getitem__"))
+    return all(
+        hasattr(place, method)
+        for method in ("records", "where", "digest", "cuts", "__len__", "__getitem__")
+    )
 
 
 def concat(sources: Iterable[Source], *, name: str | None = None) -> RowAccess:
@@ -104,7 +119,9 @@ def concat(sources: Iterable[Source], *, name: str | None = None) -> RowAccess:
     flat: list[Source] = []
     for source in list(sources):
         if not is_source(source):
-            raise SourceError(f"concat: found a {type(source).__name__}, expected sources; open it with penstock.open")
+            raise SourceError(
+                f"concat: found a {type(source).__name__}, expected sources; open it with penstock.open"
+            )
         flat += source._sources if isinstance(source, Concat) else [source]
     if not flat:
         raise SourceError("concat: no sources given, expected at least one")
@@ -123,7 +140,9 @@ class Description:
     num_rows: int
     num_files: int
     num_bytes: int | None
-    columns: dict[str, dict[str, int]]  # key of the records → type of its values → rows, the most frequent first
+    columns: dict[
+        str, dict[str, int]
+    ]  # key of the records → type of its values → rows, the most frequent first
     looked: int  # rows that were read
     bad: int  # of these, rows that cannot be read
 
@@ -135,7 +154,9 @@ class Description:
         for name, types in self.columns.items():
             missing = 1 - sum(types.values()) / (self.looked - self.bad)
             share = f" | missing {'under 1 %' if missing < 0.01 else f'{missing:.0%}'.replace('%', ' %')}"
-            lines.append(f"{name}: {' | '.join(types)}{share if missing else ' (always)' if len(types) == 1 else ''}")
+            lines.append(
+                f"{name}: {' | '.join(types)}{share if missing else ' (always)' if len(types) == 1 else ''}"
+            )
         read = f"{plural(self.looked, 'row')} spread over the source"
         bad = f", of which {self.bad} cannot be read" if self.bad else ""
         lines.append(f"(seen in {'all rows' if self.looked == self.num_rows else read}{bad})")
@@ -144,7 +165,8 @@ class Description:
 
 def describe(source: RowAccess, look: int) -> Description:
     """Read at most `look` rows.  Bad ones are reported, and not counted by the source's policy."""
-    rows, bad = spread(len(source), look), 0
+    rows = spread(len(source), look)
+    bad = 0
     types: dict[str, Counter[str]] = {}
     for row in rows:
         try:
@@ -153,7 +175,9 @@ def describe(source: RowAccess, look: int) -> Description:
             bad += 1
             continue
         for key, value in record.items():
-            types.setdefault(str(key), Counter())["None" if value is None else type(value).__name__] += 1
+            types.setdefault(str(key), Counter())[
+                "None" if value is None else type(value).__name__
+            ] += 1
     return Description(
         name=source.name,
         shape=source.shape,

@@ -52,17 +52,26 @@ class _Scanner:
         ends = np.flatnonzero(block == _LF)
         returns = np.flatnonzero(block == _CR)
         if len(returns):  # a lone one ends a line, too
-            following = np.append(block, np.frombuffer(next_byte or b"\0", dtype=np.uint8))[returns + 1]
+            following = np.append(block, np.frombuffer(next_byte or b"\0", dtype=np.uint8))[
+                returns + 1
+            ]
             ends = np.union1d(ends, returns[following != _LF])
         closing = np.flatnonzero(self._outside(block, ends))
         last = ends[closing]  # of each record, its last byte
-        first = np.concatenate([[0], last + 1])  # within the block; the first record may have begun earlier
-        table = np.stack([position + first, self._line + np.concatenate([[0], closing + 1])], axis=1)
+        first = np.concatenate(
+            [[0], last + 1]
+        )  # within the block; the first record may have begun earlier
+        table = np.stack(
+            [position + first, self._line + np.concatenate([[0], closing + 1])], axis=1
+        )
         table[0] = self._row
         blank = (last == first[:-1]) | ((last == first[:-1] + 1) & (block[first[:-1]] == _CR))
         if len(blank):
             blank[0] &= self._empty
-        self._empty = (self._empty or len(last) > 0) and block[first[-1] :].tobytes() in (b"", b"\r")
+        self._empty = (self._empty or len(last) > 0) and block[first[-1] :].tobytes() in (
+            b"",
+            b"\r",
+        )
         self._row = tuple(table[-1].tolist())
         self._line += len(ends)
         rows: Ints = table[:-1][~blank]
@@ -85,7 +94,9 @@ class _Scanner:
         if runs[0] == 0:
             opens[0] = self._at_start
         toggles = np.cumsum(odd & opens)
-        closer = np.maximum.accumulate(np.where(odd & ~opens, np.arange(len(runs)), -1))  # the last that can only close
+        closer = np.maximum.accumulate(
+            np.where(odd & ~opens, np.arange(len(runs)), -1)
+        )  # the last that can only close
         since = np.where(closer >= 0, toggles[closer], -int(self._inside))
         inside = np.concatenate([[self._inside], (toggles - since) % 2 == 1])
         self._inside = bool(inside[-1])
@@ -98,7 +109,8 @@ class _Scanner:
 
 
 def _scan(file: File, delimiter: str, quotes: bool) -> Iterator[Ints]:
-    begin, size = after_bom(file), file.identity.size
+    begin = after_bom(file)
+    size = file.identity.size
     scanner = _Scanner(delimiter, quotes=quotes, begin=begin)
     for position, block in blocks(file, begin, size):
         after = position + len(block)
@@ -115,7 +127,9 @@ def _cells(raw: bytes, delimiter: str, quotes: bool) -> list[str] | BadRow:
         return not_utf8(raw, error)
     if not quotes or '"' not in text:
         return text.split(delimiter)
-    if len(text) > csv.field_size_limit():  # a user may have set any limit; threads that raise it never lower it
+    if (
+        len(text) > csv.field_size_limit()
+    ):  # a user may have set any limit; threads that raise it never lower it
         csv.field_size_limit(max(len(text), (1 << 31) - 1))
     reader = csv.reader((text, ""), delimiter=delimiter)
     cells = next(reader)
@@ -151,19 +165,28 @@ def _unfit(expected: str) -> BadRow:
     return BadRow(reason="bad_value", message=f"expected {expected}")
 
 
-_TYPES: dict[str, Callable[[str], Any]] = {"int": _int, "float": _float, "bool": _bool, "json": _json}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "int": _int,
+    "float": _float,
+    "bool": _bool,
+    "json": _json,
+}
 
 
 class CsvPart(TextPart):
     """The records of one file, with names for their cells."""
 
-    def __init__(self, source: "CsvSource", file: File, index: Index, names: list[str], delimiter: str) -> None:
+    def __init__(
+        self, source: "CsvSource", file: File, index: Index, names: list[str], delimiter: str
+    ) -> None:
         super().__init__(file, index, source.max_row_bytes)
         self._delimiter = delimiter
         self._quotes = source.quotes
         self._names = names
         self._types = {name: _TYPES[kind] for name, kind in (source.types or {}).items()}
-        self.mark = fingerprint([names, dict(source.types or {}), delimiter, source.quotes]).encode()
+        self.mark = fingerprint(
+            [names, dict(source.types or {}), delimiter, source.quotes]
+        ).encode()
 
     def trim(self, raw: bytes) -> bytes:
         return raw.rstrip(b"\r\n")
@@ -189,13 +212,17 @@ class CsvPart(TextPart):
     def _record(self, cells: list[str]) -> Record | BadRow:
         if len(cells) != len(self._names):
             expected = f"expected {len(self._names)} ({', '.join(self._names)})"
-            return BadRow(reason="wrong_width", message=f"the row has {len(cells)} cells, {expected}")
+            return BadRow(
+                reason="wrong_width", message=f"the row has {len(cells)} cells, {expected}"
+            )
         record: Record = dict(zip(self._names, cells, strict=True))
         for name, convert in self._types.items():
             text = record[name].strip(" ")
             value = convert(text) if text else None
             if type(value) is BadRow:
-                return BadRow(reason="bad_value", message=f"column {name!r} is {text[:40]!r}: {value.message}")
+                return BadRow(
+                    reason="bad_value", message=f"column {name!r} is {text[:40]!r}: {value.message}"
+                )
             record[name] = value
         return record
 
@@ -220,7 +247,9 @@ class CsvSource(TextFiles):
         super().check_options()
         mark = self.delimiter
         if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in '"\r\n'):
-            raise SourceError(f"delimiter is {mark!r}, expected one ASCII character, no quote or line end")
+            raise SourceError(
+                f"delimiter is {mark!r}, expected one ASCII character, no quote or line end"
+            )
         if unknown := [kind for kind in (self.types or {}).values() if kind not in _TYPES]:
             raise SourceError(f"types has {unknown[0]!r}, expected one of {', '.join(_TYPES)}")
         if self.names is not None:
@@ -230,7 +259,9 @@ class CsvSource(TextFiles):
         is_tsv = re.search(r"\.tsv(\.[a-z0-9]+)?$", path, re.IGNORECASE)
         delimiter = self.delimiter or ("\t" if is_tsv else ",")
         kind = f"csv {delimiter!r} {self.quotes}"
-        index = index_rows(file, self.cache, kind=kind, scan=lambda: _scan(file, delimiter, self.quotes))
+        index = index_rows(
+            file, self.cache, kind=kind, scan=lambda: _scan(file, delimiter, self.quotes)
+        )
         names = None if self.names is None else list(self.names)
         if names is None and len(index.starts) > 1:
             names = self._header(file, path, index, delimiter)
@@ -242,7 +273,9 @@ class CsvSource(TextFiles):
         start, stop = index.starts[:2].tolist()
         place = f"{path}:{index.lines[0]}"
         if stop - start > self.max_row_bytes:
-            raise SourceError(f"{place}: the header has {stop - start:_} bytes; is this a table? see also quotes=False")
+            raise SourceError(
+                f"{place}: the header has {stop - start:_} bytes; is this a table? see also quotes=False"
+            )
         found = _cells(file.read(start, stop), delimiter, self.quotes)
         if isinstance(found, BadRow):
             raise SourceError(f"{place}: no header: {found.message}; fix the line, or pass names=")
@@ -264,7 +297,11 @@ class CsvSource(TextFiles):
     def _check_names(self, names: Sequence[str], place: str) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise SourceError(f"{place}: column {twice[0]!r} is named twice; rename one, or pass names=")
+            raise SourceError(
+                f"{place}: column {twice[0]!r} is named twice; rename one, or pass names="
+            )
         missing = [name for name in self.types or () if name not in names]
         if missing:
-            raise SourceError(f"{place}: types names the column {missing[0]!r}, expected one of {', '.join(names)}")
+            raise SourceError(
+                f"{place}: types names the column {missing[0]!r}, expected one of {', '.join(names)}"
+            )

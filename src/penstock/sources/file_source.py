@@ -33,8 +33,13 @@ _SAME_RECORDS = {"cache_bytes"}  # options that do not change records
 class HeldFile:
     """A range of a file in memory: it stays as it was read, whatever happens to the file.  Nothing else can be read."""
 
-    def __init__(self, identity: FileId, start: int, held: bytes, check: Callable[[], None] = lambda: None) -> None:
-        self.identity, self._start, self._held, self.check = identity, start, held, check
+    def __init__(
+        self, identity: FileId, start: int, held: bytes, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.identity = identity
+        self._start = start
+        self._held = held
+        self.check = check
 
     def read(self, start: int, stop: int) -> bytes:
         assert self._start <= start <= stop <= self._start + len(self._held)
@@ -100,11 +105,19 @@ _OPEN: "OrderedDict[tuple[int, int], weakref.ref[FilesSource]]" = OrderedDict()
 class FilesSource(Joined):
     """One or more files of one format.  Pickles as the files' identities and the options."""
 
-    OPTIONS: tuple[str, ...] = ()  # the options that the format takes; attributes of the class are their defaults
+    OPTIONS: tuple[
+        str, ...
+    ] = ()  # the options that the format takes; attributes of the class are their defaults
     cache: Cache
 
     def __init__(
-        self, paths: Sequence[str], *, cache: Cache, name: str | None = None, bad: BadRows | None = None, **options: Any
+        self,
+        paths: Sequence[str],
+        *,
+        cache: Cache,
+        name: str | None = None,
+        bad: BadRows | None = None,
+        **options: Any,
     ) -> None:
         if unknown := options.keys() - {*self.OPTIONS}:
             raise TypeError(f"{type(self).__name__} has no option {min(unknown)!r}")
@@ -171,17 +184,24 @@ class FilesSource(Joined):
                 yield self._handle(row, found) if type(found) is BadRow else found
             return
         for index, first, last in self._pieces(start, stop):
-            if last - first == self._num_rows(index) and (whole := self._whole_records(index)) is not None:
+            if (
+                last - first == self._num_rows(index)
+                and (whole := self._whole_records(index)) is not None
+            ):
                 yield from whole
                 continue
             part = self._part(index)
             part.file.check()
-            for row, record in enumerate(part.records(first, last), self._first_rows[index] + first):
+            for row, record in enumerate(
+                part.records(first, last), self._first_rows[index] + first
+            ):
                 yield self._handle(row, record) if type(record) is BadRow else record
             part.file.check()
 
     def where(self, row: int) -> Where:
-        index, local = self._locate(self._row(as_index(row)))  # numpy's integers are not integers to JSON
+        index, local = self._locate(
+            self._row(as_index(row))
+        )  # numpy's integers are not integers to JSON
         line, byte = self._part(index).place(local)
         return Where(file=self.identities[index].path, line=line, byte=byte)
 
@@ -190,7 +210,10 @@ class FilesSource(Joined):
         self._range(start, stop)
         content = Digest()
         for index, first, last in self._pieces(start, stop):
-            if last - first == self._num_rows(index) and (lines := self._whole_content(index)) is not None:
+            if (
+                last - first == self._num_rows(index)
+                and (lines := self._whole_content(index)) is not None
+            ):
                 content.extend(lines)
                 continue
             part = self._part(index)
@@ -222,12 +245,20 @@ class FilesSource(Joined):
         """Return the files as the system reports them, with the time of the last change of any kind, and every option."""
         identities = [*self.identities, *self.beside()]
         try:
-            if not all(map(settled, identities)) or identify_all([known.path for known in identities]) != identities:
+            if (
+                not all(map(settled, identities))
+                or identify_all([known.path for known in identities]) != identities
+            ):
                 return None  # written to meanwhile, or just now
         except SourceError:
             return None
-        options = [[name, repr(getattr(self, name))] for name in sorted({*self.OPTIONS} - _SAME_RECORDS)]
-        files = [[known.path, known.size, known.inode, known.ctime_ns, known.etag] for known in identities]
+        options = [
+            [name, repr(getattr(self, name))] for name in sorted({*self.OPTIONS} - _SAME_RECORDS)
+        ]
+        files = [
+            [known.path, known.size, known.inode, known.ctime_ns, known.etag]
+            for known in identities
+        ]
         return [type(self).__name__, self.shape, options, files]
 
     def unreadable(self) -> Unreadable:
@@ -252,7 +283,8 @@ class FilesSource(Joined):
 
         Small files are gathered until they hold `num_bytes`, so that a change in one moves few borders.
         """
-        borders, gathered = [0], 0
+        borders = [0]
+        gathered = 0
         for index in range(len(self.identities)):
             weight = self._weight(index)
             gathered += weight
@@ -267,7 +299,9 @@ class FilesSource(Joined):
         index = bisect_right(self._first_rows, row) - 1
         record = (self._parts.get(index) or self._part(index)).record(row - self._first_rows[index])
         if type(record) is BadRow:
-            raise BadRecord(self._located(row, record).message)  # asked for by number: it cannot be skipped
+            raise BadRecord(
+                self._located(row, record).message
+            )  # asked for by number: it cannot be skipped
         return record  # type: ignore[return-value]
 
     def records_at(self, rows: Ints) -> list[Record]:
@@ -300,7 +334,9 @@ class FilesSource(Joined):
         part = self._parts.get(index)
         if part is None:
             part = self.part(self.identities[index])
-            if index + 1 < len(self._first_rows) and part.num_rows != self._num_rows(index):  # opened again
+            if index + 1 < len(self._first_rows) and part.num_rows != self._num_rows(
+                index
+            ):  # opened again
                 raise SourceChanged(
                     f"{self.identities[index].path}: changed while open: it has {part.num_rows} rows, "
                     f"expected {self._num_rows(index)}; open the source again"
@@ -334,7 +370,9 @@ def handle_dropped(store: Any) -> None:
     if all(policy.quarantine is None and policy.max_bad is None for policy in policies):
         return
     dropped = [part for part in store.counts.dropped.values() if part.rows]
-    left = sum(part.count for part in dropped if _handle(source, part.rows[0]))  # the template dropped the others
+    left = sum(
+        part.count for part in dropped if _handle(source, part.rows[0])
+    )  # the template dropped the others
     for row in np.flatnonzero(store.lengths == 0).tolist() if left else ():
         left -= _handle(source, row)
         if left <= 0:

@@ -25,7 +25,9 @@ class Shape:
     source: str
     suffixes: tuple[str, ...] = ()
     folder: str = ""  # module.function that tells whether a folder as a whole has this format
-    marks: tuple[str, ...] | None = ()  # it is called for a folder that holds one of these files; None: for every one
+    marks: (
+        tuple[str, ...] | None
+    ) = ()  # it is called for a folder that holds one of these files; None: for every one
     is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
 
     def load(self) -> Callable[..., Any]:
@@ -41,7 +43,9 @@ def _load(name: str) -> Callable[..., Any]:
 
 def _packed(*suffixes: str) -> tuple[str, ...]:
     """Return these suffixes, plain and compressed."""
-    return tuple(suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz"))
+    return tuple(
+        suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz")
+    )
 
 
 _HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
@@ -57,20 +61,34 @@ SHAPES = {
     "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
     "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
     "webdataset": Shape("webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")),
-    "megatron": Shape("tokens", "MegatronSource", (".idx",)),  # and .bin, if there is an .idx beside
+    "megatron": Shape(
+        "tokens", "MegatronSource", (".idx",)
+    ),  # and .bin, if there is an .idx beside
     "token_bin": Shape("tokens", "TokenBinSource", (".bin", ".npy")),
     "datatrove": Shape("tokens", "DatatroveSource", (".ds",)),
     "mds": Shape("mds", "MdsSource", folder="mds.is_mds_folder", marks=_INDEX_MARKS),
-    "litdata": Shape("litdata", "LitdataSource", folder="litdata.is_litdata_folder", marks=_INDEX_MARKS),
+    "litdata": Shape(
+        "litdata", "LitdataSource", folder="litdata.is_litdata_folder", marks=_INDEX_MARKS
+    ),
     "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
     "parquet_chunks": Shape(
-        "parquet", "ParquetChunksSource", folder="pt_chunks.is_parquet_chunk_folder", marks=_CHUNK_MARKS
+        "parquet",
+        "ParquetChunksSource",
+        folder="pt_chunks.is_parquet_chunk_folder",
+        marks=_CHUNK_MARKS,
     ),
-    "pt": Shape("pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS),
+    "pt": Shape(
+        "pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS
+    ),
     "media_folder": Shape(
-        "media_folder", "MediaFolderSource", folder="media_folder.is_media_folder", marks=METADATA_NAMES
+        "media_folder",
+        "MediaFolderSource",
+        folder="media_folder.is_media_folder",
+        marks=METADATA_NAMES,
     ),
-    "sample_folder": Shape("media_folder", "SampleFolderSource", folder="media_folder.is_sample_folder", marks=None),
+    "sample_folder": Shape(
+        "media_folder", "SampleFolderSource", folder="media_folder.is_sample_folder", marks=None
+    ),
     "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
 }
 # What other tools call them.
@@ -86,7 +104,9 @@ SHAPE_ALIASES = {
 _SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
 _MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
 # Files beside data that are not data.  A list of data sets is opened by its own name only.
-_BESIDE = re.compile(r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE)
+_BESIDE = re.compile(
+    r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE
+)
 
 
 def suffix_of(path: str) -> str:
@@ -102,7 +122,9 @@ def _known_suffix(ending: str) -> str:
 
 
 def _file_name(path: str) -> str:
-    return path.rpartition("/")[2]  # asked of every file of a folder, and Path takes ten times as long
+    return path.rpartition("/")[
+        2
+    ]  # asked of every file of a folder, and Path takes ten times as long
 
 
 def shape_of(path: str) -> str:
@@ -115,12 +137,14 @@ def shape_of(path: str) -> str:
         listed = Path(path).parent / "metadata.json"
         if is_file(listed):
             raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
-        raise SourceError(f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})")
-    if kind := media_column(path):
-        needed = (
-            f"a folder of {kind} needs a {METADATA_NAMES[0]} that names them, or a text of the same name beside each"
+        raise SourceError(
+            f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})"
         )
-        raise SourceError(f"{path}: no records; {needed}; records that name it can be in any other file")
+    if kind := media_column(path):
+        needed = f"a folder of {kind} needs a {METADATA_NAMES[0]} that names them, or a text of the same name beside each"
+        raise SourceError(
+            f"{path}: no records; {needed}; records that name it can be in any other file"
+        )
     known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
     shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
     raise SourceError(
@@ -141,9 +165,15 @@ def data_files(paths: list[str]) -> list[str]:
     """
     there = set(paths)
     known = [
-        path for path in paths if is_data_file(path) and not (path.endswith(".csv.gz") and f"{path[:-7]}.npy" in there)
+        path
+        for path in paths
+        if is_data_file(path) and not (path.endswith(".csv.gz") and f"{path[:-7]}.npy" in there)
     ]
-    sure = [path for path in known if suffix_of(path) not in (".bin", ".npy") or f"{path[:-4]}.idx" in there]
+    sure = [
+        path
+        for path in known
+        if suffix_of(path) not in (".bin", ".npy") or f"{path[:-4]}.idx" in there
+    ]
     return sure or known
 
 
@@ -157,7 +187,9 @@ def folder_shape(place: str, asked: str | None) -> str | None:
     path = local(place)
     for name, shape in SHAPES.items():
         marks = shape.marks or ()
-        marked = asked is None and (shape.marks is None or any(is_file(Path(path) / mark) for mark in marks))
+        marked = asked is None and (
+            shape.marks is None or any(is_file(Path(path) / mark) for mark in marks)
+        )
         if asked == name or (marked and _load(shape.folder)(path)):
             return name
     return None
@@ -165,9 +197,17 @@ def folder_shape(place: str, asked: str | None) -> str | None:
 
 def _refuse_remote_folder(place: str, asked: str | None) -> None:
     """Raise SourceError for a remote folder that is one data set as a whole: those are read from a local disk only."""
-    marks = [mark for mark in ("dataset_dict.json", "state.json") if is_file(f"{place.rstrip('/')}/{mark}")]
+    marks = [
+        mark
+        for mark in ("dataset_dict.json", "state.json")
+        if is_file(f"{place.rstrip('/')}/{mark}")
+    ]
     if marks or asked is not None:
-        what = f"has {marks[0]}: a folder that `datasets` saved" if marks else f"shape={asked!r} is a folder"
+        what = (
+            f"has {marks[0]}: a folder that `datasets` saved"
+            if marks
+            else f"shape={asked!r} is a folder"
+        )
         raise SourceError(
             f"{place}: {what}, which is read from a local disk only; download it, or name its files: {place}/*.arrow"
         )
@@ -180,5 +220,6 @@ def is_data_set_folder(place: str) -> bool:
 
 def bare_name(path: str) -> str:
     """Return a file's name without the suffix of its format."""
-    name, suffix = Path(path).name, suffix_of(path)
+    name = Path(path).name
+    suffix = suffix_of(path)
     return name[: -len(suffix)] if suffix and len(suffix) < len(name) else Path(path).stem

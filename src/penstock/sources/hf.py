@@ -26,9 +26,13 @@ from penstock.sources.values import ToRecords, check_nulls
 from penstock.sources.views import Selection
 from penstock.types import BadRow, Ints, Record, RemovedNulls
 
-_DICT, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+_DICT = "dataset_dict.json"
+_STATE = "state.json"
+_INFO = "dataset_info.json"
 # What maps and shuffles leave in the same folder is called cache-….arrow.
-_CACHED = re.compile(r"(?!cache-|tmp)(?P<name>.+?)-(?P<split>[^-]+)(?:-\d{5}-of-(?P<total>\d{5}))?\.arrow")
+_CACHED = re.compile(
+    r"(?!cache-|tmp)(?P<name>.+?)-(?P<split>[^-]+)(?:-\d{5}-of-(?P<total>\d{5}))?\.arrow"
+)
 _ROWS = 1000  # read at once
 _DICTS = ("DatasetDict", "IterableDatasetDict")
 
@@ -51,12 +55,23 @@ class HfFolderSource(ArrowSource):
     OPTIONS = ("split", *ArrowSource.OPTIONS)
     parse_json = True
 
-    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        name: str | None = None,
+        split: str | None = None,
+        **rest: Any,
+    ) -> None:
         if len(paths) != 1:
-            raise SourceError(f"{len(paths)} folders of datasets, expected one; join them with concat")
+            raise SourceError(
+                f"{len(paths)} folders of datasets, expected one; join them with concat"
+            )
         folder = Path(paths[0])
         found = _find(folder, split)
-        super().__init__(found.files, name=name or folder.name, **{"columns": found.columns, **rest})
+        super().__init__(
+            found.files, name=name or folder.name, **{"columns": found.columns, **rest}
+        )
         self.split = split
         self.indices = found.indices
         if found.num_rows is not None and found.num_rows != len(self):
@@ -88,24 +103,38 @@ def _find(folder: Path, split: str | None) -> _Found:
         return _saved(folder, split)
     if is_file(folder / _INFO) and (cached := _cached(folder)):
         return _from_cache(folder, cached, _choose(folder, sorted(cached, key=natural), split))
-    raise SourceError(f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} beside .arrow files")
+    raise SourceError(
+        f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} beside .arrow files"
+    )
 
 
 def _saved(folder: Path, split: str | None) -> _Found:
     """Read what Dataset.save_to_disk wrote."""
     state = read_json(folder / _STATE)
     if split is not None and split != state.get("_split"):
-        found = f"only the split {state['_split']!r}" if state.get("_split") else "one data set without splits"
-        raise SourceError(f"{folder}: split {split!r} asked for, but it holds {found}; leave split out")
+        found = (
+            f"only the split {state['_split']!r}"
+            if state.get("_split")
+            else "one data set without splits"
+        )
+        raise SourceError(
+            f"{folder}: split {split!r} asked for, but it holds {found}; leave split out"
+        )
     files = _names(state.get("_data_files"), folder)
     if not files:
-        raise SourceError(f"{folder / _STATE}: names no data files, expected _data_files; save the data set again")
+        raise SourceError(
+            f"{folder / _STATE}: names no data files, expected _data_files; save the data set again"
+        )
     # datasets before 2.0 kept a selection or shuffle as a list of row numbers beside all rows
     indices = _names(state.get("_indices_files") or state.get("_indices_data_files") or [], folder)
     columns = state.get("_format_columns")
     if columns is not None:
         columns = _strings(columns, folder / _STATE, "_format_columns")
-    return _Found(files=files, columns=None if state.get("_output_all_columns") else columns, indices=tuple(indices))
+    return _Found(
+        files=files,
+        columns=None if state.get("_output_all_columns") else columns,
+        indices=tuple(indices),
+    )
 
 
 def _cached(folder: Path) -> dict[str, dict[str, int]]:
@@ -136,20 +165,30 @@ def _choose(folder: Any, splits: list[str], split: str | None) -> str:
         return splits[0]
     if split is None or split not in splits:
         asked = "none was chosen" if split is None else f"{split!r} is none of them"
-        advice = f"name one: {folder}:{splits[0]}, or split=" if isinstance(folder, Path) else "pass split="
-        raise SourceError(f"{folder}: it holds the splits {', '.join(splits)} and {asked}; {advice}")
+        advice = (
+            f"name one: {folder}:{splits[0]}, or split="
+            if isinstance(folder, Path)
+            else "pass split="
+        )
+        raise SourceError(
+            f"{folder}: it holds the splits {', '.join(splits)} and {asked}; {advice}"
+        )
     return split
 
 
 def _names(entries: Any, folder: Path) -> list[str]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise SourceError(f"{folder / _STATE}: its lists of files are not lists of objects; save the data set again")
+        raise SourceError(
+            f"{folder / _STATE}: its lists of files are not lists of objects; save the data set again"
+        )
     return [inside(folder, entry.get("filename"), named_by=folder / _STATE) for entry in entries]
 
 
 def _strings(found: Any, path: Path, key: str) -> list[str]:
     if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
-        raise SourceError(f"{path}: {key} is {found!r}, expected a list of names; save the data set again")
+        raise SourceError(
+            f"{path}: {key} is {found!r}, expected a list of names; save the data set again"
+        )
     return found
 
 
@@ -164,7 +203,9 @@ def _order(paths: tuple[str, ...], num_rows: int) -> Ints:
     order: Ints = np.concatenate(pieces).astype(np.int64)
     if len(order) and not 0 <= order.min() <= order.max() < num_rows:
         row = order.max() if order.max() >= num_rows else order.min()
-        raise SourceError(f"{paths[0]}: names the row {row}, but the data has {num_rows} rows; save the data set again")
+        raise SourceError(
+            f"{paths[0]}: names the row {row}, but the data has {num_rows} rows; save the data set again"
+        )
     return order
 
 
@@ -177,7 +218,9 @@ def pick_split(place: Any, split: str | None) -> Any:
     if _kind(place) in _DICTS:
         return place[_choose(f"a {_kind(place)}", list(place), split)]
     if split is not None and str(place.split) != split:
-        raise SourceError(f"split {split!r} asked for, but a {_kind(place)} is one split already; leave split out")
+        raise SourceError(
+            f"split {split!r} asked for, but a {_kind(place)} is one split already; leave split out"
+        )
     return place
 
 
@@ -206,14 +249,20 @@ class _DatasetPart(Part):
         for start in range(first, last, _ROWS):
             found = self._dataset[start : min(start + _ROWS, last)]
             if self._is_custom:
-                yield from (dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True))
+                yield from (
+                    dict(zip(found, cells, strict=True))
+                    for cells in zip(*found.values(), strict=True)
+                )
             else:
                 for batch in found.to_batches():
                     yield from self._to_records(batch.schema)(batch)
 
     def removed_nulls(self, row: int) -> RemovedNulls:
         batches = () if self._is_custom else self._dataset[row : row + 1].to_batches()
-        return sum((self._to_records(batch.schema).removed_nulls(batch) for batch in batches), start=RemovedNulls())
+        return sum(
+            (self._to_records(batch.schema).removed_nulls(batch) for batch in batches),
+            start=RemovedNulls(),
+        )
 
     def _to_records(self, schema: Any) -> ToRecords:
         """Made of the first rows: only they show the format's schema."""
@@ -245,9 +294,13 @@ class HfDatasetSource(FilesSource):
     OPTIONS = ("nulls",)
     nulls: str = "deep"
 
-    def __init__(self, dataset: Any, *, name: str | None = None, bad: BadRows | None = None, **options: Any) -> None:
+    def __init__(
+        self, dataset: Any, *, name: str | None = None, bad: BadRows | None = None, **options: Any
+    ) -> None:
         if _kind(dataset) != "Dataset":
-            raise SourceError(f"a {type(dataset).__name__} has no rows by number, expected a Dataset")
+            raise SourceError(
+                f"a {type(dataset).__name__} has no rows by number, expected a Dataset"
+            )
         facts = (dataset.info.dataset_name, dataset.split)
         self._dataset = dataset
         name = name or "-".join(str(fact) for fact in facts if fact) or "dataset"
@@ -281,7 +334,9 @@ class HfDatasetSource(FilesSource):
 
 def _iterate(dataset: Any, nulls: str) -> Iterator[Record]:
     plain = dataset.with_format(None)
-    to_records = ToRecords(dataset.features.arrow_schema if dataset.features is not None else [], nulls=nulls)
+    to_records = ToRecords(
+        dataset.features.arrow_schema if dataset.features is not None else [], nulls=nulls
+    )
     if dataset.features is not None:
         raw = {name: _undecoded(feature) for name, feature in dataset.features.items()}
         if raw != dict(dataset.features):
@@ -304,6 +359,10 @@ def _undecoded(feature: Any) -> Any:
 def _kind(place: Any) -> str:
     """Return the class of `datasets` that this is or descends from, by name: importing it takes seconds."""
     for base in type(place).__mro__:
-        if base.__module__.partition(".")[0] == "datasets" and base.__name__ in ("Dataset", "IterableDataset", *_DICTS):
+        if base.__module__.partition(".")[0] == "datasets" and base.__name__ in (
+            "Dataset",
+            "IterableDataset",
+            *_DICTS,
+        ):
             return base.__name__
     return ""

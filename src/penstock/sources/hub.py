@@ -35,7 +35,9 @@ def is_data_set(place: str) -> bool:
     return _ROOT.fullmatch(place) is not None
 
 
-def files_of(place: str, *, split: str | None, config: str | None, data_files: Any, data: Iterable[str]) -> list[str]:
+def files_of(
+    place: str, *, split: str | None, config: str | None, data_files: Any, data: Iterable[str]
+) -> list[str]:
     """Return the files of one split.  data: all files of the repository that hold records."""
     root = place.rstrip("/")
     if data_files is not None:
@@ -95,21 +97,31 @@ def _configs(root: str) -> dict[str, dict[str, Any]]:
     try:
         card = yaml.safe_load(head[1]) if head else None
     except yaml.YAMLError as error:
-        raise SourceError(f"{path}: its head is not YAML: {error}; choose the files with data_files=") from error
+        raise SourceError(
+            f"{path}: its head is not YAML: {error}; choose the files with data_files="
+        ) from error
     listed = card.get("configs") if isinstance(card, dict) else None
     return {
         str(each["config_name"]): each
         for each in (listed if isinstance(listed, list) else [])
-        if isinstance(each, dict) and "config_name" in each and ("data_files" in each or "data_dir" in each)
+        if isinstance(each, dict)
+        and "config_name" in each
+        and ("data_files" in each or "data_dir" in each)
     }
 
 
 def _of_config(root: str, configs: dict[str, dict[str, Any]], name: str | None) -> Files:
     chosen = [each for each in configs if each == name] if name is not None else [*configs]
     if name is None and len(chosen) > 1:
-        chosen = [each for each in configs if each == "default" or configs[each].get("default") is True][:1]
+        chosen = [
+            each for each in configs if each == "default" or configs[each].get("default") is True
+        ][:1]
     if not chosen:
-        what = f"no configuration {name!r}" if name else "several configurations, and none is the default"
+        what = (
+            f"no configuration {name!r}"
+            if name
+            else "several configurations, and none is the default"
+        )
         hint = did_you_mean(name, configs) if name else ""
         raise SourceError(f"{root}: {what}; choose with config= one of {', '.join(configs)}{hint}")
     config = configs[chosen[0]]
@@ -134,7 +146,9 @@ def _by_name(root: str, config: str | None, data: Iterable[str]) -> Files:
         if split is not None:
             found.setdefault(split, []).append(path)
     if not paths:
-        raise SourceError(f"{root}: no file with a known format; choose files with data_files=, or another revision=")
+        raise SourceError(
+            f"{root}: no file with a known format; choose files with data_files=, or another revision="
+        )
     if found and (left := len(paths) - sum(map(len, found.values()))):
         _log.warning(
             "%s: %d of %d data files name no split and are left out; choose them with data_files=",
@@ -154,4 +168,6 @@ def _below(path: str, start: str) -> str:
 
 def _split_of(text: str) -> str | None:
     words = re.split(r"[^a-z]+", text.lower())
-    return next((split for split, names in _SPLITS.items() if any(name in words for name in names)), None)
+    return next(
+        (split for split, names in _SPLITS.items() if any(name in words for name in names)), None
+    )

@@ -124,10 +124,18 @@ def fault(data: memoryview | bytes, *, full: bool = False) -> str | None:
         return "its footer is missing or damaged"
     if bytes.fromhex(digest(data[size:-_DIGEST])) != data[-_DIGEST:]:
         return "its checksums are not what was written"
-    some = range(count) if full or count <= _MAX_CHECKED else np.linspace(0, count - 1, _MAX_CHECKED).astype(int)
+    some = (
+        range(count)
+        if full or count <= _MAX_CHECKED
+        else np.linspace(0, count - 1, _MAX_CHECKED).astype(int)
+    )
     for block in map(int, some):
-        begin, end = block * BLOCK, min((block + 1) * BLOCK, size)
-        if bytes.fromhex(digest(data[begin:end])) != data[size + block * _DIGEST : size + (block + 1) * _DIGEST]:
+        begin = block * BLOCK
+        end = min((block + 1) * BLOCK, size)
+        if (
+            bytes.fromhex(digest(data[begin:end]))
+            != data[size + block * _DIGEST : size + (block + 1) * _DIGEST]
+        ):
             return f"bytes {begin}..{end} are not what was written"
     return None
 
@@ -173,17 +181,23 @@ def verify_files(cache: Cache) -> Iterator[CheckedFile]:
                 if entry.name.endswith(".jsonl"):
                     problem = chunk_fault(entry.name.rpartition("/")[2], cache.read(entry.name))
                 elif entry.name.endswith((".rows", ".unpacked")):
-                    problem = fault(cache.map(entry.name, size=entry.num_bytes, hold=False), full=True)
+                    problem = fault(
+                        cache.map(entry.name, size=entry.num_bytes, hold=False), full=True
+                    )
                 else:
                     continue
                 if problem is not None:
-                    problem = f"{cache.path(entry.name)}: {problem}; remove it, it will be made again"
+                    problem = (
+                        f"{cache.path(entry.name)}: {problem}; remove it, it will be made again"
+                    )
             except PenstockError as error:
                 problem = str(error)
             yield CheckedFile(entry.name, entry.num_bytes, problem)
 
 
-SMALL = 1 << 16  # bytes of a file without an index: publishing ten thousand of them would cost minutes
+SMALL = (
+    1 << 16
+)  # bytes of a file without an index: publishing ten thousand of them would cost minutes
 _READ = 1 << 20
 _PROBE = 1 << 14
 MANY = 64  # files whose row counts are kept together; fewer are counted faster than looked up
@@ -218,17 +232,22 @@ def index(file: File, cache: Cache, *, kind: str, scan: Scan) -> Index:
         return _index(known.size, content, np.concatenate(tables))
     is_settled = settled(known)  # before any byte is read
     probe = _probe(file)
-    note_name, name = _name("notes", [kind, known.path], "json"), _name("index", [kind, known.size, probe], "rows")
+    note_name = _name("notes", [kind, known.path], "json")
+    name = _name("index", [kind, known.size, probe], "rows")
 
     def confirmed() -> Index | None:
         """The index in the cache, if its note says that it belongs to this version of the file."""
         found = _load(cache, name, known.size)
-        matches = found is not None and _read_note(cache, note_name) == _note(known, probe, found.content, settled=True)
+        matches = found is not None and _read_note(cache, note_name) == _note(
+            known, probe, found.content, settled=True
+        )
         return found if matches else None
 
     if (found := confirmed()) is not None:
         return found
-    claim = Claim(cache)  # of nothing: what is kept about a file that was just written helps no other process
+    claim = Claim(
+        cache
+    )  # of nothing: what is kept about a file that was just written helps no other process
     if is_settled:
         key = f"index-{fingerprint([name, known.path])}"
         claim = wait_for_claim(key, cache, confirmed, what=f"the index of {known.path}")
@@ -239,18 +258,29 @@ def index(file: File, cache: Cache, *, kind: str, scan: Scan) -> Index:
         if found is None or digest_of(file) != found.content:
             found = _make(file, cache, name, scan, _read_note(cache, note_name), kind, claim)
         text = json.dumps(_note(known, probe, found.content, settled=is_settled)).encode()
-        with contextlib.suppress(StoreError):  # it only saves time, and a shared cache may be read-only
+        with contextlib.suppress(
+            StoreError
+        ):  # it only saves time, and a shared cache may be read-only
             cache.publish(note_name, lambda out: out.write(text), replace=True)
     return found
 
 
 def _make(
-    file: File, cache: Cache, name: str, scan: Scan, note: dict[str, Any] | None, kind: str, claim: Claim
+    file: File,
+    cache: Cache,
+    name: str,
+    scan: Scan,
+    note: dict[str, Any] | None,
+    kind: str,
+    claim: Claim,
 ) -> Index:
     """Scan a file, and publish its index.  If the note is of a shorter file, that one's index may be the beginning."""
-    size, old = file.identity.size, None
+    size = file.identity.size
+    old = None
     if note is not None and note["size"] < size:
-        old = _load(cache, _name("index", [kind, note["size"], note["probe"]], "rows"), note["size"])
+        old = _load(
+            cache, _name("index", [kind, note["size"], note["probe"]], "rows"), note["size"]
+        )
 
     def write(out: IO[bytes]) -> str:
         def add(table: Ints) -> None:
@@ -264,7 +294,9 @@ def _make(
     publish(cache, name, write)
     found = _load(cache, name, size)
     if found is None:
-        raise StoreError(f"{cache.path(name)}: not what was just written; does another program write to the cache?")
+        raise StoreError(
+            f"{cache.path(name)}: not what was just written; does another program write to the cache?"
+        )
     return found
 
 
@@ -283,7 +315,8 @@ def extend(content: Digest, file: File, stop: int) -> None:
 
 def blocks(file: File, start: int, stop: int) -> Iterator[tuple[int, Bytes]]:
     """Yield (position, bytes) over a range.  All blocks share one buffer: use a block before asking for the next."""
-    room, progress = buffer(_READ), ProgressLog(f"reading {file.identity.path}", stop, size)
+    room = buffer(_READ)
+    progress = ProgressLog(f"reading {file.identity.path}", stop, size)
     while start < stop and (count := min(file.readinto(room, start), stop - start)):
         yield start, np.frombuffer(room, dtype=np.uint8, count=count)
         start += count
@@ -306,19 +339,31 @@ def _index(size: int, content: str, table: Ints) -> Index:
 
 def _load(cache: Cache, name: str, size: int) -> Index | None:
     found = load(cache, name)
-    return None if found is None else _index(size, found.value, np.frombuffer(found.payload, WORD).reshape(-1, 2))
+    return (
+        None
+        if found is None
+        else _index(size, found.value, np.frombuffer(found.payload, WORD).reshape(-1, 2))
+    )
 
 
 def _read_note(cache: Cache, name: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
         note = None if cache.size(name) is None else json.loads(cache.read(name))
-        if isinstance(note, dict) and isinstance(note.get("size"), int) and isinstance(note.get("probe"), str):
+        if (
+            isinstance(note, dict)
+            and isinstance(note.get("size"), int)
+            and isinstance(note.get("probe"), str)
+        ):
             return note
     return None
 
 
 def _note(known: FileId, probe: str, content: str, *, settled: bool) -> dict[str, Any]:
-    times: dict[str, Any] = {"mtime_ns": known.mtime_ns, "ctime_ns": known.ctime_ns, "inode": known.inode}
+    times: dict[str, Any] = {
+        "mtime_ns": known.mtime_ns,
+        "ctime_ns": known.ctime_ns,
+        "inode": known.inode,
+    }
     if known.etag:
         times["etag"] = known.etag
     return {"size": known.size, **times, "probe": probe, "content": content, "settled": settled}
@@ -329,14 +374,19 @@ def _name(folder: str, parts: list[Any], suffix: str) -> str:
     return f"offsets/{folder}/{key[:2]}/{key}.{suffix}"
 
 
-def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[], tuple[memoryview, Any]]) -> Loaded:
+def known_of(
+    files: list[FileId], cache: Cache, *, kind: str, find: Callable[[], tuple[memoryview, Any]]
+) -> Loaded:
     """Return the payload and JSON value that `find` finds out about files: from the cache, or made and left there.
 
     The cache has it as long as path, size, inode and times of every file are the same.  Nothing is kept if one was written so lately that
     its time cannot tell.
     """
     is_settled = all(map(settled, files))  # before any byte is read
-    stats = [[known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns, known.etag] for known in files]
+    stats = [
+        [known.path, known.size, known.inode, known.mtime_ns, known.ctime_ns, known.etag]
+        for known in files
+    ]
     name = _name("counts", [kind, stats], "rows")
     with contextlib.suppress(StoreError):
         if is_settled and (found := load(cache, name)) is not None:
@@ -353,14 +403,18 @@ def known_of(files: list[FileId], cache: Cache, *, kind: str, find: Callable[[],
     return Loaded(payload, value)
 
 
-def row_counts(files: list[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]) -> list[int]:
+def row_counts(
+    files: list[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]
+) -> list[int]:
     """Return the rows of each of many files, from one file of the cache, or by `count` of each file's number.
 
     Reading thousands of small files takes most of the time of opening them.
     """
 
     def find() -> tuple[memoryview, Any]:
-        return memoryview(np.array([count(number) for number in range(len(files))], WORD).tobytes()), None
+        return memoryview(
+            np.array([count(number) for number in range(len(files))], WORD).tobytes()
+        ), None
 
     found = known_of(files, cache, kind=kind, find=find)
     counts: list[int] = np.frombuffer(found.payload, WORD).tolist()

@@ -16,7 +16,16 @@ from penstock.places.place import File
 from penstock.sources.file_source import Part
 from penstock.sources.index import MANY, Bytes, Index, blocks, row_counts
 from penstock.sources.parse import has_long_digits, parse, parse_lines, parse_value
-from penstock.sources.text import SPACE, TOO_LONG, TextFiles, TextPart, after_bom, count_lines, index_lines, index_rows
+from penstock.sources.text import (
+    SPACE,
+    TOO_LONG,
+    TextFiles,
+    TextPart,
+    after_bom,
+    count_lines,
+    index_lines,
+    index_rows,
+)
 from penstock.types import BadRow, Bools, Ints, Record
 
 _BLOCK = 1 << 20
@@ -52,7 +61,9 @@ class JsonlPart(TextPart):
                 continue
             for start, stop in pairwise(some):
                 row = raw[start : stop - self.tail]
-                record = parse(row, exact=is_exact and has_long_digits(row), unique_keys=self._unique_keys)
+                record = parse(
+                    row, exact=is_exact and has_long_digits(row), unique_keys=self._unique_keys
+                )
                 yield self.decode(raw[start:stop]) if type(record) is BadRow else record
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
@@ -68,7 +79,8 @@ class JsonlPart(TextPart):
         self._add_lines(content, first, last)
 
     def _add_lines(self, content: Digest, first: int, last: int) -> None:
-        begin, end = self._starts.item(first), self._starts.item(last)
+        begin = self._starts.item(first)
+        end = self._starts.item(last)
         piece = b"\n"
         for position in range(begin, end, _BLOCK):
             piece = self.file.read(position, min(position + _BLOCK, end))
@@ -84,12 +96,16 @@ class JsonlSource(TextFiles):
     """
 
     shape = "jsonl"
-    rows_are_lines = True  # False if a subclass finds its rows in another way, or must read them as parts
+    rows_are_lines = (
+        True  # False if a subclass finds its rows in another way, or must read them as parts
+    )
     OPTIONS: tuple[str, ...] = (*TextFiles.OPTIONS, "unique_keys")
     unique_keys: bool = False
 
     def text_part(self, file: File, path: str) -> Part:
-        return JsonlPart(file, index_lines(file, self.cache), self.max_row_bytes, unique_keys=self.unique_keys)
+        return JsonlPart(
+            file, index_lines(file, self.cache), self.max_row_bytes, unique_keys=self.unique_keys
+        )
 
     def _counts(self) -> list[int]:
         if not self.rows_are_lines or len(self.identities) < MANY:
@@ -108,7 +124,9 @@ class JsonlSource(TextFiles):
 
     def _whole_records(self, index: int) -> list[Record] | None:
         raw = self._plain_lines(index)
-        return None if raw is None or has_long_digits(raw) else parse_lines(raw, self._num_rows(index))
+        return (
+            None if raw is None or has_long_digits(raw) else parse_lines(raw, self._num_rows(index))
+        )
 
     def _whole_content(self, index: int) -> bytes | None:
         raw = self._plain_lines(index)
@@ -119,8 +137,21 @@ _HEAD = 1 << 20  # read to tell lines from a document, and to find a key
 _LEAD = 1 << 12  # white space skipped at once
 _NAMED = 10  # arrays listed in an error
 
-_QUOTE, _BACKSLASH, _COMMA, _CLOSE, _OBJECT, _ARRAY = 1, 2, 3, 4, 5, 6
-_KIND_OF = {'"': _QUOTE, "\\": _BACKSLASH, ",": _COMMA, "]": _CLOSE, "}": _CLOSE, "{": _OBJECT, "[": _ARRAY}
+_QUOTE = 1
+_BACKSLASH = 2
+_COMMA = 3
+_CLOSE = 4
+_OBJECT = 5
+_ARRAY = 6
+_KIND_OF = {
+    '"': _QUOTE,
+    "\\": _BACKSLASH,
+    ",": _COMMA,
+    "]": _CLOSE,
+    "}": _CLOSE,
+    "{": _OBJECT,
+    "[": _ARRAY,
+}
 _KINDS = bytes(_KIND_OF.get(chr(byte), 0) for byte in range(256))
 
 
@@ -140,7 +171,9 @@ class JsonPart(JsonlPart):
         return line + skipped.count(b"\n"), byte + len(skipped)
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
-        TextPart.add_digest(self, content, first, last)  # a comma does not frame a row, as a line end does in JSONL
+        TextPart.add_digest(
+            self, content, first, last
+        )  # a comma does not frame a row, as a line end does in JSONL
 
 
 class JsonSource(JsonlSource):
@@ -159,7 +192,12 @@ class JsonSource(JsonlSource):
         if _is_lines(file, begin):
             return super().text_part(file, path)
         document = _Document(file, path)
-        index = index_rows(file, self.cache, kind=f"json {self.field!r}", scan=lambda: document.rows(begin, self.field))
+        index = index_rows(
+            file,
+            self.cache,
+            kind=f"json {self.field!r}",
+            scan=lambda: document.rows(begin, self.field),
+        )
         return JsonPart(file, index, self.max_row_bytes, unique_keys=self.unique_keys)
 
 
@@ -192,7 +230,8 @@ class _Scanner:
         if len(places):
             self._in_string = bool(in_string[-1] & 1)
         outside = (kinds >= _COMMA) & (in_string & 1 == 0)
-        places, kinds = places[outside], kinds[outside]
+        places = places[outside]
+        kinds = kinds[outside]
         closes = kinds == _CLOSE
         after = self._depth + np.cumsum((kinds >= _OBJECT).astype(np.int8) - closes, dtype=np.int64)
         if len(places):
@@ -234,10 +273,18 @@ class _Document:
         """Yield (byte, line) of each record of the chosen array, and of the array's end."""
         start, line, byte = self._skip_space(begin, 1)
         if byte == b"[" and field is not None:
-            raise self._error(line, start, f"the document is an array, so field={field!r} cannot be used; leave it out")
+            raise self._error(
+                line,
+                start,
+                f"the document is an array, so field={field!r} cannot be used; leave it out",
+            )
         if byte not in (b"[", b"{"):
-            found = f"the document begins with {byte!r}" if byte else "the file holds only white space"
-            raise self._error(line, start, f"{found}, expected an array of objects, or an object that holds one")
+            found = (
+                f"the document begins with {byte!r}" if byte else "the file holds only white space"
+            )
+            raise self._error(
+                line, start, f"{found}, expected an array of objects, or an object that holds one"
+            )
         is_array = byte == b"["
         if not is_array:
             start, line = self._choose(field, start, line)
@@ -262,7 +309,9 @@ class _Document:
                 stop, stop_line = marks[end.item(), :2].tolist()
                 pair = self._file.read(start, start + 1) + self._file.read(stop, stop + 1)
                 if pair not in (b"[]", b"{}"):
-                    found = f"{pair[1:].decode()} closes what {pair[:1].decode()} opened in line {line}"
+                    found = (
+                        f"{pair[1:].decode()} closes what {pair[:1].decode()} opened in line {line}"
+                    )
                     raise self._error(stop_line, stop, f"{found}; the document is damaged, fix it")
                 self._end = stop + 1, stop_line
                 return
@@ -275,7 +324,9 @@ class _Document:
         if field is not None:
             named = [(place, at) for key, place, at in arrays if key == field]
             if not named:
-                raise self._error(line, start, f"no array has the key {field!r}; choose another field")
+                raise self._error(
+                    line, start, f"no array has the key {field!r}; choose another field"
+                )
             return named[-1]  # as a parser would have it
         found: dict[bytes, list[tuple[str, int, int]]] = {}
         for key, place, at in arrays:
@@ -286,8 +337,12 @@ class _Document:
         if not chosen:
             hint = "expected an array of objects in it; if the object itself is the record, pass shape='jsonl'"
             raise self._error(line, start, f"the document is one object, {hint}")
-        names = ", ".join(repr(key) for key, _, _ in chosen[:_NAMED]) + (", …" if len(chosen) > _NAMED else "")
-        raise self._error(line, start, f"the object holds {len(chosen)} arrays ({names}); choose one with field=")
+        names = ", ".join(repr(key) for key, _, _ in chosen[:_NAMED]) + (
+            ", …" if len(chosen) > _NAMED else ""
+        )
+        raise self._error(
+            line, start, f"the object holds {len(chosen)} arrays ({names}); choose one with field="
+        )
 
     def _arrays(self, start: int, line: int) -> Iterator[tuple[str, int, int]]:
         """Yield (key, byte, line) of each array directly in the object that opens at byte `start`."""
@@ -308,7 +363,9 @@ class _Document:
         except ValueError:
             key = None
         if type(key) is not str or not raw.endswith(b":"):
-            raise self._error(line, start, "the array has no key before it; the document is damaged, fix it")
+            raise self._error(
+                line, start, "the array has no key before it; the document is damaged, fix it"
+            )
         return key
 
     def _skip_space(self, start: int, line: int) -> tuple[int, int, bytes]:

@@ -15,14 +15,27 @@ from typing import Any, NamedTuple
 from penstock.errors import SourceError
 from penstock.places.files import find, inside, is_file, open_file, read_json
 from penstock.places.place import File, FileId
-from penstock.sources.binary_rows import BinaryRowsPart, Field, array, image, raw_image, read_starts, scalar, several
+from penstock.sources.binary_rows import (
+    BinaryRowsPart,
+    Field,
+    array,
+    image,
+    raw_image,
+    read_starts,
+    scalar,
+    several,
+)
 from penstock.sources.compressed import unpacked
 from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.pt_chunks import one_folder
 
 INDEX = "index.json"
 _SUFFIXES = (".mds", ".mds.gz", ".mds.zstd", ".mds.bz2", ".mds.br", ".mds.snappy")
-_TYPES = [(name, bits, code) for code, name in enumerate(("uint", "int", "float")) for bits in (8, 16, 32, 64)]
+_TYPES = [
+    (name, bits, code)
+    for code, name in enumerate(("uint", "int", "float"))
+    for bits in (8, 16, 32, 64)
+]
 _TYPES.remove(("float", 8, 2))
 _KINDS = {bits + code: f"<{name[0]}{bits // 8}" for name, bits, code in _TYPES}
 _NAMES = {f"{name}{bits}": f"<{name[0]}{bits // 8}" for name, bits, _ in _TYPES}
@@ -46,12 +59,16 @@ def _ndarray(raw: bytes, kind: str | None, shape: tuple[int, ...] | None) -> Any
     at = 0
     if kind is None:
         if raw[:1] == b"" or raw[0] not in _KINDS:
-            raise ValueError(f"its type is {raw[:1]!r}, expected one of {', '.join(map(str, _KINDS))}")
-        kind, at = _KINDS[raw[0]], 1
+            raise ValueError(
+                f"its type is {raw[:1]!r}, expected one of {', '.join(map(str, _KINDS))}"
+            )
+        kind = _KINDS[raw[0]]
+        at = 1
     if shape is None:
         if len(raw) <= at:
             raise ValueError(f"ends at byte {len(raw)}, before its shape")
-        axes, size = raw[at] >> 2, 1 << raw[at] % 4
+        axes = raw[at] >> 2
+        size = 1 << raw[at] % 4
         edges = raw[at + 1 : at + 1 + axes * size]
         shape = tuple(array(edges, f"<u{size}", (axes,)).tolist())
         at += 1 + axes * size
@@ -88,7 +105,9 @@ def _decoder(encoding: str, where: str) -> Callable[[bytes], Any]:
         raise SourceError(
             f"{where} is pickled (pkl): reading it runs code; write the data set again with json or ndarray"
         )
-    raise SourceError(f"{where} has the unknown encoding {encoding!r}, expected one of {', '.join(_DECODERS)}, ndarray")
+    raise SourceError(
+        f"{where} has the unknown encoding {encoding!r}, expected one of {', '.join(_DECODERS)}, ndarray"
+    )
 
 
 class _Shard(NamedTuple):
@@ -112,14 +131,23 @@ class MdsSource(FilesSource):
     arrays: dict[str, str] | None = None
     max_expansion: int = 1000
 
-    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        name: str | None = None,
+        split: str | None = None,
+        **rest: Any,
+    ) -> None:
         folder = one_folder(paths, "MDS shards", split)
         self._index = str(folder / INDEX)
         self._shards = _listed_shards(folder)
         known = {path.partition(".mds")[0] for path in self._shards}
         for path in find(folder):
             if path.endswith(_SUFFIXES) and path.partition(".mds")[0] not in known:
-                raise SourceError(f"{path}: not listed in {self._index}; merge the indexes, or remove the file")
+                raise SourceError(
+                    f"{path}: not listed in {self._index}; merge the indexes, or remove the file"
+                )
         super().__init__(list(self._shards), name=name or folder.name, **rest)
         for columns in {shard.columns for shard in self._shards.values()}:
             self._fields(columns)  # raises now what their shards would raise later
@@ -127,11 +155,15 @@ class MdsSource(FilesSource):
 
     def check_options(self) -> None:
         if not isinstance(self.arrays or {}, dict):
-            raise SourceError(f"arrays is {self.arrays!r}, expected a mapping such as {{tokens: int64}}")
+            raise SourceError(
+                f"arrays is {self.arrays!r}, expected a mapping such as {{tokens: int64}}"
+            )
         columns = {name for shard in self._shards.values() for name, _, _ in shard.columns}
         for column, kind in (self.arrays or {}).items():
             if kind not in list(_NAMES) or column not in columns:
-                expected = f"one of the columns {', '.join(sorted(columns))} and a type such as int64"
+                expected = (
+                    f"one of the columns {', '.join(sorted(columns))} and a type such as int64"
+                )
                 raise SourceError(f"arrays has {column}: {kind}, expected {expected}")
 
     def _counts(self) -> list[int]:
@@ -142,10 +174,14 @@ class MdsSource(FilesSource):
         shard = self._shards[identity.path]
         file: File = open_file(identity)
         if shard.packing:
-            file = unpacked(identity, self.cache, max_expansion=self.max_expansion, packing=shard.packing)
+            file = unpacked(
+                identity, self.cache, max_expansion=self.max_expansion, packing=shard.packing
+            )
         if file.identity.size != shard.num_bytes:
             found = f"{file.identity.size} bytes{' unpacked' if shard.packing else ''}"
-            raise SourceError(f"{identity.path}: {found}, but {self._index} says {shard.num_bytes}; copy it again")
+            raise SourceError(
+                f"{identity.path}: {found}, but {self._index} says {shard.num_bytes}; copy it again"
+            )
         starts = read_starts(file, shard.samples, listed_in=self._index)
         return BinaryRowsPart(file, self._fields(shard.columns), starts)
 
@@ -155,7 +191,9 @@ class MdsSource(FilesSource):
             decode = _decoder(encoding, f"{self._index}: the column {name!r}")
             kind = (self.arrays or {}).get(name)
             if kind and encoding != "bytes":
-                raise SourceError(f"{self._index}: arrays has {name}: {kind}, but the column is {encoding}, not bytes")
+                raise SourceError(
+                    f"{self._index}: arrays has {name}: {kind}, but the column is {encoding}, not bytes"
+                )
             decode = partial(array, kind=_NAMES[kind]) if kind else decode
             made.append(Field(name, f"{encoding} {kind or ''}", decode, size))
         return made
@@ -175,14 +213,21 @@ def _listed_shards(folder: Path) -> dict[str, _Shard]:
         if not _is_entry(entry):
             expected = "one of format mds, version 2, with its columns"
             raise SourceError(f"{path}: a shard is {str(entry)[:200]}, expected {expected}")
-        columns = tuple(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
-        raw, packed = entry["raw_data"], entry.get("zip_data")
+        columns = tuple(
+            zip(
+                entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True
+            )
+        )
+        raw = entry["raw_data"]
+        packed = entry.get("zip_data")
         is_packed = isinstance(packed, dict) and not is_file(folder / str(raw.get("basename")))
         packing = str(entry.get("compression")).partition(":")[0] if is_packed else None
         shard = inside(folder, (packed if is_packed else raw).get("basename"), named_by=path)
         if shard in found:
             raise SourceError(f"{path}: lists {shard} twice; make the folder again")
-        found[shard] = _Shard(entry["samples"], raw.get("bytes"), packing, kept.setdefault(columns, columns))
+        found[shard] = _Shard(
+            entry["samples"], raw.get("bytes"), packing, kept.setdefault(columns, columns)
+        )
     return found
 
 
@@ -190,7 +235,9 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or (entry.get("format"), entry.get("version")) != ("mds", 2):
         return False
     lists: list[Any] = [entry.get(f"column_{part}") for part in ("names", "encodings", "sizes")]
-    if not all(isinstance(each, list) for each in lists) or not isinstance(entry.get("raw_data"), dict):
+    if not all(isinstance(each, list) for each in lists) or not isinstance(
+        entry.get("raw_data"), dict
+    ):
         return False
     names, encodings, sizes = lists
     return (

@@ -25,19 +25,29 @@ from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.formats import METADATA_NAMES, SHAPES, is_data_file, shape_of
 from penstock.sources.parse import parse, record_bytes
 from penstock.sources.pt_chunks import one_folder
-from penstock.sources.samples import Blob, SampleOptions, add_sample, is_read, media_column, sample_record
+from penstock.sources.samples import (
+    Blob,
+    SampleOptions,
+    add_sample,
+    is_read,
+    media_column,
+    sample_record,
+)
 from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _log = logging.getLogger("penstock")
 
 _HEAD = 1 << 16  # bytes of a metadata file that are read to see what it is
-_ONE, _MANY = "file_name", "file_names"
+_ONE = "file_name"
+_MANY = "file_names"
 
 
 def is_media_folder(path: str) -> bool:
     """Return whether a metadata file here names files."""
     with contextlib.suppress(SourceError):
-        return any(is_file(Path(path) / name) and _names_files(f"{path}/{name}") for name in METADATA_NAMES)
+        return any(
+            is_file(Path(path) / name) and _names_files(f"{path}/{name}") for name in METADATA_NAMES
+        )
     return False
 
 
@@ -45,10 +55,15 @@ def is_sample_folder(path: str) -> bool:
     """Return whether an image, audio or video here has a text of the same name beside it, and no file holds records."""
     with contextlib.suppress(SourceError):
         paths = find(path)
-        if not any(map(media_column, paths)) or any(is_data_file(each) and not is_read(each) for each in paths):
+        if not any(map(media_column, paths)) or any(
+            is_data_file(each) and not is_read(each) for each in paths
+        ):
             return False
         found = _grouped(paths)
-        return any(any(map(media_column, fields)) and any(map(is_read, fields)) for fields in found.values())
+        return any(
+            any(map(media_column, fields)) and any(map(is_read, fields))
+            for fields in found.values()
+        )
     return False
 
 
@@ -62,7 +77,12 @@ def _names_files(path: str) -> bool:
             return any(_column(name) for name in pq.read_schema(path).names)
         return False
     known = identify(path)
-    head = open_file(known).read(0, min(_HEAD, known.size)).lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0]
+    head = (
+        open_file(known)
+        .read(0, min(_HEAD, known.size))
+        .lstrip(b"\xef\xbb\xbf \t\r\n")
+        .partition(b"\n")[0]
+    )
     if path.endswith(".csv"):
         columns = head.decode(errors="replace").strip().replace('"', "").split(",")
     else:
@@ -83,8 +103,11 @@ class FolderPart(Part):
     """One metadata file, with the files that it names."""
 
     def __init__(self, inner: Part, folder: str) -> None:
-        self._inner, self._folder = inner, folder
-        self.file, self.num_rows, self.num_bytes = inner.file, inner.num_rows, inner.num_bytes
+        self._inner = inner
+        self._folder = folder
+        self.file = inner.file
+        self.num_rows = inner.num_rows
+        self.num_bytes = inner.num_bytes
 
     def place(self, row: int) -> tuple[int, int]:
         return self._inner.place(row)
@@ -141,7 +164,9 @@ class FolderPart(Part):
             if isinstance(kinds, BadRow):
                 return kinds, []
             if not prefix and len(kinds) > 1:
-                return _bad(f"{name!r} names files of several kinds: {', '.join(sorted(kinds))}"), []
+                return _bad(
+                    f"{name!r} names files of several kinds: {', '.join(sorted(kinds))}"
+                ), []
             target = prefix or next(iter(kinds), "images")
             here = [f"{self._folder}/{each}" for each in names]
             values = [{"bytes": None, "path": path} for path in here]
@@ -161,7 +186,9 @@ class FolderPart(Part):
             if not is_inner_name(name):
                 return _bad(f"the file name {name!r} is not the name of a file inside the folder")
             if (kind := media_column(name)) is None:
-                return _bad(f"the file {name!r} is neither an image nor a video nor audio, by its extension")
+                return _bad(
+                    f"the file {name!r} is neither an image nor a video nor audio, by its extension"
+                )
             if not is_file(f"{self._folder}/{name}"):
                 return _bad(f"the file {name!r} is missing in {self._folder}")
             kinds.add(kind)
@@ -206,14 +233,25 @@ class MediaFolderSource(_FilesOfRows):
 
     shape = "media_folder"
 
-    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        name: str | None = None,
+        split: str | None = None,
+        **rest: Any,
+    ) -> None:
         folder = one_folder(paths, "media", split)
         found = [f"{folder}/{name}" for name in METADATA_NAMES if is_file(folder / name)]
         if len(found) != 1:
             files = ", ".join(found) or "none"
-            raise SourceError(f"{folder}: expected one of {', '.join(METADATA_NAMES)}, found {files}")
+            raise SourceError(
+                f"{folder}: expected one of {', '.join(METADATA_NAMES)}, found {files}"
+            )
         if not _names_files(found[0]):
-            raise SourceError(f"{found[0]}: no column {_ONE!r} or '…_{_ONE}', which names the files")
+            raise SourceError(
+                f"{found[0]}: no column {_ONE!r} or '…_{_ONE}', which names the files"
+            )
         self._folder = str(folder)
         self._inner = SHAPES[shape_of(found[0])].load()(found, name=name or folder.name, **rest)
         super().__init__(found, name=name or folder.name, **rest)
@@ -236,10 +274,14 @@ class SamplePart(Part):
 
     num_rows = 1
 
-    def __init__(self, identity: FileId, key: str, fields: dict[str, str], options: "SampleFolderSource") -> None:
+    def __init__(
+        self, identity: FileId, key: str, fields: dict[str, str], options: "SampleFolderSource"
+    ) -> None:
         self.file = open_file(identity)
         self.num_bytes = identity.size
-        self._key, self._fields, self._options = key, fields, options
+        self._key = key
+        self._fields = fields
+        self._options = options
 
     def record(self, row: int) -> Record | BadRow:
         found = sample_record(self._key, self._blobs(), self._options)
@@ -270,14 +312,23 @@ class SampleFolderSource(SampleOptions, _FilesOfRows):
 
     shape = "sample_folder"
 
-    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        name: str | None = None,
+        split: str | None = None,
+        **rest: Any,
+    ) -> None:
         folder = one_folder(paths, "samples", split)
         paths = find(folder)
         self._samples = {_home(fields): (key, fields) for key, fields in _grouped(paths).items()}
         if left := len(paths) - sum(len(fields) for _, fields in self._samples.values()):
             _log.info("%s: %d files belong to no sample and are left out", folder, left)
         if not self._samples:
-            raise SourceError(f"{folder}: no samples, expected files of one name such as 7.jpg and 7.txt")
+            raise SourceError(
+                f"{folder}: no samples, expected files of one name such as 7.jpg and 7.txt"
+            )
         super().__init__(list(self._samples), name=name or folder.name, **rest)
 
     def _counts(self) -> list[int]:
@@ -297,15 +348,23 @@ def _grouped(paths: Iterable[str]) -> dict[str, dict[str, str]]:
     for path in paths:
         key, dot, field = path.rpartition("/")[2].rpartition(".")
         field = field.lower()
-        if not key or not dot or not (media_column(field) or (is_read(field) and is_data_file(path))):
+        if (
+            not key
+            or not dot
+            or not (media_column(field) or (is_read(field) and is_data_file(path)))
+        ):
             continue
         fields = found.setdefault(key, {})
         if field in fields:
-            raise SourceError(f"{path}: {fields[field]} is the same field of the same sample; remove one of them")
+            raise SourceError(
+                f"{path}: {fields[field]} is the same field of the same sample; remove one of them"
+            )
         fields[field] = path
     return found
 
 
 def _home(fields: dict[str, str]) -> str:
     """Return the file that a row comes from, for people: its text if it has one."""
-    return next((path for field, path in fields.items() if is_read(field)), next(iter(fields.values())))
+    return next(
+        (path for field, path in fields.items() if is_read(field)), next(iter(fields.values()))
+    )

@@ -59,7 +59,8 @@ class ListSource(RowAccess):
         return content.hexdigest()
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
-        borders, size = [0], 0
+        borders = [0]
+        size = 0
         for row in range(len(self)):
             if size >= num_bytes or row - borders[-1] >= num_rows:
                 borders.append(row)
@@ -94,7 +95,9 @@ def json_line(record: Any, name: str, row: int) -> bytes:
 
 def _expect_dict(record: Any, name: str, row: int) -> None:
     if not isinstance(record, dict):
-        raise BadRecord(f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict")
+        raise BadRecord(
+            f"{name}:{row + 1}: record {row} is a {type(record).__name__}, expected a dict"
+        )
 
 
 def _refused(name: str, row: int, fault: str) -> BadRecord:
@@ -160,17 +163,31 @@ class SpooledSource(JsonlSource):
     """
 
     shape = "iterable"
-    rows_are_lines = False  # a chunk is read as a part, which checks it against the digest in its name
+    rows_are_lines = (
+        False  # a chunk is read as a part, which checks it against the digest in its name
+    )
     OPTIONS = ("version",)
 
     def __init__(
-        self, make: Any, *, cache: Cache, name: str | None = None, version: str | int | None = None, **rest: Any
+        self,
+        make: Any,
+        *,
+        cache: Cache,
+        name: str | None = None,
+        version: str | int | None = None,
+        **rest: Any,
     ) -> None:
         if version is not None and name is None:
-            raise SourceError("version is given without name; both together say which stream a kept spool holds")
-        function: Callable[..., Any] = getattr(make, "func", make)  # a partial is called by what it wraps
+            raise SourceError(
+                "version is given without name; both together say which stream a kept spool holds"
+            )
+        function: Callable[..., Any] = getattr(
+            make, "func", make
+        )  # a partial is called by what it wraps
         name = name or getattr(function, "__name__", type(make).__name__)
-        super().__init__([], cache=cache if version is not None else Cache.temporary(), name=name, **rest)
+        super().__init__(
+            [], cache=cache if version is not None else Cache.temporary(), name=name, **rest
+        )
         self._make: Any = make
         self._begun = False
         self._folder = f"iterables/{fingerprint(['iterable', self.name, version])}"
@@ -211,7 +228,11 @@ class SpooledSource(JsonlSource):
 
     def __getitem__(self, row: Any, /) -> Any:
         """A slice that counts from the start and knows its end reads no further than that."""
-        if isinstance(row, slice) and row.stop is not None and min(row.start or 0, row.stop, row.step or 1) >= 0:
+        if (
+            isinstance(row, slice)
+            and row.stop is not None
+            and min(row.start or 0, row.stop, row.step or 1) >= 0
+        ):
             return Slice(self, range(self._reach(row.stop))[row])
         return super().__getitem__(row)
 
@@ -277,7 +298,8 @@ class SpooledSource(JsonlSource):
 
     def _pull(self) -> None:
         """Read one more row, or find the end."""
-        row, line = self._known, b""
+        row = self._known
+        line = b""
         try:
             if self._stream is None:
                 self._stream = self._begin()
@@ -292,7 +314,9 @@ class SpooledSource(JsonlSource):
             raise SourceError(f"{self.name}:{row + 1}: {why}; rows 0..{row} are kept") from error
         if not line:
             self._flush()
-            self.cache.publish(f"{self._folder}/end-{self._known:012}-{self._after}", lambda out: None)
+            self.cache.publish(
+                f"{self._folder}/end-{self._known:012}-{self._after}", lambda out: None
+            )
             self._ended = True
             self._stream = self._make = None  # free what they hold
             return
@@ -307,11 +331,14 @@ class SpooledSource(JsonlSource):
         if self._tail:
             data = b"".join(self._tail)
             first = self._first_rows[-1]
-            chunk = Chunk(first, first + len(self._tail), self._after, _link(self._after, digest(data)))
+            chunk = Chunk(
+                first, first + len(self._tail), self._after, _link(self._after, digest(data))
+            )
             self.cache.publish(f"{self._folder}/{chunk.name}", lambda out: out.write(data))
             self._tail = []  # a new list: a reader may still hold the old one
             self._append(chunk)
-        self._unsaved, self._saved_at = 0, time.monotonic()
+        self._unsaved = 0
+        self._saved_at = time.monotonic()
 
     def _begin(self) -> Iterator[Any]:
         """Return the stream, at the row that comes next."""
@@ -340,22 +367,32 @@ class SpooledSource(JsonlSource):
 
     def _other(self, found: str) -> SourceError:
         before = f"from what was spooled before ({self._known} rows)"
-        return SourceError(f"{self.name}: {found} {before}; if the stream has changed, pass another version=")
+        return SourceError(
+            f"{self.name}: {found} {before}; if the stream has changed, pass another version="
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         if not self._ended and isinstance(self._make, Iterator):
             advice = "read it to the end first with len(source), or give a function that makes it"
-            raise SourceError(f"{self.name}: an iterator cannot be sent to another process; {advice}")
+            raise SourceError(
+                f"{self.name}: an iterator cannot be sent to another process; {advice}"
+            )
         with self._lock:
             self._flush()
-        return {key: value for key, value in super().__getstate__().items() if key not in ("_lock", "_stream")}
+        return {
+            key: value
+            for key, value in super().__getstate__().items()
+            if key not in ("_lock", "_stream")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_process()
 
     def __repr__(self) -> str:
-        return f"SpooledSource({self.name!r}, {self._known:_} rows{'' if self._ended else ' so far'})"
+        return (
+            f"SpooledSource({self.name!r}, {self._known:_} rows{'' if self._ended else ' so far'})"
+        )
 
 
 def chunk_fault(name: str, data: bytes) -> str | None:
@@ -374,7 +411,11 @@ def _link(before: str, content: str) -> str:
 def _read_folder(cache: Cache, folder: str) -> tuple[list[Chunk], bool]:
     """Return the chunks of a spool, and whether they are complete.  Of several writers' chains: a complete one, else the longest."""
     names = [name.rpartition("/")[2] for name in cache.names(folder)]
-    by_end = {(chunk.last, chunk.after): chunk for name in names if (chunk := Chunk.parse(name)) is not None}
+    by_end = {
+        (chunk.last, chunk.after): chunk
+        for name in names
+        if (chunk := Chunk.parse(name)) is not None
+    }
     ends = [(int(parts[1]), parts[2]) for name in names if (parts := _END.fullmatch(name))]
     for last, after in [*ends, *sorted(by_end, reverse=True)]:
         chain: list[Chunk] = []

@@ -25,9 +25,13 @@ _AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
 _BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
 _OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
-_BRACES = re.compile(r"\{(?:(?P<first>[0-9]{1,18})\.\.(?P<last>[0-9]{1,18})|(?P<words>[^{}]*,[^{}]*))\}")
+_BRACES = re.compile(
+    r"\{(?:(?P<first>[0-9]{1,18})\.\.(?P<last>[0-9]{1,18})|(?P<words>[^{}]*,[^{}]*))\}"
+)
 _MOST_EXPANDED = 1_000_000  # names
-_OF_HUB = re.compile(rf"(?P<place>hf://datasets/[^/@:]+/[^/@:\[]+(?:@[^/@:\[]+)?):(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
+_OF_HUB = re.compile(
+    rf"(?P<place>hf://datasets/[^/@:]+/[^/@:\[]+(?:@[^/@:\[]+)?):(?P<split>{_SPLIT_NAME})(?:{_CUT})?"
+)
 _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
 
@@ -54,7 +58,11 @@ class Cut:
         for percent in (self.start, self.stop):
             rows = None if percent is None else round(percent * num_rows / 100)
             # the last 1 % of ten rows is an empty slice, where `datasets` gives all ten
-            edges.append(num_rows + rows if percent is not None and rows is not None and percent < 0 else rows)
+            edges.append(
+                num_rows + rows
+                if percent is not None and rows is not None and percent < 0
+                else rows
+            )
         return slice(*edges)
 
 
@@ -81,7 +89,9 @@ def read_name(text: str, *, split: str | None = None) -> Name:
     if split is None:
         return name
     if name.splits:
-        raise SourceError(f"{text}: the name chooses a split, and split={split!r} does too; leave one of them out")
+        raise SourceError(
+            f"{text}: the name chooses a split, and split={split!r} does too; leave one of them out"
+        )
     return Name(name.place, read_split(split), name.cuts)
 
 
@@ -116,28 +126,37 @@ def _expand(place: str) -> list[str]:
     if found["words"] is not None:
         words = found["words"].split(",")
     else:
-        first, last = int(found["first"]), int(found["last"])
+        first = int(found["first"])
+        last = int(found["last"])
         if not 0 <= last - first < _MOST_EXPANDED:
-            raise SourceError(f"{place}: {found[0]} has {last - first + 1:,} numbers, expected 1 to {_MOST_EXPANDED:,}")
+            raise SourceError(
+                f"{place}: {found[0]} has {last - first + 1:,} numbers, expected 1 to {_MOST_EXPANDED:,}"
+            )
         width = max(len(found["first"]), len(found["last"])) if found["first"][0] == "0" else 0
         words = [f"{number:0{width}}" for number in range(first, last + 1)]
     ends = _expand(place[found.end() :])
     if len(words) * len(ends) > _MOST_EXPANDED:
-        raise SourceError(f"{place}: {len(words) * len(ends):,} names, expected at most {_MOST_EXPANDED:,}")
+        raise SourceError(
+            f"{place}: {len(words) * len(ends):,} names, expected at most {_MOST_EXPANDED:,}"
+        )
     return [f"{place[: found.start()]}{word}{end}" for word in words for end in ends]
 
 
 def _read(text: str) -> Name:
     is_url = is_remote(text)  # its names have no slices in them
     if is_url and (found := _OF_HUB.fullmatch(text)) and found["step"] is None:
-        return Name(found["place"], (Split(found["split"], _cut(found, text) if "[" in text else None),))
+        return Name(
+            found["place"], (Split(found["split"], _cut(found, text) if "[" in text else None),)
+        )
     if not (is_url and _AT.fullmatch(text)) and exists(text):
         return Name(text)
     if found := _AT.fullmatch(text):
         inner = _read(found["place"])
         return Name(inner.place, inner.splits, (*inner.cuts, _cut(found, text)))
     if _AT_ANYTHING.fullmatch(text):
-        raise SourceError(f"{text}: not a slice behind @, expected @[a:b] or @[a:b:c] with whole numbers")
+        raise SourceError(
+            f"{text}: not a slice behind @, expected @[a:b] or @[a:b:c] with whole numbers"
+        )
     if (found := _BEHIND.fullmatch(text)) and found["step"] is None:
         place = found["place"]
         if exists(place):
@@ -145,7 +164,9 @@ def _read(text: str) -> Name:
         if (of := _OF_FOLDER.fullmatch(place)) and is_folder(of["place"]):
             return Name(of["place"], (Split(of["split"], _cut(found, text)),))
         if re.search(r"[*?]", place):
-            raise SourceError(f"{text}: rows of a glob are written with an @: {place}@{text[len(place) :]}")
+            raise SourceError(
+                f"{text}: rows of a glob are written with an @: {place}@{text[len(place) :]}"
+            )
     if (found := _OF_FOLDER.fullmatch(text)) and is_folder(found["place"]):
         return Name(found["place"], (Split(found["split"]),))
     return Name(text)
@@ -157,7 +178,9 @@ def _cut(found: re.Match[str], text: str) -> Cut:
     edges = (found["start"], found["stop"], found["step"])
     start, stop, step = (None if edge is None else int(edge.rstrip("%")) for edge in edges)
     if percent and (step is not None or not all(edge.endswith("%") for edge in given)):
-        raise SourceError(f"{text}: percent and row numbers in one slice, expected one kind and no step with percent")
+        raise SourceError(
+            f"{text}: percent and row numbers in one slice, expected one kind and no step with percent"
+        )
     if percent and max(abs(start or 0), abs(stop or 0)) > 100:
         raise SourceError(f"{text}: more than 100 %, expected -100 % to 100 %")
     if step == 0:

@@ -16,14 +16,33 @@ from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
-from penstock.sources.formats import SHAPE_ALIASES, SHAPES, bare_name, data_files, folder_shape, shape_of, suffix_of
+from penstock.sources.formats import (
+    SHAPE_ALIASES,
+    SHAPES,
+    bare_name,
+    data_files,
+    folder_shape,
+    shape_of,
+    suffix_of,
+)
 from penstock.sources.memory import ListSource, SpooledSource
 from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
-_COMMON = ("shape", "split", "config", "revision", "data_files", "name", "cache_dir", "on_bad", "max_bad", "quarantine")
+_COMMON = (
+    "shape",
+    "split",
+    "config",
+    "revision",
+    "data_files",
+    "name",
+    "cache_dir",
+    "on_bad",
+    "max_bad",
+    "quarantine",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +66,12 @@ class Settings:
         for option in self.options:
             if option not in known:
                 hint = did_you_mean(option, (*known, *_COMMON))
-                raise SourceError(f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}")
-        return {name: value for name, value in self.defaults.items() if name in known} | self.options
+                raise SourceError(
+                    f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}"
+                )
+        return {
+            name: value for name, value in self.defaults.items() if name in known
+        } | self.options
 
     def refuse_hub_options(self, what: str) -> None:
         """Raise SourceError if an option is given that only a data set on the hub takes."""
@@ -80,13 +103,28 @@ def open_source(
     """
     shape = SHAPE_ALIASES.get(shape, shape) if shape else shape
     settings = Settings(
-        cache, name, shape, split, bad or BadRows(), options, defaults or {}, config, revision, data_files
+        cache,
+        name,
+        shape,
+        split,
+        bad or BadRows(),
+        options,
+        defaults or {},
+        config,
+        revision,
+        data_files,
     )
     if shape is not None and shape not in SHAPES:
-        raise SourceError(f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}")
+        raise SourceError(
+            f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}"
+        )
     if isinstance(place, str | os.PathLike):
         return _open_places([os.fspath(place)], settings)
-    if isinstance(place, Sequence) and place and all(isinstance(each, str | os.PathLike) for each in place):
+    if (
+        isinstance(place, Sequence)
+        and place
+        and all(isinstance(each, str | os.PathLike) for each in place)
+    ):
         return _open_places([os.fspath(each) for each in place], settings)
     kind = type(place).__name__
     settings.refuse_hub_options(kind)
@@ -116,7 +154,9 @@ def _open_records(place: Any, settings: Settings) -> RowAccess:
             settings.options_of("a list of records")
             return ListSource(place, name=settings.name or "list")
         if isinstance(place, Iterable | Callable):
-            return _open_stream(place, settings, settings.options_of("an iterable", SpooledSource.OPTIONS))
+            return _open_stream(
+                place, settings, settings.options_of("an iterable", SpooledSource.OPTIONS)
+            )
     raise SourceError(
         f"cannot open a {type(place).__name__} as a source; expected a path, a glob, a folder, a list of those, "
         f"a list of dicts, a function that yields dicts, or a data set of `datasets`"
@@ -124,7 +164,9 @@ def _open_records(place: Any, settings: Settings) -> RowAccess:
 
 
 def _open_stream(make: Any, settings: Settings, options: dict[str, Any]) -> RowAccess:
-    return SpooledSource(make, cache=settings.cache, name=settings.name, bad=settings.bad, **options)
+    return SpooledSource(
+        make, cache=settings.cache, name=settings.name, bad=settings.bad, **options
+    )
 
 
 def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAccess:
@@ -133,7 +175,9 @@ def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAcc
     chosen = hf.pick_split(place, split.name if split else None)
     if not hf.is_hf_iterable(chosen):
         options = settings.options_of("a Dataset", hf.HfDatasetSource.OPTIONS)
-        return _cut(hf.HfDatasetSource(chosen, name=settings.name, bad=settings.bad, **options), split)
+        return _cut(
+            hf.HfDatasetSource(chosen, name=settings.name, bad=settings.bad, **options), split
+        )
     options = settings.options_of("an IterableDataset", ("version", "nulls"))
     nulls = options.pop("nulls", "deep")
     if options.get("version") is not None and nulls == "keep":  # it changes what is spooled
@@ -142,7 +186,10 @@ def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAcc
 
 
 def _open_places(places: list[str], settings: Settings) -> RowAccess:
-    names = [read_name(on_hub(place, settings.revision) or place, split=settings.split) for place in places]
+    names = [
+        read_name(on_hub(place, settings.revision) or place, split=settings.split)
+        for place in places
+    ]
     if not any(hub.is_data_set(name.place) for name in names):
         settings.refuse_hub_options(places[0])
     elif settings.shape == "hf":  # as other tools call a data set on the hub
@@ -154,12 +201,17 @@ def _open_places(places: list[str], settings: Settings) -> RowAccess:
         and folder_shape(name.place, settings.shape) is None
         for name in names
     ):
-        return _open_files([path for name in names for path in _data_files(name.place, settings.shape)], settings)
+        return _open_files(
+            [path for name in names for path in _data_files(name.place, settings.shape)], settings
+        )
     return _joined([_open_name(name, settings) for name in names], settings.name)
 
 
 def _open_name(name: Name, settings: Settings) -> RowAccess:
-    source = _joined([_open_split(name.place, split, settings) for split in name.splits or (None,)], settings.name)
+    source = _joined(
+        [_open_split(name.place, split, settings) for split in name.splits or (None,)],
+        settings.name,
+    )
     for cut in name.cuts:
         source = _chosen(source, cut, f"{name.place}@{cut}")
     return source
@@ -177,7 +229,11 @@ def on_hub(place: str, revision: str | None = None, *, folder: str = "") -> str 
         is_whole = revision is not None and hub.is_data_set(named) and "@" not in named
         return f"{named.rstrip('/')}@{revision}{ending}" if is_whole else None
     beside = [os.path.join(folder, each) for each in (place, named)]  # noqa: PTH118
-    if suffix_of(named) or any(map(exists, beside)) or is_folder(os.path.join(folder, named.partition("/")[0])):  # noqa: PTH118
+    if (
+        suffix_of(named)
+        or any(map(exists, beside))
+        or is_folder(os.path.join(folder, named.partition("/")[0]))  # noqa: PTH118
+    ):
         return None
     from penstock.places.hub import hub_url
 
@@ -192,7 +248,11 @@ def _open_split(place: str, split: Split | None, settings: Settings) -> RowAcces
     if hub.is_data_set(place):
         paths = find(f"{place.rstrip('/')}/**")
         data = data_files(paths)
-        asked = {"config": settings.config, "data_files": settings.data_files, "split": split.name if split else None}
+        asked = {
+            "config": settings.config,
+            "data_files": settings.data_files,
+            "split": split.name if split else None,
+        }
         named = (
             settings
             if settings.name
@@ -201,7 +261,10 @@ def _open_split(place: str, split: Split | None, settings: Settings) -> RowAcces
         return _cut(_open_files(hub.files_of(place, **asked, data=data), named), split)
     shape = folder_shape(place, settings.shape)
     if shape is None:
-        return _cut(_open_files(_of_split(place, _data_files(place, settings.shape), split), settings), split)
+        return _cut(
+            _open_files(_of_split(place, _data_files(place, settings.shape), split), settings),
+            split,
+        )
     opener = SHAPES[shape].load()
     options = settings.options_of(shape, (*getattr(opener, "OPTIONS", ()), "split"))
     options |= {} if split is None else {"split": split.name}
@@ -226,7 +289,9 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
     if shape.is_list:
         options["defaults"] = settings.defaults
     # one file: its own name; several: the folder they share
-    name = settings.name or (bare_name(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files")
+    name = settings.name or (
+        bare_name(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files"
+    )
     source: RowAccess = opener(paths, cache=settings.cache, name=name, bad=settings.bad, **options)
     return source
 
@@ -262,7 +327,9 @@ def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
     found = [path for path in paths if word.search(path[len(root) :])] if len(paths) > 1 else []
     if found or (len(paths) == 1 and word.search(Path(paths[0]).name)):
         return found or paths
-    if split.name == "train" and not any(re.search(r"(?<![a-z])(test|valid|dev)", Path(path).name) for path in paths):
+    if split.name == "train" and not any(
+        re.search(r"(?<![a-z])(test|valid|dev)", Path(path).name) for path in paths
+    ):
         return paths
     raise SourceError(
         f"{place}: no file name contains the split {split.name!r}; there are {_few(paths)}; "
@@ -290,7 +357,11 @@ def _joined(sources: list[RowAccess], name: str | None) -> RowAccess:
 
 def _common(paths: list[str]) -> str:
     # all paths between the first and the last in order share what these two share
-    shared = os.path.commonpath([min(paths), max(paths)]) if len(paths) > 1 else str(Path(paths[0]).parent)
+    shared = (
+        os.path.commonpath([min(paths), max(paths)])
+        if len(paths) > 1
+        else str(Path(paths[0]).parent)
+    )
     return shared.replace(":/", "://", 1) if is_remote(paths[0]) else shared
 
 

@@ -45,20 +45,27 @@ class ParquetPart(ColumnarPart):
             schema = file.schema_arrow
         super().__init__(source, schema)
         if not self._names:
-            raise SourceError(f"{self._path}: a Parquet file without columns, expected at least one")
+            raise SourceError(
+                f"{self._path}: a Parquet file without columns, expected at least one"
+            )
         # Shared text and lists are stored once, and may take more bytes in memory than in the file.
         self._varies = any(not pa.types.is_primitive(field.type) for field in self._chosen)
         self._at_once: dict[int, int] = {}  # rows decoded together, of each group read so far
         with reading(self._path, "Parquet"):
             counts, sizes = self._groups(source.max_expansion)
-            self._starts: list[int] = [0, *np.cumsum(counts, dtype=np.int64).tolist()]  # first row of each group
+            self._starts: list[int] = [
+                0,
+                *np.cumsum(counts, dtype=np.int64).tolist(),
+            ]  # first row of each group
             if source.columns is not None:
                 sizes = self._chosen_sizes(counts, sizes)
         self._first_bytes = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.num_rows = self._starts[-1]
         self.num_bytes = int(self._first_bytes[-1])
         if self.num_rows != self._metadata.num_rows:
-            raise self._damaged(f"its row groups hold {self.num_rows} rows, its footer says {self._metadata.num_rows}")
+            raise self._damaged(
+                f"its row groups hold {self.num_rows} rows, its footer says {self._metadata.num_rows}"
+            )
 
     def _one(self, row: int) -> Any:
         self.file.check()
@@ -92,7 +99,8 @@ class ParquetPart(ColumnarPart):
         reader_key = (self._path, group, "reader")
         at, batches = self._decoded.pop(reader_key) or (0, None)
         if batches is None or at > number:
-            at, batches = 0, self._read(group)
+            at = 0
+            batches = self._read(group)
         last = number
         num_slices = -(-(self._starts[group + 1] - self._starts[group]) // self._slice_rows(group))
         weight = 2 * _BUFFER * len(self._names)
@@ -102,8 +110,13 @@ class ParquetPart(ColumnarPart):
             self._decoded.put((self._path, group, at), batch, num_bytes)
             if at == number:
                 found = batch
-                if weight > self._decoded.budget // 4 and num_slices * num_bytes <= self._decoded.budget // 2:
-                    last = num_slices - 1  # the reader cannot be kept, but all rows of the group can
+                if (
+                    weight > self._decoded.budget // 4
+                    and num_slices * num_bytes <= self._decoded.budget // 2
+                ):
+                    last = (
+                        num_slices - 1
+                    )  # the reader cannot be kept, but all rows of the group can
             at += 1
         if at < num_slices and weight <= self._decoded.budget // 4:
             self._decoded.put(reader_key, (at, batches), weight)
@@ -122,15 +135,20 @@ class ParquetPart(ColumnarPart):
 
     def _next(self, batches: Iterator[Any], group: int, number: int) -> Any:
         """The next slice.  pyarrow gives it in pieces where a dictionary changes or text passes 2 GiB."""
-        size, count = self._slice_rows(group), self._starts[group + 1] - self._starts[group]
+        size = self._slice_rows(group)
+        count = self._starts[group + 1] - self._starts[group]
         expected = min(size, count - number * size)
         pieces: list[Any] = []
         with reading(self._path, "Parquet"):
             while (found := sum(piece.num_rows for piece in pieces)) < expected:
                 piece = next(batches, None)
                 if piece is None:
-                    raise self._damaged(f"row group {group} ends at row {number * size + found} of {count}")
-                pieces.append(piece.select(self._names))  # a name with a dot in it selects more than itself
+                    raise self._damaged(
+                        f"row group {group} ends at row {number * size + found} of {count}"
+                    )
+                pieces.append(
+                    piece.select(self._names)
+                )  # a name with a dot in it selects more than itself
             return pieces[0] if len(pieces) == 1 else pa.Table.from_batches(pieces)
 
     def _slice_rows(self, group: int) -> int:
@@ -157,7 +175,9 @@ class ParquetPart(ColumnarPart):
 
     def _groups(self, max_expansion: int) -> tuple[list[int], list[int]]:
         """Return rows and uncompressed bytes of each row group."""
-        groups = [self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)]
+        groups = [
+            self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)
+        ]
         counts = [group.num_rows for group in groups]
         sizes = [max(group.total_byte_size, 1) for group in groups]
         if any(count < 0 for count in counts):
@@ -174,7 +194,9 @@ class ParquetPart(ColumnarPart):
         """Estimate the bytes of the chosen columns in each group, by the first rows of the first group that has any."""
         group = next((group for group, count in enumerate(counts) if count), None)
         row_bytes = 0 if group is None else self._row_bytes(group)
-        return [max(1, min(size, row_bytes * count)) for count, size in zip(counts, sizes, strict=True)]
+        return [
+            max(1, min(size, row_bytes * count)) for count, size in zip(counts, sizes, strict=True)
+        ]
 
     def _damaged(self, found: str) -> SourceError:
         return SourceError(f"{self._path}: {found}; the file is damaged, make it again")
@@ -205,7 +227,14 @@ class ParquetSource(ColumnarSource):
 class ParquetChunksSource(ParquetSource):
     """The Parquet files that a folder's metadata.json lists, in its order."""
 
-    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        name: str | None = None,
+        split: str | None = None,
+        **rest: Any,
+    ) -> None:
         folder = one_folder(paths, "Parquet chunks", split)
         samples = listed_chunks(folder, ".parquet")
         super().__init__(list(samples), name=name or folder.name, **rest)

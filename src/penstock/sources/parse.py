@@ -15,24 +15,34 @@ from penstock.types import BadRow, Record
 _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
 _LONG = b"0" * 19
 _STRIDE = 9  # 19 digits in a row cover two neighbouring multiples of 9
-_SMALL, _LARGE = 128, 1 << 14  # bytes from which each way to search is the faster one
+# bytes from which each way to search is the faster one
+_SMALL = 128
+_LARGE = 1 << 14
 _BETWEEN = 2**53 + 1  # no float equals it
 _SEPARATOR = b",%d," % _BETWEEN
 _SPACE = b" \t\r\n"
 
 # Dates and subclasses go through `_tagged`: orjson alone would give a date and its text the same bytes.
-_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
+_OPTIONS = (
+    orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+)
 
 
 def has_long_digits(raw: bytes) -> bool:
     """Return whether there are 19 digits in a row anywhere; fast, because it is called for every record."""
     if len(raw) > _LARGE:
-        is_digit = (np.frombuffer(raw, dtype=np.uint8)[::_STRIDE] - ord("0")) < 10  # wraps below "0"
+        is_digit = (
+            np.frombuffer(raw, dtype=np.uint8)[::_STRIDE] - ord("0")
+        ) < 10  # wraps below "0"
         if not (is_digit[1:] & is_digit[:-1]).any():
             return False
     elif len(raw) > _SMALL and raw[::_STRIDE].translate(_DIGITS).find(b"00") < 0:
         return False
-    return raw.translate(_DIGITS).find(_LONG) >= 0  # `in` would first try it as a number, for twice the time
+    return (
+        raw.translate(_DIGITS).find(_LONG) >= 0
+    )  # `in` would first try it as a number, for twice the time
 
 
 def parse(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) -> Record | BadRow:
@@ -48,9 +58,17 @@ def parse(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) ->
     record = parse_value(raw, exact=exact, unique_keys=unique_keys)
     if type(record) is dict or type(record) is BadRow:
         return record
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    names = {
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
     kind = names.get(type(record), "null")
-    return BadRow(reason="not_an_object", message=f'the row is {kind}, expected an object like {{"text": …}}')
+    return BadRow(
+        reason="not_an_object", message=f'the row is {kind}, expected an object like {{"text": …}}'
+    )
 
 
 def parse_lines(raw: bytes, num_rows: int) -> list[Record] | None:
@@ -76,7 +94,9 @@ def parse_value(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = Fal
     try:
         value = orjson.loads(raw)
         if exact or unique_keys:  # orjson has checked what json does not: NaN, surrogates
-            value = json.loads(str(raw, "utf-8"), object_pairs_hook=_unique if unique_keys else None)
+            value = json.loads(
+                str(raw, "utf-8"), object_pairs_hook=_unique if unique_keys else None
+            )
     except json.JSONDecodeError as error:
         return short_of_memory(error) or _refused(bytes(raw), error)
     except _TwiceError as error:
@@ -119,7 +139,9 @@ def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
         hint = " (there are NUL bytes)"
     elif b"\r" in raw.strip(_SPACE):
         hint = r" (a carriage return alone does not end a line; write \n)"
-    return BadRow(reason="bad_json", message=f"not JSON: {error.msg} at character {error.pos}{hint}")
+    return BadRow(
+        reason="bad_json", message=f"not JSON: {error.msg} at character {error.pos}{hint}"
+    )
 
 
 def record_bytes(value: Any) -> bytes:
@@ -128,7 +150,9 @@ def record_bytes(value: Any) -> bytes:
         text = orjson.dumps(value, _tagged, _OPTIONS)
         if b"null" not in text or _is_finite(value):  # orjson writes null for NaN and infinity, too
             return text
-    except TypeError:  # integers beyond 64 bits, lone surrogates, keys that are not strings, NaN inside numpy
+    except (
+        TypeError
+    ):  # integers beyond 64 bits, lone surrogates, keys that are not strings, NaN inside numpy
         pass
     return json.dumps(_plain(value), separators=(",", ":"), allow_nan=True).encode()
 

@@ -33,7 +33,9 @@ def one_folder(paths: Sequence[str], kind: str, split: str | None) -> Path:
     if len(paths) != 1:
         raise SourceError(f"{len(paths)} folders of {kind}, expected one; join them with concat")
     if split is not None:
-        raise SourceError(f"{paths[0]}: split {split!r} asked for, but such a folder is one split; leave split out")
+        raise SourceError(
+            f"{paths[0]}: split {split!r} asked for, but such a folder is one split; leave split out"
+        )
     return Path(paths[0])
 
 
@@ -55,11 +57,15 @@ def listed_chunks(folder: Path, suffix: str) -> dict[str, int]:
         chunks[chunk] = samples
     total = metadata.get("total_samples")
     if total != sum(chunks.values()):
-        raise SourceError(f"{path}: total_samples is {total}, but its chunks hold {sum(chunks.values())}")
+        raise SourceError(
+            f"{path}: total_samples is {total}, but its chunks hold {sum(chunks.values())}"
+        )
     # sequifier leaves out a chunk that it failed to read, and with it the samples
     for found in find(folder):
         if found.endswith(suffix) and found not in chunks:
-            raise SourceError(f"{found}: not listed in {path}; list it there, or remove it from the folder")
+            raise SourceError(
+                f"{found}: not listed in {path}; list it there, or remove it from the folder"
+            )
     return chunks
 
 
@@ -81,13 +87,17 @@ def is_chunk_folder(path: str) -> bool:
 def is_parquet_chunk_folder(path: str) -> bool:
     """Return whether a metadata.json here lists Parquet files."""
     names = [entry.get("path") for entry in _listed(path) or () if isinstance(entry, dict)]
-    return bool(names) and all(isinstance(name, str) and name.lower().endswith(".parquet") for name in names)
+    return bool(names) and all(
+        isinstance(name, str) and name.lower().endswith(".parquet") for name in names
+    )
 
 
 class PtPart(Part):
     """One chunk.  Arrays are copied out of the map: they outlive it, and writing to one changes nothing else."""
 
-    def __init__(self, identity: FileId, num_samples: int, columns: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, identity: FileId, num_samples: int, columns: dict[str, Any] | None = None
+    ) -> None:
         """`columns`: of the same file, mapped by an earlier part."""
         self.file = open_file(identity)
         self.columns = columns or _load(identity.path)
@@ -126,7 +136,10 @@ class PtPart(Part):
             head = json.dumps(shapes).encode()
             size = len(head) + sum(array.nbytes for array in arrays.values()) // len(rows)
             head = size.to_bytes(8, "little") + head  # frames each row
-            parts = [np.ascontiguousarray(array).reshape(len(rows), -1).view(np.uint8) for array in arrays.values()]
+            parts = [
+                np.ascontiguousarray(array).reshape(len(rows), -1).view(np.uint8)
+                for array in arrays.values()
+            ]
             heads = np.broadcast_to(np.frombuffer(head, np.uint8), (len(rows), len(head)))
             content.extend(np.concatenate([heads, *parts], axis=1).data)
 
@@ -136,7 +149,14 @@ class PtChunksSource(FilesSource):
 
     shape = "pt"
 
-    def __init__(self, paths: Sequence[str], *, name: str | None = None, split: str | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        name: str | None = None,
+        split: str | None = None,
+        **rest: Any,
+    ) -> None:
         folder = one_folder(paths, ".pt chunks", split)
         self._num_samples = listed_chunks(folder, ".pt")
         self._mapped: OrderedDict[FileId, dict[str, Any]] = OrderedDict()
@@ -172,16 +192,28 @@ def _load(path: str) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, tensor in _tensors(content):
         if name in columns:
-            raise SourceError(f"{path}: {name!r} is there twice, as a column and as a number of each sample")
+            raise SourceError(
+                f"{path}: {name!r} is there twice, as a column and as a number of each sample"
+            )
         if not isinstance(tensor, torch.Tensor) or tensor.dim() < 1:
-            kind = "a tensor without dimensions" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise SourceError(f"{path}: {name!r} is {kind}, expected a tensor with a row per sample")
+            kind = (
+                "a tensor without dimensions"
+                if isinstance(tensor, torch.Tensor)
+                else type(tensor).__name__
+            )
+            raise SourceError(
+                f"{path}: {name!r} is {kind}, expected a tensor with a row per sample"
+            )
         with _readable(path):
             # numpy has no bfloat16: such rows are widened when they are read, which loses nothing
-            columns[name] = tensor.detach() if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
+            columns[name] = (
+                tensor.detach() if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
+            )
     if not columns:
         kind = f"a {type(content).__name__} without columns"
-        raise SourceError(f"{path}: {kind}, expected a dict of tensors, or a tuple that begins with one")
+        raise SourceError(
+            f"{path}: {kind}, expected a dict of tensors, or a tuple that begins with one"
+        )
     return columns
 
 
@@ -190,7 +222,9 @@ def _readable(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # torch's loader raises whatever its zip reader and unpickler do
-        if type(error).__name__ == "UnpicklingError":  # there is code in it; torch's message advises to run it
+        if (
+            type(error).__name__ == "UnpicklingError"
+        ):  # there is code in it; torch's message advises to run it
             raise SourceError(
                 f"{path}: holds pickled code, or is not a file of torch.save; chunks are read without running any code, "
                 f"so save it again as plain tensors, or remove it if you do not know who made it"
@@ -221,7 +255,10 @@ def _tensors(content: Any) -> Iterator[tuple[str, Any]]:
         rest = list(content[1:])
         if rest and isinstance(rest[0], dict):  # older chunks keep the shifted columns, too
             yield from _flat(rest.pop(0), "targets.")
-        names = (*_PER_SAMPLE, *(f"field_{number}" for number in range(len(_PER_SAMPLE), len(rest))))
+        names = (
+            *_PER_SAMPLE,
+            *(f"field_{number}" for number in range(len(_PER_SAMPLE), len(rest))),
+        )
         yield from zip(names, rest, strict=False)
 
 

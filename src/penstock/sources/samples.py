@@ -96,7 +96,9 @@ def sample_record(key: str, fields: dict[str, Blob], options: SampleOptions) -> 
         taken = {KEY, *fields} - {"json"}
         if clash := next((name for name in value if name in taken), None):
             why = f"{blob.name!r} has the key {clash!r}, which is a field of the sample, too"
-            return BadRow(reason="duplicate_key", message=f"{why}; rename it, or pass merge_json=False")
+            return BadRow(
+                reason="duplicate_key", message=f"{why}; rename it, or pass merge_json=False"
+            )
         record |= value
     for column, listed in _media(record, fields).items():
         if not record.get(column):  # null or an empty list says nothing
@@ -122,9 +124,15 @@ def add_sample(content: Digest, key: str, fields: dict[str, Blob], options: Samp
 
     Of files that the record refers to, also where they are: a store keeps that.
     """
-    too_long = [field for field, blob in fields.items() if is_read(field) and blob.num_bytes > options.max_row_bytes]
+    too_long = [
+        field
+        for field, blob in fields.items()
+        if is_read(field) and blob.num_bytes > options.max_row_bytes
+    ]
     files: list[list[Any]] = [
-        [field, blob.num_bytes] if is_read(field) else [field, blob.num_bytes, blob.path, blob.start]
+        [field, blob.num_bytes]
+        if is_read(field)
+        else [field, blob.num_bytes, blob.path, blob.start]
         for field, blob in fields.items()
     ]
     content.update(json.dumps([options.merge_json, too_long, key, files]).encode())
@@ -166,7 +174,9 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _int),
 }
 _MEDIA = {
-    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm"), "images"),
+    **dict.fromkeys(
+        ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm"), "images"
+    ),
     **dict.fromkeys(("mp4", "m4v", "mov", "mkv", "webm", "avi", "mpg", "mpeg"), "videos"),
     **dict.fromkeys(("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"), "audios"),
 }

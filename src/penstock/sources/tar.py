@@ -67,19 +67,25 @@ def members(file: File) -> Iterator[Member]:
     for position, block in blocks(file, at, file.identity.size):
         if block.any():
             found = position + int(block.argmax())
-            raise TarDamage(found, "there is data behind the end mark; were two tars joined? write them as one")
+            raise TarDamage(
+                found, "there is data behind the end mark; were two tars joined? write them as one"
+            )
 
 
 def read_member(file: File, at: int) -> Member | None:
     """Read the header at a byte, with the long name or PAX fields before it; None at the end mark."""
-    header, name, size, problem = at, None, None, ""
+    header = at
+    name = None
+    size = None
+    problem = ""
     while True:
         block = _header(file, at)
         if block is None and at == header:
             return None
         if block is None:
             raise TarDamage(at, "a long name or PAX fields are followed by no member")
-        kind, declared = block[156:157], _number(block[124:136], at, "a size")
+        kind = block[156:157]
+        declared = _number(block[124:136], at, "a size")
         at += BLOCK
         if kind not in b"LKxXg":
             break
@@ -111,12 +117,17 @@ def read_member(file: File, at: int) -> Member | None:
 def _header(file: File, at: int) -> bytes | None:
     """Return a header whose checksum is right; None at the end mark."""
     if at + BLOCK > file.identity.size:
-        raise TarDamage(at, f"the file ends at byte {file.identity.size} without an end mark; is it cut off?")
+        raise TarDamage(
+            at, f"the file ends at byte {file.identity.size} without an end mark; is it cut off?"
+        )
     block = file.read(at, at + BLOCK)
     if block == _ZEROS:
         return None
-    given, total = _number(block[148:156], at, "a checksum"), sum(block) - sum(block[148:156]) + 8 * ord(" ")
-    if given != total and given != total - 256 * sum(byte > 127 for byte in block[:148] + block[156:]):
+    given = _number(block[148:156], at, "a checksum")
+    total = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    if given != total and given != total - 256 * sum(
+        byte > 127 for byte in block[:148] + block[156:]
+    ):
         raise TarDamage(
             at, f"the header has the checksum {total}, but says {given}"
         )  # some old writers add signed bytes
@@ -154,7 +165,12 @@ def _pax(payload: bytes, at: int) -> dict[bytes, bytes]:
         found = _PAX_LENGTH.match(payload, position)
         line = payload[found.end() : position + int(found[1])] if found else b""
         key, equals, value = line[:-1].partition(b"=")
-        if found is None or not equals or line[-1:] != b"\n" or position + int(found[1]) > len(payload):
+        if (
+            found is None
+            or not equals
+            or line[-1:] != b"\n"
+            or position + int(found[1]) > len(payload)
+        ):
             raise TarDamage(at, "PAX fields are damaged")
         fields[key] = value
         position += int(found[1])
@@ -164,7 +180,9 @@ def _pax(payload: bytes, at: int) -> dict[bytes, bytes]:
 def _short_name(block: bytes) -> bytes:
     """Return the name that a header itself gives."""
     name = block[:100].partition(b"\0")[0]
-    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""  # GNU has times there
+    prefix = (
+        block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
+    )  # GNU has times there
     return (prefix + b"/" + name if prefix else name).rstrip(b"/")
 
 

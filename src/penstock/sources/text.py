@@ -71,19 +71,24 @@ def count_lines(raw: bytes) -> int | None:
 def _scan_lines(file: File, add: Callable[[Ints], object], old: Index | None) -> str:
     """Find lines.  Of a file that begins as it did for the `old` index, only the rest is scanned."""
     size = file.identity.size
-    content, digested = Digest(), 0
+    content = Digest()
+    digested = 0
     bom = len(_BOM) if file.read(0, min(size, len(_BOM))) == _BOM else 0
-    start, scan = 0, LineScan(bom)
+    start = 0
+    scan = LineScan(bom)
     if old is not None:
         extend(content, file, old.size)
         if content.hexdigest() == old.content:
             digested = old.size
-            kept = max(0, len(old.starts) - 2)  # all rows but the last: the appended text may continue that line
+            kept = max(
+                0, len(old.starts) - 2
+            )  # all rows but the last: the appended text may continue that line
             for first in range(0, kept, _BLOCK):
                 some = slice(first, min(first + _BLOCK, kept))
                 add(np.stack([old.starts[some], old.lines[some]], axis=1))
             if kept:
-                start, scan = old.starts.item(kept), LineScan(old.starts.item(kept), old.lines.item(kept))
+                start = old.starts.item(kept)
+                scan = LineScan(old.starts.item(kept), old.lines.item(kept))
         else:
             content = Digest()
     for position, block in blocks(file, start, size):
@@ -108,7 +113,9 @@ class LineScan:
         if not len(ends):
             self._blank = self._blank and not _text(block)
             return np.zeros((0, 2), WORD)
-        begins = np.concatenate([[0], ends[:-1] + 1])  # within the block; the first line may have begun earlier
+        begins = np.concatenate(
+            [[0], ends[:-1] + 1]
+        )  # within the block; the first line may have begun earlier
         blank = ends == begins
         odd = block[begins] <= 32  # a space, or the line end itself
         for line in np.flatnonzero(odd & ~blank) if odd.any() else ():
@@ -138,7 +145,9 @@ def newlines(block: Bytes) -> Ints:
     found = words[places]
     if (found & (found - 1)).any():  # a word with two
         return np.flatnonzero(hits)
-    ends = places * 8 + (np.bitwise_count(found - 1) >> 3)  # one bit is set, with eight bits below it for each byte
+    ends = places * 8 + (
+        np.bitwise_count(found - 1) >> 3
+    )  # one bit is set, with eight bits below it for each byte
     return np.concatenate([ends, whole + np.flatnonzero(hits[whole:])])
 
 
@@ -174,7 +183,8 @@ class TextPart(Part):
             yield self.decode(raw[start:stop])
 
     def record(self, row: int) -> Record | BadRow:
-        start, stop = self._start[row], self._start[row + 1]
+        start = self._start[row]
+        stop = self._start[row + 1]
         if stop - start > self._max_row_bytes:
             return self._too_long(stop - start)
         raw = self.file.read(start, stop)
@@ -194,8 +204,13 @@ class TextPart(Part):
         while first < last:
             edges = self._starts[first : min(first + _ROWS, last) + 1]
             count = max(1, int(np.searchsorted(edges, edges[0] + block, side="right")) - 1)
-            begin, end = edges.item(0), edges.item(count)
-            raw = self.file.read(begin, end) if count > 1 or end - begin <= self._max_row_bytes else None
+            begin = edges.item(0)
+            end = edges.item(count)
+            raw = (
+                self.file.read(begin, end)
+                if count > 1 or end - begin <= self._max_row_bytes
+                else None
+            )
             yield raw, (edges[: count + 1] - begin).tolist()
             first += count
 
@@ -204,7 +219,8 @@ class TextPart(Part):
 
     def raw(self, row: int) -> bytes:
         """Empty if the row is too long: the quarantine then holds its place alone."""
-        start, stop = self._starts.item(row), self._starts.item(row + 1)
+        start = self._starts.item(row)
+        stop = self._starts.item(row + 1)
         return self.file.read(start, stop) if stop - start <= self._max_row_bytes else b""
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
@@ -217,7 +233,8 @@ class TextPart(Part):
                 content.update(self.mark + self.trim(raw[start:stop]))
 
     def snapshot(self, first: int, last: int) -> "TextPart | None":
-        start, stop = self._starts.item(first), self._starts.item(last)
+        start = self._starts.item(first)
+        stop = self._starts.item(last)
         if stop - start > _MOST_HELD:
             return None
         self.file.check()
@@ -229,7 +246,10 @@ class TextPart(Part):
 
     def borders(self, num_bytes: int) -> Ints:
         # bisect: numpy would first copy starts that are not contiguous
-        found = [bisect_left(self._starts, byte, hi=self.num_rows) for byte in range(0, self.num_bytes, num_bytes)]
+        found = [
+            bisect_left(self._starts, byte, hi=self.num_rows)
+            for byte in range(0, self.num_bytes, num_bytes)
+        ]
         return np.array(found, dtype=np.int64)
 
     def _too_long(self, num_bytes: int) -> BadRow:
@@ -261,7 +281,9 @@ class TextFiles(FilesSource):
 
     def part(self, identity: FileId) -> Part:
         if is_compressed(identity.path):
-            return self.text_part(unpacked(identity, self.cache, max_expansion=self.max_expansion), identity.path)
+            return self.text_part(
+                unpacked(identity, self.cache, max_expansion=self.max_expansion), identity.path
+            )
         if self._kept is not None and self._is_small(identity):
             return self.text_part(HeldFile(identity, 0, self._read_small(identity)), identity.path)
         return self.text_part(open_file(identity), identity.path)
@@ -272,7 +294,11 @@ class TextFiles(FilesSource):
 
     def snapshot(self, start: int, stop: int) -> "TextFiles | None":
         """Small files are read when they are first needed, and kept."""
-        large = [piece for piece in self._pieces(start, stop) if not self._is_small(self.identities[piece[0]])]
+        large = [
+            piece
+            for piece in self._pieces(start, stop)
+            if not self._is_small(self.identities[piece[0]])
+        ]
         made = self._with_held(large)
         if made is not None:
             made._kept = {}
@@ -308,7 +334,9 @@ class PlainPart(TextPart):
     def trim(self, raw: bytes) -> bytes:
         if self._record == "paragraph":
             text = raw.rstrip(SPACE)  # without its line end and the blank lines that follow
-            spaces = raw[len(text) :].partition(b"\n")[0]  # at the end of its last line: they are text, as in a line
+            spaces = raw[len(text) :].partition(b"\n")[
+                0
+            ]  # at the end of its last line: they are text, as in a line
             return text + spaces.removesuffix(b"\r")
         if self._separator:
             raw, ended, _ = raw.partition(self._separator)
@@ -340,20 +368,31 @@ class TextSource(TextFiles):
         super().check_options()
         if not isinstance(self.record, str) or not self.record:
             kinds = "'line', 'paragraph', 'file'"
-            raise SourceError(f"record is {self.record!r}, expected {kinds} or the text between two records")
+            raise SourceError(
+                f"record is {self.record!r}, expected {kinds} or the text between two records"
+            )
         if self.record == "paragraph" and self.keep_blank:
-            raise SourceError("keep_blank cannot be used with record='paragraph': blank lines separate paragraphs")
+            raise SourceError(
+                "keep_blank cannot be used with record='paragraph': blank lines separate paragraphs"
+            )
 
     def text_part(self, file: File, path: str) -> Part:
         begin = after_bom(file)
         if self.record == "line" and not self.keep_blank:
             index = index_lines(file, self.cache)
         elif self.record == "paragraph":
-            index = index_rows(file, self.cache, kind="text paragraph", scan=lambda: _paragraphs(file, self.cache))
+            index = index_rows(
+                file, self.cache, kind="text paragraph", scan=lambda: _paragraphs(file, self.cache)
+            )
         else:
             separator = _separator(self.record)
             kind = f"text {separator!r} {self.keep_blank}"
-            index = index_rows(file, self.cache, kind=kind, scan=lambda: _scan(file, begin, separator, self.keep_blank))
+            index = index_rows(
+                file,
+                self.cache,
+                kind=kind,
+                scan=lambda: _scan(file, begin, separator, self.keep_blank),
+            )
         return PlainPart(file, index, self.max_row_bytes, record=self.record)
 
 
@@ -376,23 +415,36 @@ def _paragraphs(file: File, cache: Any) -> Iterator[Ints]:
 
 def _scan(file: File, begin: int, separator: bytes, keep_blank: bool) -> Iterator[Ints]:
     """Yield (byte, line) of each record that `separator` ends, and of the file's end."""
-    position, held = begin, b""  # of what comes next; the last bytes of a block, in which a separator may begin
-    start, start_line, line, blank = begin, 1, 1, True  # of the unfinished record
+    # of what comes next; the last bytes of a block, in which a separator may begin
+    position = begin
+    held = b""
+    # of the unfinished record
+    start = begin
+    start_line = 1
+    line = 1
+    blank = True
     for _, block in blocks(file, begin, file.identity.size):
         text = held + block.tobytes()
-        rows, done = [], 0
+        rows = []
+        done = 0
         while separator and (found := text.find(separator, done)) >= 0:
             line += text.count(b"\n", done, found)
             if keep_blank or not blank or text[done:found].strip(SPACE):
                 rows.append((start, start_line))
             done = found + len(separator)
             line += separator.count(b"\n")
-            start, start_line, blank = position + done, line, True
+            start = position + done
+            start_line = line
+            blank = True
         keep = max(done, len(text) - max(0, len(separator) - 1))
         line += text.count(b"\n", done, keep)
         blank = blank and not text[done:keep].strip(SPACE)
-        held, position = text[keep:], position + keep
+        held = text[keep:]
+        position = position + keep
         yield np.array(rows, dtype=np.int64).reshape(-1, 2)
     size = position + len(held)
     is_row = size > start if keep_blank else not blank or bool(held.strip(SPACE))
-    yield np.array([*([(start, start_line)] if is_row else []), (size, line + held.count(b"\n"))], dtype=np.int64)
+    yield np.array(
+        [*([(start, start_line)] if is_row else []), (size, line + held.count(b"\n"))],
+        dtype=np.int64,
+    )

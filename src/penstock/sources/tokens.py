@@ -86,19 +86,26 @@ class TokenPart(Part):
                 content.update(each[start:stop].view(np.uint8).data)
 
     def place(self, row: int) -> tuple[int, int]:
-        return row + 1, self._layout.first_byte + int(self._layout.edges(row)) * self._layout.ids.itemsize
+        return row + 1, self._layout.first_byte + int(
+            self._layout.edges(row)
+        ) * self._layout.ids.itemsize
 
     def borders(self, num_bytes: int) -> Ints:
         """Cut at rows, every `num_bytes`."""
         size = self._layout.ids.itemsize
         steps = range(0, self.num_bytes // size, max(1, num_bytes // size))
-        return np.array([bisect_left(range(self.num_rows), at, key=self._layout.edges) for at in steps], np.int64)
+        return np.array(
+            [bisect_left(range(self.num_rows), at, key=self._layout.edges) for at in steps],
+            np.int64,
+        )
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         for begin in range(first, last, _ROWS_AT_ONCE):
             for file in (self.file, *self._layout.beside):
                 file.check()  # reading a page behind the end of a truncated file kills the process
-            edges = self._layout.edges(np.arange(begin, min(begin + _ROWS_AT_ONCE, last) + 1)).tolist()
+            edges = self._layout.edges(
+                np.arange(begin, min(begin + _ROWS_AT_ONCE, last) + 1)
+            ).tolist()
             yield from pairwise(edges)
 
 
@@ -129,7 +136,9 @@ class TokensSource(FilesSource):
             raise SourceError(f"{path}: nothing found, expected {expected}; copy it here")
         known = self._beside.setdefault(path, identify(path) if is_there else None)
         if known is None and is_there:
-            raise SourceChanged(f"{path}: was not there when the source was opened; open the source again")
+            raise SourceChanged(
+                f"{path}: was not there when the source was opened; open the source again"
+            )
         return None if known is None else open_file(known)
 
     def array(self, file: File, kind: str, count: int | None = None, first_byte: int = 0) -> Array:
@@ -142,7 +151,11 @@ class TokensSource(FilesSource):
                 f"{np.dtype(kind).name} values; the file is cut off, or has another type"
             )
         count = num_bytes // size if count is None else count
-        return np.frombuffer(mapped(file, self.cache), kind, count, first_byte) if count else np.zeros(0, kind)
+        return (
+            np.frombuffer(mapped(file, self.cache), kind, count, first_byte)
+            if count
+            else np.zeros(0, kind)
+        )
 
 
 class MegatronSource(TokensSource):
@@ -174,10 +187,14 @@ class MegatronSource(TokensSource):
         at = [_INDEX_HEADER.size + num_sequences * size for size in (0, 4, 12)]
         lengths, starts, documents = (
             self.array(index, each, count, first)
-            for each, count, first in zip(("<i4", "<i8", "<i8"), (num_sequences,) * 2 + (num_edges,), at, strict=True)
+            for each, count, first in zip(
+                ("<i4", "<i8", "<i8"), (num_sequences,) * 2 + (num_edges,), at, strict=True
+            )
         )
         _check_sequences(path, lengths, starts, np.dtype(kind).itemsize, file.identity)
-        _check_rising(path, documents, num_sequences, first_byte=at[2], what="a document begins at sequence")
+        _check_rising(
+            path, documents, num_sequences, first_byte=at[2], what="a document begins at sequence"
+        )
         if not num_edges or (documents[0], documents[-1]) != (0, num_sequences):
             raise SourceError(
                 f"{path}: documents begin at sequences {documents[:3].tolist()}… (byte {at[2]}), expected 0 first and "
@@ -193,7 +210,11 @@ class MegatronSource(TokensSource):
         def edges(rows: Any) -> Any:
             if not num_sequences:
                 return np.zeros_like(rows)
-            return np.where(rows < num_sequences, starts[np.minimum(rows, num_sequences - 1)] // ids.itemsize, ids.size)
+            return np.where(
+                rows < num_sequences,
+                starts[np.minimum(rows, num_sequences - 1)] // ids.itemsize,
+                ids.size,
+            )
 
         if self.sample == "document":
             return Layout(ids, num_edges - 1, lambda rows: edges(documents[rows]), beside=(index,))
@@ -202,10 +223,13 @@ class MegatronSource(TokensSource):
 
 def _megatron_header(index: File) -> tuple[str, int, int]:
     """Return the type of ids, the number of sequences, and that of documents + 1."""
-    path, size = index.identity.path, index.identity.size
+    path = index.identity.path
+    size = index.identity.size
     raw = index.read(0, min(size, _INDEX_HEADER.size))
     if not raw.startswith(_INDEX_MAGIC):
-        raise SourceError(f"{path}: begins with {raw[:9]!r}, expected {_INDEX_MAGIC!r}; not an index of Megatron")
+        raise SourceError(
+            f"{path}: begins with {raw[:9]!r}, expected {_INDEX_MAGIC!r}; not an index of Megatron"
+        )
     if len(raw) < _INDEX_HEADER.size:
         raise SourceError(f"{path}: ends at byte {size}, inside its header; make or copy it again")
     _, version, code, num_sequences, num_edges = _INDEX_HEADER.unpack(raw)
@@ -213,13 +237,19 @@ def _megatron_header(index: File) -> tuple[str, int, int]:
         raise SourceError(f"{path}: byte 9 says version {version}, expected 1")
     if code not in _INDEX_TYPES:
         known = ", ".join(map(str, _INDEX_TYPES))
-        raise SourceError(f"{path}: byte 17 says type {code} of ids, expected a whole number ({known})")
+        raise SourceError(
+            f"{path}: byte 17 says type {code} of ids, expected a whole number ({known})"
+        )
     expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_edges
     if num_sequences and size == expected + num_sequences:
-        raise SourceError(f"{path}: a multimodal index with the mode of each sequence; only plain tokens can be read")
+        raise SourceError(
+            f"{path}: a multimodal index with the mode of each sequence; only plain tokens can be read"
+        )
     if size != expected:
         counts = f"{num_sequences} sequences and {num_edges} edges of documents (bytes 18 and 26)"
-        raise SourceError(f"{path}: {size} bytes, but {counts} need {expected}; make or copy it again")
+        raise SourceError(
+            f"{path}: {size} bytes, but {counts} need {expected}; make or copy it again"
+        )
     return _INDEX_TYPES[code], num_sequences, num_edges
 
 
@@ -231,7 +261,9 @@ def _check_sequences(path: str, lengths: Array, starts: Array, itemsize: int, id
         if (some < 0).any():
             row = begin + int((some < 0).argmax())
             byte = _INDEX_HEADER.size + 4 * row
-            raise SourceError(f"{path}: sequence {row} has {lengths[row]} ids (byte {byte}), expected 0 or more")
+            raise SourceError(
+                f"{path}: sequence {row} has {lengths[row]} ids (byte {byte}), expected 0 or more"
+            )
         ends = at + np.cumsum(some) * itemsize
         wrong = starts[begin : begin + _AT_ONCE] != np.concatenate([[at], ends[:-1]])
         if wrong.any():
@@ -244,7 +276,9 @@ def _check_sequences(path: str, lengths: Array, starts: Array, itemsize: int, id
             )
         at = int(ends[-1])
     if at != ids.size:
-        raise SourceError(f"{ids.path}: {ids.size} bytes, but {path} describes {at}; make or copy both again")
+        raise SourceError(
+            f"{ids.path}: {ids.size} bytes, but {path} describes {at}; make or copy both again"
+        )
 
 
 def _check_rising(path: str, edges: Array, last: int, *, first_byte: int, what: str) -> None:
@@ -255,7 +289,9 @@ def _check_rising(path: str, edges: Array, last: int, *, first_byte: int, what: 
         if wrong.any():
             row = max(begin - 1, 0) + int(wrong.argmax())
             found = f"{what} {edges[row]} (byte {first_byte + 8 * row})"
-            raise SourceError(f"{path}: {found}, expected numbers that rise from 0 to {last}; make it again")
+            raise SourceError(
+                f"{path}: {found}, expected numbers that rise from 0 to {last}; make it again"
+            )
 
 
 class DatatroveSource(TokensSource):
@@ -264,7 +300,8 @@ class DatatroveSource(TokensSource):
     shape = "datatrove"
 
     def layout(self, file: File) -> Layout:
-        path, size = file.identity.path, file.identity.size
+        path = file.identity.path
+        size = file.identity.size
         index = self.open_beside(f"{path}.index", "the ends of documents, which datatrove writes")
         assert index is not None
         ends = self.array(index, "<u8")
@@ -275,12 +312,18 @@ class DatatroveSource(TokensSource):
                 f"{path}: {size} bytes, but {index.identity.path} ends at id {num_ids} (byte {8 * len(ends) - 8}), "
                 f"expected 2 or 4 bytes for each id; make or copy both again"
             )
-        _check_rising(index.identity.path, ends, num_ids, first_byte=0, what="a document ends at id")
+        _check_rising(
+            index.identity.path, ends, num_ids, first_byte=0, what="a document ends at id"
+        )
         loss = self.open_beside(f"{path}.loss")
         mask = None if loss is None else self._mask(loss, num_ids)
 
         def edges(rows: Any) -> Any:  # the first document begins at 0
-            return np.where(rows > 0, ends[np.maximum(rows, 1) - 1], 0).astype(np.int64) if num_ids else rows * 0
+            return (
+                np.where(rows > 0, ends[np.maximum(rows, 1) - 1], 0).astype(np.int64)
+                if num_ids
+                else rows * 0
+            )
 
         beside = (index,) if loss is None else (index, loss)
         return Layout(self.array(file, kind), len(ends), edges, mask=mask, beside=beside)
@@ -288,11 +331,15 @@ class DatatroveSource(TokensSource):
     def _mask(self, loss: File, num_ids: int) -> Array:
         mask = self.array(loss, "<u1")
         if mask.size != num_ids:
-            raise SourceError(f"{loss.identity.path}: {mask.size} bytes for {num_ids} ids, expected one each")
+            raise SourceError(
+                f"{loss.identity.path}: {mask.size} bytes for {num_ids} ids, expected one each"
+            )
         for begin in range(0, num_ids, _AT_ONCE):
             if (wrong := mask[begin : begin + _AT_ONCE] > 1).any():
                 byte = begin + int(wrong.argmax())
-                raise SourceError(f"{loss.identity.path}: byte {byte} is {mask[byte]}, expected 0 or 1")
+                raise SourceError(
+                    f"{loss.identity.path}: byte {byte} is {mask[byte]}, expected 0 or 1"
+                )
         return mask.view(np.bool_)
 
 
@@ -332,16 +379,23 @@ class TokenBinSource(TokensSource):
         at_start = (self.eot_at or ("start" if first_byte else "end")) == "start"
 
         def find() -> tuple[memoryview, None]:
-            edges = self._read_borders(files[1], ids.size) if self.eot is None else self._scan(file, ids, at_start)
+            edges = (
+                self._read_borders(files[1], ids.size)
+                if self.eot is None
+                else self._scan(file, ids, at_start)
+            )
             return memoryview(edges.astype(WORD).tobytes()), None
 
-        found = known_of(files, self.cache, kind=f"{_SCAN} {[self.eot, kind, first_byte, at_start]}", find=find)
+        found = known_of(
+            files, self.cache, kind=f"{_SCAN} {[self.eot, kind, first_byte, at_start]}", find=find
+        )
         edges = np.frombuffer(found.payload, WORD)
         return Layout(ids, len(edges) - 1, edges.__getitem__, first_byte=first_byte)
 
     def _header(self, file: File) -> tuple[str, int]:
         """Return the type of ids, and the byte of the first one."""
-        path, size = file.identity.path, file.identity.size
+        path = file.identity.path
+        size = file.identity.size
         raw = file.read(0, min(size, 1024))
         if raw.startswith(_NUMPY):
             why = "an array that np.save wrote, expected raw ids; write them with ids.tofile(path)"
@@ -349,22 +403,32 @@ class TokenBinSource(TokensSource):
         magic = int.from_bytes(raw[:4], "little")
         if magic not in _HEADERS:
             if self.dtype is None:
-                hint = f"; if it is of Megatron, {path[:-4]}.idx is missing" if path.endswith(".bin") else ""
+                hint = (
+                    f"; if it is of Megatron, {path[:-4]}.idx is missing"
+                    if path.endswith(".bin")
+                    else ""
+                )
                 raise SourceError(
                     f"{path}: nothing says how large an id is; set the option dtype: uint16 (nanoGPT) or uint32{hint}"
                 )
             return _TYPES[self.dtype], 0
         expected, kind = _HEADERS[magic]
         if len(raw) < 1024:
-            raise SourceError(f"{path}: ends at byte {size}, inside its header of 1024 bytes; make or copy it again")
+            raise SourceError(
+                f"{path}: ends at byte {size}, inside its header of 1024 bytes; make or copy it again"
+            )
         version, count = np.frombuffer(raw, "<i4", 2, 4).tolist()
         if version != expected:
             raise SourceError(f"{path}: byte 4 says version {version}, expected {expected}")
         if self.dtype is not None and _TYPES[self.dtype] != kind:
-            raise SourceError(f"{path}: its header says {np.dtype(kind).name}, but dtype is {self.dtype}; leave it out")
+            raise SourceError(
+                f"{path}: its header says {np.dtype(kind).name}, but dtype is {self.dtype}; leave it out"
+            )
         num_bytes = 1024 + count * np.dtype(kind).itemsize
         if num_bytes != size:
-            raise SourceError(f"{path}: {size} bytes, but {count} ids (byte 8) need {num_bytes}; make or copy it again")
+            raise SourceError(
+                f"{path}: {size} bytes, but {count} ids (byte 8) need {num_bytes}; make or copy it again"
+            )
         return kind, 1024
 
     def _scan(self, file: File, ids: Array, at_start: bool) -> Array:
@@ -372,18 +436,23 @@ class TokenBinSource(TokensSource):
         found = [np.zeros(1, np.int64)]
         for begin in range(0, ids.size, _AT_ONCE):
             file.check()
-            found.append(np.flatnonzero(ids[begin : begin + _AT_ONCE] == self.eot) + begin + (not at_start))
+            found.append(
+                np.flatnonzero(ids[begin : begin + _AT_ONCE] == self.eot) + begin + (not at_start)
+            )
         edges = np.concatenate([*found, [ids.size]])
         if ids.size and len(edges) == 2:
             raise SourceError(
                 f"{file.identity.path}: none of {ids.size} ids ({ids.dtype.name}) is {self.eot}; check eot and dtype"
             )
-        return edges[np.diff(edges, prepend=-1) > 0]  # a text may begin at the first id, or end at the last
+        return edges[
+            np.diff(edges, prepend=-1) > 0
+        ]  # a text may begin at the first id, or end at the last
 
     def _read_borders(self, identity: FileId, num_ids: int) -> Array:
         """Return the borders that a .csv.gz lists as start, end, …; together they must be all ids."""
         text = unpacked(identity, self.cache, max_expansion=_MAX_EXPANSION)
-        edges, byte = [0], 0
+        edges = [0]
+        byte = 0
         for line in text.read(0, text.identity.size).splitlines(keepends=True):
             start, end = (part.strip() for part in (*line.split(b",", 2), b"", b"")[:2])
             is_number = start.isdigit() and end.isdigit() and len(end) < 19
@@ -395,5 +464,7 @@ class TokenBinSource(TokensSource):
             edges.append(int(end))
             byte += len(line)
         if edges[-1] != num_ids:
-            raise SourceError(f"{identity.path}: the last text ends at id {edges[-1]}, but there are {num_ids}")
+            raise SourceError(
+                f"{identity.path}: the last text ends at id {edges[-1]}, but there are {num_ids}"
+            )
         return np.array(edges, np.int64)

@@ -25,11 +25,22 @@ from penstock.types import BadRow, Record, RemovedNulls
 # What a value that Python cannot hold raises: invalid UTF-8, year 12000, half a microsecond, broken JSON.
 _UNREADABLE = (ValueError, ArithmeticError, NotImplementedError, RecursionError, pa.ArrowException)
 _TOOL_NAMES = frozenset(
-    ["tools", "functions", "tool_calls", "function_call", "function_calls", "arguments", "parameters", "input_schema"]
+    [
+        "tools",
+        "functions",
+        "tool_calls",
+        "function_call",
+        "function_calls",
+        "arguments",
+        "parameters",
+        "input_schema",
+    ]
 )
 _SPEAKERS = frozenset({"role", "from"})
 _SPOKEN = frozenset({"content", "value", "tool_calls", "function_call"})
-_KEPT = frozenset({"role", "from", "content", "value"})  # `"content": null` beside calls is how OpenAI writes it
+_KEPT = frozenset(
+    {"role", "from", "content", "value"}
+)  # `"content": null` beside calls is how OpenAI writes it
 
 Convert = Callable[[Any], Any]  # a value that is not None → its final form
 
@@ -41,25 +52,41 @@ class ToRecords:
     """
 
     def __init__(
-        self, schema: Any, *, json_columns: Collection[str] = (), parse_json: bool = False, nulls: str = "keep"
+        self,
+        schema: Any,
+        *,
+        json_columns: Collection[str] = (),
+        parse_json: bool = False,
+        nulls: str = "keep",
     ) -> None:
         self._schema = schema
-        self._options: dict[str, Any] = {"json_columns": json_columns, "parse_json": parse_json, "nulls": nulls}
-        found = {field.name: _convert(field.type, field.name, parse_json, nulls == "deep") for field in schema}
+        self._options: dict[str, Any] = {
+            "json_columns": json_columns,
+            "parse_json": parse_json,
+            "nulls": nulls,
+        }
+        found = {
+            field.name: _convert(field.type, field.name, parse_json, nulls == "deep")
+            for field in schema
+        }
         found |= dict.fromkeys(json_columns, _json_value)
         self._converts = {name: convert for name, convert in found.items() if convert is not None}
         # Pandas' types, if pandas is installed, and values of classes that another package has registered.
         self._casts = {
             field.name: same_values(field.type, micro=True)
             for field in schema
-            if any(_is_nano(kind) or isinstance(kind, pa.ExtensionType) for kind in parts(field.type))
+            if any(
+                _is_nano(kind) or isinstance(kind, pa.ExtensionType) for kind in parts(field.type)
+            )
         }
 
     def __call__(self, batch: Any) -> list[Record | BadRow]:
         try:
             return self._records(batch)
         except _UNREADABLE:
-            return [self._row(batch.slice(row, 1)) for row in range(batch.num_rows)]  # only some of them are bad
+            return [
+                self._row(batch.slice(row, 1)) for row in range(batch.num_rows)
+            ]  # only some of them are bad
 
     def convert(self, record: Record) -> Record:
         """Convert the cells of one record, in place."""
@@ -76,7 +103,12 @@ class ToRecords:
         total = RemovedNulls()
         for kept, read in zip(keep(batch), self(batch), strict=True):
             if isinstance(kept, dict) and isinstance(read, dict):
-                counts = Counter({name: _num_members(kept[name]) - _num_members(read[name]) for name in self._converts})
+                counts = Counter(
+                    {
+                        name: _num_members(kept[name]) - _num_members(read[name])
+                        for name in self._converts
+                    }
+                )
                 total += RemovedNulls(+counts, int(any(counts.values())))
         return total
 
@@ -84,7 +116,9 @@ class ToRecords:
         if self._casts:
             for number, name in enumerate(batch.schema.names):
                 if name in self._casts:
-                    batch = batch.set_column(number, name, _as_list(batch.column(number)).cast(self._casts[name]))
+                    batch = batch.set_column(
+                        number, name, _as_list(batch.column(number)).cast(self._casts[name])
+                    )
         records: list[Any] = batch.to_pylist()
         if self._converts:
             for record in records:
@@ -97,17 +131,24 @@ class ToRecords:
         for number, name in enumerate(batch.schema.names):
             try:
                 column = batch.select([number])
-                with contextlib.suppress(pa.ArrowNotImplementedError):  # not of runs and string views
+                with contextlib.suppress(
+                    pa.ArrowNotImplementedError
+                ):  # not of runs and string views
                     column = column.take([0])  # a cast of lists includes the values beside a slice
                 record |= self._records(column)[0]
             except orjson.JSONDecodeError as error:
                 message = f"column {name!r} is not JSON: {error.msg} at character {error.pos}"
                 return short_of_memory(error) or BadRow(reason="bad_json", message=message)
             except MemoryError as error:  # also Arrow's own, which is an ArrowException, too
-                return BadRow(reason=NO_MEMORY, message=f"column {name!r}: there is not enough memory for it: {error}")
+                return BadRow(
+                    reason=NO_MEMORY,
+                    message=f"column {name!r}: there is not enough memory for it: {error}",
+                )
             except _UNREADABLE as error:
                 reason = " ".join(str(error).split())
-                return BadRow(reason="bad_value", message=f"column {name!r} cannot be read: {reason}")
+                return BadRow(
+                    reason="bad_value", message=f"column {name!r} cannot be read: {reason}"
+                )
         return record
 
     def __reduce__(self) -> tuple[Any, tuple[Any]]:
@@ -136,22 +177,32 @@ def parts(kind: Any) -> Iterator[Any]:
 def same_values(kind: Any, *, micro: bool = False) -> Any:
     """Return one type for all that differ only in their memory layout.  micro: with microseconds for nanoseconds."""
     types = pa.types
-    if isinstance(kind, pa.ExtensionType):  # registered by some Python package: elsewhere it is its storage type
+    if isinstance(
+        kind, pa.ExtensionType
+    ):  # registered by some Python package: elsewhere it is its storage type
         return same_values(kind.storage_type, micro=micro)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return same_values(kind.value_type, micro=micro)
     if types.is_large_string(kind) or types.is_string_view(kind):
         return pa.string()
-    if types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+    if (
+        types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    ):
         return pa.binary()
     if micro and _is_nano(kind):
         if types.is_timestamp(kind):
             return pa.timestamp("us", kind.tz)
         return pa.duration("us") if types.is_duration(kind) else pa.time64("us")
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, same_values(field.type, micro=micro)) for field in kind])
+        return pa.struct(
+            [pa.field(field.name, same_values(field.type, micro=micro)) for field in kind]
+        )
     if types.is_map(kind):
-        return pa.map_(same_values(kind.key_type, micro=micro), same_values(kind.item_type, micro=micro))
+        return pa.map_(
+            same_values(kind.key_type, micro=micro), same_values(kind.item_type, micro=micro)
+        )
     if hasattr(kind, "value_type") and not isinstance(kind, pa.BaseExtensionType):
         return pa.list_(pa.field("item", same_values(kind.value_type, micro=micro)))
     return kind
@@ -159,7 +210,10 @@ def same_values(kind: Any, *, micro: bool = False) -> Any:
 
 def _as_list(column: Any) -> Any:
     """Return a column of runs or of list views in a layout that can be cast; pyarrow casts list views to wrong lists."""
-    is_view = [pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) for kind in parts(column.type)]
+    is_view = [
+        pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+        for kind in parts(column.type)
+    ]
     if any(is_view[1:]):
         raise NotImplementedError(f"values of type {column.type}")
     if is_view[0]:
@@ -179,7 +233,9 @@ def _json_value(text: Any) -> Any:
     """Return the value of JSON text, long integers included."""
     raw = text.encode() if isinstance(text, str) else text
     value = orjson.loads(raw)
-    return json.loads(raw) if has_long_digits(raw) else value  # orjson has checked what json does not
+    return (
+        json.loads(raw) if has_long_digits(raw) else value
+    )  # orjson has checked what json does not
 
 
 def _num_members(value: Any) -> int:
@@ -188,7 +244,9 @@ def _num_members(value: Any) -> int:
     return sum(map(_num_members, value)) if isinstance(value, list | tuple) else 0
 
 
-def _convert(kind: Any, name: str, parse_json: bool, deep: bool, inside: bool = False) -> Convert | None:
+def _convert(
+    kind: Any, name: str, parse_json: bool, deep: bool, inside: bool = False
+) -> Convert | None:
     """Return how to convert values of a type: parse JSON, remove nulls; None if there is nothing to do.
 
     inside: every null member is removed.
@@ -206,7 +264,9 @@ def _convert(kind: Any, name: str, parse_json: bool, deep: bool, inside: bool = 
         names = {member.name for member in kind}
         is_message = deep and not inside and bool(names & _SPEAKERS and names & _SPOKEN)
         is_tool = (
-            deep and not inside and (bool("name" in names and names & _TOOL_NAMES) or {"type", "function"} <= names)
+            deep
+            and not inside
+            and (bool("name" in names and names & _TOOL_NAMES) or {"type", "function"} <= names)
         )
         prunes = inside or is_message or is_tool
         members = {member.name: below(member.type, member.name, prunes) for member in kind}
@@ -215,16 +275,26 @@ def _convert(kind: Any, name: str, parse_json: bool, deep: bool, inside: bool = 
         return partial(_convert_struct, removable, found) if removable or found else None
     if pa.types.is_map(kind):  # to Python a list of (key, item)
         item = below(kind.item_type)
-        return None if item is None else lambda pairs: [(k, None if v is None else item(v)) for k, v in pairs]
+        return (
+            None
+            if item is None
+            else lambda pairs: [(k, None if v is None else item(v)) for k, v in pairs]
+        )
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return below(kind.value_type)
     if hasattr(kind, "value_type"):  # lists of all kinds
         element = below(kind.value_type)
-        return None if element is None else lambda values: [None if v is None else element(v) for v in values]
+        return (
+            None
+            if element is None
+            else lambda values: [None if v is None else element(v) for v in values]
+        )
     return None
 
 
-def _convert_struct(removable: Collection[str], members: list[tuple[str, Convert]], value: Record) -> Record:
+def _convert_struct(
+    removable: Collection[str], members: list[tuple[str, Convert]], value: Record
+) -> Record:
     for name in [name for name, member in value.items() if member is None and name in removable]:
         del value[name]
     for name, convert in members:

@@ -107,10 +107,14 @@ class Rows(View):
 
     def records_at(self, rows: Ints) -> list[Record]:
         mine = self.rows
-        return records_at(self._source, mine[rows] if isinstance(mine, np.ndarray) else mine.start + mine.step * rows)
+        return records_at(
+            self._source,
+            mine[rows] if isinstance(mine, np.ndarray) else mine.start + mine.step * rows,
+        )
 
     def unreadable(self) -> Unreadable:
-        inner, rows = super().unreadable(), np.asarray(self.rows, np.int64)
+        inner = super().unreadable()
+        rows = np.asarray(self.rows, np.int64)
         if not inner.rows.size or not rows.size:
             return Unreadable(np.zeros(0, np.int64), ())
         places = np.searchsorted(inner.rows, rows).clip(max=inner.rows.size - 1)
@@ -119,7 +123,9 @@ class Rows(View):
 
     def refuse_empty(self) -> None:
         if not len(self) and len(self._source):
-            raise SourceError(f"{self!r} keeps none of {len(self._source):,} rows; keep at least one row")
+            raise SourceError(
+                f"{self!r} keeps none of {len(self._source):,} rows; keep at least one row"
+            )
 
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
         return super().removed_nulls(sorted({int(self.rows[row]) for row in rows}))
@@ -139,7 +145,11 @@ class Slice(Rows):
 
     def __getitem__(self, row: Any, /) -> Any:
         """A slice of a slice is a slice of the source."""
-        return Slice(self._source, self.rows[row]) if isinstance(row, slice) else self._record(self._row(row))
+        return (
+            Slice(self._source, self.rows[row])
+            if isinstance(row, slice)
+            else self._record(self._row(row))
+        )
 
     def stamp(self) -> Any:
         return self._stamp("slice", self.rows.start, self.rows.stop, self.rows.step)
@@ -154,10 +164,13 @@ class Slice(Rows):
         if not self.rows:
             return np.zeros(1, dtype=np.int64)
         borders = self._source.cuts(num_bytes=num_bytes, num_rows=num_rows)
-        first, step = self.rows.start, self.rows.step
+        first = self.rows.start
+        step = self.rows.step
         # The first view row at or past border b: forwards ceil((b - first) / step), backwards the first row below b.
         inside = -((first - borders) // step) if step > 0 else (first - borders) // -step + 1
-        return distinct(np.concatenate([[0], inside.clip(0, len(self)), [len(self)]])).astype(np.int64)
+        return distinct(np.concatenate([[0], inside.clip(0, len(self)), [len(self)]])).astype(
+            np.int64
+        )
 
     def __repr__(self) -> str:
         # Backwards to the very first row the stop is -1, which in a slice would be the last row: leave it out.
@@ -196,16 +209,28 @@ class Selection(Rows):
         borders = self._source.cuts(num_bytes=num_bytes, num_rows=num_rows)
         ranges = np.searchsorted(borders, self.rows, side="right") - 1
         weights = (1 / np.diff(borders))[ranges]
-        filled = np.floor(np.cumsum(weights) - weights + 1e-9)  # ranges filled before each row; ⅓ + ⅓ + ⅓ is one
-        return at_most(np.concatenate([[0], np.flatnonzero(np.diff(filled)) + 1, [len(self)]]), num_rows)
+        filled = np.floor(
+            np.cumsum(weights) - weights + 1e-9
+        )  # ranges filled before each row; ⅓ + ⅓ + ⅓ is one
+        return at_most(
+            np.concatenate([[0], np.flatnonzero(np.diff(filled)) + 1, [len(self)]]), num_rows
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         rows = self._rows
-        if rows is None or not len(rows) or not (np.diff(rows) > 0).all() or rows[-1] >= 64 * len(rows):
+        if (
+            rows is None
+            or not len(rows)
+            or not (np.diff(rows) > 0).all()
+            or rows[-1] >= 64 * len(rows)
+        ):
             return self.__dict__
         mask = np.zeros(int(rows[-1]) + 1, dtype=np.bool_)
         mask[rows] = True
-        return {**self.__dict__, "_rows": np.packbits(mask).tobytes()}  # a bit per row of the source is less
+        return {
+            **self.__dict__,
+            "_rows": np.packbits(mask).tobytes(),
+        }  # a bit per row of the source is less
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -271,7 +296,9 @@ class Mapped(View):
     def _apply(self, row: int, record: Record) -> Record:
         made = _call(self._source, row, "map", self._fn, record)
         if not isinstance(made, dict):
-            fault = TypeError(f"returned a {type(made).__name__}, expected a dict; to leave records out, use filter")
+            fault = TypeError(
+                f"returned a {type(made).__name__}, expected a dict; to leave records out, use filter"
+            )
             raise _failed(self._source, row, "map", self._fn, fault)
         return made
 
@@ -300,7 +327,9 @@ class FanOut(Selection):
         if isinstance(record, BadRow):
             return 1
         if self._key in record:
-            raise SourceError(f"{self._source.where(row)}: the record has the key {self._key!r}, which fan-out needs")
+            raise SourceError(
+                f"{self._source.where(row)}: the record has the key {self._key!r}, which fan-out needs"
+            )
         return max(1, int(_call(self._source, row, "turns", self._num_turns, record)))
 
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
@@ -308,9 +337,12 @@ class FanOut(Selection):
         if start == stop:
             return
         rows = self.rows[start:stop]
-        first, counts = int(rows[0]), np.bincount(rows - rows[0])
+        first = int(rows[0])
+        counts = np.bincount(rows - rows[0])
         turn = self._turn(start)
-        for record, count in zip(self._source.records(first, first + len(counts)), counts.tolist(), strict=True):
+        for record, count in zip(
+            self._source.records(first, first + len(counts)), counts.tolist(), strict=True
+        ):
             for number in range(turn, turn + count):
                 yield record if isinstance(record, BadRow) else {**record, self._key: number}
             turn = 0
@@ -321,7 +353,8 @@ class FanOut(Selection):
         content = Digest()
         if start < stop:
             rows = self.rows[start:stop]
-            first, counts = int(rows[0]), np.bincount(rows - rows[0])
+            first = int(rows[0])
+            counts = np.bincount(rows - rows[0])
             inner = self._source.digest(first, first + len(counts))
             content.update(f"{self._key} {self._turn(start)} {counts.tolist()} {inner}".encode())
         return content.hexdigest()
@@ -333,7 +366,10 @@ class FanOut(Selection):
         """Return the source's cuts: a record is read once, however many turns it has."""
         if not len(self):
             return np.zeros(1, dtype=np.int64)
-        return at_most(np.searchsorted(self.rows, self._source.cuts(num_bytes=num_bytes, num_rows=num_rows)), num_rows)
+        return at_most(
+            np.searchsorted(self.rows, self._source.cuts(num_bytes=num_bytes, num_rows=num_rows)),
+            num_rows,
+        )
 
     def records_at(self, rows: Ints) -> list[Record]:
         return RowAccess.records_at(self, rows)
@@ -351,7 +387,11 @@ class FanOut(Selection):
 
 def records_at(source: Source, rows: Ints) -> list[Record]:
     """Return records of any source by number; a user's own class is read one by one."""
-    return source.records_at(rows) if isinstance(source, RowAccess) else [source[row] for row in rows.tolist()]
+    return (
+        source.records_at(rows)
+        if isinstance(source, RowAccess)
+        else [source[row] for row in rows.tolist()]
+    )
 
 
 def runs(rows: range | Ints) -> Iterator[tuple[int, int]]:
@@ -386,7 +426,9 @@ def _call(source: Source, row: int, what: str, fn: Callable[[Record], Any], reco
         raise _failed(source, row, what, fn, error) from error
 
 
-def _failed(source: Source, row: int, what: str, fn: Callable[..., Any], error: Exception) -> BadRecord:
+def _failed(
+    source: Source, row: int, what: str, fn: Callable[..., Any], error: Exception
+) -> BadRecord:
     where = source.where(row)
     return BadRecord(
         f"{where.file}:{where.line}: the {what} function {_name_of(fn)} raised "

@@ -24,7 +24,14 @@ from penstock.sources.base import content_of
 from penstock.sources.compressed import is_compressed
 from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.index import MANY, SMALL, WORD, Loaded, known_of, row_counts
-from penstock.sources.samples import Blob, SampleOptions, add_sample, is_read, sample_record, split_name
+from penstock.sources.samples import (
+    Blob,
+    SampleOptions,
+    add_sample,
+    is_read,
+    sample_record,
+    split_name,
+)
 from penstock.sources.tar import BLOCK, Member, TarDamage, members, read_member
 from penstock.types import BadRow, Ints, Record
 
@@ -58,7 +65,8 @@ class _Scan:
 
     def run(self) -> tuple[memoryview, Any]:
         """Return the table as bytes, and the rest as a JSON value."""
-        damage, end = None, self._file.identity.size
+        damage = None
+        end = self._file.identity.size
         try:
             for member in members(self._file):
                 self._take(member)
@@ -68,9 +76,12 @@ class _Scan:
                 raise SourceError(
                     f"{self._file.identity.path}: cannot be read as a tar: {error.why}; make it again"
                 ) from error
-            damage, end = (error.byte, error.why), self._file.identity.size
+            damage = (error.byte, error.why)
+            end = self._file.identity.size
             named = split_name(error.name)
-            if self._key is None or (named is not None and named[0] != self._key):  # the sample before it is whole
+            if self._key is None or (
+                named is not None and named[0] != self._key
+            ):  # the sample before it is whole
                 self._begin(error.byte, "")
         self._file.check()
         others = self._others(np.array(self._hashes, np.uint64))
@@ -156,7 +167,10 @@ class TarPart(Part):
     def borders(self, num_bytes: int) -> Ints:
         """Cut by what records take: a shard holds as much text as one of another format, however large the images are."""
         weights = self._index.table[:, 1]
-        found = [bisect_left(weights, size, hi=self.num_rows) for size in range(0, self.num_bytes, num_bytes)]
+        found = [
+            bisect_left(weights, size, hi=self.num_rows)
+            for size in range(0, self.num_bytes, num_bytes)
+        ]
         return np.array(found, dtype=np.int64)
 
     def _sample(self, row: int) -> Sample | BadRow:
@@ -165,8 +179,10 @@ class TarPart(Part):
             byte, why = index.damage
             message = f"the tar is damaged at byte {byte}: {why}; samples from here on cannot be found, make it again"
             return BadRow(reason="bad_tar", message=message)
-        at, end = index.table.item(row, 0), index.table.item(row + 1, 0)
-        key, fields = None, dict[str, Blob]()
+        at = index.table.item(row, 0)
+        end = index.table.item(row + 1, 0)
+        key = None
+        fields = dict[str, Blob]()
         for member in self._members(at, end):
             found = None if member.is_folder else split_name(member.name)
             if found is None:
@@ -201,7 +217,9 @@ class TarPart(Part):
 
     def _changed(self, at: int) -> SourceChanged:
         self.file.check()
-        return SourceChanged(f"{self.file.identity.path}: no header at byte {at}, where one was; open the source again")
+        return SourceChanged(
+            f"{self.file.identity.path}: no header at byte {at}, where one was; open the source again"
+        )
 
 
 class WebdatasetSource(SampleOptions, FilesSource):
@@ -220,14 +238,18 @@ class WebdatasetSource(SampleOptions, FilesSource):
         file = open_file(identity)
         index = index_samples(file, self.cache)
         if index.left_out:
-            kept = "members without a key and an extension are left out, as webdataset does, such as"
+            kept = (
+                "members without a key and an extension are left out, as webdataset does, such as"
+            )
             _log.info("%s: %d %s %r", identity.path, index.left_out, kept, index.example)
         return TarPart(file, index, self)
 
     def _counts(self) -> list[int]:
         if len(self.identities) < MANY:
             return super()._counts()
-        return row_counts(self.identities, self.cache, kind=_KIND, count=lambda index: self._part(index).num_rows)
+        return row_counts(
+            self.identities, self.cache, kind=_KIND, count=lambda index: self._part(index).num_rows
+        )
 
     def _weight(self, index: int) -> int:
         return self._part(index).num_bytes

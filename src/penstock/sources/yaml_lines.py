@@ -29,7 +29,10 @@ _AMBIGUOUS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NOT_FINITE = frozenset({".inf", "-.inf", "+.inf", ".nan"})
 TAG = "tag:yaml.org,2002:"
 _MERGE = f"{TAG}merge"
-_PLAIN_TAGS = {TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge")}
+_PLAIN_TAGS = {
+    TAG + name
+    for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge")
+}
 
 Keys = tuple[str | int, ...]  # the way to a value: keys of mappings, and places in lists
 
@@ -74,7 +77,8 @@ class _Reader:
     """Turns YAML nodes into plain values.  The number of values is limited, because nested aliases multiply them."""
 
     def __init__(self, path: object, error: type[PenstockError]) -> None:
-        self._path, self._error_class = path, error
+        self._path = path
+        self._error_class = error
         self._num_values = 0
         self.lines: dict[Keys, int] = {}
 
@@ -87,11 +91,16 @@ class _Reader:
             repeated = f"more than {_MAX_VALUES:,} values; write out what the aliases repeat"
             raise self._error(self.lines[keys[:1]], repeated)
         if node.tag not in _PLAIN_TAGS:
-            raise self._error(line, f"the tag {node.tag} is not known, expected plain values; leave it out")
+            raise self._error(
+                line, f"the tag {node.tag} is not known, expected plain values; leave it out"
+            )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, keys)
         if isinstance(node, yaml.SequenceNode):
-            return [self.read(part, _line(part), (*keys, place)) for place, part in enumerate(node.value)]
+            return [
+                self.read(part, _line(part), (*keys, place))
+                for place, part in enumerate(node.value)
+            ]
         assert isinstance(node, yaml.ScalarNode)
         text = _VARIABLE.sub(lambda match: self._variable(match, line), node.value)
         if node.style is not None or (node.tag == f"{TAG}str" and _WHOLE.fullmatch(node.value)):
@@ -109,12 +118,16 @@ class _Reader:
             if key.tag == _MERGE:
                 if not isinstance(value, yaml.MappingNode):
                     raise self._error(line, "<< takes one mapping, such as '<<: *defaults'")
-                merged |= self.read(value, line, (*keys, key.value))  # counts, as aliases multiply these, too
+                merged |= self.read(
+                    value, line, (*keys, key.value)
+                )  # counts, as aliases multiply these, too
             elif not isinstance(key, yaml.ScalarNode):
                 raise self._error(line, "a list or mapping as a key, expected a word")
             elif key.value in made:
                 first = self.lines[*keys, key.value]
-                raise self._error(line, f"{key.value} is given twice, in line {first} too; keep one")
+                raise self._error(
+                    line, f"{key.value} is given twice, in line {first} too; keep one"
+                )
             else:
                 made[key.value] = self.read(value, line, (*keys, key.value))
         for name in merged.keys() - made.keys():
@@ -154,10 +167,14 @@ def scalar(text: str) -> Any:
         )
     if _OCTAL.fullmatch(text):
         number = text.replace("_", "").lstrip("-+0") or "0"
-        raise ValueError(f"{text} is octal to some YAML readers; write {number}, or '{text}' in quotes for text")
+        raise ValueError(
+            f"{text} is octal to some YAML readers; write {number}, or '{text}' in quotes for text"
+        )
     if _WHOLE.fullmatch(text):
         if len(text) > _MAX_DIGITS:
-            raise ValueError(f"a whole number of {len(text):,} digits, expected at most {_MAX_DIGITS}")
+            raise ValueError(
+                f"a whole number of {len(text):,} digits, expected at most {_MAX_DIGITS}"
+            )
         return int(text.replace("_", ""), 0)
     if _FRACTION.fullmatch(text) and math.isfinite(fraction := float(text.replace("_", ""))):
         return fraction

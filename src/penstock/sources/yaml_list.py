@@ -30,7 +30,9 @@ from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
-_OPENING: ContextVar[tuple[str, ...]] = ContextVar("penstock_lists", default=())  # lists that are being opened
+_OPENING: ContextVar[tuple[str, ...]] = ContextVar(
+    "penstock_lists", default=()
+)  # lists that are being opened
 
 # Other tools' names of a key → ours.
 _ALIASES: dict[str, str] = {
@@ -65,19 +67,26 @@ def read_list(path: str) -> list[DatasetEntry]:
         for key in listed:
             if key != "datasets":
                 hint = did_you_mean(key, ["datasets"])
-                raise SourceError(f"{path}:{lines[key,]}: unknown key {key!r}, expected datasets{hint}")
-        listed, at = listed.get("datasets"), ("datasets",)
+                raise SourceError(
+                    f"{path}:{lines[key,]}: unknown key {key!r}, expected datasets{hint}"
+                )
+        listed = listed.get("datasets")
+        at = ("datasets",)
     if not isinstance(listed, list) or not listed:
         expected = "expected 'datasets:' with entries such as '- path: chat.jsonl'"
         raise SourceError(f"{path}: not a list of data sets, {expected}")
     return [_entry(path, value, (*at, place), lines) for place, value in enumerate(listed)]
 
 
-def open_list(paths: Sequence[str], *, name: str | None = None, bad: BadRows | None = None, **how: Any) -> RowAccess:
+def open_list(
+    paths: Sequence[str], *, name: str | None = None, bad: BadRows | None = None, **how: Any
+) -> RowAccess:
     """Open all data sets of a list as one source, one after the other."""
     above = _OPENING.get()
     if loop := set(above) & set(paths):
-        raise SourceError(f"{loop.pop()}: lists itself, by way of {' → '.join(above)}; take one of them out")
+        raise SourceError(
+            f"{loop.pop()}: lists itself, by way of {' → '.join(above)}; take one of them out"
+        )
     token = _OPENING.set((*above, *paths))
     bad = bad or BadRows()
     try:
@@ -97,7 +106,14 @@ def open_list(paths: Sequence[str], *, name: str | None = None, bad: BadRows | N
 
 def _open(path: str, entry: DatasetEntry, **how: Any) -> RowAccess:
     try:
-        return open_source(entry.path, name=entry.name, shape=entry.shape, split=entry.split, **how, **entry.options)
+        return open_source(
+            entry.path,
+            name=entry.name,
+            shape=entry.shape,
+            split=entry.split,
+            **how,
+            **entry.options,
+        )
     except SourceError as error:
         raise type(error)(f"{path}:{entry.line}: {error}") from error
 
@@ -142,12 +158,18 @@ def _wrong(key: str, value: Any) -> str | None:
     """Return what is wrong with a value, or None."""
     if key == "weight":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return None if is_number and value > 0 else f"weight is {value!r}, expected a number above 0"
+        return (
+            None if is_number and value > 0 else f"weight is {value!r}, expected a number above 0"
+        )
     if key == "options":
         if not isinstance(value, dict):
             return f"options is a {type(value).__name__}, expected a mapping"
         wrong = [option for option in value if option in _NOT_OPTIONS]
-        return f"{wrong[0]!r} is not an option of a shape; if it is a key, write it beside path" if wrong else None
+        return (
+            f"{wrong[0]!r} is not an option of a shape; if it is a key, write it beside path"
+            if wrong
+            else None
+        )
     if not isinstance(value, str) or (key == "path" and not value):
         return f"{key} is {str(value)[:100]!r} ({type(value).__name__}), expected text"
     if key == "shape" and value not in SHAPES and value not in SHAPE_ALIASES:

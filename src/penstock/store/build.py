@@ -27,7 +27,9 @@ from penstock.store.store import Store
 from penstock.store.work import DigestShard, Made, MakeShard, Meter, ShardTask, Show, TaskProgress
 from penstock.types import Column, Engine, Ints, Source, Template, columns_of, run_inline
 
-_FIRST_PAUSE, _MAX_PAUSE = 0.05, 2.0  # seconds until a claimed shard is tried again
+# seconds until a claimed shard is tried again
+_FIRST_PAUSE = 0.05
+_MAX_PAUSE = 2.0
 _MAX_WAIT = 600.0  # seconds; then a shard is made here, although its owner still works on it
 _LOG_SECONDS = 30.0
 _JOIN_SECONDS = 10.0
@@ -67,7 +69,9 @@ def build(
     return _store(work, ranges, known or ranges.remember(builder.digests), manifest=manifest)
 
 
-def find(source: Source, template: Callable[[], Template], *, columns: Sequence[Column], cache: Cache) -> Store | None:
+def find(
+    source: Source, template: Callable[[], Template], *, columns: Sequence[Column], cache: Cache
+) -> Store | None:
     """The store that `build` would return at once, or None.  No record is read and nothing is made.
 
     `template` is only called where the cache knows the digests of the source; `columns` are those that it declares.
@@ -82,19 +86,30 @@ def find(source: Source, template: Callable[[], Template], *, columns: Sequence[
 
 
 def digest_shards(
-    source: Source, *, engine: Engine, cache: Cache, shard_bytes: int = SHARD_BYTES, shard_rows: int = SHARD_ROWS
+    source: Source,
+    *,
+    engine: Engine,
+    cache: Cache,
+    shard_bytes: int = SHARD_BYTES,
+    shard_rows: int = SHARD_ROWS,
 ) -> tuple[Ints, list[str]]:
     """The borders at which `build` would cut a source, and the digest of each piece.  Unchanged files are not read."""
     ranges = RowRanges(source, cache, num_bytes=shard_bytes, num_rows=shard_rows)
     return ranges.borders, ranges.recall() or _digest(source, ranges, engine)
 
 
-def _digest(source: Source, ranges: RowRanges, engine: Engine, *, refresh: bool = False) -> list[str]:
+def _digest(
+    source: Source, ranges: RowRanges, engine: Engine, *, refresh: bool = False
+) -> list[str]:
     """Digest all rows; read those whose digest the cache does not have, with `refresh` all."""
     tasks = _tasks(ranges, None, replace=refresh)
-    found = {made.shard: made.digest for made in engine.run(DigestShard(source, ranges.cache), tasks)}
+    found = {
+        made.shard: made.digest for made in engine.run(DigestShard(source, ranges.cache), tasks)
+    }
     if len(found) < len(ranges.pairs):
-        raise StoreError(f"{engine!r} ended after {len(found)} of {len(ranges.pairs)} shards, without an error")
+        raise StoreError(
+            f"{engine!r} ended after {len(found)} of {len(ranges.pairs)} shards, without an error"
+        )
     return ranges.remember([found[shard] for shard in range(len(ranges.pairs))])
 
 
@@ -119,9 +134,19 @@ def _find_manifest(work: MakeShard, found: list[str]) -> Manifest | None:
 
 
 def _store(work: MakeShard, ranges: RowRanges, found: list[str], **made: Any) -> Store:
-    keys, sizes = work.keys(found), np.diff(ranges.borders).astype(np.int64)
-    store = Store(source=work.source, template=work.template, cache=work.cache, keys=keys, shard_sizes=sizes, **made)
-    _log.info("%s: %s", store.name, store.describe(), extra={"is_answer": True})  # commands print it themselves
+    keys = work.keys(found)
+    sizes = np.diff(ranges.borders).astype(np.int64)
+    store = Store(
+        source=work.source,
+        template=work.template,
+        cache=work.cache,
+        keys=keys,
+        shard_sizes=sizes,
+        **made,
+    )
+    _log.info(
+        "%s: %s", store.name, store.describe(), extra={"is_answer": True}
+    )  # commands print it themselves
     return store
 
 
@@ -136,7 +161,13 @@ class Builder:
     """
 
     def __init__(
-        self, work: MakeShard, tasks: list[ShardTask], engine: Engine, progress: Show | None, *, sizes: list[int]
+        self,
+        work: MakeShard,
+        tasks: list[ShardTask],
+        engine: Engine,
+        progress: Show | None,
+        *,
+        sizes: list[int],
     ) -> None:
         """Start the engine, in the caller's thread."""
         self._work = work
@@ -156,7 +187,9 @@ class Builder:
         self.manifest: Manifest | None = None  # once all shards are made
 
     def _note(self, task: ShardTask, note: TaskProgress) -> None:
-        if self._queue.is_stopped:  # an engine without processes cannot be closed from another thread
+        if (
+            self._queue.is_stopped
+        ):  # an engine without processes cannot be closed from another thread
             raise StoreError("the store was closed")
         self._meter.note(task, note)
 
@@ -194,26 +227,38 @@ class Builder:
 
     def _finish(self) -> Manifest:
         """Publish the manifest: every shard was written or read, and digested, by the process that reported it."""
-        work, cache = self._work, self._work.cache
+        work = self._work
+        cache = self._work.cache
         sweep_claims(cache)
         if not self._is_refresh and (known := _find_manifest(work, self.digests)) is not None:
             return known
         entries = tuple(self._queue.entries[shard] for shard in range(len(self._tasks)))
-        manifest = Manifest(template=work.identity, vocab_size=work.schema.vocab_size, shards=entries)
-        save(manifest, map(self._lengths, entries), cache)  # one shard at a time: all may not fit into memory
+        manifest = Manifest(
+            template=work.identity, vocab_size=work.schema.vocab_size, shards=entries
+        )
+        save(
+            manifest, map(self._lengths, entries), cache
+        )  # one shard at a time: all may not fit into memory
         if cache.max_bytes is not None:
             prune(cache, max_bytes=cache.max_bytes)
         return manifest
 
     def _lengths(self, entry: ShardEntry) -> Ints:
-        cache, counts = self._work.cache, entry.counts
-        cache.fetch_all([entry.file])  # from a bucket, where another machine may have put it: checks its digest
-        shard = open_shard(entry.key, cache, self._work.schema, num_rows=counts.rows, num_bytes=entry.num_bytes)
+        cache = self._work.cache
+        counts = entry.counts
+        cache.fetch_all(
+            [entry.file]
+        )  # from a bucket, where another machine may have put it: checks its digest
+        shard = open_shard(
+            entry.key, cache, self._work.schema, num_rows=counts.rows, num_bytes=entry.num_bytes
+        )
         return np.diff(shard.offsets)
 
     def start(self) -> "Builder":
         """Run in a thread."""
-        self._thread = threading.Thread(target=self._run_in_thread, name="penstock-prepare", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_in_thread, name="penstock-prepare", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -240,13 +285,17 @@ class Builder:
             self.want([shard])
             queue = self._queue
             with self._changed:
-                self._changed.wait_for(lambda: shard in queue.entries or shard in queue.waiting or self._is_over)
+                self._changed.wait_for(
+                    lambda: shard in queue.entries or shard in queue.waiting or self._is_over
+                )
             if shard in queue.entries:
                 return
             if self._error is not None:
                 raise self._error
         alone = ShardQueue([self._tasks[shard]])
-        for made in run_inline(self._work, alone):  # in this thread, or wait for the process that makes it
+        for made in run_inline(
+            self._work, alone
+        ):  # in this thread, or wait for the process that makes it
             alone.add_result(made)
 
     def wait(self) -> None:
@@ -256,7 +305,9 @@ class Builder:
         if self._error is not None:
             raise self._error
         if self.manifest is None:
-            raise StoreError("the store was closed before all of its shards were made; prepare it again to continue")
+            raise StoreError(
+                "the store was closed before all of its shards were made; prepare it again to continue"
+            )
 
     def stop(self) -> None:
         """End the work under way; finished shards are kept."""
@@ -303,7 +354,9 @@ class ShardQueue:
         self.digests: dict[int, str] = {}
         usual = sorted(sizes)[len(sizes) // 2] if sizes else 0
         self._left = set(self.tasks)
-        self._order = deque(sorted(self.tasks, key=lambda shard: -(sizes[shard] // (2 * usual)) if usual else 0))
+        self._order = deque(
+            sorted(self.tasks, key=lambda shard: -(sizes[shard] // (2 * usual)) if usual else 0)
+        )
         self._wanted: deque[int] = deque()  # this and `_order` may name shards that are not left
         self.waiting: dict[int, _Waiting] = {}  # shards that other processes make
         self._retries: list[tuple[float, int]] = []  # heap of (when, shard)
@@ -359,8 +412,10 @@ class ShardQueue:
         now = time.monotonic()
         each = self.waiting.setdefault(shard, _Waiting(held, now, now))
         if held != each.held:
-            each.held, each.changed = held, now
-        silent, waited = now - each.changed, now - each.begun
+            each.held = held
+            each.changed = now
+        silent = now - each.changed
+        waited = now - each.begun
         is_stale = silent > STALE_SECONDS or waited > _MAX_WAIT
         if is_stale:
             text = "shard %d is claimed by %s, waited for %.0f s, last sign of life %.0f s ago; it is made here now"
@@ -369,8 +424,12 @@ class ShardQueue:
             self._next_log = now + _LOG_SECONDS
             text = "waiting for %d shards that other processes make; shard %d by %s for %.0f s"
             _log.info(text, len(self.waiting), shard, held, waited)
-        self.tasks[shard] = replace(self.tasks[shard], digest=digest, claim=held, take_over=is_stale)
-        pause = max(each.pause, _MAX_PAUSE * len(self.waiting) / 1000)  # thousands of shards are tried less often
+        self.tasks[shard] = replace(
+            self.tasks[shard], digest=digest, claim=held, take_over=is_stale
+        )
+        pause = max(
+            each.pause, _MAX_PAUSE * len(self.waiting) / 1000
+        )  # thousands of shards are tried less often
         each.pause = min(2 * each.pause, _MAX_PAUSE)
         when = now + pause * (0.5 + os.urandom(1)[0] / 256)  # not all processes at once
         heappush(self._retries, (0.0 if is_stale else when, shard))

@@ -57,7 +57,11 @@ class Counts:
                 for reason, rows in sorted(dropped.items())
             },
             notes={
-                name: Note(count=len(rows), rows=tuple(sorted(rows)[:FIRST_FEW]), characters=sum(rows.values()))
+                name: Note(
+                    count=len(rows),
+                    rows=tuple(sorted(rows)[:FIRST_FEW]),
+                    characters=sum(rows.values()),
+                )
                 for name, rows in sorted(samples.notes.items())
             },
             assistant_characters=samples.assistant_characters,
@@ -66,14 +70,23 @@ class Counts:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Counts":
         """Counts as `asdict` wrote them."""
-        dropped = {name: Dropped(**{**part, "rows": tuple(part["rows"])}) for name, part in value["dropped"].items()}
-        notes = {name: Note(**{**part, "rows": tuple(part["rows"])}) for name, part in value["notes"].items()}
+        dropped = {
+            name: Dropped(**{**part, "rows": tuple(part["rows"])})
+            for name, part in value["dropped"].items()
+        }
+        notes = {
+            name: Note(**{**part, "rows": tuple(part["rows"])})
+            for name, part in value["notes"].items()
+        }
         return cls(**{**value, "dropped": dropped, "notes": notes})
 
 
 def total(parts: Sequence[Counts]) -> Counts:
     """Add the counts of shards in their order, with rows counted from the first shard's first record."""
-    sums = {name: sum(getattr(part, name) for part in parts) for name in ("tokens", "trained", "assistant_characters")}
+    sums = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("tokens", "trained", "assistant_characters")
+    }
     starts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
     dropped = _merge(zip(starts, (part.dropped for part in parts), strict=False))
     notes = _merge(zip(starts, (part.notes for part in parts), strict=False))
@@ -89,7 +102,10 @@ def _merge(parts: Iterable[tuple[int, dict[str, _Kind]]]) -> dict[str, _Kind]:
         for name, more in part.items():
             more = replace(more, rows=tuple(start + row for row in more.rows))
             if name in merged:  # every field is a number or a tuple: add them
-                both = {each.name: getattr(merged[name], each.name) + getattr(more, each.name) for each in fields(more)}
+                both = {
+                    each.name: getattr(merged[name], each.name) + getattr(more, each.name)
+                    for each in fields(more)
+                }
                 more = type(more)(**{**both, "rows": both["rows"][:FIRST_FEW]})
             merged[name] = more
     return dict(sorted(merged.items()))
@@ -131,6 +147,7 @@ def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, 
     found = []
     for name, text in texts.items():
         if (note := notes.get(name)) is not None:
-            turns, rows = plural(note.characters, "trained turn"), f"{note.count:,} of {num_rows:,} rows"
+            turns = plural(note.characters, "trained turn")
+            rows = f"{note.count:,} of {num_rows:,} rows"
             found.append((text.format(turns=turns, rows=rows), note))
     return found

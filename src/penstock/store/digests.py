@@ -20,7 +20,9 @@ from penstock.types import MEDIA, Column, Source
 
 SHARD_BYTES = 8 << 20
 SHARD_ROWS = 1 << 16
-_MEDIA_ROWS = 1 << 11  # an image makes thousands of tokens of a short record, and a process holds the tokens of a shard
+_MEDIA_ROWS = (
+    1 << 11
+)  # an image makes thousands of tokens of a short record, and a process holds the tokens of a shard
 
 _VERSION = 2  # raise when a source digests the same rows in another way
 
@@ -58,11 +60,19 @@ class RowRanges:
     """A source cut into the ranges of rows that become shards.  Without a cache, no digests are kept."""
 
     def __init__(
-        self, source: Source, cache: Cache | None, *, num_bytes: int = SHARD_BYTES, num_rows: int = SHARD_ROWS
+        self,
+        source: Source,
+        cache: Cache | None,
+        *,
+        num_bytes: int = SHARD_BYTES,
+        num_rows: int = SHARD_ROWS,
     ) -> None:
         self.borders = source.cuts(num_bytes=num_bytes, num_rows=num_rows)
-        self.pairs: list[tuple[int, int]] = list(pairwise(self.borders.tolist()))  # first row and end of each range
-        self._source, self.cache = source, cache
+        self.pairs: list[tuple[int, int]] = list(
+            pairwise(self.borders.tolist())
+        )  # first row and end of each range
+        self._source = source
+        self.cache = cache
         self._stamp = stamp(source)  # before a byte is read
         self._name = self._named(self.borders.tolist())
 
@@ -84,7 +94,12 @@ class RowRanges:
 
     def remember(self, digests: list[str]) -> list[str]:
         """Keep and return digests, if the source still has its stamp.  Without them the next run is slower."""
-        if self.cache is not None and self._stamp is not None and digests and stamp(self._source) == self._stamp:
+        if (
+            self.cache is not None
+            and self._stamp is not None
+            and digests
+            and stamp(self._source) == self._stamp
+        ):
             remember_digests(self._name, digests, self.cache)
         return digests
 
@@ -95,6 +110,9 @@ class RowRanges:
         return [size or usual for size in known] if any(known) else []
 
     def _size(self, start: int, stop: int) -> int:
-        first, last = self._source.where(start), self._source.where(stop - 1)
+        first = self._source.where(start)
+        last = self._source.where(stop - 1)
         size = max(0, last.byte - first.byte) if last.file == first.file else 0
-        return size * (stop - start) // max(1, stop - start - 1)  # the last row is as long as the others, on average
+        return (
+            size * (stop - start) // max(1, stop - start - 1)
+        )  # the last row is as long as the others, on average

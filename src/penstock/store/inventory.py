@@ -21,7 +21,12 @@ from penstock.store.shards import shard_name
 from penstock.store.store import Store
 from penstock.words import spread
 
-_INTERNAL = ("leases", "trash", "claims", "results")  # small files that processes write for each other, and remove
+_INTERNAL = (
+    "leases",
+    "trash",
+    "claims",
+    "results",
+)  # small files that processes write for each other, and remove
 _MIN_DIGITS = 4  # of a fingerprint that may be given instead of all; fewer could be a name
 _MAX_FILES = 20  # named in an origin
 
@@ -42,19 +47,25 @@ def _origin_name(store: str) -> str:
 def save_origin(store: Store) -> None:
     """Write down the source's name and files.  A cache that cannot be written to is not an error."""
     rows = store.shard_starts[:-1].tolist()
-    places = dict.fromkeys(store.source.where(rows[each]).file for each in spread(len(rows), _MAX_FILES))
+    places = dict.fromkeys(
+        store.source.where(rows[each]).file for each in spread(len(rows), _MAX_FILES)
+    )
     origin = Origin(store.name, tuple(places), round(time.time(), 3))
     known = load_origin(store.fingerprint, store.cache)
     if known is None or (known.name, known.places) != (origin.name, origin.places):
         text = json.dumps(asdict(origin)).encode()
         with contextlib.suppress(StoreError):
-            store.cache.publish(_origin_name(store.fingerprint), lambda file: file.write(text), replace=True)
+            store.cache.publish(
+                _origin_name(store.fingerprint), lambda file: file.write(text), replace=True
+            )
 
 
 def load_origin(store: str, cache: Cache) -> Origin | None:
     try:
         value = json.loads(cache.read(_origin_name(store)))
-        return Origin(str(value["name"]), tuple(str(place) for place in value["places"]), float(value["time"]))
+        return Origin(
+            str(value["name"]), tuple(str(place) for place in value["places"]), float(value["time"])
+        )
     except (StoreError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -101,7 +112,9 @@ class Survey:
         found = []
         for group, files in groups.items():
             files.sort(key=lambda name: (name != group, name))  # the manifest first
-            used = max(self.entries[name].used for name in (files[:1] if files[0] == group else files))
+            used = max(
+                self.entries[name].used for name in (files[:1] if files[0] == group else files)
+            )
             manifest = self.manifests.get(_store_of(group) or "")
             shards = frozenset() if manifest is None else _shards(manifest)
             found.append(Item(name=group, files=tuple(files), shards=shards, used=used))
@@ -110,7 +123,11 @@ class Survey:
 
 def survey(cache: Cache) -> Survey:
     """Read all entries, then leases, then manifests: a lease on a shard ends after a manifest names the shard."""
-    entries = {entry.name: entry for entry in cache.entries() if entry.name.partition("/")[0] not in _INTERNAL}
+    entries = {
+        entry.name: entry
+        for entry in cache.entries()
+        if entry.name.partition("/")[0] not in _INTERNAL
+    }
     held = cache.held()
     entries |= {entry.name: entry for entry in cache.entries("stores")}
     return Survey(entries=entries, held=held, manifests=_manifests(entries, cache))
@@ -142,7 +159,11 @@ def _group(name: str) -> str:
     folder, _, last = name.rpartition("/")
     if name.startswith("iterables/"):
         return folder
-    return manifest_name(last.partition(".")[0]) if folder == "seen" or last.endswith(".lengths") else name
+    return (
+        manifest_name(last.partition(".")[0])
+        if folder == "seen" or last.endswith(".lengths")
+        else name
+    )
 
 
 def _is_held(name: str, held: set[str]) -> bool:
@@ -168,7 +189,9 @@ def prune(cache: Cache, *, max_bytes: int | None = None, older_than: float | Non
     found = survey(cache)
     oldest = None if older_than is None else cache.now() - older_than
     chosen: list[Item] = []
-    left, needed, num_held = found.total, found.needed, 0
+    left = found.total
+    needed = found.needed
+    num_held = 0
     for item in sorted(found.items(), key=lambda item: (item.used, item.name)):
         is_too_much = max_bytes is not None and left > max_bytes
         is_too_old = oldest is not None and item.used < oldest
@@ -179,11 +202,20 @@ def prune(cache: Cache, *, max_bytes: int | None = None, older_than: float | Non
             continue
         chosen.append(item)
         needed.subtract(item.shards)
-        left -= found.num_bytes((*item.files, *(shard for shard in item.shards if not needed[shard])))
+        left -= found.num_bytes(
+            (*item.files, *(shard for shard in item.shards if not needed[shard]))
+        )
     gone = _remove_items(chosen, found, cache)
-    stores, num_bytes = [store for store in map(_store_of, gone) if store], found.num_bytes(gone)
+    stores = [store for store in map(_store_of, gone) if store]
+    num_bytes = found.num_bytes(gone)
     num_left = found.total - num_bytes
-    return Pruned(stores=stores, num_files=len(gone), num_bytes=num_bytes, num_left=num_left, num_held=num_held)
+    return Pruned(
+        stores=stores,
+        num_files=len(gone),
+        num_bytes=num_bytes,
+        num_left=num_left,
+        num_held=num_held,
+    )
 
 
 def _remove_items(chosen: Sequence[Item], found: Survey, cache: Cache) -> list[str]:
@@ -275,28 +307,40 @@ def _problem(manifest: Manifest, entries: dict[str, Entry]) -> str | None:
     if lengths_name(manifest.name) not in entries:
         return "its lengths are missing"
     sizes = [
-        (entries[name].num_bytes if name in entries else None, size) for name, size in manifest.shard_files.items()
+        (entries[name].num_bytes if name in entries else None, size)
+        for name, size in manifest.shard_files.items()
     ]
     missing = sum(found is None for found, _ in sizes)
     wrong = sum(found not in (None, size) for found, size in sizes)
-    parts = [f"{missing} shards missing"] * bool(missing) + [f"{wrong} shards of another size"] * bool(wrong)
+    parts = [f"{missing} shards missing"] * bool(missing) + [
+        f"{wrong} shards of another size"
+    ] * bool(wrong)
     return ", ".join(parts) or None
 
 
 def summary(store: Store) -> dict[str, Any]:
     """A finished store as plain JSON values."""
     own = {"store": store.fingerprint, "name": store.name, "cache": store.cache.where}
-    return {**own, "num_shards": store.num_shards, "samples": store.counts.samples, **asdict(store.counts)}
+    return {
+        **own,
+        "num_shards": store.num_shards,
+        "samples": store.counts.samples,
+        **asdict(store.counts),
+    }
 
 
 def find_store(wanted: str, cache: Cache) -> str:
     """Return the fingerprint that begins with this text, or that of the one store whose data has this name."""
     infos = list_stores(cache).stores
-    matches = [info.store for info in infos if len(wanted) >= _MIN_DIGITS and info.store.startswith(wanted)]
+    matches = [
+        info.store for info in infos if len(wanted) >= _MIN_DIGITS and info.store.startswith(wanted)
+    ]
     matches = matches or [info.store for info in infos if wanted and info.name == wanted]
     if len(matches) > 1:
         found = ", ".join(match[:12] for match in matches[:5])
-        raise StoreError(f"{wanted!r} matches {len(matches)} stores: {found}; give more digits of the fingerprint")
+        raise StoreError(
+            f"{wanted!r} matches {len(matches)} stores: {found}; give more digits of the fingerprint"
+        )
     if not matches:
         where = f"{cache.where}, which has {len(infos)}"
         raise StoreError(f"{wanted!r}: no such store in {where}; `penstock cache ls` lists them")
@@ -310,5 +354,7 @@ def remove(wanted: str, cache: Cache) -> tuple[str, int]:
     gone = _remove_items([item for item in found.items() if item.store == store], found, cache)
     if not gone:
         path = cache.path(manifest_name(store))
-        raise StoreError(f"{path}: not removed, because another process uses it; stop that process first")
+        raise StoreError(
+            f"{path}: not removed, because another process uses it; stop that process first"
+        )
     return store, found.num_bytes(gone)

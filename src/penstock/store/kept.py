@@ -20,7 +20,8 @@ class _Rows:
     """Rows whose source is not open: only their numbers are known."""
 
     def __init__(self, name: str, key: str) -> None:
-        self.name, self._key = name, key
+        self.name = name
+        self._key = key
 
     def where(self, row: int) -> Where:
         """Return the row of the store; the file is not known any more."""
@@ -37,7 +38,14 @@ def kept_store(name: str, key: str, cache: Cache) -> Store | None:
     sizes = np.array([entry.counts.rows for entry in manifest.shards], np.int64)
     keys = [entry.key for entry in manifest.shards]
     template: Any = None
-    return Store(source=source, template=template, cache=cache, keys=keys, shard_sizes=sizes, manifest=manifest)
+    return Store(
+        source=source,
+        template=template,
+        cache=cache,
+        keys=keys,
+        shard_sizes=sizes,
+        manifest=manifest,
+    )
 
 
 class MissingStore(Store):
@@ -52,7 +60,14 @@ class MissingStore(Store):
         source: Any = _Rows(name, key)
         template: Any = None
         sizes = np.array([num_samples], np.int64)
-        super().__init__(source=source, template=template, cache=cache, keys=[], shard_sizes=sizes, manifest=manifest)
+        super().__init__(
+            source=source,
+            template=template,
+            cache=cache,
+            keys=[],
+            shard_sizes=sizes,
+            manifest=manifest,
+        )
         self.fingerprint = key
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -71,10 +86,13 @@ def not_grown(old: Store, new: Store) -> str:
     if not np.array_equal(sizes_of_rows(new.shard_sizes, 0, len(old)), old.shard_sizes):
         return "its shards begin at other rows"
     for shard, (one, other) in enumerate(zip(old._keys, new._keys, strict=False)):
-        size, first = int(old.shard_sizes[shard]), int(old.shard_starts[shard])
+        size = int(old.shard_sizes[shard])
+        first = int(old.shard_starts[shard])
         if one == other or old.tokens(shard).batch.equals(new.tokens(shard).batch.slice(0, size)):
             continue
-        for row in range(first, first + size):  # to name the row; tokens of another width may be the same
+        for row in range(
+            first, first + size
+        ):  # to name the row; tokens of another width may be the same
             if not _is_same(old[row], new[row]):
                 return f"sample {row:,} differs"
     return ""
@@ -83,4 +101,6 @@ def not_grown(old: Store, new: Store) -> str:
 def _is_same(one: Any, other: Any) -> bool:
     pairs = [(one.input_ids, other.input_ids), (one.loss_mask, other.loss_mask)]
     pairs += [(one.columns[name], other.columns.get(name)) for name in one.columns]
-    return one.columns.keys() == other.columns.keys() and all(np.array_equal(a, b) for a, b in pairs)
+    return one.columns.keys() == other.columns.keys() and all(
+        np.array_equal(a, b) for a, b in pairs
+    )

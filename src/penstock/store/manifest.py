@@ -20,7 +20,9 @@ from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.store.counts import Counts, total
 from penstock.store.shards import FORMAT_VERSION, Schema, ShardEntry, shard_name
 
-_OWN_DIGEST = re.compile(rb'^ "digest": "([0-9a-f]{32})"', flags=re.MULTILINE)  # one space: of the outermost level
+_OWN_DIGEST = re.compile(
+    rb'^ "digest": "([0-9a-f]{32})"', flags=re.MULTILINE
+)  # one space: of the outermost level
 _ZEROS = "0" * 32
 _TRAILER = 16  # bytes of digest at the end of a file of lengths
 _CHECKED_BYTES = 64 << 20  # lengths are checked when they are mapped, up to this size: 10 ms
@@ -81,7 +83,9 @@ def save(manifest: Manifest, lengths: Iterable[npt.NDArray[Any]], cache: Cache) 
     """Publish the lengths of all samples, as one raw int32 array, and then the manifest."""
     name = manifest.name
     names = (manifest_name(name), lengths_name(name), *manifest.shard_files)
-    cache.hold(*names, holder=manifest)  # until it is published, only this process knows that they belong together
+    cache.hold(
+        *names, holder=manifest
+    )  # until it is published, only this process knows that they belong together
 
     def write_lengths(file: Any) -> None:
         content = Digest()
@@ -98,7 +102,12 @@ def save(manifest: Manifest, lengths: Iterable[npt.NDArray[Any]], cache: Cache) 
 
 
 def _to_text(manifest: Manifest) -> bytes:
-    value = {"format": FORMAT_VERSION, "digest": _ZEROS, "counts": asdict(manifest.counts), **asdict(manifest)}
+    value = {
+        "format": FORMAT_VERSION,
+        "digest": _ZEROS,
+        "counts": asdict(manifest.counts),
+        **asdict(manifest),
+    }
     text = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
     return _with_digest(text, digest(text))
 
@@ -116,7 +125,9 @@ def load(name: str, cache: Cache) -> Manifest | None:
     if cache.size(manifest_name(name), hold=False) is None:
         return None
     lease = _Lease()
-    cache.hold(manifest_name(name), holder=lease)  # before the manifest is read: `prune` reads them in the other order
+    cache.hold(
+        manifest_name(name), holder=lease
+    )  # before the manifest is read: `prune` reads them in the other order
     try:
         manifest = read(name, cache)
     except StoreError as error:
@@ -129,13 +140,18 @@ def load(name: str, cache: Cache) -> Manifest | None:
 
 def read(name: str, cache: Cache) -> Manifest:
     """Read and check a manifest, without holding it."""
-    data, path = cache.read(manifest_name(name)), cache.path(manifest_name(name))
+    data = cache.read(manifest_name(name))
+    path = cache.path(manifest_name(name))
     try:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:
-            raise StoreError(f"{path}: format {value['format']}, expected {FORMAT_VERSION}; {_MAKE_AGAIN}")
+            raise StoreError(
+                f"{path}: format {value['format']}, expected {FORMAT_VERSION}; {_MAKE_AGAIN}"
+            )
         shards = tuple(map(ShardEntry.from_json, value["shards"]))
-        manifest = Manifest(template=dict(value["template"]), vocab_size=value["vocab_size"], shards=shards)
+        manifest = Manifest(
+            template=dict(value["template"]), vocab_size=value["vocab_size"], shards=shards
+        )
         for entry in shards:
             shard_name(entry.key)  # raises where it is not a key
         if manifest.name != name:
@@ -144,7 +160,9 @@ def read(name: str, cache: Cache) -> Manifest:
         if own is None or own[1].decode() != digest(_with_digest(data, _ZEROS)):
             raise ValueError("its digest does not match")
     except StoreError as error:
-        raise error if str(error).startswith(str(path)) else StoreError(f"{path}: {error}") from error
+        raise (
+            error if str(error).startswith(str(path)) else StoreError(f"{path}: {error}")
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path}: damaged ({error!r}); {_MAKE_AGAIN}") from error
     return manifest

@@ -28,13 +28,18 @@ class MegatronFiles(NamedTuple):
     dropped: int  # rows without a sample, left out
 
 
-def write_megatron(store: "Store", prefix: str | os.PathLike[str], *, drop_loss_mask: bool) -> MegatronFiles:
+def write_megatron(
+    store: "Store", prefix: str | os.PathLike[str], *, drop_loss_mask: bool
+) -> MegatronFiles:
     """Write each sample as a sequence and a document of its own.  `.idx` comes last: it promises that `.bin` is complete."""
-    path, counts = os.path.abspath(os.fspath(prefix)), store.wait().counts  # noqa: PTH100
+    path = os.path.abspath(os.fspath(prefix))  # noqa: PTH100
+    counts = store.wait().counts
     untrained = counts.tokens - counts.trained
     if store.columns:
         names = ", ".join(column.name for column in store.columns)
-        raise StoreError(f"{store!r} has the columns {names}, which a Megatron data set cannot keep; use to_hf()")
+        raise StoreError(
+            f"{store!r} has the columns {names}, which a Megatron data set cannot keep; use to_hf()"
+        )
     if untrained and not drop_loss_mask:
         raise StoreError(
             f"{store!r}: {untrained:,} of {counts.tokens:,} tokens are not trained, but a Megatron data set has no loss mask: "
@@ -69,10 +74,13 @@ def write_megatron(store: "Store", prefix: str | os.PathLike[str], *, drop_loss_
 def _index(lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]", kind: str) -> bytes:
     ends = np.cumsum(lengths) * np.dtype(kind).itemsize
     header = _HEADER.pack(b"MMIDIDX\0\0", 1, _CODES[kind], len(lengths), len(lengths) + 1)
-    starts, documents = np.concatenate([[0], ends])[:-1], np.arange(len(lengths) + 1)
+    starts = np.concatenate([[0], ends])[:-1]
+    documents = np.arange(len(lengths) + 1)
     parts = (lengths.astype("<i4"), starts.astype("<i8"), documents.astype("<i8"))
     return header + b"".join(part.tobytes() for part in parts)
 
 
 def _exists(path: str) -> StoreError:
-    return StoreError(f"{path}: exists already, with other content; remove it, or choose another prefix")
+    return StoreError(
+        f"{path}: exists already, with other content; remove it, or choose another prefix"
+    )

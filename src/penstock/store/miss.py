@@ -42,7 +42,9 @@ class Miss:
     nearest: str | None = None
     seen: Origin | None = None  # of the nearest store; the name of this key in `cache why --json`
     template: tuple[Change, ...] = ()
-    rows: tuple[tuple[int, int], ...] = ()  # ranges of our rows that the nearest store does not contain
+    rows: tuple[
+        tuple[int, int], ...
+    ] = ()  # ranges of our rows that the nearest store does not contain
     num_rows: tuple[int, int] = (0, 0)  # of the nearest store, and of this one
 
     @property
@@ -50,9 +52,14 @@ class Miss:
         """For people, the cause first."""
         if self.is_hit:
             return [f"{self.store[:8]} is complete in the cache: this is a hit"]
-        lines = [f"{self.store[:8]} is not in the cache; {self.num_ready} of its {self.num_shards} shards are"]
+        lines = [
+            f"{self.store[:8]} is not in the cache; {self.num_ready} of its {self.num_shards} shards are"
+        ]
         if self.num_ready == self.num_shards:
-            return [*lines, "all its shards are made, only its manifest is missing: prepare will finish at once"]
+            return [
+                *lines,
+                "all its shards are made, only its manifest is missing: prepare will finish at once",
+            ]
         if self.nearest is None:
             return [*lines, "no other store shares its data or its template"]
         lines.append(f"nearest: {self.nearest[:8]}{f' ({self.seen.name})' if self.seen else ''}")
@@ -72,17 +79,25 @@ class Miss:
         return lines
 
 
-def explain_miss(template: dict[str, Any], records: Sequence[str], borders: Ints, cache: Cache) -> Miss:
+def explain_miss(
+    template: dict[str, Any], records: Sequence[str], borders: Ints, cache: Cache
+) -> Miss:
     """`template`: its identity.  `records`: the digest of each shard's records, rows borders[i]..borders[i + 1]."""
     keys = [shard_key(content, template) for content in records]
     store = store_fingerprint(keys)
     found = survey(cache)
-    whole = {name: manifest for name, manifest in found.manifests.items() if not isinstance(manifest, StoreError)}
+    whole = {
+        name: manifest
+        for name, manifest in found.manifests.items()
+        if not isinstance(manifest, StoreError)
+    }
     num_ready = sum(shard_name(key) in found.entries for key in keys)
     is_hit = store in whole and whole[store].is_whole(cache)
     miss = Miss(store=store, num_shards=len(keys), num_ready=num_ready, is_hit=is_hit)
     shared = {name: _shared_shards(records, manifest) for name, manifest in whole.items()}
-    rated = [(sum(shared[name]), manifest.template == template, name) for name, manifest in whole.items()]
+    rated = [
+        (sum(shared[name]), manifest.template == template, name) for name, manifest in whole.items()
+    ]
     if is_hit or not rated or max(rated)[:2] == (0, False):
         return miss
     nearest = whole[max(rated)[2]]

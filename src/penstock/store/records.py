@@ -33,10 +33,12 @@ class NamedStores(NamedTuple):
 
 def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
     """Read one store, a list of them, or a dict with or without weights; or sources, which `open_rows` makes a RowAccess."""
-    found, weights = [given], None
+    found = [given]
+    weights = None
     names = ["data"]
     if isinstance(given, Mapping):
-        names, found = [str(name) for name in given], list(given.values())
+        names = [str(name) for name in given]
+        found = list(given.values())
         weighted = [isinstance(value, tuple) and len(value) == 2 for value in found]
         if any(weighted) and not all(weighted):
             raise PlanError("a mixture needs a weight for all of its stores or for none")
@@ -48,7 +50,9 @@ def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
     if not found:
         raise PlanError("no stores given; pass at least one Store")
     if all(map(_is_source, found)):
-        return NamedStores(names, [RecordStore(open_rows(source)) for source in found], weights, True)
+        return NamedStores(
+            names, [RecordStore(open_rows(source)) for source in found], weights, True
+        )
     for value in found:
         if not isinstance(value, Store):
             raise PlanError(
@@ -60,7 +64,9 @@ def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
 
 def _is_source(value: Any) -> bool:
     """Return whether this delivers records, not tokens."""
-    return all(hasattr(value, name) for name in ("records", "digest", "cuts", "where")) and not hasattr(value, "tokens")
+    return all(
+        hasattr(value, name) for name in ("records", "digest", "cuts", "where")
+    ) and not hasattr(value, "tokens")
 
 
 class RecordStore:
@@ -78,9 +84,13 @@ class RecordStore:
         self._unreadable = opened.unreadable()
         digests = ranges.recall()  # files that did not change are not read again
         if digests is None:
-            digests = ranges.remember([self.source.digest(start, stop) for start, stop in ranges.pairs])
+            digests = ranges.remember(
+                [self.source.digest(start, stop) for start, stop in ranges.pairs]
+            )
         content: list[Any] = ["records", digests]
-        if self._unreadable.rows.size:  # which records have length 0 decides the order, as their content does
+        if (
+            self._unreadable.rows.size
+        ):  # which records have length 0 decides the order, as their content does
             content.append([self._unreadable.rows.tolist(), list(self._unreadable.reasons)])
             _log.warning("%s: %s", source.name, self.describe())
         self.fingerprint = fingerprint(content)
@@ -93,9 +103,16 @@ class RecordStore:
 
     def describe(self) -> str:
         """One line: how many records there are, and how many of them cannot be read, with the first of each kind."""
-        total, bad = len(self.source), self._unreadable
-        first = {reason: row for row, reason in zip(bad.rows[::-1].tolist(), bad.reasons[::-1], strict=True)}
-        parts = [f"{reason} {n:,} (first {self.source.where(first[reason])})" for reason, n in bad.counts.items()]
+        total = len(self.source)
+        bad = self._unreadable
+        first = {
+            reason: row
+            for row, reason in zip(bad.rows[::-1].tolist(), bad.reasons[::-1], strict=True)
+        }
+        parts = [
+            f"{reason} {n:,} (first {self.source.where(first[reason])})"
+            for reason, n in bad.counts.items()
+        ]
         dropped = f"; {bad.rows.size:,} dropped: {', '.join(parts)}" if parts else ""
         return f"{total:,} rows → {total - bad.rows.size:,} records{dropped}"
 

@@ -15,7 +15,8 @@ class OnOtherMachines:
     """Work on the rows of a source, with a cache that all machines share."""
 
     def __init__(self, source: Source, cache: Cache | None) -> None:
-        self.source, self.cache = source, cache
+        self.source = source
+        self.cache = cache
 
     @contextlib.contextmanager
     def announced(self) -> Generator[str, None, None]:

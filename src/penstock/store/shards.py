@@ -36,7 +36,19 @@ _MAX_VALUES = (1 << 31) - 1  # Arrow's list offsets are int32
 _OWN_COLUMNS = ("input_ids", "loss_mask", "row")
 _PER = ("token", "sample", "list")
 # Types of declared columns.  Without bool: Arrow packs it into bits, which numpy cannot view.
-_DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+_DTYPES = [
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
 _COLUMNS_KEY = "sample_columns"  # in a template's identity
 
 Array = npt.NDArray[Any]
@@ -61,7 +73,9 @@ class Schema:
             if column.per not in _PER:
                 raise StoreError(f"{where} per {column.per!r}, expected one of {', '.join(_PER)}")
             if column.dtype not in _DTYPES:
-                raise StoreError(f"{where} of dtype {column.dtype!r}, expected one of {', '.join(_DTYPES)}")
+                raise StoreError(
+                    f"{where} of dtype {column.dtype!r}, expected one of {', '.join(_DTYPES)}"
+                )
         return cls(template.vocab_size, columns)
 
     @classmethod
@@ -78,7 +92,11 @@ class Schema:
         import pyarrow as pa
 
         ids = pa.from_numpy_dtype(self.id_dtype)
-        fields = [("input_ids", pa.list_(ids)), ("loss_mask", pa.list_(pa.bool_())), ("row", pa.int32())]
+        fields = [
+            ("input_ids", pa.list_(ids)),
+            ("loss_mask", pa.list_(pa.bool_())),
+            ("row", pa.int32()),
+        ]
         for column in self.columns:
             kind = pa.from_numpy_dtype(np.dtype(column.dtype))
             fields.append((column.name, kind if column.per == "sample" else pa.list_(kind)))
@@ -100,7 +118,9 @@ def shard_key(records: str, template: dict[str, Any]) -> str:
 def shard_name(key: str) -> str:
     """Return the name of a shard in the cache; raise StoreError if `key` is not a key, for example a path."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise StoreError(f"{key!r} is not a shard key, expected 32 hex digits; the manifest that names it is damaged")
+        raise StoreError(
+            f"{key!r} is not a shard key, expected 32 hex digits; the manifest that names it is damaged"
+        )
     return f"shards/{key[:2]}/{key}.arrow"
 
 
@@ -125,7 +145,8 @@ class ShardEntry:
 
 def check_samples(samples: Samples, num_records: int, schema: Schema) -> None:
     """Raise StoreError if a template, which may be the user's own, returned inconsistent samples."""
-    ids, offsets = samples.input_ids, samples.offsets
+    ids = samples.input_ids
+    offsets = samples.offsets
     if len(offsets) - 1 != num_records:
         raise StoreError(f"the template gave {len(offsets) - 1} samples for {num_records} records")
     if len(ids) and int(ids.max()) >= schema.vocab_size:
@@ -133,7 +154,9 @@ def check_samples(samples: Samples, num_records: int, schema: Schema) -> None:
             f"the template gave id {int(ids.max())}, expected ids below its vocab_size {schema.vocab_size}"
         )
     if len(samples.loss_mask) != len(ids):
-        raise StoreError(f"the template gave {len(ids)} ids and a loss mask of {len(samples.loss_mask)}")
+        raise StoreError(
+            f"the template gave {len(ids)} ids and a loss mask of {len(samples.loss_mask)}"
+        )
     if not _are_offsets(offsets, num_records, len(ids)):
         raise StoreError("the template gave offsets that do not rise from 0 to the number of ids")
     if wrong := set(np.flatnonzero(np.diff(offsets) == 0).tolist()) ^ set(samples.dropped):
@@ -141,16 +164,21 @@ def check_samples(samples: Samples, num_records: int, schema: Schema) -> None:
             f"the template gave record {min(wrong)} no tokens and no reason, or tokens and a reason for dropping it"
         )
     if undeclared := samples.columns.keys() - {column.name for column in schema.columns}:
-        raise StoreError(f"the template gave column {min(undeclared)!r}, which it does not declare in `columns`")
+        raise StoreError(
+            f"the template gave column {min(undeclared)!r}, which it does not declare in `columns`"
+        )
     for column in schema.columns:
         if column.name not in samples.columns:
-            raise StoreError(f"the template declares column {column.name!r}, but gave no values for it")
+            raise StoreError(
+                f"the template declares column {column.name!r}, but gave no values for it"
+            )
         if problem := _column_problem(samples.columns[column.name], column, num_records, len(ids)):
             raise StoreError(f"the template gave column {column.name!r} {problem}")
 
 
 def _column_problem(found: Values, column: Column, num_records: int, num_tokens: int) -> str | None:
-    values, offsets = found.values, found.offsets
+    values = found.values
+    offsets = found.offsets
     if values.dtype != np.dtype(column.dtype) or values.ndim != 1:
         return f"as {values.dtype} of {values.ndim} dimensions, expected {column.dtype} of 1 dimension, as declared"
     expected = {"token": num_tokens, "sample": num_records, "list": len(values)}[column.per]
@@ -174,7 +202,9 @@ def encode_shard(samples: Samples, schema: Schema, key: str) -> tuple["pa.Buffer
 
     flat = [samples.input_ids, *(values.values for values in samples.columns.values())]
     if (longest := max(map(len, flat))) > _MAX_VALUES:
-        raise StoreError(f"{longest} values in one shard, expected at most {_MAX_VALUES}: split its records")
+        raise StoreError(
+            f"{longest} values in one shard, expected at most {_MAX_VALUES}: split its records"
+        )
     counts = Counts.of(samples)
     ids = samples.input_ids.astype(schema.id_dtype, copy=False)
     offsets = samples.offsets.astype("<i4")
@@ -189,22 +219,29 @@ def encode_shard(samples: Samples, schema: Schema, key: str) -> tuple["pa.Buffer
         "row": (np.arange(counts.rows, dtype="<i4"), counts.rows, None),
     }
     for column in schema.columns:
-        values, own = columns[column.name].values, columns[column.name].offsets
+        values = columns[column.name].values
+        own = columns[column.name].offsets
         parts[column.name] = values, len(values), offsets if column.per == "token" else own
 
-    def array(kind: "pa.DataType", values: Array, length: int, starts: Array | None = None) -> "pa.Array":
+    def array(
+        kind: "pa.DataType", values: Array, length: int, starts: Array | None = None
+    ) -> "pa.Array":
         # Not `pa.array`, which imports pandas if it is installed: 0.3 s in every process.
         if starts is None:
             return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(values)])
         children = [array(kind.value_type, values, length)]
-        return pa.Array.from_buffers(kind, counts.rows, [None, pa.py_buffer(starts)], children=children)
+        return pa.Array.from_buffers(
+            kind, counts.rows, [None, pa.py_buffer(starts)], children=children
+        )
 
     file = pa.BufferOutputStream()
     with pa.ipc.new_file(file, arrow) as writer:
         arrays = [array(field.type, *parts[field.name]) for field in arrow]
         writer.write_batch(pa.record_batch(arrays, schema=arrow))
     data = file.getvalue()
-    return data, ShardEntry(key=key, num_bytes=data.size, counts=counts, digest=digest(memoryview(data)))
+    return data, ShardEntry(
+        key=key, num_bytes=data.size, counts=counts, digest=digest(memoryview(data))
+    )
 
 
 def _on_disk(column: Values) -> Values:
@@ -216,7 +253,12 @@ def _on_disk(column: Values) -> Values:
 def _content_digest(offsets: Array, ids: Array, bits: Array, columns: dict[str, Values]) -> str:
     """A digest of everything in a shard that reaches a trainer."""
     content = Digest()
-    declared = [part for each in columns.values() for part in (each.values, each.offsets) if part is not None]
+    declared = [
+        part
+        for each in columns.values()
+        for part in (each.values, each.offsets)
+        if part is not None
+    ]
     for part in (offsets, ids, bits, *declared):
         content.update(np.ascontiguousarray(part).view(np.uint8).data)
     return content.hexdigest()
@@ -228,8 +270,12 @@ class ShardTokens:
 
     input_ids: npt.NDArray[np.unsignedinteger[Any]]  # (num_tokens,) uint16 or uint32
     offsets: npt.NDArray[np.int32]  # (num_rows + 1,)
-    mask_bits: npt.NDArray[np.uint8]  # (ceil(num_tokens / 8),) token t is trained if bit t % 8 of byte t // 8 is set
-    columns: dict[str, Values]  # as the template declares them; a dropped sample has a value per sample, too
+    mask_bits: npt.NDArray[
+        np.uint8
+    ]  # (ceil(num_tokens / 8),) token t is trained if bit t % 8 of byte t // 8 is set
+    columns: dict[
+        str, Values
+    ]  # as the template declares them; a dropped sample has a value per sample, too
     counts: Counts
     batch: "pa.RecordBatch"  # all of it, as Arrow
 
@@ -254,8 +300,10 @@ class ShardTokens:
         found = stops > starts
         if self.counts.trained == self.counts.tokens:
             return found
-        first, last = starts[found], stops[found] - 1
-        low, high = first >> 3, (last >> 3) + 1
+        first = starts[found]
+        last = stops[found] - 1
+        low = first >> 3
+        high = (last >> 3) + 1
         if not low.size:
             return found
         bits = memoryview(self.mask_bits)  # type: ignore[arg-type]  # numpy's types do not say that arrays are buffers
@@ -269,7 +317,9 @@ class ShardTokens:
         return found
 
 
-def open_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int, num_bytes: int | None = None) -> ShardTokens:
+def open_shard(
+    key: str, cache: Cache, schema: Schema, *, num_rows: int, num_bytes: int | None = None
+) -> ShardTokens:
     """Map a published shard; raise StoreError if it does not match its name.
 
     Sizes, header and offsets are always checked; content is checked against its digest where the cache verifies.
@@ -282,7 +332,9 @@ def open_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int, num_byt
     def read(name: str) -> ShardTokens:
         with cache.place.opened(name) as fd:
             if num_bytes not in (None, found := os.fstat(fd).st_size):
-                raise StoreError(f"{path}: {found} bytes, expected {num_bytes}; remove the file, it will be made again")
+                raise StoreError(
+                    f"{path}: {found} bytes, expected {num_bytes}; remove the file, it will be made again"
+                )
             # Not `cache.map`: a map of Python keeps a descriptor, and a store maps a thousand shards.
             with pa.memory_map(_reopened(fd, path)) as file:
                 return _parse(file, path, key, schema, num_rows=num_rows, verify=cache.verify)
@@ -292,7 +344,9 @@ def open_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int, num_byt
     return tokens
 
 
-def read_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int) -> tuple[ShardTokens, ShardEntry]:
+def read_shard(
+    key: str, cache: Cache, schema: Schema, *, num_rows: int
+) -> tuple[ShardTokens, ShardEntry]:
     """A published shard and its entry, after every byte of it was read and checked."""
     import pyarrow as pa
 
@@ -304,11 +358,15 @@ def read_shard(key: str, cache: Cache, schema: Schema, *, num_rows: int) -> tupl
 
 def _reopened(fd: int, path: Path) -> str:
     """A path for an open file: pyarrow takes no descriptors, and the file's own path may name another file by now."""
-    folder = next((folder for folder in ("/proc/self/fd", "/dev/fd") if Path(folder).is_dir()), None)
+    folder = next(
+        (folder for folder in ("/proc/self/fd", "/dev/fd") if Path(folder).is_dir()), None
+    )
     return f"{folder}/{fd}" if folder else str(path)
 
 
-def _parse(file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_rows: int, verify: bool) -> ShardTokens:
+def _parse(
+    file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_rows: int, verify: bool
+) -> ShardTokens:
     """The samples of an open shard file; they keep its memory alive."""
     import pyarrow as pa
 
@@ -320,7 +378,10 @@ def _parse(file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_r
         if metadata["key"] != key:
             raise ValueError(f"it is shard {metadata['key']}, expected {key}")
         if not reader.schema.equals(expected := schema.to_arrow()):
-            texts = [", ".join(f"{each.name}: {each.type}" for each in part) for part in (reader.schema, expected)]
+            texts = [
+                ", ".join(f"{each.name}: {each.type}" for each in part)
+                for part in (reader.schema, expected)
+            ]
             raise ValueError(f"columns {texts[0]}, expected {texts[1]}")
         if reader.num_record_batches != 1:
             raise ValueError(f"{reader.num_record_batches} record batches, expected 1")
@@ -333,14 +394,26 @@ def _parse(file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_r
             _verify_content(shard, str(metadata["digest"]))
         return shard
     except OSError as error:  # also pyarrow's error for a file that ends too early
-        raise StoreError(f"{path}: cannot be read: {error}; check the disk, or pass refresh=True") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
-        raise StoreError(f"{path}: damaged ({error}); pass refresh=True to make it again") from error
+        raise StoreError(
+            f"{path}: cannot be read: {error}; check the disk, or pass refresh=True"
+        ) from error
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
+        raise StoreError(
+            f"{path}: damaged ({error}); pass refresh=True to make it again"
+        ) from error
 
 
 def _views(batch: "pa.RecordBatch", counts: Counts, schema: Schema) -> ShardTokens:
     flat = {
-        name: getattr(array, "values", array) for name, array in zip(batch.schema.names, batch.columns, strict=True)
+        name: getattr(array, "values", array)
+        for name, array in zip(batch.schema.names, batch.columns, strict=True)
     }
     if any(array.null_count for array in (*batch.columns, *flat.values())):
         raise ValueError("values are missing")
@@ -360,7 +433,9 @@ def _views(batch: "pa.RecordBatch", counts: Counts, schema: Schema) -> ShardToke
         own = values(column.name, np.dtype(column.dtype).newbyteorder("<"), len(flat[column.name]))
         columns[column.name] = Values(own, starts(column.name) if column.per == "list" else None)
     per_token = ["loss_mask", *(column.name for column in schema.columns if column.per == "token")]
-    if (counts.rows, counts.tokens) != (len(batch), num_tokens) or any(len(flat[n]) != num_tokens for n in per_token):
+    if (counts.rows, counts.tokens) != (len(batch), num_tokens) or any(
+        len(flat[n]) != num_tokens for n in per_token
+    ):
         raise ValueError("counts, offsets and ids disagree")
     return ShardTokens(
         input_ids=values("input_ids", schema.id_dtype, num_tokens),

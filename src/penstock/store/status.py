@@ -35,12 +35,17 @@ def status(source: Source, template: Template, *, cache: Cache) -> Status:
     """Look which shards of a store exist.  Rows that no process has read yet count as not made."""
     work = MakeShard(source, template, cache)
     ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns_of(template)))
-    whole, known = ranges.recall(), []
+    whole = ranges.recall()
+    known = []
     claims: list[str] = []
     rows = shards = 0
     for shard, (start, stop) in enumerate(ranges.pairs):
         name = ranges.name_of(shard)
-        found = whole[shard : shard + 1] if whole is not None else name and recall_digests(name, 1, cache)
+        found = (
+            whole[shard : shard + 1]
+            if whole is not None
+            else name and recall_digests(name, 1, cache)
+        )
         if not found:
             claims += [range_claim(name)] if name else []
             continue
@@ -49,8 +54,13 @@ def status(source: Source, template: Template, *, cache: Cache) -> Status:
         if cache.size(shard_name(key), hold=False) is None:
             claims.append(key)
         else:
-            rows, shards = rows + stop - start, shards + 1
-    manifest = load(store_fingerprint(work.keys(known)), cache) if len(known) == len(ranges.pairs) else None
+            rows = rows + stop - start
+            shards = shards + 1
+    manifest = (
+        load(store_fingerprint(work.keys(known)), cache)
+        if len(known) == len(ranges.pairs)
+        else None
+    )
     return Status(
         rows=rows,
         num_rows=len(source),

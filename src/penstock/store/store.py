@@ -35,7 +35,9 @@ class Sample:
     input_ids: npt.NDArray[np.unsignedinteger[Any]]
     loss_mask: Bools
     row: int
-    columns: dict[str, Any] = field(default_factory=dict)  # declared by the template: an array, or a value per sample
+    columns: dict[str, Any] = field(
+        default_factory=dict
+    )  # declared by the template: an array, or a value per sample
     _store: "Store"
 
     @property
@@ -76,7 +78,9 @@ class Store:
         self.template = template
         self.cache = cache
         self.shard_sizes = shard_sizes  # (num_shards,) rows per shard
-        self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(np.int64)  # (num_shards + 1,)
+        self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(
+            np.int64
+        )  # (num_shards + 1,)
         self.num_shards = len(keys)
         self.fingerprint = store_fingerprint(keys)
         self._manifest = manifest
@@ -114,7 +118,9 @@ class Store:
     def counts(self) -> Counts:
         """Rows, tokens, trained tokens, dropped by reason; known when all shards are made."""
         if self.manifest is None:
-            raise StoreError(f"{self!r} is not complete yet, so its tokens are not counted; call store.wait() first")
+            raise StoreError(
+                f"{self!r} is not complete yet, so its tokens are not counted; call store.wait() first"
+            )
         return self.manifest.counts
 
     def wait(self) -> "Store":
@@ -129,7 +135,9 @@ class Store:
             self._builder.want(shards)
         elif self.manifest is not None and self.cache.is_remote:
             entries = self.manifest.shards
-            self.cache.fetch_all([entries[shard].file for shard in shards if shard not in self._shards])
+            self.cache.fetch_all(
+                [entries[shard].file for shard in shards if shard not in self._shards]
+            )
 
     def close(self) -> None:
         """Stop making shards; finished ones can be read."""
@@ -138,13 +146,18 @@ class Store:
 
     def __getitem__(self, row: int, /) -> Sample:
         if not -len(self) <= row < len(self):
-            raise IndexError(f"sample {row} of {self!r}: expected {-len(self)} <= number < {len(self)}")
+            raise IndexError(
+                f"sample {row} of {self!r}: expected {-len(self)} <= number < {len(self)}"
+            )
         row %= len(self)
         shard = bisect_right(self._starts, row) - 1
-        tokens, local = self.tokens(shard), row - self._starts[shard]
-        start, stop = tokens.offsets.item(local), tokens.offsets.item(local + 1)
+        tokens = self.tokens(shard)
+        local = row - self._starts[shard]
+        start = tokens.offsets.item(local)
+        stop = tokens.offsets.item(local + 1)
         columns = {column.name: tokens.column_of(column, local) for column in self.schema.columns}
-        ids, mask = tokens.input_ids[start:stop], tokens.loss_mask(start, stop)
+        ids = tokens.input_ids[start:stop]
+        mask = tokens.loss_mask(start, stop)
         return Sample(input_ids=ids, loss_mask=mask, row=row, columns=columns, _store=self)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -177,7 +190,9 @@ class Store:
         found = np.empty(len(sample_ids), dtype=np.bool_)
         for tokens, chosen, local in self._by_shard(sample_ids):
             offsets = tokens.offsets[local].astype(np.int64)
-            found[chosen] = tokens.any_trained(offsets + starts[chosen] + 1, offsets + stops[chosen])
+            found[chosen] = tokens.any_trained(
+                offsets + starts[chosen] + 1, offsets + stops[chosen]
+            )
         return found
 
     def _by_shard(self, sample_ids: Ints) -> Iterator[tuple[ShardTokens, Ints, Ints]]:
@@ -205,7 +220,9 @@ class Store:
             if self.cache.is_remote:
                 self.cache.shared.readers.add(self)  # type: ignore[attr-defined]
             num_rows = int(self.shard_sizes[shard])
-            tokens = open_shard(self._keys[shard], self.cache, self.schema, num_rows=num_rows, num_bytes=num_bytes)
+            tokens = open_shard(
+                self._keys[shard], self.cache, self.schema, num_rows=num_rows, num_bytes=num_bytes
+            )
             self._shards[shard] = tokens
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)
@@ -222,7 +239,9 @@ class Store:
             import datasets
             from datasets.table import InMemoryTable
         except ImportError as error:
-            raise StoreError("to_hf() needs the package `datasets`: pip install datasets") from error
+            raise StoreError(
+                "to_hf() needs the package `datasets`: pip install datasets"
+            ) from error
         import pyarrow as pa
 
         batches = [self.tokens(shard).batch for shard in range(self.num_shards)]
@@ -230,7 +249,9 @@ class Store:
         made = datasets.Dataset(InMemoryTable(table), fingerprint=self.fingerprint[:16])
         return made if self.lengths.all() else made.select(np.flatnonzero(self.lengths))
 
-    def to_megatron(self, prefix: str | os.PathLike[str], *, drop_loss_mask: bool = False) -> "MegatronFiles":
+    def to_megatron(
+        self, prefix: str | os.PathLike[str], *, drop_loss_mask: bool = False
+    ) -> "MegatronFiles":
         """Write `prefix.bin` and `prefix.idx` for Megatron: each sample is a sequence and a document.
 
         drop_loss_mask: also write samples with tokens that are not trained; Megatron trains every token.
@@ -252,14 +273,20 @@ class Store:
             f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"
             for reason, part in counts.dropped.items()
         ]
-        return f"{line}; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}" if parts else line
+        return (
+            f"{line}; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}"
+            if parts
+            else line
+        )
 
     def unrendered(self) -> str:
         """One sentence: fields that the chat template does not print, and in how many rows; "" where it prints all."""
         if self.manifest is None:
             return ""
         found = unrendered(self.counts.notes, assistant_characters=self.counts.assistant_characters)
-        parts = [f"{each.describe(len(self))}, first {self.source.where(each.rows[0])}" for each in found]
+        parts = [
+            f"{each.describe(len(self))}, first {self.source.where(each.rows[0])}" for each in found
+        ]
         return f"the chat template does not print {'; '.join(parts)}" if parts else ""
 
     def odd_turns(self) -> list[str]:
@@ -276,5 +303,9 @@ class Store:
         return {**kept, "_shards": OrderedDict()}
 
     def __repr__(self) -> str:
-        tokens = "tokens not counted yet" if self.manifest is None else f"{short_number(self.counts.tokens)} tokens"
+        tokens = (
+            "tokens not counted yet"
+            if self.manifest is None
+            else f"{short_number(self.counts.tokens)} tokens"
+        )
         return f"Store({self.name!r}, {len(self):_} samples, {tokens}, {self.fingerprint[:8]})"

@@ -10,7 +10,14 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.inventory import survey
-from penstock.store.manifest import Lengths, Manifest, lengths_name, manifest_name, read, read_lengths
+from penstock.store.manifest import (
+    Lengths,
+    Manifest,
+    lengths_name,
+    manifest_name,
+    read,
+    read_lengths,
+)
 from penstock.store.shards import Schema, ShardEntry, read_shard, shard_name
 from penstock.store.store import Store
 
@@ -42,7 +49,11 @@ class Report:
         return not self.problems
 
     def __str__(self) -> str:
-        state = "whole" if self.is_whole else f"{len(self.problems)} of {self.num_files} files are damaged or missing"
+        state = (
+            "whole"
+            if self.is_whole
+            else f"{len(self.problems)} of {self.num_files} files are damaged or missing"
+        )
         return f"{self.store[:8]}: {state} ({self.num_bytes:,} bytes read)"
 
 
@@ -53,7 +64,8 @@ def verify(store: Store | str, cache: Cache | None = None) -> Report:
     check = _Check((cache or Cache()).published())
     if (manifest := check.attempt(manifest_name(store), read, store)) is not None:
         check.check_shards(manifest)
-    num_bytes, problems = sum(check.sizes.values()), tuple(check.problems)
+    num_bytes = sum(check.sizes.values())
+    problems = tuple(check.problems)
     return Report(store=store, num_files=len(check.sizes), num_bytes=num_bytes, problems=problems)
 
 
@@ -89,7 +101,11 @@ class _Check:
             if entry.key not in found:
                 found[entry.key] = self.attempt(name, _shard_lengths, entry, manifest.schema)
             own = found[entry.key]
-            if own is None or lengths is None or np.array_equal(own, lengths[start : start + entry.counts.rows]):
+            if (
+                own is None
+                or lengths is None
+                or np.array_equal(own, lengths[start : start + entry.counts.rows])
+            ):
                 continue
             reason = f"{self._cache.path(name)}: samples of other lengths than the store's file of lengths says"
             self.problems.append(Problem(file=name, reason=reason))
@@ -100,5 +116,7 @@ def _shard_lengths(entry: ShardEntry, schema: Schema, cache: Cache) -> Lengths:
     shard, found = read_shard(entry.key, cache, schema, num_rows=entry.counts.rows)
     if found.digest != entry.digest:
         path = cache.path(shard_name(entry.key))
-        raise StoreError(f"{path}: digest {found.digest}, expected {entry.digest}; pass refresh=True to make it again")
+        raise StoreError(
+            f"{path}: digest {found.digest}, expected {entry.digest}; pass refresh=True to make it again"
+        )
     return np.diff(shard.offsets)

@@ -32,7 +32,17 @@ from penstock.store.shards import (
     shard_name,
     template_identity,
 )
-from penstock.types import PROMPT_LENGTHS, BadRow, Ints, Samples, Source, Template, Values, encoder_of, join_notes
+from penstock.types import (
+    PROMPT_LENGTHS,
+    BadRow,
+    Ints,
+    Samples,
+    Source,
+    Template,
+    Values,
+    encoder_of,
+    join_notes,
+)
 from penstock.words import differences
 
 _PARTS = 8  # a shard is encoded in at least so many parts
@@ -47,7 +57,9 @@ class ShardTask:
     start: int
     stop: int
     digest: str | None = None  # of the records, where it is known; an error if they do not match
-    digest_name: str | None = None  # under which the cache keeps that digest, where files tell when they change
+    digest_name: str | None = (
+        None  # under which the cache keeps that digest, where files tell when they change
+    )
     replace: bool = False  # whatever file has the shard's name
     claim: Held | None = None  # of another process, when the task was last tried
     take_over: bool = False  # that claim, if it is still the same
@@ -59,7 +71,9 @@ class Made:
 
     shard: int
     digest: str | None  # None where another process reads the records
-    entry: ShardEntry | None = None  # None where only the digest was asked for, or another process makes the shard
+    entry: ShardEntry | None = (
+        None  # None where only the digest was asked for, or another process makes the shard
+    )
     held: Held | None = None  # the claim of that process
     is_new: bool = False  # made now, not found
     damage: str = ""  # of the file that was found and replaced
@@ -81,7 +95,12 @@ class DigestShard(OnOtherMachines):
 
     def _known(self, task: ShardTask) -> str | None:
         """The digest of a task's records, if the task or the cache has it."""
-        if task.digest is not None or task.digest_name is None or self.cache is None or task.replace:
+        if (
+            task.digest is not None
+            or task.digest_name is None
+            or self.cache is None
+            or task.replace
+        ):
             return task.digest
         found = recall_digests(task.digest_name, 1, self.cache)
         return found[0] if found else None
@@ -95,7 +114,8 @@ class DigestShard(OnOtherMachines):
 
     def describe(self, task: ShardTask, note: TaskProgress | None) -> str:
         """Describe a task whose process died."""
-        first, last = self.source.where(task.start), self.source.where(task.stop - 1)
+        first = self.source.where(task.start)
+        last = self.source.where(task.stop - 1)
         text = f"shard {task.shard} (rows {task.start}..{task.stop}, from {first} to {last})"
         if note is not None:
             row = min(task.start + note.rows, task.stop - 1)
@@ -115,14 +135,18 @@ class MakeShard(DigestShard):
 
     @cached_property
     def schema(self) -> Schema:
-        return Schema.of(self.template)  # late: a template may load its tokenizer for the size of its vocabulary
+        return Schema.of(
+            self.template
+        )  # late: a template may load its tokenizer for the size of its vocabulary
 
     def check(self, sign: str) -> None:
         """Raise an error also if the template is another one here: a remembered one is opened, as it repeats what it was sent with."""
         super().check(sign)
         here = template_identity(getattr(self.template, "opened", lambda: self.template)())
         if found := differences(self.identity, here):
-            raise StoreError(f"its template differs: {'; '.join(found)}; give all nodes the same tokenizer and code")
+            raise StoreError(
+                f"its template differs: {'; '.join(found)}; give all nodes the same tokenizer and code"
+            )
 
     def keys(self, digests: Iterable[str]) -> list[str]:
         """The keys of shards whose records have these digests."""
@@ -143,7 +167,9 @@ class MakeShard(DigestShard):
     def _stale(self, task: ShardTask) -> Held | None:
         return task.claim if task.take_over else None
 
-    def _find_or_make(self, task: ShardTask, digest: str | None) -> Generator[TaskProgress, None, Made]:
+    def _find_or_make(
+        self, task: ShardTask, digest: str | None
+    ) -> Generator[TaskProgress, None, Made]:
         rows = None
         if digest is None:
             rows = self._snapshot(task)
@@ -151,19 +177,29 @@ class MakeShard(DigestShard):
         key = shard_key(digest, self.identity)
         entry, damage = self._find(task, key)
         if entry is None:
-            claim = Claim(self.cache) if task.replace else take_claim(key, self.cache, stale=self._stale(task))
+            claim = (
+                Claim(self.cache)
+                if task.replace
+                else take_claim(key, self.cache, stale=self._stale(task))
+            )
             if isinstance(claim, Held):
                 return Made(shard=task.shard, digest=digest, held=claim)
             with claim:
                 if not damage:
-                    entry, damage = self._find(task, key)  # it may have been finished just before the claim
+                    entry, damage = self._find(
+                        task, key
+                    )  # it may have been finished just before the claim
                 if entry is None:
                     samples = yield from self._encode_rows(task, rows, digest, claim)
                     data, entry = encode_shard(samples, self.schema, key)
                     is_replaced = task.replace or bool(damage)
-                    self.cache.publish(shard_name(key), lambda file: file.write(data), replace=is_replaced)
+                    self.cache.publish(
+                        shard_name(key), lambda file: file.write(data), replace=is_replaced
+                    )
                     publish_result(key, asdict(entry), self.cache)
-                    return Made(shard=task.shard, digest=digest, entry=entry, is_new=True, damage=damage)
+                    return Made(
+                        shard=task.shard, digest=digest, entry=entry, is_new=True, damage=damage
+                    )
         return Made(shard=task.shard, digest=digest, entry=entry)
 
     def _snapshot(self, task: ShardTask) -> Source | None:
@@ -178,14 +214,22 @@ class MakeShard(DigestShard):
         A shard is taken by its size if the process that made it runs on this machine and has sent its digest; else it is read.
         """
         name = shard_name(key)
-        if task.claim is not None:  # on a network, a question by name may get an old answer until the folder is listed
+        if (
+            task.claim is not None
+        ):  # on a network, a question by name may get an old answer until the folder is listed
             self.cache.names(name.rpartition("/")[0])
         size = None if task.replace else self.cache.size(name)
         if size is None:
             return None, ""
-        with contextlib.suppress(TypeError, KeyError, AttributeError):  # of another version of Penstock, or damaged
+        with contextlib.suppress(
+            TypeError, KeyError, AttributeError
+        ):  # of another version of Penstock, or damaged
             found = ShardEntry.from_json(recall_result(key, self.cache))
-            if (found.key, found.num_bytes, found.counts.rows) == (key, size, task.stop - task.start):
+            if (found.key, found.num_bytes, found.counts.rows) == (
+                key,
+                size,
+                task.stop - task.start,
+            ):
                 return found, ""
         try:
             return read_shard(key, self.cache, self.schema, num_rows=task.stop - task.start)[1], ""
@@ -205,9 +249,13 @@ class MakeShard(DigestShard):
             )
         return samples
 
-    def _encode(self, task: ShardTask, source: Source, claim: Claim) -> Generator[TaskProgress, None, Samples]:
+    def _encode(
+        self, task: ShardTask, source: Source, claim: Claim
+    ) -> Generator[TaskProgress, None, Samples]:
         """Samples of all rows.  A bad row is a sample without tokens, so that sample i stays row i."""
-        num_rows, done, tokens = task.stop - task.start, 0, 0
+        num_rows = task.stop - task.start
+        done = 0
+        tokens = 0
         encode = encoder_of(self.template)
         records = source.records(task.start, task.stop)
         parts: list[Samples] = []
@@ -215,21 +263,29 @@ class MakeShard(DigestShard):
         bad: dict[int, str] = {}
         while batch := list(islice(records, max(1, min(_MAX_ROWS, num_rows // _PARTS)))):
             yield TaskProgress(done, tokens)
-            bad |= {done + row: record.reason for row, record in enumerate(batch) if isinstance(record, BadRow)}
+            bad |= {
+                done + row: record.reason
+                for row, record in enumerate(batch)
+                if isinstance(record, BadRow)
+            }
             rows = [row for row in range(done, done + len(batch)) if row not in bad]
             try:
                 parts.append(encode([batch[row - done] for row in rows]))  # type: ignore[misc]  # no BadRow
             except TemplateError as error:
                 if error.record is None:
                     raise
-                raise TemplateError(f"{self.source.where(task.start + rows[error.record])}: {error}") from error
+                raise TemplateError(
+                    f"{self.source.where(task.start + rows[error.record])}: {error}"
+                ) from error
             check_samples(parts[-1], len(rows), self.schema)
             claim.beat()
             good += rows
             done += len(batch)
             tokens += len(parts[-1].input_ids)
         if done != num_rows:
-            raise StoreError(f"{self.source!r} gave {done} records for rows {task.start}..{task.stop}")
+            raise StoreError(
+                f"{self.source!r} gave {done} records for rows {task.start}..{task.stop}"
+            )
         return _without_untrained(_join(parts, good, bad, self.schema), self.schema)
 
 
@@ -242,7 +298,9 @@ def _offsets(lengths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
-def _join(parts: Sequence[Samples], good: Sequence[int], bad: dict[int, str], schema: Schema) -> Samples:
+def _join(
+    parts: Sequence[Samples], good: Sequence[int], bad: dict[int, str], schema: Schema
+) -> Samples:
     """Return one sample for each row: the samples of all parts for the `good` rows, and an empty one for each bad row."""
 
     def flat(dtype: npt.DTypeLike, arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -266,7 +324,9 @@ def _join(parts: Sequence[Samples], good: Sequence[int], bad: dict[int, str], sc
         columns[column.name] = Values(per_row(values) if column.per == "sample" else values, starts)
     firsts = _offsets(np.array([len(part.offsets) - 1 for part in parts])).tolist()
     dropped = {
-        good[first + n]: why for first, part in zip(firsts, parts, strict=False) for n, why in part.dropped.items()
+        good[first + n]: why
+        for first, part in zip(firsts, parts, strict=False)
+        for n, why in part.dropped.items()
     }
     notes = join_notes(zip(firsts, (part.notes for part in parts), strict=False))
     return Samples(
@@ -274,7 +334,9 @@ def _join(parts: Sequence[Samples], good: Sequence[int], bad: dict[int, str], sc
         loss_mask=flat(np.bool_, (part.loss_mask for part in parts)),
         offsets=offsets(part.offsets for part in parts),
         dropped=dropped | bad,
-        notes={name: {good[row]: size for row, size in found.items()} for name, found in notes.items()},
+        notes={
+            name: {good[row]: size for row, size in found.items()} for name, found in notes.items()
+        },
         assistant_characters=sum(part.assistant_characters for part in parts),
         columns=columns,
     )
@@ -295,8 +357,14 @@ def _without_untrained(samples: Samples, schema: Schema) -> Samples:
         input_ids=samples.input_ids[kept],
         loss_mask=samples.loss_mask[kept],
         offsets=_offsets(np.where(lacking, 0, lengths)),
-        dropped={**samples.dropped, **dict.fromkeys(np.flatnonzero(lacking).tolist(), NOTHING_TO_TRAIN)},
-        columns={**samples.columns, **{name: Values(samples.columns[name].values[kept]) for name in per_token}},
+        dropped={
+            **samples.dropped,
+            **dict.fromkeys(np.flatnonzero(lacking).tolist(), NOTHING_TO_TRAIN),
+        },
+        columns={
+            **samples.columns,
+            **{name: Values(samples.columns[name].values[kept]) for name in per_token},
+        },
     )
 
 
@@ -339,7 +407,9 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    )
 
 
 Show = Callable[[Progress], object]
@@ -348,8 +418,12 @@ Show = Callable[[Progress], object]
 class Meter:
     """Adds up the progress of all tasks and shows it."""
 
-    def __init__(self, name: str, tasks: Sequence[ShardTask], show: Show | None, *, sizes: Sequence[int] = ()) -> None:
-        self._name, self._show, self._begun = name, show, time.monotonic()
+    def __init__(
+        self, name: str, tasks: Sequence[ShardTask], show: Show | None, *, sizes: Sequence[int] = ()
+    ) -> None:
+        self._name = name
+        self._show = show
+        self._begun = time.monotonic()
         self._rows = {task.shard: task.stop - task.start for task in tasks}
         self._num_rows = sum(self._rows.values())
         self._sizes = sizes or [0] * len(tasks)
@@ -368,15 +442,18 @@ class Meter:
             self.show()
 
     def _add(self, shard: int, note: TaskProgress) -> None:
-        last, self._notes[shard] = self._notes.get(shard, TaskProgress(0, 0)), note
-        rows, size = note.rows - last.rows, self._sizes[shard]
+        last = self._notes.get(shard, TaskProgress(0, 0))
+        self._notes[shard] = note
+        rows = note.rows - last.rows
+        size = self._sizes[shard]
         num_bytes = size * note.rows // self._rows[shard] - size * last.rows // self._rows[shard]
         self._sums.update(rows=rows, tokens=note.tokens - last.tokens, num_bytes=num_bytes)
 
     def show(self, *, is_done: bool = False) -> None:
         if self._show is None:
             return
-        seconds, sums = time.monotonic() - self._begun, self._sums
+        seconds = time.monotonic() - self._begun
+        sums = self._sums
         progress = Progress(
             name=self._name,
             rows=sums["rows"],

@@ -3,7 +3,13 @@
 from penstock.templates.conversation import Conversation, Reader
 from penstock.templates.function import FunctionTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.registry import Detection, detect, open_template, opened_template, remembered_template
+from penstock.templates.registry import (
+    Detection,
+    detect,
+    open_template,
+    opened_template,
+    remembered_template,
+)
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
 from penstock.templates.tokenizer.engines import is_worth_fast
 from penstock.templates.tokenizer.tokenizer import Tokenizer, open_tokenizer

@@ -39,7 +39,9 @@ class Conversation:
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
-    prompt_length: int | None = None  # messages before the completion; None if the shape has no such border
+    prompt_length: int | None = (
+        None  # messages before the completion; None if the shape has no such border
+    )
     media: list[Any] = field(
         default_factory=list
     )  # what the bare media parts of the messages stand for, in their order
@@ -60,15 +62,26 @@ class Reader:
     output_key: Annotated[str | None, "column with the answer"] = None
     history_key: Annotated[str, "column with earlier turns"] = "history"
     tool_key: Annotated[str, "column with the tools"] = "tools"
-    system_key: Annotated[str | Sequence[str] | None, "column with a system prompt"] = ("system", "system_prompt")
-    documents_key: Annotated[str, "column with documents"] = "documents"
-    kwargs_key: Annotated[str, "column with a record's own variables for the chat template"] = "chat_template_kwargs"
-    role_map: Annotated[Mapping[str, str | Sequence[str]] | None, "role → other names of this role"] = None
-    tool_arguments: Annotated[str, "arguments of tool calls: parse (JSON text becomes a mapping), text or as_is"] = (
-        "parse"
+    system_key: Annotated[str | Sequence[str] | None, "column with a system prompt"] = (
+        "system",
+        "system_prompt",
     )
-    content_parts: Annotated[str, "content in parts: list passes the list to the template, text joins it"] = "list"
-    nulls: Annotated[str, "keys of a message that hold null: drop, deep (in tools and calls too) or keep"] = "drop"
+    documents_key: Annotated[str, "column with documents"] = "documents"
+    kwargs_key: Annotated[str, "column with a record's own variables for the chat template"] = (
+        "chat_template_kwargs"
+    )
+    role_map: Annotated[
+        Mapping[str, str | Sequence[str]] | None, "role → other names of this role"
+    ] = None
+    tool_arguments: Annotated[
+        str, "arguments of tool calls: parse (JSON text becomes a mapping), text or as_is"
+    ] = "parse"
+    content_parts: Annotated[
+        str, "content in parts: list passes the list to the template, text joins it"
+    ] = "list"
+    nulls: Annotated[
+        str, "keys of a message that hold null: drop, deep (in tools and calls too) or keep"
+    ] = "drop"
     separator: Annotated[str, "text between instruction and input"] = "\n\n"
 
     def __post_init__(self) -> None:
@@ -85,8 +98,15 @@ class Reader:
 
     def identity(self) -> dict[str, Any]:
         """Everything that changes the conversation, as plain JSON values."""
-        options = {option.name: getattr(self, option.name) for option in fields(self) if option.name != "role_map"}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+        options = {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name != "role_map"
+        }
+        plain = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in options.items()
+        }
         return {"version": self.version, **plain, "names": dict(self.names)}
 
     def __call__(self, record: Record, number: int | None = None) -> Conversation:
@@ -124,14 +144,22 @@ class Reader:
             raise TemplateError(f"key {key!r} is {kind(value)}, expected {LIST}")
         if role_key == "role" and content_key == "content":
             names = self.names
-            ready = [m for m in value if type(m) is dict and len(m) == 2 and type(m.get("content")) is str]
-            ready = [m for m in ready if type(role := m.get("role")) is str and names.get(role) == role]
+            ready = [
+                m
+                for m in value
+                if type(m) is dict and len(m) == 2 and type(m.get("content")) is str
+            ]
+            ready = [
+                m for m in ready if type(role := m.get("role")) is str and names.get(role) == role
+            ]
             if len(ready) == len(value):
                 return ready  # by far the most common case
         messages: list[Message] = []
         for place, message in enumerate(value):
             if not isinstance(message, dict):
-                raise TemplateError(f"{key}[{place}] is {kind(message)}, expected a dict with role and content")
+                raise TemplateError(
+                    f"{key}[{place}] is {kind(message)}, expected a dict with role and content"
+                )
             role = role_key or next((name for name in ("role", "from") if name in message), None)
             if role is None:
                 messages.extend(self._pair(message, f"{key}[{place}]"))
@@ -142,7 +170,8 @@ class Reader:
 
     def _message(self, message: Message, role_key: str, content_key: str, what: str) -> Message:
         """One message as {role, content, …}; `what` names it in errors."""
-        name, content = message.get(role_key), message.get(content_key)
+        name = message.get(role_key)
+        content = message.get(content_key)
         usual = role_key == "role" and content_key == "content" and type(content) is str
         if usual and type(name) is str and self.names.get(name) == name and self._is_ready(message):
             return message
@@ -150,7 +179,9 @@ class Reader:
         renamed = {role_key: "role", content_key: "content"}
         new: Message = {}
         for old, value in message.items():
-            if old in renamed or (old not in ("role", "content") and (value is not None or self.nulls == "keep")):
+            if old in renamed or (
+                old not in ("role", "content") and (value is not None or self.nulls == "keep")
+            ):
                 new[renamed.get(old, old)] = value
         new["role"] = role
         if role == CALL:
@@ -167,13 +198,18 @@ class Reader:
         for key, value in message.items():
             if value is None or key == "function_call":
                 return False
-            if key == "tool_calls" and (self.nulls == "deep" or not are_ready(value, self.tool_arguments)):
+            if key == "tool_calls" and (
+                self.nulls == "deep" or not are_ready(value, self.tool_arguments)
+            ):
                 return False
         return True
 
     def _with_calls(self, message: Message, what: str) -> Message:
         """The message with `tool_calls` in order; the older `function_call` becomes one of them, in its place."""
-        given = next((name for name in ("tool_calls", "function_call") if message.get(name) is not None), None)
+        given = next(
+            (name for name in ("tool_calls", "function_call") if message.get(name) is not None),
+            None,
+        )
         if given is None:
             return message
         calls = read_calls(message[given], f"{what}.{given}", arguments=self.tool_arguments)
@@ -189,10 +225,13 @@ class Reader:
         content = message.pop("content", None)
         thought = ""
         if isinstance(content, str) and (end := content.find("</think>")) >= 0:
-            thought, content = content[: end + 8], content[end + 8 :].strip()
+            thought = content[: end + 8]
+            content = content[end + 8 :].strip()
         calls = read_calls(content, what, arguments=self.tool_arguments)
         if calls is None:
-            raise TemplateError(f"{what} is a tool call without content, expected JSON text of {{name, arguments}}")
+            raise TemplateError(
+                f"{what} is a tool call without content, expected JSON text of {{name, arguments}}"
+            )
         return {**message, "role": "assistant", "content": thought, "tool_calls": calls}
 
     def _set_parts(self, message: Message, parts: list[Any], what: str) -> None:
@@ -201,7 +240,9 @@ class Reader:
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
                 found = f"{what} has a part that is {str(part)[:60]!r}"
                 raise TemplateError(f"{found}, expected {{'type': 'text', 'text': …}}")
-        if not any("value" in part and part["type"] in ("text", "reasoning", "tool_call") for part in parts):
+        if not any(
+            "value" in part and part["type"] in ("text", "reasoning", "tool_call") for part in parts
+        ):
             if self.content_parts == "text":
                 message["content"] = _joined(parts, "text", what)
             return
@@ -210,14 +251,18 @@ class Reader:
             message["content"] = _joined(rest, "value", what)
         else:  # images, video or audio between texts
             texts = [
-                {"type": "text", "text": _joined([part], "value", what)} if part["type"] == "text" else part
+                {"type": "text", "text": _joined([part], "value", what)}
+                if part["type"] == "text"
+                else part
                 for part in rest
             ]
             message["content"] = texts
         if thoughts := [part for part in parts if part["type"] == "reasoning"]:
             message["reasoning_content"] = _joined(thoughts, "value", what)
         if values := [part.get("value") for part in parts if part["type"] == "tool_call"]:
-            calls = (read_calls(value, what, arguments=self.tool_arguments) or [] for value in values)
+            calls = (
+                read_calls(value, what, arguments=self.tool_arguments) or [] for value in values
+            )
             message["tool_calls"] = [call for some in calls for call in some]
 
     def _check_content(self, message: Message, content: Any, content_key: str, what: str) -> None:
@@ -239,18 +284,26 @@ class Reader:
                 f"name them with role_key= and content_key="
             )
         turns = [{"role": key, "content": message[key]} for key in known]
-        return [self._message(turn, "role", "content", f"{what}.{turn['role']}[0]") for turn in turns]
+        return [
+            self._message(turn, "role", "content", f"{what}.{turn['role']}[0]") for turn in turns
+        ]
 
     def _system(self, record: Record) -> str | None:
         """The record's system message, if it has one."""
         if self.system_key is None:
             return None
-        key = self.system_key if isinstance(self.system_key, str) else one_key(record, self.system_key)
+        key = (
+            self.system_key
+            if isinstance(self.system_key, str)
+            else one_key(record, self.system_key)
+        )
         text = record.get(key) if key is not None else None
         if text is None or text == "" or text != text:  # != : NaN
             return None
         if not isinstance(text, str):
-            raise TemplateError(f"key {key!r} is {kind(text)}, expected a string; system_key=None ignores it")
+            raise TemplateError(
+                f"key {key!r} is {kind(text)}, expected a string; system_key=None ignores it"
+            )
         return text
 
     def _kwargs(self, record: Record) -> dict[str, Any]:
@@ -262,14 +315,20 @@ class Reader:
             return {}
         if not isinstance(given, dict):
             raise TemplateError(f"key {self.kwargs_key!r} is {kind(given)}, expected a dict")
-        return given if self.nulls == "keep" else {key: value for key, value in given.items() if value is not None}
+        return (
+            given
+            if self.nulls == "keep"
+            else {key: value for key, value in given.items() if value is not None}
+        )
 
 
 def _joined(parts: list[Message], key: str, what: str) -> str:
     """The texts of parts as one text."""
     for part in parts:
         if not isinstance(part.get(key), str):
-            raise TemplateError(f"{what} has a part of type {part['type']!r} without {key!r}, expected text only")
+            raise TemplateError(
+                f"{what} has a part of type {part['type']!r} without {key!r}, expected text only"
+            )
     return "".join(part[key] for part in parts)
 
 

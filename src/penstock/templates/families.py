@@ -25,8 +25,13 @@ class Family:
 
     version: ClassVar[int] = 1  # raise when the same size gives other tokens
     kinds: ClassVar[tuple[str, ...]] = ("image",)
-    around: ClassVar[tuple[str, str]] = ("", "")  # what chat templates print before and after a placeholder
-    image_defaults: ClassVar[Settings] = {}  # of the image processor's class, for settings that a folder leaves out
+    around: ClassVar[tuple[str, str]] = (
+        "",
+        "",
+    )  # what chat templates print before and after a placeholder
+    image_defaults: ClassVar[
+        Settings
+    ] = {}  # of the image processor's class, for settings that a folder leaves out
     video_defaults: ClassVar[Settings] = {}
 
     name: str
@@ -64,7 +69,9 @@ class Family:
     def problem(self) -> str | None:
         """Why this processor cannot be counted, if it cannot."""
         return (
-            None if self.image.get("do_resize", True) else "do_resize is false, so images of any size reach the model"
+            None
+            if self.image.get("do_resize", True)
+            else "do_resize is false, so images of any size reach the model"
         )
 
     def resized(self, height: int, width: int) -> tuple[int, int] | None:
@@ -77,7 +84,14 @@ class Family:
 
 
 def smart_resize(
-    height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int, frames: int = 1, step: int = 1
+    height: int,
+    width: int,
+    *,
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    frames: int = 1,
+    step: int = 1,
 ) -> tuple[int, int]:
     """The size that Qwen's processors resize to: multiples of `factor`, with a limited number of pixels in all frames.
 
@@ -88,7 +102,8 @@ def smart_resize(
             f"it has {height} × {width} pixels (height × width): one side is more than {MOST_RATIO} times the other, which the "
             f"processor refuses; crop it"
         )
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
     pixels = round(frames / step) * step * new_height * new_width
     if pixels > max_pixels:
         scale = math.sqrt((frames * height * width) / max_pixels)
@@ -135,7 +150,10 @@ class Qwen2VL(Family):
         return ((new_height // factor) * (new_width // factor),)
 
     def ask(self, image_processor: Any, height: int, width: int) -> tuple[int, ...]:
-        return (int(image_processor.get_number_of_image_patches(height, width, {})) // self.image["merge_size"] ** 2,)
+        return (
+            int(image_processor.get_number_of_image_patches(height, width, {}))
+            // self.image["merge_size"] ** 2,
+        )
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         return smart_resize(height, width, factor=_factor(self.image), **_pixels(self.image))
@@ -146,8 +164,10 @@ class Qwen2VL(Family):
 
     def frames(self, size: tuple[int, ...], rate: float) -> Ints:
         """The numbers of the frames that the video processor samples, or all, if its settings sample none."""
-        total, settings = size[0], self._video()
-        step, most = settings["temporal_patch_size"], settings["max_frames"]
+        total = size[0]
+        settings = self._video()
+        step = settings["temporal_patch_size"]
+        most = settings["max_frames"]
         if not settings.get("do_sample_frames"):
             return np.arange(total)
         if (wanted := settings.get("num_frames")) is not None:
@@ -159,18 +179,25 @@ class Qwen2VL(Family):
         else:
             return np.arange(total)
         if not 0 < number <= total:
-            raise MediaError(f"the video has {total} frames, but the processor samples {number}; remove it")
+            raise MediaError(
+                f"the video has {total} frames, but the processor samples {number}; remove it"
+            )
         return np.arange(0, total, total / number).astype(np.float32).astype(np.int64)
 
     def video_resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """The height and width that sampled frames are resized to."""
         settings = self._video()
-        factor, limits = _factor(settings), _pixels(settings)
+        factor = _factor(settings)
+        limits = _pixels(settings)
         if settings.get("cap_pixels_per_frame"):
             share = (
-                int(settings["max_video_tokens"] * factor * factor * 0.9) * settings["temporal_patch_size"] // frames
+                int(settings["max_video_tokens"] * factor * factor * 0.9)
+                * settings["temporal_patch_size"]
+                // frames
             )
-            limits["max_pixels"] = max(min(limits["max_pixels"], share), int(limits["min_pixels"] * 1.05))
+            limits["max_pixels"] = max(
+                min(limits["max_pixels"], share), int(limits["min_pixels"] * 1.05)
+            )
         return smart_resize(height, width, factor=factor, **limits)
 
     def _video_grid(self, size: tuple[int, ...], rate: float) -> tuple[int, int]:
@@ -194,7 +221,9 @@ class Qwen2VL(Family):
 class Qwen3VL(Qwen2VL):
     """Qwen3-VL: each temporal patch of a video begins with its time, and all frames share one limit of pixels."""
 
-    image_defaults: ClassVar[Settings] = Qwen2VL.image_defaults  # of the class; the model's files have others
+    image_defaults: ClassVar[Settings] = (
+        Qwen2VL.image_defaults
+    )  # of the class; the model's files have others
     video_defaults: ClassVar[Settings] = {
         "patch_size": 16,
         "merge_size": 2,
@@ -208,40 +237,57 @@ class Qwen3VL(Qwen2VL):
     }
 
     def frames(self, size: tuple[int, ...], rate: float) -> Ints:
-        total, settings = size[0], self._video()
+        total = size[0]
+        settings = self._video()
         if not settings.get("do_sample_frames"):
             return np.arange(total)
-        number, per_second = settings.get("num_frames"), settings.get("fps")
+        number = settings.get("num_frames")
+        per_second = settings.get("fps")
         if per_second is not None:  # num_frames of the settings does not count here
-            number = min(max(int(total / rate * per_second), settings["min_frames"]), settings["max_frames"], total)
+            number = min(
+                max(int(total / rate * per_second), settings["min_frames"]),
+                settings["max_frames"],
+                total,
+            )
         else:
             number = min(max(total, settings["min_frames"]), settings["max_frames"])
         return np.linspace(0, total - 1, number).round().astype(np.int64)
 
     def video_resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
         settings = self._video()
-        factor, times, limits = _factor(settings), settings["temporal_patch_size"], _pixels(settings)
+        factor = _factor(settings)
+        times = settings["temporal_patch_size"]
+        limits = _pixels(settings)
         if frames < times:
-            raise MediaError(f"the video has {frames} frames, but the processor needs {times}; remove it")
+            raise MediaError(
+                f"the video has {frames} frames, but the processor needs {times}; remove it"
+            )
         if settings.get("cap_pixels_per_frame"):
             cap = settings["max_video_tokens"] * factor * factor
             share = max(min(cap, limits["max_pixels"] // frames), int(limits["min_pixels"] * 1.05))
             limits["max_pixels"] = share * frames
         if height < factor or width < factor:
             scale = max(factor / height, factor / width)
-            height, width = int(height * scale), int(width * scale)
+            height = int(height * scale)
+            width = int(width * scale)
         return smart_resize(height, width, factor=factor, frames=frames, step=times, **limits)
 
     def video_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
         times, per_time = self._video_grid(size, rate)
-        start, end = (self.token(f"vision_{name}_token", f"<|vision_{name}|>") for name in ("start", "end"))
+        start, end = (
+            self.token(f"vision_{name}_token", f"<|vision_{name}|>") for name in ("start", "end")
+        )
         step = self.video["temporal_patch_size"]
         seconds = (self.frames(size, rate) / rate).tolist()
         seconds += seconds[-1:] * (-len(seconds) % step)
         pieces: Pieces = []
         for place in range(0, times * step, step):
             moment = (seconds[place] + seconds[place + step - 1]) / 2
-            pieces += [(f"<{moment:.1f} seconds>{start}", 1), (self.placeholder("video"), per_time), (end, 1)]
+            pieces += [
+                (f"<{moment:.1f} seconds>{start}", 1),
+                (self.placeholder("video"), per_time),
+                (end, 1),
+            ]
         return pieces
 
 

@@ -16,7 +16,9 @@ Choice = TypeVar("Choice", bound=str)
 
 def check_choice(option: str, value: Choice, known: Sequence[str]) -> Choice:
     if value not in known:
-        raise TemplateError(f"{option}={value!r} is not known, expected one of {', '.join(map(repr, known))}")
+        raise TemplateError(
+            f"{option}={value!r} is not known, expected one of {', '.join(map(repr, known))}"
+        )
     return value
 
 
@@ -28,7 +30,17 @@ def kind(value: object) -> str:
 # Keys
 
 _QUERY = ("query", "prompt", "input", "instruction", "question", "problem")
-_RESPONSE = ("response", "answer", "output", "target", "targets", "answers", "answer_key", "solution", "completion")
+_RESPONSE = (
+    "response",
+    "answer",
+    "output",
+    "target",
+    "targets",
+    "answers",
+    "answer_key",
+    "solution",
+    "completion",
+)
 
 
 def value_under(record: Record, key: str, option: str, *, expected: str = "a value") -> Any:
@@ -43,7 +55,9 @@ def text_under(record: Record, key: str, option: str) -> str:
     value = value_under(record, key, option, expected="a string")
     if isinstance(value, str):
         return value
-    raise TemplateError(f"key {key!r} is {kind(value)}, expected a string; name the key with {option}=")
+    raise TemplateError(
+        f"key {key!r} is {kind(value)}, expected a string; name the key with {option}="
+    )
 
 
 def as_label(value: Any, what: str) -> bool:
@@ -54,23 +68,38 @@ def as_label(value: Any, what: str) -> bool:
 
 def one_key(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of the names that has a value in the record, else the first that is there."""
-    return next((name for name in names if record.get(name)), next((name for name in names if name in record), None))
+    return next(
+        (name for name in names if record.get(name)),
+        next((name for name in names if name in record), None),
+    )
 
 
 def query_keys(record: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The keys that usually hold a question, and those that hold its answer, in upper or lower case."""
     named = {key.lower(): key for key in record if isinstance(key, str)}
-    return ([named[name] for name in _QUERY if name in named], [named[name] for name in _RESPONSE if name in named])
+    return (
+        [named[name] for name in _QUERY if name in named],
+        [named[name] for name in _RESPONSE if name in named],
+    )
 
 
-def query_pair(record: Mapping[str, Any], input_key: str | None, output_key: str | None) -> tuple[str, str]:
+def query_pair(
+    record: Mapping[str, Any], input_key: str | None, output_key: str | None
+) -> tuple[str, str]:
     """The two keys of a question and its answer: as given, else the only usual name in the record."""
     if input_key is not None and output_key is not None:
         return input_key, output_key
     queries, responses = query_keys(record)
-    for option, given, found in (("input_key", input_key, queries), ("output_key", output_key, responses)):
+    for option, given, found in (
+        ("input_key", input_key, queries),
+        ("output_key", output_key, responses),
+    ):
         if given is None and len(found) != 1:
-            several = f"{len(found)}: {', '.join(found)}" if found else f"none among {sorted(map(str, record))}"
+            several = (
+                f"{len(found)}: {', '.join(found)}"
+                if found
+                else f"none among {sorted(map(str, record))}"
+            )
             reason = f"of the usual names for {option} the record has {several}"
             raise TemplateError(f"{reason}; name the key with {option}=")
     return input_key or queries[0], output_key or responses[0]
@@ -80,9 +109,18 @@ def read_history(record: Record, key: str) -> list[dict[str, Any]]:
     """Earlier turns as Alpaca writes them, a list of [question, answer], as messages."""
     messages = []
     for place, turn in enumerate(record.get(key) or ()):
-        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(side, str) for side in turn):
-            raise TemplateError(f"{key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]")
-        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+        if (
+            not isinstance(turn, list | tuple)
+            or len(turn) != 2
+            or not all(isinstance(side, str) for side in turn)
+        ):
+            raise TemplateError(
+                f"{key}[{place}] is {str(turn)[:60]!r}, expected [question, answer]"
+            )
+        messages += [
+            {"role": "user", "content": turn[0]},
+            {"role": "assistant", "content": turn[1]},
+        ]
     return messages
 
 
@@ -92,7 +130,17 @@ CALL = "assistant: tool_call"  # an assistant that calls a tool, with the call a
 
 # Roles that chat templates read; they are passed on as they are.
 _KNOWN = (
-    *("user", "assistant", "system", "tool", "developer", "ipython", "environment", "context", "control"),
+    *(
+        "user",
+        "assistant",
+        "system",
+        "tool",
+        "developer",
+        "ipython",
+        "environment",
+        "context",
+        "control",
+    ),
     *("document", "documents", "available_tools"),
 )
 _ALIASES = {
@@ -115,10 +163,14 @@ def role_names(given: Mapping[str, str | Sequence[str]] | None) -> dict[str, str
         if not isinstance(value, Sequence) or not all(isinstance(alias, str) for alias in value):
             expected = f"a role, or a list of names for the role {key!r}"
             raise TemplateError(f"role_map[{key!r}] is {value!r}, expected {expected}")
-        for alias, role in [(key, value)] if isinstance(value, str) else [(each, key) for each in value]:
+        for alias, role in (
+            [(key, value)] if isinstance(value, str) else [(each, key) for each in value]
+        ):
             role = CALL if role in _ALIASES[CALL] else role
             if added.setdefault(alias, role) != role:
-                raise TemplateError(f"role_map has {alias!r} as {added[alias]!r} and as {role!r}; keep one of them")
+                raise TemplateError(
+                    f"role_map has {alias!r} as {added[alias]!r} and as {role!r}; keep one of them"
+                )
     return names | added
 
 
@@ -141,7 +193,11 @@ def check_roles(given: Any, names: Mapping[str, str]) -> list[str]:
         raise TemplateError(f"train_on={given!r} is not known, expected a word or a list of roles")
     for role in given:
         if names and role not in names.values():
-            why = f"is read as {names[role]!r}: name that one" if role in names else "is not a role: role_map= adds one"
+            why = (
+                f"is read as {names[role]!r}: name that one"
+                if role in names
+                else "is not a role: role_map= adds one"
+            )
             raise TemplateError(f"train_on names {role!r}, which {why}")
     return list(given)
 
@@ -150,8 +206,12 @@ _FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "m
 _ANY_FLAG = frozenset(_FLAGS)
 
 
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # stores keep weights as float32: others would become 0 or infinite
-_WEIGHTS = frozenset({"loss", "weight", "loss_weight", "loss_scale"})  # flags that may also be weights
+# stores keep weights as float32: others would become 0 or infinite
+_SMALLEST = 2.0**-126
+_LARGEST = 2.0**127
+_WEIGHTS = frozenset(
+    {"loss", "weight", "loss_weight", "loss_scale"}
+)  # flags that may also be weights
 
 
 def train_weight(message: Mapping[str, Any], *, fractions: bool) -> float | None:
@@ -166,13 +226,17 @@ def train_weight(message: Mapping[str, Any], *, fractions: bool) -> float | None
         if not (is_number and value in (0, 1)) and not (fractions and is_weight):
             expected = "true, false, 0 or 1"
             if is_weight:
-                expected += "; pass message_weights=True to keep the weights of messages for the loss"
+                expected += (
+                    "; pass message_weights=True to keep the weights of messages for the loss"
+                )
             elif key in _WEIGHTS and fractions:
                 expected += ", or a finite weight above 0"
             raise TemplateError(f"a message's {key!r} is {value!r}, expected {expected}")
         found[key] = float(value if key != "masked" else not value)
     if len(set(found.values())) > 1:
-        raise TemplateError(f"a message's fields contradict each other about its loss: {found} (0: not trained)")
+        raise TemplateError(
+            f"a message's fields contradict each other about its loss: {found} (0: not trained)"
+        )
     return next(iter(found.values()), None)
 
 
@@ -186,7 +250,9 @@ def read_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TemplateError(f"{what} is a string that is not JSON ({error}): {text[:80]!r}") from error
+        raise TemplateError(
+            f"{what} is a string that is not JSON ({error}): {text[:80]!r}"
+        ) from error
 
 
 def read_list(value: Any, what: str) -> list[Any] | None:
@@ -232,7 +298,9 @@ def are_ready(calls: Any, policy: str) -> bool:
         function = call.get("function") if type(call) is dict else None
         if type(function) is not dict or type(function.get("name")) is not str:
             return False
-        if policy != "as_is" and type(function.get("arguments")) is not (dict if policy == "parse" else str):
+        if policy != "as_is" and type(function.get("arguments")) is not (
+            dict if policy == "parse" else str
+        ):
             return False
     return True
 
@@ -248,7 +316,11 @@ def _call(call: Any, what: str, policy: str) -> dict[str, Any]:
     if function is call:
         rest = {key: call[key] for key in call if key not in ("id", "type", "name", "arguments")}
         number = {"id": call["id"]} if "id" in call else {}
-        return {**number, "type": "function", "function": {"name": call["name"], "arguments": new, **rest}}
+        return {
+            **number,
+            "type": "function",
+            "function": {"name": call["name"], "arguments": new, **rest},
+        }
     return call if new is old else {**call, "function": {**function, "arguments": new}}
 
 
@@ -256,7 +328,11 @@ def _arguments(value: Any, what: str, policy: str) -> Any:
     if policy == "as_is":
         return value
     if policy == "text":
-        return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
+        return (
+            value
+            if isinstance(value, str)
+            else json.dumps({} if value is None else value, ensure_ascii=False)
+        )
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
     if not isinstance(value, str):

@@ -22,7 +22,11 @@ from penstock.types import Column, Record, Samples, Values
 _EXPECTED = "a dict with input_ids, a list of {text, label}, or a Conversation"
 _KEYS = ("input_ids", "segments", "conversation")  # of a dict: what becomes tokens; one of them
 _TAKEN = (*_KEYS, "labels", "loss_mask", "assistant_masks", "completion_mask", "attention_mask")
-_KINDS = {"token": "one value for each of its {} tokens", "sample": "one value", "list": "a flat list of values"}
+_KINDS = {
+    "token": "one value for each of its {} tokens",
+    "sample": "one value",
+    "list": "a flat list of values",
+}
 
 
 class PassOn:
@@ -61,7 +65,9 @@ class FunctionTemplate(PlainText):
         columns: Sequence[Column] = (),
     ) -> None:
         if not callable(function):
-            raise TemplateError(f"function is a {type(function).__name__}, expected a callable that takes a record")
+            raise TemplateError(
+                f"function is a {type(function).__name__}, expected a callable that takes a record"
+            )
         if not isinstance(version, str) or not version:
             raise TemplateError(
                 f"version is {version!r}, expected text such as '1': it tells stores made by an older function apart"
@@ -69,7 +75,9 @@ class FunctionTemplate(PlainText):
         self.function = function
         self.function_version = version
         self.columns = _check_columns(columns)
-        super().__init__(tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing)
+        super().__init__(
+            tokenizer, bos=bos, eos=eos, special_in_text=special_in_text, on_nothing=on_nothing
+        )
         self._ids = PretokenizedTemplate(tokenizer)
         if chat and chat.get("message_weights"):
             raise TemplateError(
@@ -114,7 +122,9 @@ class FunctionTemplate(PlainText):
                 parts.append(encode(own))
             except TemplateError as error:
                 place = None if error.record is None else first + error.record
-                raise TemplateError(f"{self.name} returned an unusable value: {error}", record=place) from error
+                raise TemplateError(
+                    f"{self.name} returned an unusable value: {error}", record=place
+                ) from error
             first += len(own)
         columns = {column.name: _flat(column, values[column.name]) for column in self.columns}
         return replace(join(parts, on_nothing=KEEP), columns=columns)
@@ -125,18 +135,23 @@ class FunctionTemplate(PlainText):
         answer = given[keys[0]] if len(keys) == 1 and keys != ["input_ids"] else given
         if isinstance(answer, Conversation):
             if self._chat is None:
-                raise TemplateError(f"{self.name} returned a Conversation; pass chat={{}} or options", record=number)
+                raise TemplateError(
+                    f"{self.name} returned a Conversation; pass chat={{}} or options", record=number
+                )
             return self._encode_conversations, answer
         if isinstance(answer, dict) and "input_ids" in answer:
             return self._ids.encode_all, answer
         if isinstance(answer, list):
             return self._encode_segments, answer
         raise TemplateError(
-            f"{self.name} returned {type(given).__name__} {str(given)[:60]!r}, expected {_EXPECTED}", record=number
+            f"{self.name} returned {type(given).__name__} {str(given)[:60]!r}, expected {_EXPECTED}",
+            record=number,
         )
 
     def _encode_segments(self, answers: list[Any]) -> Samples:
-        return self._encode_pieces(read_each(lambda answer: read_pieces(answer, "its list"), answers))
+        return self._encode_pieces(
+            read_each(lambda answer: read_pieces(answer, "its list"), answers)
+        )
 
     def _encode_conversations(self, answers: list[Conversation]) -> Samples:
         assert self._chat is not None  # checked by _kind
@@ -155,36 +170,57 @@ class FunctionTemplate(PlainText):
         try:
             values = np.asarray(given[column.name])
             made = values.astype(column.dtype)
-        except (ValueError, TypeError, OverflowError):  # lists of different lengths in a list, text, huge integers
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+        ):  # lists of different lengths in a list, text, huge integers
             values = made = np.asarray(None)
-        fits = values.shape == (size,) if size is not None else values.ndim == (0 if column.per == "sample" else 1)
+        fits = (
+            values.shape == (size,)
+            if size is not None
+            else values.ndim == (0 if column.per == "sample" else 1)
+        )
         is_exact = made.dtype.kind == "f" or np.array_equal(made, values)  # only floats are rounded
         if not (fits and is_exact and values.dtype.kind in "biuf"):
             found = f"{str(given[column.name])[:60]!r}"
             raise TemplateError(
-                f"{what} {found}, expected {_KINDS[column.per].format(size)} of {column.dtype}", record=number
+                f"{what} {found}, expected {_KINDS[column.per].format(size)} of {column.dtype}",
+                record=number,
             )
         return made
 
     def __repr__(self) -> str:
-        return f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
+        return (
+            f"FunctionTemplate({self.name}, version {self.function_version!r}, {self.tokenizer!r})"
+        )
 
 
 def _check_columns(given: Sequence[Column]) -> tuple[Column, ...]:
     for place, column in enumerate(given):
         if not isinstance(column, Column):
-            raise TemplateError(f"columns[{place}] is {column!r}, expected a Column(name=, dtype=, per=)")
+            raise TemplateError(
+                f"columns[{place}] is {column!r}, expected a Column(name=, dtype=, per=)"
+            )
         if column.name in (*_TAKEN, *(other.name for other in given[:place])):
-            raise TemplateError(f"columns[{place}] has the name {column.name!r}, which is taken; choose another one")
+            raise TemplateError(
+                f"columns[{place}] has the name {column.name!r}, which is taken; choose another one"
+            )
         if column.per not in _KINDS:
-            raise TemplateError(f"column {column.name!r} has per={column.per!r}, expected one of {', '.join(_KINDS)}")
+            raise TemplateError(
+                f"column {column.name!r} has per={column.per!r}, expected one of {', '.join(_KINDS)}"
+            )
         if column.dtype not in np.sctypeDict or np.dtype(column.dtype).kind not in "iuf":
             expected = "a numpy type of numbers such as float32"
-            raise TemplateError(f"column {column.name!r} has the dtype {column.dtype!r}, expected {expected}")
+            raise TemplateError(
+                f"column {column.name!r} has the dtype {column.dtype!r}, expected {expected}"
+            )
     return tuple(given)
 
 
 def _flat(column: Column, values: list[npt.NDArray[Any]]) -> Values:
     if column.per == "list":
         return Values(np.concatenate(values), borders([len(one) for one in values]))
-    return Values(np.concatenate(values) if column.per == "token" else np.array(values, column.dtype))
+    return Values(
+        np.concatenate(values) if column.per == "token" else np.array(values, column.dtype)
+    )

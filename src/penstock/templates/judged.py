@@ -6,11 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import CALL, as_label, kind, one_key, read_history, role_names, value_under
+from penstock.templates.fields import (
+    CALL,
+    as_label,
+    kind,
+    one_key,
+    read_history,
+    role_names,
+    value_under,
+)
 from penstock.types import Record
 
 MESSAGES = ("messages", "conversations", "conversation")  # a list of messages
-QUESTION = ("instruction", "question", "query", "problem")  # a user's question, not a text to continue
+QUESTION = (
+    "instruction",
+    "question",
+    "query",
+    "problem",
+)  # a user's question, not a text to continue
 INPUT = "input"  # beside an instruction, or alone a user's question
 PROMPT = ("prompt", *MESSAGES, *QUESTION)
 CHOSEN = ("chosen", "chosen_response")
@@ -51,9 +64,13 @@ def read_side(record: Record, key: str, option: str) -> Side:
     if isinstance(value, list):
         for place, message in enumerate(value):
             if not isinstance(message, dict):
-                raise TemplateError(f"{key}[{place}] is {kind(message)}, expected a dict with role and content")
+                raise TemplateError(
+                    f"{key}[{place}] is {kind(message)}, expected a dict with role and content"
+                )
         return value
-    raise TemplateError(f"key {key!r} is {kind(value)}, expected text or messages; name the key with {option}=")
+    raise TemplateError(
+        f"key {key!r} is {kind(value)}, expected text or messages; name the key with {option}="
+    )
 
 
 def _messages_in(text: str) -> list[Any] | None:
@@ -64,7 +81,11 @@ def _messages_in(text: str) -> list[Any] | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in found) else None
+    return (
+        found
+        if all(isinstance(each, dict) and ("role" in each or "from" in each) for each in found)
+        else None
+    )
 
 
 def read_prompt(record: Record, given: str | None) -> Sides | None:
@@ -76,29 +97,41 @@ def read_prompt(record: Record, given: str | None) -> Sides | None:
     if key == "instruction" and isinstance(prompt, str):
         prompt = _with_input(prompt, record)
     if not prompt and isinstance(prompt, list):
-        raise TemplateError(f"key {key!r} is an empty list, expected the messages of a prompt; fix the record")
+        raise TemplateError(
+            f"key {key!r} is an empty list, expected the messages of a prompt; fix the record"
+        )
     return Sides(prompt, key=key)
 
 
 def require_prompt(record: Record, given: str | None) -> Sides:
     if (found := read_prompt(record, given)) is None:
-        raise TemplateError(f"no prompt among {sorted(map(str, record))}; name its key with input_key=")
+        raise TemplateError(
+            f"no prompt among {sorted(map(str, record))}; name its key with input_key="
+        )
     return found
 
 
 def _with_input(instruction: str, record: Record) -> Side:
     """An instruction with its input and earlier turns, as Alpaca writes them."""
-    question = "\n\n".join(part for part in (instruction, record.get("input")) if isinstance(part, str) and part)
+    question = "\n\n".join(
+        part for part in (instruction, record.get("input")) if isinstance(part, str) and part
+    )
     turns = read_history(record, "history")
     return [*turns, {"role": "user", "content": question}] if turns else question
 
 
 def read_pair(record: Record, keys: Mapping[str, str | None]) -> Sides:
     """A prompt with a chosen and a rejected answer.  Without a prompt, it is what both answers begin with, as trl has it."""
-    chosen = read_side(record, keys["chosen_key"] or one_key(record, CHOSEN) or "chosen", "chosen_key")
-    rejected = read_side(record, keys["rejected_key"] or one_key(record, REJECTED) or "rejected", "rejected_key")
+    chosen = read_side(
+        record, keys["chosen_key"] or one_key(record, CHOSEN) or "chosen", "chosen_key"
+    )
+    rejected = read_side(
+        record, keys["rejected_key"] or one_key(record, REJECTED) or "rejected", "rejected_key"
+    )
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise TemplateError("one of chosen and rejected is text, the other is messages; write both in the same form")
+        raise TemplateError(
+            "one of chosen and rejected is text, the other is messages; write both in the same form"
+        )
     found = read_prompt(record, keys["input_key"])
     if found is None or _is_repeated(found, chosen):
         sides = _implicit(chosen, rejected)
@@ -116,12 +149,15 @@ def _is_repeated(found: Sides, chosen: Side) -> bool:
     """Whether the answers are whole conversations beside a prompt as text, or beside one of them under `messages`."""
     is_whole = isinstance(chosen, list) and len(chosen) > 1 and not _is_assistant(chosen[0])
     prompt = found.prompt
-    return is_whole and (isinstance(prompt, str) or (found.key in MESSAGES and _is_assistant(prompt[-1])))
+    return is_whole and (
+        isinstance(prompt, str) or (found.key in MESSAGES and _is_assistant(prompt[-1]))
+    )
 
 
 def _check_border(sides: Sides, names: str) -> None:
     """Refuse messages that would stand twice, and an answer after the answer that a conversation ends with."""
-    prompt, key = sides.prompt, sides.key
+    prompt = sides.prompt
+    key = sides.key
     if isinstance(prompt, str):
         return
     if key in MESSAGES and _is_assistant(prompt[-1]):
@@ -130,7 +166,9 @@ def _check_border(sides: Sides, names: str) -> None:
             f"prompt with input_key="
         )
     if any(answer[: len(prompt)] == prompt for answer in sides.answers):
-        raise TemplateError(f"{names} begin with the messages of {key!r}, which would stand twice; remove {key!r}")
+        raise TemplateError(
+            f"{names} begin with the messages of {key!r}, which would stand twice; remove {key!r}"
+        )
 
 
 def _implicit(chosen: Side, rejected: Side) -> Sides:
@@ -169,13 +207,17 @@ def read_judged(record: Record, keys: Mapping[str, str | None]) -> Sides:
 def read_label(record: Record, given: str | None) -> bool:
     """Whether the answer is desirable."""
     key = given or one_key(record, LABELS) or "label"
-    return as_label(value_under(record, key, "desirable_key", expected="true or false"), f"key {key!r}")
+    return as_label(
+        value_under(record, key, "desirable_key", expected="true or false"), f"key {key!r}"
+    )
 
 
 def read_margin(record: Record, key: str) -> float:
     value = value_under(record, key, "margin_key", expected="a number")
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-        raise TemplateError(f"key {key!r} is {value!r}, expected a finite number; name the key with margin_key=")
+        raise TemplateError(
+            f"key {key!r} is {value!r}, expected a finite number; name the key with margin_key="
+        )
     return float(value)
 
 

@@ -28,10 +28,21 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 _COLUMNS = {kind: (f"{kind}s", kind) for kind in KINDS}  # of a record: images or image …
 _TAGS = re.compile("<(image|video|audio)>")
 # Types of content parts, as different libraries name them.
-_TYPES = {name: kind for kind in KINDS for name in (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")}
+_TYPES = {
+    name: kind for kind in KINDS for name in (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")
+}
 # Keys of a part that change what a processor does with it.  They are refused: the processor's own settings count.
 _SETTINGS = (
-    *("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width", "fps", "nframes", "num_frames"),
+    *(
+        "min_pixels",
+        "max_pixels",
+        "total_pixels",
+        "resized_height",
+        "resized_width",
+        "fps",
+        "nframes",
+        "num_frames",
+    ),
     *("min_frames", "max_frames", "video_start", "video_end", "sampling_rate"),
 )
 _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://")
@@ -79,7 +90,11 @@ def mentions_media(record: Record) -> bool:
 
 def _mentions(value: Any) -> bool:
     if isinstance(value, str):  # JSON text of messages
-        return value.lstrip()[:1] == "[" and '"type"' in value and any(f'"{name}"' in value for name in _TYPES)
+        return (
+            value.lstrip()[:1] == "["
+            and '"type"' in value
+            and any(f'"{name}"' in value for name in _TYPES)
+        )
     messages = value if isinstance(value, list | tuple) else [value]
     return any(
         isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in _TYPES
@@ -107,7 +122,11 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     named = {_TYPES[name] for name in part_types(conversation.messages)}
     num_listed = {kind: len(listed) for kind, listed in waiting.items()}
     # without a column, <image> is a word of the text; with an empty column, it is a tag whose image is missing
-    by_tags = [kind for kind in KINDS if kind not in named and any(name in record for name in _COLUMNS[kind])]
+    by_tags = [
+        kind
+        for kind in KINDS
+        if kind not in named and any(name in record for name in _COLUMNS[kind])
+    ]
     if not named and not by_tags:
         return conversation
     found: list[MediaReference] = []
@@ -143,10 +162,17 @@ def _column(record: Record, kind: Kind) -> list[MediaReference]:
         if value is None or is_nan or (isinstance(value, str | list | dict) and not value):
             continue  # NaN is what tables use for an absent value
         listed = list(value) if isinstance(value, list | tuple) else [value]
-        made.append([_found(kind, each, f"column {name!r}, place {place}") for place, each in enumerate(listed)])
+        made.append(
+            [
+                _found(kind, each, f"column {name!r}, place {place}")
+                for place, each in enumerate(listed)
+            ]
+        )
     if len(made) == 2 and made[0] != made[1]:
         names = " and ".join(map(repr, _COLUMNS[kind]))
-        raise MediaError(f"columns {names} hold different media, expected one of them; remove the other column")
+        raise MediaError(
+            f"columns {names} hold different media, expected one of them; remove the other column"
+        )
     return made[0] if made else []
 
 
@@ -173,10 +199,16 @@ def _split_part(part: Any, kinds: Sequence[str]) -> list[Any]:
     return parts if isinstance(parts, list) else [part]
 
 
-def _part(part: Any, what: str, waiting: Mapping[Kind, list[MediaReference]], found: list[MediaReference]) -> Any:
+def _part(
+    part: Any, what: str, waiting: Mapping[Kind, list[MediaReference]], found: list[MediaReference]
+) -> Any:
     """One part of a message; media parts lose everything but their kind."""
     if not isinstance(part, dict) or (kind := _TYPES.get(str(part.get("type")))) is None:
-        return part if not isinstance(part, dict) else {key: part[key] for key in part if part[key] is not None}
+        return (
+            part
+            if not isinstance(part, dict)
+            else {key: part[key] for key in part if part[key] is not None}
+        )
     for name in _SETTINGS:
         if part.get(name) is not None:
             raise MediaError(
@@ -200,7 +232,9 @@ def _value(part: Message, kind: Kind) -> Any:
     usual = (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")
     for key in (*usual, "path", "url", "source", "value", "data", "base64"):
         if (value := part.get(key)) is not None:
-            return {"base64": value} if key in ("data", "base64") and isinstance(value, str) else value
+            return (
+                {"base64": value} if key in ("data", "base64") and isinstance(value, str) else value
+            )
     return {"bytes": part["bytes"]} if part.get("bytes") is not None else None
 
 
@@ -222,7 +256,9 @@ def _found(kind: Kind, value: Any, what: str) -> MediaReference:
                 made = _from_text(kind, value[key], what)
                 return made if value.get("start") is None else _ranged(made, value, what)
     shown = (
-        f"{kind_of(value)} {str(value)[:_SHOWN]!r}" if not isinstance(value, dict) else f"a dict with {sorted(value)}"
+        f"{kind_of(value)} {str(value)[:_SHOWN]!r}"
+        if not isinstance(value, dict)
+        else f"a dict with {sorted(value)}"
     )
     raise MediaError(
         f"{what}: the {kind} is {shown}, expected a path, a data URL, bytes, or {{'bytes': …, 'path': …}}; pass the "
@@ -232,9 +268,12 @@ def _found(kind: Kind, value: Any, what: str) -> MediaReference:
 
 def _ranged(found: MediaReference, value: Record, what: str) -> MediaReference:
     """The same, as a range of its file."""
-    start, size = value["start"], value.get("num_bytes")
+    start = value["start"]
+    size = value.get("num_bytes")
     if not isinstance(start, int) or not isinstance(size, int) or min(start, size) < 0:
-        raise MediaError(f"{what}: start is {start!r} and num_bytes {size!r}, expected two whole numbers, 0 or more")
+        raise MediaError(
+            f"{what}: start is {start!r} and num_bytes {size!r}, expected two whole numbers, 0 or more"
+        )
     return replace(found, start=start, num_bytes=size)
 
 
@@ -242,9 +281,13 @@ def _from_text(kind: Kind, text: str, what: str) -> MediaReference:
     if text.startswith("data:"):
         head, comma, body = text.partition(",")
         if not comma or ";base64" not in head:
-            raise MediaError(f"{what}: a data URL that begins {head[:_SHOWN]!r}, expected data:{kind}/…;base64,…")
+            raise MediaError(
+                f"{what}: a data URL that begins {head[:_SHOWN]!r}, expected data:{kind}/…;base64,…"
+            )
         if head[5:].partition("/")[0] not in (kind, "application", ""):
-            raise MediaError(f"{what}: a data URL of type {head[5:_SHOWN]!r} expected data:{kind}/…")
+            raise MediaError(
+                f"{what}: a data URL of type {head[5:_SHOWN]!r} expected data:{kind}/…"
+            )
         return MediaReference(kind, data=_decoded(body, what))
     if _REMOTE.match(text):
         raise MediaError(
@@ -252,7 +295,9 @@ def _from_text(kind: Kind, text: str, what: str) -> MediaReference:
         )
     path = text.removeprefix("file://")
     if not path or "\0" in path:
-        raise MediaError(f"{what}: the path {text[:_SHOWN]!r} is empty or holds a NUL, expected the path of the {kind}")
+        raise MediaError(
+            f"{what}: the path {text[:_SHOWN]!r} is empty or holds a NUL, expected the path of the {kind}"
+        )
     return MediaReference(kind, path=path)
 
 
@@ -260,7 +305,9 @@ def _decoded(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise MediaError(f"{what}: not base64 ({error}): {text[:20]!r}; write the bytes again") from error
+        raise MediaError(
+            f"{what}: not base64 ({error}): {text[:20]!r}; write the bytes again"
+        ) from error
 
 
 # Files
@@ -272,7 +319,12 @@ class MediaReader:
     version = 1  # raise when the same record gives other media items
 
     def __init__(
-        self, processor: Processor, reader: Any, *, root: str | None, max_image_pixels: int = MAX_IMAGE_PIXELS
+        self,
+        processor: Processor,
+        reader: Any,
+        *,
+        root: str | None,
+        max_image_pixels: int = MAX_IMAGE_PIXELS,
     ) -> None:
         """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder."""
         self.processor = processor
@@ -310,9 +362,15 @@ class MediaReader:
             assert found.path is not None
             version = identify(self.path_of(found.path))
             size = version.size - found.start if found.num_bytes is None else found.num_bytes
-            whole = found.start == 0 and size != version.size  # a range begins behind the header of an archive
+            whole = (
+                found.start == 0 and size != version.size
+            )  # a range begins behind the header of an archive
             if whole or not 0 <= found.start <= found.start + size <= version.size:
-                rule = "a range that begins at 0 must be the whole file" if whole else "correct start and num_bytes"
+                rule = (
+                    "a range that begins at 0 must be the whole file"
+                    if whole
+                    else "correct start and num_bytes"
+                )
                 raise MediaError(
                     f"the record names bytes {found.start:,} to {found.start + size:,}, and the file has {version.size:,} bytes; {rule}"
                 )
@@ -333,8 +391,11 @@ class MediaReader:
     def refuse_kind(self, found: MediaReference) -> None:
         """Raise for a kind that the processor does not take."""
         if found.kind not in self.processor.kinds:
-            family, able = self.processor.family, ", ".join(self.processor.kinds)
-            raise MediaError(f"{self._name(found)}: the processor ({family}) takes {able}, not {found.kind}; remove it")
+            family = self.processor.family
+            able = ", ".join(self.processor.kinds)
+            raise MediaError(
+                f"{self._name(found)}: the processor ({family}) takes {able}, not {found.kind}; remove it"
+            )
 
     def _header(self, kind: Kind, file: io.BufferedIOBase) -> Header:
         return read_header(kind, file, max_image_pixels=self.max_image_pixels)
@@ -342,7 +403,9 @@ class MediaReader:
     def _name(self, found: MediaReference) -> str:
         return f"{found.kind} in the record" if found.path is None else self.path_of(found.path)
 
-    def bytes_of(self, item: MediaItem, record: Callable[[], Record], part: slice = slice(None)) -> bytes:
+    def bytes_of(
+        self, item: MediaItem, record: Callable[[], Record], part: slice = slice(None)
+    ) -> bytes:
         """The bytes of one media item, or a part of them; `record` is called only where they are in the record itself.
 
         Raises SourceChanged if there are more or fewer than when the sample was prepared.
@@ -352,7 +415,9 @@ class MediaReader:
             data = found[item.number].data if item.number < len(found) else None
             if data is None or len(data) != item.num_bytes:
                 size = "no bytes" if data is None else f"{len(data):,} bytes"
-                raise SourceChanged(_changed(f"{item.kind} {item.number} of the record", size, item))
+                raise SourceChanged(
+                    _changed(f"{item.kind} {item.number} of the record", size, item)
+                )
             return data[part]
         path = self.path_of(item.place)
         version = identify(path)
@@ -372,7 +437,10 @@ class _Range(io.RawIOBase):
     """A range of a file as a file of its own."""
 
     def __init__(self, file: File, start: int, size: int) -> None:
-        self._file, self._start, self._size, self._place = file, start, size, 0
+        self._file = file
+        self._start = start
+        self._size = size
+        self._place = 0
 
     def readable(self) -> bool:
         return True

@@ -14,7 +14,9 @@ from typing import Any, Literal
 from penstock.errors import MediaError
 
 MAX_IMAGE_PIXELS = 89_478_485  # from here on Pillow warns of a decompression bomb
-_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # the tag of EXIF, and its values that swap height and width
+# the tag of EXIF, and its values that swap height and width
+_ORIENTATION = 0x0112
+_TURNED = (5, 6, 7, 8)
 _TAIL = 1 << 16  # bytes at the end that are searched for an end marker
 # In the tail of a PNG: data behind the pixels that may hold an orientation.
 _LATE = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
@@ -51,7 +53,9 @@ class Header:
     rate: float = 0.0
 
 
-def read_header(kind: Kind, file: io.BufferedIOBase, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Header:
+def read_header(
+    kind: Kind, file: io.BufferedIOBase, *, max_image_pixels: int = MAX_IMAGE_PIXELS
+) -> Header:
     """Read the header of an open file.  Errors do not name the file: the caller knows its name."""
     start = file.read(64)
     if not start:
@@ -88,7 +92,9 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
         raise MediaError("reading images needs Pillow; install penstock[vlm]") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the limit of pixels is checked below; odd EXIF data is no error
+            warnings.simplefilter(
+                "ignore"
+            )  # the limit of pixels is checked below; odd EXIF data is no error
             with Image.open(file) as image:
                 tail = _tail(file)
                 _check_pixels(image.height, image.width, max_pixels)
@@ -98,11 +104,15 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
     except Image.DecompressionBombError as error:
         raise MediaError(f"the image is too large: {error}; shrink it") from error
     except UnidentifiedImageError as error:
-        raise MediaError(f"not an image that Pillow can read: {_looks_like(start)}; replace or remove it") from error
+        raise MediaError(
+            f"not an image that Pillow can read: {_looks_like(start)}; replace or remove it"
+        ) from error
     except MediaError:
         raise
     except Exception as error:  # Pillow's plugins raise errors of any type for damaged files
-        raise MediaError(f"the image is broken or cut off ({error}); copy it again, or remove it") from error
+        raise MediaError(
+            f"the image is broken or cut off ({error}); copy it again, or remove it"
+        ) from error
     return Header((height, width))
 
 
@@ -124,7 +134,9 @@ def _upright(image: Any, tail: bytes) -> tuple[int, int]:
 
     if image.format == "TIFF":
         return image.height, image.width
-    is_late = image.format == "PNG" and "exif" not in image.info and any(word in tail for word in _LATE)
+    is_late = (
+        image.format == "PNG" and "exif" not in image.info and any(word in tail for word in _LATE)
+    )
     found = image.getexif() if is_late or image.format != "PNG" else Image.Image.getexif(image)
     turned = found.get(_ORIENTATION, 1) in _TURNED
     return (image.width, image.height) if turned else (image.height, image.width)
@@ -132,7 +144,9 @@ def _upright(image: Any, tail: bytes) -> tuple[int, int]:
 
 def _check_pixels(height: int, width: int, most: int) -> None:
     if height < 1 or width < 1:
-        raise MediaError(f"the image has {height} × {width} pixels (height × width), expected at least one; remove it")
+        raise MediaError(
+            f"the image has {height} × {width} pixels (height × width), expected at least one; remove it"
+        )
     if height * width > most:
         raise MediaError(
             f"the image has {height:,} × {width:,} pixels (height × width), more than max_image_pixels={most:,}, so it may be a "
@@ -201,9 +215,13 @@ def _read_audio(file: io.BufferedIOBase, start: bytes) -> Header:
     try:
         found = soundfile.info(file)
     except (RuntimeError, OSError, TypeError) as error:
-        raise MediaError(f"not audio that soundfile can read ({error}): {_looks_like(start)}; replace it") from error
+        raise MediaError(
+            f"not audio that soundfile can read ({error}): {_looks_like(start)}; replace it"
+        ) from error
     if found.frames < 1 or found.samplerate < 1:
-        raise MediaError(f"the audio clip has {found.frames} samples, expected at least one; remove it")
+        raise MediaError(
+            f"the audio clip has {found.frames} samples, expected at least one; remove it"
+        )
     return Header((int(found.frames),), float(found.samplerate))
 
 
@@ -219,10 +237,16 @@ def _read_video(file: io.BufferedIOBase, start: bytes) -> Header:
             stream = container.streams.video[0]
             # some formats do not say how many frames they have: then packets are counted, still without decoding
             frames = stream.frames or sum(bool(packet.size) for packet in container.demux(stream))
-            rate, height, width = float(stream.average_rate or 0), stream.height, stream.width
+            rate = float(stream.average_rate or 0)
+            height = stream.height
+            width = stream.width
     except (av.FFmpegError, OSError) as error:
-        raise MediaError(f"not a video that PyAV can read ({error}): {_looks_like(start)}; replace it") from error
+        raise MediaError(
+            f"not a video that PyAV can read ({error}): {_looks_like(start)}; replace it"
+        ) from error
     if min(frames, height, width, rate) <= 0:
         found = f"{frames} frames of {height} × {width} pixels at {rate} a second"
-        raise MediaError(f"the video has {found}, expected at least one frame, one pixel and a rate above 0; remove it")
+        raise MediaError(
+            f"the video has {found}, expected at least one frame, one pixel and a rate above 0; remove it"
+        )
     return Header((int(frames), int(height), int(width)), rate)

@@ -19,8 +19,23 @@ from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.templates.chat.options import ChatOptions, open_chat
 from penstock.templates.conversation import Reader
 from penstock.templates.fields import check_choice
-from penstock.templates.judged import Sides, read_judged, read_label, read_margin, read_open_prompt, read_pair
-from penstock.templates.samples import KEEP, POLICIES, BatchTemplate, OnNothing, Rendering, byte_spans, owners
+from penstock.templates.judged import (
+    Sides,
+    read_judged,
+    read_label,
+    read_margin,
+    read_open_prompt,
+    read_pair,
+)
+from penstock.templates.samples import (
+    KEEP,
+    POLICIES,
+    BatchTemplate,
+    OnNothing,
+    Rendering,
+    byte_spans,
+    owners,
+)
 from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import Tokenizer, special_found
 from penstock.types import (
@@ -40,7 +55,10 @@ if TYPE_CHECKING:
     from penstock.templates.chat.template import ChatTemplate
     from penstock.templates.render import Renderer
 
-Chat = Annotated[bool | None, "render text with the chat template, too; null: messages and questions only, as in trl"]
+Chat = Annotated[
+    bool | None,
+    "render text with the chat template, too; null: messages and questions only, as in trl",
+]
 PromptKey = Annotated[str | None, "column with the prompt"]
 
 
@@ -77,17 +95,27 @@ class JudgedTemplate(BatchTemplate):
     tokenizer: Tokenizer = field(kw_only=False)
     input_key: PromptKey = None
     chat: Chat = None
-    options: dict[str, Any] = field(default_factory=dict)  # of conversations, of their reader and of the chat template
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # of conversations, of their reader and of the chat template
 
     def __post_init__(self) -> None:
         self.vocab_size = self.tokenizer.vocab_size
         check_choice("on_nothing", self.on_nothing, self.policies)
-        self._keys = {each.name: getattr(self, each.name) for each in fields(self) if each.name.endswith("_key")}
+        self._keys = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name.endswith("_key")
+        }
         names = {each.name for each in fields(Reader)}
-        self._reader = Reader(shape="prompt_completion", **{k: v for k, v in self.options.items() if k in names})
+        self._reader = Reader(
+            shape="prompt_completion", **{k: v for k, v in self.options.items() if k in names}
+        )
         given = {name: value for name, value in self.options.items() if name not in names}
         self._options = ChatOptions(**given, train_on="all")
-        self._chat: ChatTemplate | None = None  # None where the tokenizer has no chat template, or none is asked for
+        self._chat: ChatTemplate | None = (
+            None  # None where the tokenizer has no chat template, or none is asked for
+        )
         has_template = self.tokenizer.chat_templates or self._options.chat_template is not None
         if self.chat is not False and (self.chat or has_template):
             self._chat = open_chat(self.tokenizer, reader=self._reader, **given, train_on="all")
@@ -128,7 +156,9 @@ class JudgedTemplate(BatchTemplate):
         return Rendering("".join(each.text for each in self._read(record, 0).answers), [])
 
     def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
-        return partial(self._encode, numbers=count())  # both engines render the first records of a shard
+        return partial(
+            self._encode, numbers=count()
+        )  # both engines render the first records of a shard
 
     def _sides(self, record: Record) -> Sides:
         raise NotImplementedError
@@ -158,14 +188,19 @@ class JudgedTemplate(BatchTemplate):
         dropped[place] = "template_refused"
 
     def _read(self, record: Record, number: int) -> _Read:
-        sides, value = self._sides(record), self._value(record)
+        sides = self._sides(record)
+        value = self._value(record)
         by_template = sides.has_messages or (sides.is_question and self._chat is not None)
         if by_template if self.chat is None else self.chat:
             return _Read(self._rendered(record, sides, number), True, value)
         if sides.has_messages:
-            raise TemplateError("the record has messages, but chat=False encodes plain text only; leave chat= out")
+            raise TemplateError(
+                "the record has messages, but chat=False encodes plain text only; leave chat= out"
+            )
         self._refuse_unprinted(record)
-        texts = [f"{sides.prompt}\n" if sides.is_question else str(sides.prompt)]  # as query_response
+        texts = [
+            f"{sides.prompt}\n" if sides.is_question else str(sides.prompt)
+        ]  # as query_response
         for answer in map(str, sides.answers):
             texts.append(texts[0] + (answer if answer.endswith(self._eos) else answer + self._eos))
         return _Read([self._plain(text) for text in texts], False, value)
@@ -185,7 +220,9 @@ class JudgedTemplate(BatchTemplate):
         """Plain text, in which special tokens that people wrote are found, except for the end that was added."""
         policy = self._options.special_in_text
         size = len(text) - len(self._eos) if self._eos and text.endswith(self._eos) else len(text)
-        if policy == "error" and (found := [token for token in self.tokenizer.special_added if token in text[:size]]):
+        if policy == "error" and (
+            found := [token for token in self.tokenizer.special_added if token in text[:size]]
+        ):
             raise special_found(min(found), "the text")
         return Rendering(text, [], plain=[(0, size)] if policy == "text" else [])
 
@@ -195,26 +232,36 @@ class JudgedTemplate(BatchTemplate):
                 f"the record is a conversation, and {self.tokenizer!r} has no chat template; pass chat_template=, or chat=True for ChatML"
             )
         answers = sides.answers or ([],)
-        given = [self._chat.read({**record, "prompt": sides.prompt, "completion": answer}) for answer in answers]
+        given = [
+            self._chat.read({**record, "prompt": sides.prompt, "completion": answer})
+            for answer in answers
+        ]
         render = partial(self._chat.render, record, number=number)
         prompt = replace(given[0], messages=given[0].messages[: given[0].prompt_length])
         texts = [render(prompt, generation_prompt=True)]
         texts += [render(conversation) for conversation in given if sides.answers]
         lost = sorted({name for text in texts for name in text.unrendered})
         if lost and self._options.on_unrendered != "warn":
-            raise TemplateError(f"the chat template does not print {', '.join(lost)}; remove it, or set on_unrendered")
+            raise TemplateError(
+                f"the chat template does not print {', '.join(lost)}; remove it, or set on_unrendered"
+            )
         return texts
 
     def _sequences(self, found: Sequence[_Read], dropped: dict[int, str]) -> list[_Encoded] | None:
         """Encode all texts at once.  None where a record had to be refused."""
         flat = [text for read in found for text in read.texts]
-        ranges = [byte_spans(each.text, each.plain) for each in flat] if any(each.plain for each in flat) else None
+        ranges = (
+            [byte_spans(each.text, each.plain) for each in flat]
+            if any(each.plain for each in flat)
+            else None
+        )
         try:
             if ranges is None:
                 ids, offsets = self.tokenizer.encode([each.text for each in flat])
             else:
                 encoded = self.tokenizer.encode_spans([each.text for each in flat], plain=ranges)
-                ids, offsets = encoded.ids, encoded.offsets
+                ids = encoded.ids
+                offsets = encoded.offsets
         except TemplateError as error:
             if error.record is None:
                 raise
@@ -222,7 +269,9 @@ class JudgedTemplate(BatchTemplate):
             self._refuse(place, TemplateError(str(error)), dropped)
             found[place].texts.clear()
             return None
-        before, after = (np.array(part, np.uint32) for part in (self.tokenizer.prefix, self.tokenizer.suffix))
+        before, after = (
+            np.array(part, np.uint32) for part in (self.tokenizer.prefix, self.tokenizer.suffix)
+        )
         arrays = iter([ids[start:stop] for start, stop in pairwise(offsets.tolist())])
         made = []
         for read in found:
@@ -234,11 +283,14 @@ class JudgedTemplate(BatchTemplate):
             made.append(_Encoded(answers, length, len(own[0]) - length if own else 0))
         return made
 
-    def _samples(self, found: Sequence[_Read], made: list[_Encoded], dropped: dict[int, str]) -> Samples:
+    def _samples(
+        self, found: Sequence[_Read], made: list[_Encoded], dropped: dict[int, str]
+    ) -> Samples:
         notes: dict[str, dict[int, int]] = {}
         for place, each in enumerate(made):
             if each.sequences and not self._is_kept(each):
-                dropped[place], made[place] = NOTHING_TO_TRAIN, _Encoded()
+                dropped[place] = NOTHING_TO_TRAIN
+                made[place] = _Encoded()
             elif each.cut:
                 notes.setdefault(PROMPT_CUT, {})[place] = each.cut
             for text in found[place].answers:
@@ -249,15 +301,21 @@ class JudgedTemplate(BatchTemplate):
         dropped |= {place: NOTHING_TO_TRAIN for place in empty if place not in dropped}
         lengths = [[len(ids) for ids in each.sequences] for each in made]
         masks = [
-            np.arange(length) >= each.prompt_length for each, own in zip(made, lengths, strict=True) for length in own
+            np.arange(length) >= each.prompt_length
+            for each, own in zip(made, lengths, strict=True)
+            for length in own
         ]
         return Samples(
-            input_ids=np.concatenate([np.zeros(0, np.uint32), *(ids for each in made for ids in each.sequences)]),
+            input_ids=np.concatenate(
+                [np.zeros(0, np.uint32), *(ids for each in made for ids in each.sequences)]
+            ),
             loss_mask=np.concatenate([np.zeros(0, np.bool_), *masks]),
             offsets=borders([sum(own) for own in lengths]),
             dropped=dropped,
             notes=notes,
-            assistant_characters=sum(text.assistant_characters for read in found for text in read.answers),
+            assistant_characters=sum(
+                text.assistant_characters for read in found for text in read.answers
+            ),
             columns=self._values(found, lengths),
         )
 
@@ -293,7 +351,9 @@ class PreferenceTemplate(JudgedTemplate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.columns = (SEQUENCE_LENGTHS,) if self.margin_key is None else (SEQUENCE_LENGTHS, MARGIN)
+        self.columns = (
+            (SEQUENCE_LENGTHS,) if self.margin_key is None else (SEQUENCE_LENGTHS, MARGIN)
+        )
 
     def _sides(self, record: Record) -> Sides:
         return read_pair(record, self._keys)

@@ -34,7 +34,8 @@ class PretokenizedTemplate(BatchTemplate):
         input_key: Annotated[str, "column with the ids"] = "input_ids",
         labels_key: Annotated[str, "column with the labels of the ids"] = "labels",
         mask_key: Annotated[
-            str | None, "column with the loss mask; null finds labels, loss_mask, assistant_masks or completion_mask"
+            str | None,
+            "column with the loss mask; null finds labels, loss_mask, assistant_masks or completion_mask",
         ] = None,
         ignore_index: Annotated[int, "label of tokens that are not trained"] = -100,
         vocab_size: Annotated[int | None, "number of ids, if no tokenizer is given"] = None,
@@ -44,8 +45,11 @@ class PretokenizedTemplate(BatchTemplate):
         if size is None or size < 1:
             expected = "the size of the vocabulary, or a tokenizer that has it"
             raise TemplateError(f"vocab_size is {size}, expected {expected}")
-        self.tokenizer, self.vocab_size = tokenizer, size
-        self.input_key, self.labels_key, self.mask_key = input_key, labels_key, mask_key
+        self.tokenizer = tokenizer
+        self.vocab_size = size
+        self.input_key = input_key
+        self.labels_key = labels_key
+        self.mask_key = mask_key
         self.ignore_index = ignore_index
         self.on_nothing = check_choice("on_nothing", on_nothing, POLICIES)
 
@@ -59,8 +63,11 @@ class PretokenizedTemplate(BatchTemplate):
     def encode_all(self, records: Sequence[Record]) -> Samples:
         """Encode a batch of records, and keep the tokens of those without a target."""
         read = read_each(self._read, records)
-        ids, masks = np.concatenate([ids for ids, _ in read]), np.concatenate([mask for _, mask in read])
-        return Samples(input_ids=ids, loss_mask=masks, offsets=borders([len(ids) for ids, _ in read]))
+        ids = np.concatenate([ids for ids, _ in read])
+        masks = np.concatenate([mask for _, mask in read])
+        return Samples(
+            input_ids=ids, loss_mask=masks, offsets=borders([len(ids) for ids, _ in read])
+        )
 
     def _read(self, record: Record) -> tuple[Ids, Bools]:
         given = value_under(record, self.input_key, "input_key", expected="a list of ids")
@@ -75,10 +82,18 @@ class PretokenizedTemplate(BatchTemplate):
     def _mask(self, record: Record, ids: Ids) -> Bools:
         self._check_attention(record, ids)
         if self.mask_key is not None:
-            return _read_mask(value_under(record, self.mask_key, "mask_key"), self.mask_key, len(ids))
-        found = {key: _read_mask(record[key], key, len(ids)) for key in _MASKS if record.get(key) is not None}
+            return _read_mask(
+                value_under(record, self.mask_key, "mask_key"), self.mask_key, len(ids)
+            )
+        found = {
+            key: _read_mask(record[key], key, len(ids))
+            for key in _MASKS
+            if record.get(key) is not None
+        }
         if "assistant_masks" in found and "completion_mask" in found:
-            found["assistant_masks and completion_mask"] = found.pop("assistant_masks") & found.pop("completion_mask")
+            found["assistant_masks and completion_mask"] = found.pop("assistant_masks") & found.pop(
+                "completion_mask"
+            )
         if record.get(self.labels_key) is not None:
             found[self.labels_key] = self._labels(record, ids)
         if not found:
@@ -96,13 +111,17 @@ class PretokenizedTemplate(BatchTemplate):
         what = f"key {self.labels_key!r}"
         labels = _integers(record[self.labels_key], what)
         if len(labels) != len(ids):
-            raise TemplateError(f"{what} has {len(labels)} labels for {len(ids)} ids, expected one each")
+            raise TemplateError(
+                f"{what} has {len(labels)} labels for {len(ids)} ids, expected one each"
+            )
         trained = np.asarray(labels != self.ignore_index, np.bool_)
         wrong = np.flatnonzero(trained & (labels != ids))
         if len(wrong):
             place = int(wrong[0])
             hint = f"expected the id itself, or {self.ignore_index} where nothing is trained"
-            if trained[:-1].any() and np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
+            if trained[:-1].any() and np.array_equal(
+                labels[:-1][trained[:-1]], ids[1:][trained[:-1]]
+            ):
                 hint = "they look shifted by one already, but the loader shifts labels: give them unshifted"
             raise TemplateError(
                 f"{what} differs from the ids at {len(wrong)} places, first at {place}: label {labels[place]}, "
@@ -130,10 +149,14 @@ def _read_mask(value: Any, key: str, length: int) -> Bools:
         numbers = _integers(value, f"key {key!r}")
         others = numbers[~np.isin(numbers, (0, 1))]
         if len(others):
-            raise TemplateError(f"key {key!r} holds {others[0]}, expected 0 and 1, or true and false")
+            raise TemplateError(
+                f"key {key!r} holds {others[0]}, expected 0 and 1, or true and false"
+            )
         mask = numbers != 0
     if mask.shape != (length,):
-        raise TemplateError(f"key {key!r} has the shape {mask.shape} for {length} ids, expected one value each")
+        raise TemplateError(
+            f"key {key!r} has the shape {mask.shape} for {length} ids, expected one value each"
+        )
     return mask.astype(np.bool_, copy=False)
 
 

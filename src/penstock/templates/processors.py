@@ -23,7 +23,7 @@ from penstock.types import Ints
 
 _PROCESSOR, _IMAGE, _VIDEO, _MODEL = PROCESSOR_FILES
 # Pixels, of sizes compared.
-_SIDES = (1, 2, 13, 14, 27, 28, 29, 63, 100, 224, 333, 448, 640, 777, 1024, 1600, 2600, 4000)  # fmt: skip
+_SIDES = (1, 2, 13, 14, 27, 28, 29, 63, 100, 224, 333, 448, 640, 777, 1024, 1600, 2600, 4000)
 _lock = Lock()
 
 
@@ -53,7 +53,10 @@ def read_processor(folder: Path) -> ProcessorFiles | None:
     if paths[0] not in found and paths[1] not in found:
         return None
     whole, image, video, model = (parsed(found, path) for path in paths)
-    inner = {name: whole.pop(name, None) or {} for name in ("image_processor", "video_processor", "feature_extractor")}
+    inner = {
+        name: whole.pop(name, None) or {}
+        for name in ("image_processor", "video_processor", "feature_extractor")
+    }
     image = image or inner["image_processor"] or inner["feature_extractor"]
     return ProcessorFiles(
         folder=str(folder),
@@ -104,7 +107,9 @@ def transformers_version() -> str:
 class Processor:
     """The processor of one folder."""
 
-    def __init__(self, files: ProcessorFiles, tokens: Mapping[str, str], cache: Cache | None = None) -> None:
+    def __init__(
+        self, files: ProcessorFiles, tokens: Mapping[str, str], cache: Cache | None = None
+    ) -> None:
         """tokens: special tokens that the tokenizer names.  cache: where the comparison with transformers is kept."""
         assert files.family is not None, files
         self.family: str = files.family
@@ -120,7 +125,9 @@ class Processor:
         )
         self._classes = [files.processor_class, str(files.image.get("image_processor_type", ""))]
         if (problem := self.counts.problem()) is not None:
-            raise TemplateError(f"{self.folder}: the settings of the processor are not supported: {problem}")
+            raise TemplateError(
+                f"{self.folder}: the settings of the processor are not supported: {problem}"
+            )
         self.by_formula = self._is_proven(files, cache)
 
     def _is_proven(self, files: ProcessorFiles, cache: Cache | None) -> bool:
@@ -133,7 +140,8 @@ class Processor:
     def _compare(self) -> bool:
         """Compare formula and image processor over a few hundred sizes."""
         return all(
-            _answer(self.counts.measure, height, width) == _answer(self.counts.ask, self.image_processor, height, width)
+            _answer(self.counts.measure, height, width)
+            == _answer(self.counts.ask, self.image_processor, height, width)
             for height in _SIDES
             for width in _SIDES
         )
@@ -141,7 +149,11 @@ class Processor:
     def identity(self) -> dict[str, Any]:
         """Everything that changes tokens, and what pixels are made by, as plain JSON values."""
         counts = self.counts
-        by = f"formula {counts.version}" if self.by_formula else f"transformers {transformers_version()}"
+        by = (
+            f"formula {counts.version}"
+            if self.by_formula
+            else f"transformers {transformers_version()}"
+        )
         return {
             "family": self.family,
             "classes": self._classes,
@@ -178,7 +190,9 @@ class Processor:
         try:
             return self.counts.ask(self.image_processor, height, width)
         except (ValueError, ZeroDivisionError) as error:
-            raise MediaError(f"the processor refuses an image of {height} × {width} pixels: {error}") from error
+            raise MediaError(
+                f"the processor refuses an image of {height} × {width} pixels: {error}"
+            ) from error
 
     @cached_property
     def image_processor(self) -> Any:
@@ -194,7 +208,9 @@ class Processor:
                 return AutoImageProcessor.from_pretrained(self.folder, backend="pil")
             except Exception as error:  # of any type: the files are read by code of the model
                 why = f"transformers cannot open the image processor: {error}"
-                raise TemplateError(f"{self.folder}: {why}; copy the processor's folder again") from error
+                raise TemplateError(
+                    f"{self.folder}: {why}; copy the processor's folder again"
+                ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "image_processor"}

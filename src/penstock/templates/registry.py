@@ -39,15 +39,26 @@ NAMES = tuple(name for shape in SHAPES.values() for name in (shape.name, shape.a
 _ALIASES = {shape.alias: shape.name for shape in SHAPES.values() if shape.alias}
 
 _OF_SOME_SHAPES = {option for shape in SHAPES.values() for option in shape.options}
-_OF_EVERY_SHAPE = [each.name for each in fields(Reader) if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}]
+_OF_EVERY_SHAPE = [
+    each.name
+    for each in fields(Reader)
+    if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}
+]
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
 
-RECORDS = "records"  # no template: a recipe serves the records themselves, as a Loader of a source does
+RECORDS = (
+    "records"  # no template: a recipe serves the records themselves, as a Loader of a source does
+)
 
 # All of a judged answer is trained, and nothing of a prompt.
 _OF_TRAINING = ("train_on", "train_reasoning", "message_weights", "on_nothing")
 
-_PACKAGES = ("tokenizers", "fastokens", "jinja2", "minijinja")  # their versions are part of identities
+_PACKAGES = (
+    "tokenizers",
+    "fastokens",
+    "jinja2",
+    "minijinja",
+)  # their versions are part of identities
 
 ENOUGH = 0.99  # share of rows
 
@@ -58,7 +69,8 @@ _Candidate = tuple[str, _Found]  # the name of a shape, with those options
 def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any]) -> Template:
     """Open a template by name, with its options; an unknown option is an error."""
     chat = uses_chat(name, tokenizer, options)
-    known, options = known_options(name, chat=chat), dict(options)
+    known = known_options(name, chat=chat)
+    options = dict(options)
     for option in options:
         if option not in known:
             raise TemplateError(
@@ -94,7 +106,10 @@ def uses_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
     """
     if options.get("chat") is not None:
         return bool(options["chat"])
-    has_template = bool(tokenizer is not None and tokenizer.chat_templates) or options.get("chat_template") is not None
+    has_template = (
+        bool(tokenizer is not None and tokenizer.chat_templates)
+        or options.get("chat_template") is not None
+    )
     return name == "query_response" and has_template
 
 
@@ -113,7 +128,10 @@ def known_options(name: str, *, chat: bool | None = False) -> list[str]:
     shape = _shape(name)
     if shape.reads is None:
         own = _parameters(shape.template)
-        more = [*_OF_EVERY_SHAPE, *(name for name in _parameters(ChatOptions) if name not in _OF_TRAINING)]
+        more = [
+            *_OF_EVERY_SHAPE,
+            *(name for name in _parameters(ChatOptions) if name not in _OF_TRAINING),
+        ]
         return list(dict.fromkeys([*own, *more])) if shape.has_messages else own
     as_chat = [*shape.options, *_OF_EVERY_SHAPE, *_parameters(ChatOptions)]
     if not _is_two_sided(shape):
@@ -158,7 +176,9 @@ def _other_chat(name: str, option: str, *, chat: bool) -> str:
     return "with chat=True it has; "
 
 
-def named_processor(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> ProcessorFiles | None:
+def named_processor(
+    name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
+) -> ProcessorFiles | None:
     """The files of the processor that a template of this name would use for media, if any."""
     shape = _shape(name)
     chat = uses_chat(name, tokenizer, options) if _is_two_sided(shape) else shape.reads is not None
@@ -188,14 +208,21 @@ def opened_template(template: Template) -> Template:
 class RememberedTemplate:
     """Identity, vocabulary size and columns of a template from the cache.  Everything else opens the template."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache) -> None:
-        self._name, self._tokenizer, self._options, self._cache = name, tokenizer, options, cache
+    def __init__(
+        self, name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache
+    ) -> None:
+        self._name = name
+        self._tokenizer = tokenizer
+        self._options = options
+        self._cache = cache
         self._template: Template | None = None
         about = {
             "template": name,
             "options": options,
             # with the path, because warnings name it
-            "tokenizer": None if tokenizer is None else [tokenizer.content, tokenizer.wants_fast, tokenizer.path],
+            "tokenizer": None
+            if tokenizer is None
+            else [tokenizer.content, tokenizer.wants_fast, tokenizer.path],
             "versions": [package_version(package) for package in _PACKAGES],
         }
         if (processor := named_processor(name, tokenizer, options)) is not None:
@@ -217,7 +244,9 @@ class RememberedTemplate:
         """The same template; `fast` decides whether fastokens may encode."""
         if self._tokenizer is None or self._tokenizer.wants_fast == fast:
             return self
-        return RememberedTemplate(self._name, self._tokenizer.with_engine(fast=fast), self._options, self._cache)
+        return RememberedTemplate(
+            self._name, self._tokenizer.with_engine(fast=fast), self._options, self._cache
+        )
 
     def encode(self, records: Iterable[Record]) -> Samples:
         return self.opened().encode(records)
@@ -289,12 +318,17 @@ def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
             else:
                 num_empty[name] += 1
     least = {name: math.ceil(ENOUGH * (len(records) - num_empty[name])) for name in SHAPES}
-    enough = [candidate for candidate, count in counts.most_common() if count >= least[candidate[0]]]
+    enough = [
+        candidate for candidate, count in counts.most_common() if count >= least[candidate[0]]
+    ]
     fitting = [candidate for candidate in enough if not _foreign(candidate, options)]
     if len(fitting) != 1:
         raise TemplateError(_refusal(records, options, counts, enough, fitting))
     name, found = fitting[0]
-    scores = {shape: max((n for (other, _), n in counts.items() if other == shape), default=0) for shape in SHAPES}
+    scores = {
+        shape: max((n for (other, _), n in counts.items() if other == shape), default=0)
+        for shape in SHAPES
+    }
     texts = {key for record in records for key, value in record.items() if isinstance(value, str)}
     return Detection(
         chosen=name,
@@ -312,7 +346,11 @@ def _fits(record: Record, options: Mapping[str, Any]) -> dict[str, Fit | bool]:
     found = {name: fit for name, fit in tried.items() if fit is not None}
     if isinstance(found.get("alpaca"), Fit) or isinstance(found.get("prompt_completion"), Fit):
         found.pop("query_response", None)  # the same columns under a name that says more
-    for name in ("preference", "kto", "stepwise"):  # as anything else, the bad examples would be trained, too
+    for name in (
+        "preference",
+        "kto",
+        "stepwise",
+    ):  # as anything else, the bad examples would be trained, too
         if isinstance(found.get(name), Fit):
             return {name: found[name]}
     if _has_answers(record):
@@ -349,7 +387,10 @@ def _refusal(
         listed = " and ".join(map(_choice, fitting))
         return f"{len(fitting)} templates fit the {total:,} sampled rows: {listed}; name the one you mean, with its options"
     if enough:
-        lacks = "; ".join(f"template {each[0]!r} has no option {', '.join(_foreign(each, options))}" for each in enough)
+        lacks = "; ".join(
+            f"template {each[0]!r} has no option {', '.join(_foreign(each, options))}"
+            for each in enough
+        )
         return f"{counts[enough[0]]:,} of {total:,} sampled rows match template {enough[0][0]!r}, but {lacks}"
     if counts:
         (nearest, most), *others = counts.most_common(3)
@@ -358,14 +399,22 @@ def _refusal(
             f"only {most:,} of {total:,} sampled rows match {_choice(nearest)}{also}; a template is chosen if {ENOUGH:.0%} match. "
             f"Set template: to get an error with file and line for each row that does not match, or filter the source"
         )
-    keys = sorted({f"{name} ({type(value).__name__})" for record in records for name, value in record.items()})
-    texts = sorted({str(key) for record in records for key, value in record.items() if isinstance(value, str)})
+    keys = sorted(
+        {f"{name} ({type(value).__name__})" for record in records for name, value in record.items()}
+    )
+    texts = sorted(
+        {str(key) for record in records for key, value in record.items() if isinstance(value, str)}
+    )
     queries, responses = (", ".join(names) for names in query_keys(records[0]))
-    hint = "template='text' with key=, or template='prompt_completion' with input_key= and output_key="
+    hint = (
+        "template='text' with key=, or template='prompt_completion' with input_key= and output_key="
+    )
     if any(map(_has_answers, records)):
         hint = "template='preference', whose chosen_key= and rejected_key= name text or messages, or the template of another part"
     elif queries and responses:
-        hint = f"template='query_response' with input_key= ({queries}) and output_key= ({responses})"
+        hint = (
+            f"template='query_response' with input_key= ({queries}) and output_key= ({responses})"
+        )
     elif len(texts) == 1:
         hint = f"template='text' with key={texts[0]!r}"
     return f"no template fits {total} rows with the keys {', '.join(keys) or '(none)'}; give {hint}, or a Template"

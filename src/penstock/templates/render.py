@@ -29,7 +29,15 @@ _MOST_FORMAT = 100  # characters of a date's format
 _MOST_INDENT = 64  # characters of an indent or a separator of JSON
 _usual_json = json.JSONEncoder(ensure_ascii=False).encode
 # What a template raises by itself, or by doing to a value what the value cannot do.
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+)
 
 
 class Renderer:
@@ -48,7 +56,9 @@ class Renderer:
         self.text = text
         self.today = today
         self.reason = reason
-        self.wraps_text = wraps_text  # whether the template is given every content as a list of parts
+        self.wraps_text = (
+            wraps_text  # whether the template is given every content as a list of parts
+        )
         self._moment = datetime.datetime.fromisoformat(today)
         self._instrumented = instrument(text)
         self.has_generation = self._instrumented.has_generation
@@ -67,7 +77,9 @@ class Renderer:
 
     @property
     def engine(self) -> str:
-        from penstock.templates.tokenizer.facts import package_version  # the child process of a trial does without
+        from penstock.templates.tokenizer.facts import (
+            package_version,
+        )  # the child process of a trial does without
 
         name = "minijinja" if self._fast is not None else "jinja2"
         return f"{name} {package_version(name)}"
@@ -90,13 +102,17 @@ class Renderer:
             self.reason = f"minijinja refuses this template: {_reason(error)}"
             return
         # copies: minijinja lets a template change what it is given
-        same = [outcome(self._render_fast, copy.deepcopy(context)) for context in contexts] == expected
+        same = [
+            outcome(self._render_fast, copy.deepcopy(context)) for context in contexts
+        ] == expected
         if (why := needs_jinja2(self.tree())) is not None:
-            self._fast, self.reason = None, f"{why} is left to jinja2"
+            self._fast = None
+            self.reason = f"{why} is left to jinja2"
         elif same:
             self.reason = "minijinja renders the made-up conversations as jinja2 does"
         else:
-            self._fast, self.reason = None, "minijinja renders a made-up conversation in another way"
+            self._fast = None
+            self.reason = "minijinja renders a made-up conversation in another way"
 
     def render(self, context: dict[str, Any]) -> str:
         """Text with marks."""
@@ -106,7 +122,9 @@ class Renderer:
             return self._render_fast(context)
         except LimitExceeded:
             raise
-        except TemplateError:  # it lacks some of jinja2's methods: whether to refuse is for jinja2 to say
+        except (
+            TemplateError
+        ):  # it lacks some of jinja2's methods: whether to refuse is for jinja2 to say
             return self.render_reference(context)
 
     def render_plain(self, context: dict[str, Any]) -> str:
@@ -140,7 +158,8 @@ class Renderer:
         self._sandbox.start()
         deadline = time.monotonic() + sandbox.SECONDS
         context = self._marker.start(self._given(context))
-        parts, size = [], 0
+        parts = []
+        size = 0
         try:
             for part in template.generate(**context):
                 size += len(part)
@@ -152,7 +171,9 @@ class Renderer:
         except _REFUSALS as error:
             raise _refusal(error) from error
         except (RecursionError, MemoryError) as error:
-            raise LimitExceeded("the chat template nests calls or values too deeply, or fills the memory") from error
+            raise LimitExceeded(
+                "the chat template nests calls or values too deeply, or fills the memory"
+            ) from error
         return "".join(parts)
 
     def needs_parts(self, given: dict[str, Any]) -> bool:
@@ -163,7 +184,11 @@ class Renderer:
         word = "penstockword"
         shown = []
         for content in (word, [{"type": "text", "text": word}]):
-            context = {**given, "messages": [{"role": "user", "content": content}], "add_generation_prompt": False}
+            context = {
+                **given,
+                "messages": [{"role": "user", "content": content}],
+                "add_generation_prompt": False,
+            }
             shown.append(word in (outcome(self.render_reference, context) or ""))
         return shown == [False, True]
 
@@ -184,8 +209,12 @@ class Renderer:
         environment = minijinja.Environment(keep_trailing_newline=True, fuel=_FUEL, debug=False)
         environment.auto_escape_callback = lambda name: False
         environment.add_filter("tojson", _to_json)
-        environment.add_test("iterable", lambda value: isinstance(value, str | list | tuple | dict))  # None is not
-        environment.add_test("sequence", lambda value: isinstance(value, str | list | tuple | dict))  # text is one
+        environment.add_test(
+            "iterable", lambda value: isinstance(value, str | list | tuple | dict)
+        )  # None is not
+        environment.add_test(
+            "sequence", lambda value: isinstance(value, str | list | tuple | dict)
+        )  # text is one
         for name, function in self._globals().items():
             environment.add_global(name, function)
         environment.add_template("chat", self._instrumented.source)
@@ -200,9 +229,19 @@ class Renderer:
             try:
                 self._reference = environment.from_string(self._instrumented.source)
             except jinja2.TemplateSyntaxError as error:
-                raise TemplateError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
-            except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
-                raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
+                raise TemplateError(
+                    f"the chat template is not Jinja: line {error.lineno}: {error.message}"
+                ) from error
+            except (
+                jinja2.TemplateError,
+                SyntaxError,
+                RecursionError,
+                MemoryError,
+                ValueError,
+            ) as error:
+                raise TemplateError(
+                    f"the chat template cannot be compiled: {_reason(error)}"
+                ) from error
             self._sandbox = environment
         return self._reference
 
@@ -218,7 +257,12 @@ class Renderer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         engine = "jinja2" if self._fast is None else "minijinja"
-        return partial(Renderer, wraps_text=self.wraps_text), (self.text, self.today, engine, self.reason)
+        return partial(Renderer, wraps_text=self.wraps_text), (
+            self.text,
+            self.today,
+            engine,
+            self.reason,
+        )
 
 
 def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> str | None:
@@ -236,16 +280,24 @@ def _refusal(error: BaseException) -> TemplateError:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     """Return JSON as transformers writes it: jinja's own filter would escape HTML characters."""
     if indent is None and separators is None and not ensure_ascii and not sort_keys:
         return _usual_json(value)
     separators = None if separators is None else tuple(separators)
     for width in (indent, *(separators or ())):
-        if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _MOST_INDENT:
+        if (
+            len(width) if isinstance(width, str) else width if isinstance(width, int) else 0
+        ) > _MOST_INDENT:
             sandbox.stop()
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _reason(error: BaseException) -> str:

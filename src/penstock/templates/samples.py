@@ -48,9 +48,12 @@ class BatchTemplate:
         """What encodes one batch after another.  Its errors name a record by its number in the batch."""
         raise NotImplementedError
 
-    def _encode_all(self, encode: Callable[[Sequence[Record]], Samples], records: Iterable[Record]) -> Samples:
+    def _encode_all(
+        self, encode: Callable[[Sequence[Record]], Samples], records: Iterable[Record]
+    ) -> Samples:
         parts: list[Samples] = []
-        first, rest = 0, iter(records)
+        first = 0
+        rest = iter(records)
         while batch := list(islice(rest, _BATCH)):
             with renumbered(range(first, first + len(batch))):
                 parts.append(encode(batch))
@@ -59,7 +62,9 @@ class BatchTemplate:
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         if self.tokenizer is None:
-            raise TemplateError("the samples are ids, and no tokenizer was given; pass tokenizer= to read them as text")
+            raise TemplateError(
+                "the samples are ids, and no tokenizer was given; pass tokenizer= to read them as text"
+            )
         return self.tokenizer.decode(input_ids)
 
     def with_engine(self, *, fast: bool) -> Self:
@@ -97,16 +102,25 @@ def read_each(read: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
     return made
 
 
-def join(parts: Sequence[Samples], *, on_nothing: str = "drop", columns: Sequence[Column] = ()) -> Samples:
+def join(
+    parts: Sequence[Samples], *, on_nothing: str = "drop", columns: Sequence[Column] = ()
+) -> Samples:
     """Join samples.  One without a target loses its tokens and is counted as dropped, or stops the work, unless all are kept."""
     ids = np.concatenate([np.zeros(0, np.uint32), *(part.input_ids for part in parts)])
     mask = np.concatenate([np.zeros(0, np.bool_), *(part.loss_mask for part in parts)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(part.offsets) for part in parts)])
-    numbered = list(zip(borders([len(part.offsets) - 1 for part in parts]).tolist(), parts, strict=False))
-    known = {first + number: why for first, part in numbered for number, why in part.dropped.items()}
+    numbered = list(
+        zip(borders([len(part.offsets) - 1 for part in parts]).tolist(), parts, strict=False)
+    )
+    known = {
+        first + number: why for first, part in numbered for number, why in part.dropped.items()
+    }
     bare = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths))
     targets = lengths if on_nothing == KEEP else bare.num_targets()
-    dropped = {number: known.get(number, NOTHING_TO_TRAIN) for number in np.flatnonzero(targets == 0).tolist()}
+    dropped = {
+        number: known.get(number, NOTHING_TO_TRAIN)
+        for number in np.flatnonzero(targets == 0).tolist()
+    }
     empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
     if on_nothing == "stop" and empty is not None:
         raise TemplateError(
@@ -147,8 +161,12 @@ class Rendering:
 
     text: str
     spans: Spans
-    plain: Spans = field(default_factory=list)  # words of the data, in which special tokens are text
-    unrendered: dict[str, int] = field(default_factory=dict)  # field → its characters that the template does not print
+    plain: Spans = field(
+        default_factory=list
+    )  # words of the data, in which special tokens are text
+    unrendered: dict[str, int] = field(
+        default_factory=dict
+    )  # field → its characters that the template does not print
     assistant_characters: int = 0  # of the record, printed or not
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
@@ -165,7 +183,9 @@ class Inserted:
     end: int
     untrained: tuple[int, int]  # the same with what the chat template prints around a placeholder
     repeats: tuple[tuple[int, int, int], ...]  # (first character, token id, how many times)
-    cut: tuple[int, int]  # where the placeholder ended in the text before, and how much longer the text is behind it
+    cut: tuple[
+        int, int
+    ]  # where the placeholder ended in the text before, and how much longer the text is behind it
 
 
 def covered(size: int, spans: Spans) -> Bools:
@@ -191,7 +211,10 @@ def byte_spans(text: str, spans: Spans) -> Spans:
 
 
 def token_mask(
-    encoded: Encoded, texts: Sequence[str], spans: Sequence[Spans], special: Mapping[int, str] | None = None
+    encoded: Encoded,
+    texts: Sequence[str],
+    spans: Sequence[Spans],
+    special: Mapping[int, str] | None = None,
 ) -> Bools:
     """Tokens that cover a character of a span, for all texts.  `special`: the texts of special tokens, which may cover blanks, too.
 
@@ -204,13 +227,18 @@ def token_mask(
         edges = borders([len(text) for text in texts])
         flat = np.array([span for own in spans for span in own], np.int64) + edges[owners, None]
         is_ascii = all(text.isascii() for text in texts)
-        data = np.frombuffer(b"" if is_ascii else b"".join([text.encode() for text in texts]), np.uint8)
+        data = np.frombuffer(
+            b"" if is_ascii else b"".join([text.encode() for text in texts]), np.uint8
+        )
         inner = np.flatnonzero((data & 0xC0) == 0x80)  # bytes that continue a character
         inner -= np.arange(len(inner))  # the characters that begin before each of them
-        bases, begins, ends = (at + np.searchsorted(inner, at, side="right") for at in (edges, *flat.T))
+        bases, begins, ends = (
+            at + np.searchsorted(inner, at, side="right") for at in (edges, *flat.T)
+        )
         counts = np.diff(encoded.offsets)
         base = np.repeat(bases[:-1], counts)
-        starts, stops = encoded.starts + base, encoded.stops + base
+        starts = encoded.starts + base
+        stops = encoded.stops + base
         if (starts == stops).any():  # added by a normalizer
             starts = np.minimum(starts, np.repeat(bases[1:], counts) - 1)
             stops = np.maximum(stops, starts + 1)
@@ -225,7 +253,9 @@ def token_mask(
     return mask
 
 
-def token_weights(encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]) -> npt.NDArray[np.float32]:
+def token_weights(
+    encoded: Encoded, batch: Sequence[Rendering], special: Mapping[int, str]
+) -> npt.NDArray[np.float32]:
     """The weight of each token: that of the span that it covers, 0 outside of all.  One in spans of two weights is refused."""
     given = [made.weights or [1.0] * len(made.spans) for made in batch]
     found = np.zeros(len(encoded.ids), np.float32)
@@ -236,8 +266,12 @@ def token_weights(encoded: Encoded, batch: Sequence[Rendering], special: Mapping
         ]
         mask = token_mask(encoded, [made.text for made in batch], own, special)
         if (twice := mask & (found > 0)).any():
-            record = int(np.searchsorted(encoded.offsets, np.flatnonzero(twice)[0], side="right")) - 1
-            reason = "a token belongs to two messages of different weights, so its weight is not known"
+            record = (
+                int(np.searchsorted(encoded.offsets, np.flatnonzero(twice)[0], side="right")) - 1
+            )
+            reason = (
+                "a token belongs to two messages of different weights, so its weight is not known"
+            )
             raise TemplateError(f"{reason}; give these messages one weight", record=record)
         found[mask] = value
     return found
@@ -250,8 +284,12 @@ def _only_blanks(
     found = np.zeros(len(first), np.bool_)
     inside = np.flatnonzero(first < len(encoded.ids))
     for span in inside[encoded.starts[first[inside]] < begins[inside]].tolist():
-        token, begin = int(first[span]), int(begins[span])
-        start, stop = int(encoded.starts[token]), int(encoded.stops[token])
+        token = int(first[span])
+        begin = int(begins[span])
+        start = int(encoded.starts[token])
+        stop = int(encoded.stops[token])
         content = special.get(int(encoded.ids[token]), "")
-        found[span] = bool(content) and content.encode() in texts[span].encode()[start : min(begin, stop)]
+        found[span] = (
+            bool(content) and content.encode() in texts[span].encode()[start : min(begin, stop)]
+        )
     return found

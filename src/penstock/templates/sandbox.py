@@ -32,8 +32,17 @@ MOST_IN_TAG = 1_000  # bounds every chain of operators, filters and attributes
 MOST_BRACKETS = 32
 MOST_BLOCKS = 128
 
-_OPENS = frozenset(("if", "elif", "for", "macro", "call", "filter", "set", "with", "block", "generation"))
-_DROPPED_FILTERS = ("random", "wordwrap", "urlize", "xmlattr", "pprint", "filesizeformat")  # not for chat templates
+_OPENS = frozenset(
+    ("if", "elif", "for", "macro", "call", "filter", "set", "with", "block", "generation")
+)
+_DROPPED_FILTERS = (
+    "random",
+    "wordwrap",
+    "urlize",
+    "xmlattr",
+    "pprint",
+    "filesizeformat",
+)  # not for chat templates
 _DROPPED_GLOBALS = ("lipsum", "cycler", "joiner")  # Python functions and classes
 
 
@@ -47,14 +56,18 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         # White space control is resolved in instrumented sources.  Not optimized: constant expressions are computed when the template is
         # rendered, under its limits, not when it is compiled.
-        super().__init__(keep_trailing_newline=True, extensions=[jinja2.ext.loopcontrols], optimized=False)
+        super().__init__(
+            keep_trailing_newline=True, extensions=[jinja2.ext.loopcontrols], optimized=False
+        )
         self._turns = 0
         self._deadline = 0.0
         for name in _DROPPED_FILTERS:
             del self.filters[name]
         for name in _DROPPED_GLOBALS:
             del self.globals[name]
-        self.filters["penstock_turns"] = jinja2.pass_context(lambda context, values: self._counted(values))
+        self.filters["penstock_turns"] = jinja2.pass_context(
+            lambda context, values: self._counted(values)
+        )
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
 
@@ -66,7 +79,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
             self._turns += 1
-            if self._turns > MOST_TURNS or (self._turns & 63 == 0 and time.monotonic() > self._deadline):
+            if self._turns > MOST_TURNS or (
+                self._turns & 63 == 0 and time.monotonic() > self._deadline
+            ):
                 stop()
             yield value
 
@@ -81,7 +96,9 @@ class _CountLoops(jinja2.visitor.NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         assert isinstance(node.iter, nodes.Expr)
-        node.iter = nodes.Filter(node.iter, "penstock_turns", [], [], None, None, lineno=node.iter.lineno)
+        node.iter = nodes.Filter(
+            node.iter, "penstock_turns", [], [], None, None, lineno=node.iter.lineno
+        )
         return node
 
 
@@ -121,7 +138,9 @@ def check_source(text: str) -> None:
             _check(brackets, MOST_BRACKETS, "{} brackets inside each other", line)
             _check(len(blocks), MOST_BLOCKS, "{} blocks inside each other", line)
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
+        raise TemplateError(
+            f"the chat template is not Jinja: line {error.lineno}: {error.message}"
+        ) from error
 
 
 def _nest(blocks: list[str], tag: str) -> None:
@@ -136,7 +155,9 @@ def _nest(blocks: list[str], tag: str) -> None:
 def _check(found: int, limit: int, what: str, line: int | None = None) -> None:
     if found > limit:
         where = "" if line is None else f" (line {line})"
-        raise LimitExceeded(f"the chat template has {what.format(f'{found:_}')}{where}, expected at most {limit:_}")
+        raise LimitExceeded(
+            f"the chat template has {what.format(f'{found:_}')}{where}, expected at most {limit:_}"
+        )
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -157,7 +178,8 @@ class _Namespace(jinja2.utils.Namespace):
     """A namespace without names that begin with an underscore: some of them mean something to Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, rest = args[0], args[1:]
+        self = args[0]
+        rest = args[1:]
         values = dict(*rest, **kwargs)
         for name in values:
             _check_name(name)
@@ -178,7 +200,9 @@ def _check_name(name: Any) -> None:
 # Analysis of syntax trees
 
 _TEXTS = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking", "arguments"))
-_TYPE_TESTS = frozenset(("defined", "undefined", "none", "string", "mapping", "iterable", "sequence"))
+_TYPE_TESTS = frozenset(
+    ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence")
+)
 Path = tuple[nodes.Node, ...]  # a node and those around it, the outermost first
 
 
@@ -197,7 +221,9 @@ def prompt_reads_text(tree: nodes.Template) -> bool:
     the headers of such a template: they are found for every conversation by itself.  The answer errs on the side of yes.
     """
     paths = list(_paths(tree, ()))
-    waiting = [node for path in paths if _is_prompt(path[-1]) for node in (path[-1], *_conditions(path))]
+    waiting = [
+        node for path in paths if _is_prompt(path[-1]) for node in (path[-1], *_conditions(path))
+    ]
     examined: set[int] = set()
     names: set[str] = set()
     while waiting:
@@ -230,7 +256,9 @@ def _within(node: nodes.Node) -> Iterator[nodes.Node]:
 
 def _is_prompt(node: nodes.Node) -> bool:
     """A branch that is taken for the sake of the generation prompt."""
-    return isinstance(node, nodes.If | nodes.CondExpr) and "add_generation_prompt" in _names(node.test)
+    return isinstance(node, nodes.If | nodes.CondExpr) and "add_generation_prompt" in _names(
+        node.test
+    )
 
 
 def _conditions(path: Path) -> list[nodes.Node]:
@@ -253,17 +281,32 @@ def _names(node: nodes.Node) -> set[str]:
 
 def _value_given_to(node: nodes.Node, names: set[str]) -> nodes.Node | None:
     """Return the value that an assignment, a loop or a macro gives to one of these names."""
-    if isinstance(node, nodes.Assign | nodes.AssignBlock | nodes.For) and _names(node.target) & names:
-        return node.iter if isinstance(node, nodes.For) else node.node if isinstance(node, nodes.Assign) else node
+    if (
+        isinstance(node, nodes.Assign | nodes.AssignBlock | nodes.For)
+        and _names(node.target) & names
+    ):
+        return (
+            node.iter
+            if isinstance(node, nodes.For)
+            else node.node
+            if isinstance(node, nodes.Assign)
+            else node
+        )
     return node if isinstance(node, nodes.Macro) and node.name in names else None
 
 
 def _reads_text(node: nodes.Node) -> bool:
     """Return whether an expression reads the text of a message, and not only whether it is empty."""
     inner = list(_within(node))
-    tested = {id(test.node) for test in inner if isinstance(test, nodes.Test) and test.name in _TYPE_TESTS}
+    tested = {
+        id(test.node) for test in inner if isinstance(test, nodes.Test) and test.name in _TYPE_TESTS
+    }
     fields = [(item, item.attr) for item in inner if isinstance(item, nodes.Getattr)]
-    items = [item for item in inner if isinstance(item, nodes.Getitem) and isinstance(item.arg, nodes.Const)]
+    items = [
+        item
+        for item in inner
+        if isinstance(item, nodes.Getitem) and isinstance(item.arg, nodes.Const)
+    ]
     named = [*fields, *((item, item.arg.value) for item in items)]  # type: ignore[attr-defined]
     return any(name in _TEXTS and id(item) not in tested for item, name in named)
 
@@ -272,15 +315,58 @@ def _reads_text(node: nodes.Node) -> bool:
 # Python's treatment of letters, and repetition, which is a MemoryError in Python but would end the process in Rust.
 _FILTERS = frozenset(
     (
-        *("trim", "length", "count", "join", "list", "string", "first", "last", "default", "d", "items"),
-        *("safe", "selectattr", "rejectattr", "select", "reject", "map", "reverse", "replace", "tojson"),
+        *(
+            "trim",
+            "length",
+            "count",
+            "join",
+            "list",
+            "string",
+            "first",
+            "last",
+            "default",
+            "d",
+            "items",
+        ),
+        *(
+            "safe",
+            "selectattr",
+            "rejectattr",
+            "select",
+            "reject",
+            "map",
+            "reverse",
+            "replace",
+            "tojson",
+        ),
         *("penstock_turns", "upper", "lower", "dictsort"),
     )
 )
 _METHODS = frozenset(
     (
-        *("strip", "lstrip", "rstrip", "split", "rsplit", "startswith", "endswith", "replace", "find", "rfind"),
-        *("index", "count", "partition", "rpartition", "removeprefix", "removesuffix", "join", "get", "items"),
+        *(
+            "strip",
+            "lstrip",
+            "rstrip",
+            "split",
+            "rsplit",
+            "startswith",
+            "endswith",
+            "replace",
+            "find",
+            "rfind",
+        ),
+        *(
+            "index",
+            "count",
+            "partition",
+            "rpartition",
+            "removeprefix",
+            "removesuffix",
+            "join",
+            "get",
+            "items",
+        ),
         *("keys", "values", "upper", "lower"),
     )
 )
@@ -291,7 +377,9 @@ _LABELS = ("role", "type")  # fields of ASCII letters
 def needs_jinja2(tree: nodes.Template) -> str | None:
     """Return the part of a template that only jinja2 can render, or None."""
     for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Getattr) and not _is_common(call.node.attr, call.node.node, _METHODS):
+        if isinstance(call.node, nodes.Getattr) and not _is_common(
+            call.node.attr, call.node.node, _METHODS
+        ):
             return f"the method {call.node.attr}"
     for node in tree.find_all(nodes.Filter):
         if not _is_common(node.name, node.node, _FILTERS):

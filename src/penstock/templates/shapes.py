@@ -11,11 +11,24 @@ from typing import Any
 import numpy as np
 
 from penstock.templates.conversation import LIST, Message, Read, Reader
-from penstock.templates.fields import one_key, query_keys, query_pair, read_history, role_names, text_under, value_under
+from penstock.templates.fields import (
+    one_key,
+    query_keys,
+    query_pair,
+    read_history,
+    role_names,
+    text_under,
+    value_under,
+)
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, StepwiseTemplate, TextTemplate
+from penstock.templates.text import (
+    PromptCompletionTemplate,
+    SegmentsTemplate,
+    StepwiseTemplate,
+    TextTemplate,
+)
 from penstock.types import Record, Template
 
 CONVERSATIONS = ("conversations", "conversation", "messages")  # usual keys of a list of messages
@@ -36,12 +49,16 @@ class RecordShape:
     """One way to write a record.  A shape with both `reads` and `template` is a conversation or plain text, see `uses_chat`."""
 
     name: str
-    looks_like: Callable[[Record, Mapping[str, Any]], Fit | bool | None]  # False: the column is empty in this row
+    looks_like: Callable[
+        [Record, Mapping[str, Any]], Fit | bool | None
+    ]  # False: the column is empty in this row
     reads: Callable[[Reader, Record], Read] | None = None  # as a conversation
     options: tuple[str, ...] = ()  # of the reader
     template: Callable[..., Template] | None = None  # as plain text, or as ids
     alias: str | None = None
-    has_messages: bool = False  # the template also takes the options of conversations, and decides row by row
+    has_messages: bool = (
+        False  # the template also takes the options of conversations, and decides row by row
+    )
     is_packed: bool = True  # samples may share a row of a batch
 
 
@@ -50,20 +67,28 @@ class RecordShape:
 
 def _read_messages(reader: Reader, record: Record) -> Read:
     key = reader.messages_key or "messages"
-    role, content = reader.role_key or "role", reader.content_key or "content"
-    return reader.listed(value_under(record, key, "messages_key", expected=LIST), key, role, content), None
+    role = reader.role_key or "role"
+    content = reader.content_key or "content"
+    return reader.listed(
+        value_under(record, key, "messages_key", expected=LIST), key, role, content
+    ), None
 
 
 def _read_sharegpt(reader: Reader, record: Record) -> Read:
-    key = reader.messages_key or one_key(record, ("conversations", "conversation")) or "conversations"
+    key = (
+        reader.messages_key or one_key(record, ("conversations", "conversation")) or "conversations"
+    )
     value = value_under(record, key, "messages_key", expected=LIST)
     return reader.listed(value, key, reader.role_key, reader.content_key), None
 
 
 def _read_alpaca(reader: Reader, record: Record) -> Read:
-    input_key, output_key = reader.input_key or "input", reader.output_key or "output"
+    input_key = reader.input_key or "input"
+    output_key = reader.output_key or "output"
     asked = [text_under(record, reader.instruction_key, "instruction_key")]
-    asked.append(text_under(record, input_key, "input_key") if record.get(input_key) is not None else "")
+    asked.append(
+        text_under(record, input_key, "input_key") if record.get(input_key) is not None else ""
+    )
     answer = text_under(record, output_key, "output_key")
     messages = read_history(record, reader.history_key)
     messages.append({"role": "user", "content": reader.separator.join(filter(None, asked))})
@@ -84,10 +109,15 @@ def _read_sides(reader: Reader, record: Record, input_key: str, output_key: str)
     """Each side is a string, one message or a list of messages."""
     messages: list[Message] = []
     num_before = 0
-    for key, option, role in ((input_key, "input_key", "user"), (output_key, "output_key", "assistant")):
+    for key, option, role in (
+        (input_key, "input_key", "user"),
+        (output_key, "output_key", "assistant"),
+    ):
         num_before = len(messages)
         side = value_under(record, key, option)
-        messages += [{"role": role, "content": side}] if isinstance(side, str) else reader.listed(side, key)
+        messages += (
+            [{"role": role, "content": side}] if isinstance(side, str) else reader.listed(side, key)
+        )
     return messages, num_before
 
 
@@ -96,11 +126,18 @@ def _read_sides(reader: Reader, record: Record, input_key: str, output_key: str)
 
 def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("key", "text")
-    return Fit(uses=(key,)) if isinstance(record.get(key), str) else False if _is_null(record, key) else None
+    return (
+        Fit(uses=(key,))
+        if isinstance(record.get(key), str)
+        else False
+        if _is_null(record, key)
+        else None
+    )
 
 
 def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    key, role_key = options.get("messages_key") or "messages", options.get("role_key") or "role"
+    key = options.get("messages_key") or "messages"
+    role_key = options.get("role_key") or "role"
     turns = _turns(record.get(key))
     if not turns:
         return False if _is_null(record, key) else None
@@ -124,10 +161,15 @@ def _like_sharegpt(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
 
 def _like_alpaca(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     instruction = options.get("instruction_key", "instruction")
-    input_key, output_key = options.get("input_key") or "input", options.get("output_key") or "output"
+    input_key = options.get("input_key") or "input"
+    output_key = options.get("output_key") or "output"
     fits = isinstance(record.get(instruction), str) and isinstance(record.get(output_key), str)
     optional = isinstance(record.get(input_key), str | None)
-    return Fit(uses=(instruction, input_key, output_key, "history", *_COMMON)) if fits and optional else None
+    return (
+        Fit(uses=(instruction, input_key, output_key, "history", *_COMMON))
+        if fits and optional
+        else None
+    )
 
 
 def _like_prompt_completion(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -140,13 +182,17 @@ def _like_prompt_completion(record: Record, options: Mapping[str, Any]) -> Fit |
 
 def _like_query_response(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     queries, responses = (
-        [options[option]] if options.get(option) else [key for key in found if _is_side(record[key])]
+        [options[option]]
+        if options.get(option)
+        else [key for key in found if _is_side(record[key])]
         for option, found in zip(("input_key", "output_key"), query_keys(record), strict=True)
     )
     if len(queries) != 1 or len(responses) != 1:
         return None
     fit = _like_sides(record, queries[0], responses[0])
-    return fit and Fit((("input_key", queries[0]), ("output_key", responses[0]), *fit.options), fit.uses)
+    return fit and Fit(
+        (("input_key", queries[0]), ("output_key", responses[0]), *fit.options), fit.uses
+    )
 
 
 def _like_sides(record: Record, input_key: str, output_key: str) -> Fit | None:
@@ -163,7 +209,9 @@ def _like_pretokenized(record: Record, options: Mapping[str, Any]) -> Fit | bool
     ids = record.get(key)
     if isinstance(ids, list):
         return Fit(uses=(key,)) if ids and type(ids[0]) is int else False if not ids else None
-    is_array = isinstance(ids, np.ndarray) and ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+    is_array = (
+        isinstance(ids, np.ndarray) and ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+    )
     return Fit(uses=(key,)) if is_array else None
 
 
@@ -172,7 +220,11 @@ def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
     segments = _turns(record.get(key))
     if not segments:
         return False if _is_null(record, key) else None
-    return Fit(uses=(key,)) if all("text" in segment and "label" in segment for segment in segments) else None
+    return (
+        Fit(uses=(key,))
+        if all("text" in segment and "label" in segment for segment in segments)
+        else None
+    )
 
 
 def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -189,13 +241,21 @@ def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool |
 
 
 def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    label = options.get("desirable_key") or next((key for key in LABELS if isinstance(record.get(key), bool)), None)
+    label = options.get("desirable_key") or next(
+        (key for key in LABELS if isinstance(record.get(key), bool)), None
+    )
     if label is None or not isinstance(record.get(label), bool | int):
         return None
     prompts = _asked(record, options)
     answer = options.get("output_key") or one_key(record, COMPLETION)
-    fits = any(key in MESSAGES for key in prompts) or (prompts and answer and _is_side(record.get(answer)))
-    return Fit(uses=(label, *prompts, *([answer] if answer else []), INPUT, *_COMMON)) if fits else None
+    fits = any(key in MESSAGES for key in prompts) or (
+        prompts and answer and _is_side(record.get(answer))
+    )
+    return (
+        Fit(uses=(label, *prompts, *([answer] if answer else []), INPUT, *_COMMON))
+        if fits
+        else None
+    )
 
 
 def _like_stepwise(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -243,8 +303,12 @@ def _is_turn(turn: dict[str, Any]) -> bool:
 
 def _is_side(value: Any) -> bool:
     """Text, a message or messages."""
-    turns = [value] if isinstance(value, dict) else value if isinstance(value, list) and value else None
-    return isinstance(value, str) or bool(turns and all(isinstance(turn, dict) and _is_turn(turn) for turn in turns))
+    turns = (
+        [value] if isinstance(value, dict) else value if isinstance(value, list) and value else None
+    )
+    return isinstance(value, str) or bool(
+        turns and all(isinstance(turn, dict) and _is_turn(turn) for turn in turns)
+    )
 
 
 _LISTED = ("messages_key", "role_key", "content_key")
@@ -252,7 +316,13 @@ _SIDES = ("input_key", "output_key")
 
 _ALL = (
     RecordShape(name="text", looks_like=_like_text, template=TextTemplate),
-    RecordShape(name="messages", alias="chat", looks_like=_like_messages, reads=_read_messages, options=_LISTED),
+    RecordShape(
+        name="messages",
+        alias="chat",
+        looks_like=_like_messages,
+        reads=_read_messages,
+        options=_LISTED,
+    ),
     RecordShape(name="sharegpt", looks_like=_like_sharegpt, reads=_read_sharegpt, options=_LISTED),
     RecordShape(
         name="alpaca",
@@ -277,10 +347,28 @@ _ALL = (
     RecordShape(name="pretokenized", looks_like=_like_pretokenized, template=PretokenizedTemplate),
     RecordShape(name="segments", looks_like=_like_segments, template=SegmentsTemplate),
     RecordShape(
-        name="preference", looks_like=_like_preference, template=PreferenceTemplate, has_messages=True, is_packed=False
+        name="preference",
+        looks_like=_like_preference,
+        template=PreferenceTemplate,
+        has_messages=True,
+        is_packed=False,
     ),
-    RecordShape(name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False),
-    RecordShape(name="stepwise", alias="reward", looks_like=_like_stepwise, template=StepwiseTemplate, is_packed=False),
-    RecordShape(name="prompt", looks_like=_like_prompt, template=PromptTemplate, has_messages=True, is_packed=False),
+    RecordShape(
+        name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False
+    ),
+    RecordShape(
+        name="stepwise",
+        alias="reward",
+        looks_like=_like_stepwise,
+        template=StepwiseTemplate,
+        is_packed=False,
+    ),
+    RecordShape(
+        name="prompt",
+        looks_like=_like_prompt,
+        template=PromptTemplate,
+        has_messages=True,
+        is_packed=False,
+    ),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

@@ -12,7 +12,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from penstock.errors import TemplateError
-from penstock.templates.fields import as_label, check_choice, kind, one_key, query_pair, text_under, value_under
+from penstock.templates.fields import (
+    as_label,
+    check_choice,
+    kind,
+    one_key,
+    query_pair,
+    text_under,
+    value_under,
+)
 from penstock.templates.media import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
@@ -31,12 +39,18 @@ from penstock.templates.tokenizer.byte_offsets import borders
 from penstock.templates.tokenizer.tokenizer import SpecialInText, Tokenizer
 from penstock.types import STEP_LABELS, Bools, Ids, Ints, Record, Samples, Values
 
-TRAIN_ON = ("completion", "all", "assistant", "last")  # the last two are chat's words for the completion
+TRAIN_ON = (
+    "completion",
+    "all",
+    "assistant",
+    "last",
+)  # the last two are chat's words for the completion
 _SEGMENTS = "a list of {text, label}"
 
 Piece = tuple[str, bool]  # text, and whether it is trained
 AddEos = Annotated[
-    bool | str | None, "add an end token: true, false, the token itself, or null for what the tokenizer does"
+    bool | str | None,
+    "add an end token: true, false, the token itself, or null for what the tokenizer does",
 ]
 
 
@@ -52,7 +66,8 @@ class PlainText(BatchTemplate):
 
     tokenizer: Tokenizer = field(kw_only=False)
     bos: Annotated[
-        bool | str | None, "add a beginning token: true, false, the token itself, or null for what the tokenizer does"
+        bool | str | None,
+        "add a beginning token: true, false, the token itself, or null for what the tokenizer does",
     ] = None
     eos: AddEos = None
     special_in_text: Annotated[SpecialInText, IN_TEXT] = "token"
@@ -144,7 +159,9 @@ class SegmentsTemplate(PlainText):
         return {"template": "segments", "key": self.key}
 
     def _pieces(self, record: Record) -> list[Piece]:
-        return read_pieces(value_under(record, self.key, "key", expected=_SEGMENTS), f"key {self.key!r}")
+        return read_pieces(
+            value_under(record, self.key, "key", expected=_SEGMENTS), f"key {self.key!r}"
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -165,12 +182,19 @@ class PromptCompletionTemplate(PlainText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.separator is None:  # prompts are written to be continued; questions seldom end with white space
+        if (
+            self.separator is None
+        ):  # prompts are written to be continued; questions seldom end with white space
             self.separator = "\n" if self.usual == "query_response" else ""
-        self.train_on = "all" if check_choice("train_on", self.train_on, TRAIN_ON) == "all" else "completion"
+        self.train_on = (
+            "all" if check_choice("train_on", self.train_on, TRAIN_ON) == "all" else "completion"
+        )
 
     def _own_identity(self) -> dict[str, Any]:
-        options = {name: getattr(self, name) for name in ("input_key", "output_key", "separator", "train_on")}
+        options = {
+            name: getattr(self, name)
+            for name in ("input_key", "output_key", "separator", "train_on")
+        }
         return {"template": self.usual, **options}
 
     def _pieces(self, record: Record) -> list[Piece]:
@@ -180,9 +204,16 @@ class PromptCompletionTemplate(PlainText):
             input_key, output_key = query_pair(record, self.input_key, self.output_key)
         for key in (input_key, output_key):
             if isinstance(record.get(key), list | dict):
-                raise TemplateError(f"key {key!r} is {kind(record[key])}, expected a string; chat=True takes messages")
-        prompt, completion = text_under(record, input_key, "input_key"), text_under(record, output_key, "output_key")
-        return [(f"{prompt}{self.separator}", self.train_on == "all"), (completion, True)] if completion else []
+                raise TemplateError(
+                    f"key {key!r} is {kind(record[key])}, expected a string; chat=True takes messages"
+                )
+        prompt = text_under(record, input_key, "input_key")
+        completion = text_under(record, output_key, "output_key")
+        return (
+            [(f"{prompt}{self.separator}", self.train_on == "all"), (completion, True)]
+            if completion
+            else []
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -205,26 +236,41 @@ class StepwiseTemplate(PlainText):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eos is not False:
-            raise TemplateError(f"eos={self.eos!r} has no effect: the separator ends each judged step; leave it out")
+            raise TemplateError(
+                f"eos={self.eos!r} has no effect: the separator ends each judged step; leave it out"
+            )
 
     def _own_identity(self) -> dict[str, Any]:
-        options = {name: getattr(self, name) for name in ("input_key", "completions_key", "labels_key", "separator")}
+        options = {
+            name: getattr(self, name)
+            for name in ("input_key", "completions_key", "labels_key", "separator")
+        }
         return {"template": "stepwise", **options}
 
     def _read(self, record: Record) -> tuple[list[str], list[bool]]:
         """The prompt and its steps, and the label of each step."""
         prompt = text_under(record, self.input_key, "input_key")
-        steps = value_under(record, self.completions_key, "completions_key", expected="a list of steps")
-        labels = value_under(record, self.labels_key, "labels_key", expected="a list of true and false")
+        steps = value_under(
+            record, self.completions_key, "completions_key", expected="a list of steps"
+        )
+        labels = value_under(
+            record, self.labels_key, "labels_key", expected="a list of true and false"
+        )
         for key, value in ((self.completions_key, steps), (self.labels_key, labels)):
             if not isinstance(value, list | tuple):
                 raise TemplateError(f"key {key!r} is {kind(value)}, expected a list")
         if len(steps) != len(labels):
-            raise TemplateError(f"{len(steps)} steps and {len(labels)} labels, expected one label for each step")
+            raise TemplateError(
+                f"{len(steps)} steps and {len(labels)} labels, expected one label for each step"
+            )
         for place, step in enumerate(steps):
             if not isinstance(step, str):
-                raise TemplateError(f"{self.completions_key}[{place}] is {kind(step)}, expected text")
-        found = [as_label(label, f"{self.labels_key}[{place}]") for place, label in enumerate(labels)]
+                raise TemplateError(
+                    f"{self.completions_key}[{place}] is {kind(step)}, expected text"
+                )
+        found = [
+            as_label(label, f"{self.labels_key}[{place}]") for place, label in enumerate(labels)
+        ]
         return [prompt, *steps], found
 
     def _encode(self, records: Sequence[Record]) -> Samples:
@@ -233,13 +279,18 @@ class StepwiseTemplate(PlainText):
             ids, offsets = self.tokenizer.encode(
                 [text for texts, _ in read for text in texts], special=self.special_in_text
             )
-        (end, _), begin = self.tokenizer.encode([self.separator]), np.array(self._ends.prefix, np.uint32)
+        end, _ = self.tokenizer.encode([self.separator])
+        begin = np.array(self._ends.prefix, np.uint32)
         pieces = iter([ids[start:stop] for start, stop in pairwise(offsets.tolist())])
-        tokens, marks, lengths = [np.zeros(0, np.uint32)], [np.zeros(0, np.int8)], []
+        tokens = [np.zeros(0, np.uint32)]
+        marks = [np.zeros(0, np.int8)]
+        lengths = []
         for _, labels in read:
             first = len(tokens)
             for label in (None, *labels):  # the prompt has none
-                tokens.append(np.concatenate((begin, next(pieces)) if label is None else (next(pieces), end)))
+                tokens.append(
+                    np.concatenate((begin, next(pieces)) if label is None else (next(pieces), end))
+                )
                 marks.append(np.full(len(tokens[-1]), STEP_LABELS.fill, np.int8))
                 marks[-1][-1:] = STEP_LABELS.fill if label is None else label
             lengths.append(sum(map(len, tokens[first:])))
@@ -258,7 +309,11 @@ def read_pieces(segments: Any, what: str) -> list[Piece]:
         raise TemplateError(f"{what} is {kind(segments)}, expected {_SEGMENTS}")
     pieces = []
     for place, segment in enumerate(segments):
-        text, label = (segment.get("text"), segment.get("label")) if isinstance(segment, dict) else (None, None)
+        text, label = (
+            (segment.get("text"), segment.get("label"))
+            if isinstance(segment, dict)
+            else (None, None)
+        )
         if not isinstance(text, str) or not isinstance(label, bool | int) or label not in (0, 1):
             found = f"{what}, segment {place} is {str(segment)[:80]!r}"
             raise TemplateError(f"{found}, expected {{'text': a string, 'label': true or false}}")
@@ -269,7 +324,11 @@ def read_pieces(segments: Any, what: str) -> list[Piece]:
 def trained_spans(pieces: Sequence[Piece]) -> Spans:
     """The characters of the trained pieces, in the text that all pieces make."""
     stops = accumulate(len(text) for text, _ in pieces)
-    return [(stop - len(text), stop) for (text, flag), stop in zip(pieces, stops, strict=True) if flag and text]
+    return [
+        (stop - len(text), stop)
+        for (text, flag), stop in zip(pieces, stops, strict=True)
+        if flag and text
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +340,22 @@ class Ends:
 
     def around(self, bare: Samples, *, train_prefix: bool) -> Samples:
         """Put the ids around each text.  The suffix is trained if the token before it is: a model that writes a text must end it."""
-        starts, stops, lengths = bare.offsets[:-1], bare.offsets[1:], np.diff(bare.offsets)
+        starts = bare.offsets[:-1]
+        stops = bare.offsets[1:]
+        lengths = np.diff(bare.offsets)
         has_prefix = _match(bare.input_ids, starts, lengths, self.prefix)
         has_suffix = _match(bare.input_ids, stops - len(self.suffix), lengths, self.suffix)
-        before, after = (lengths > 0) & ~has_prefix, (lengths > 0) & ~has_suffix
-        begins, ends = starts[before], stops[after]
+        before = (lengths > 0) & ~has_prefix
+        after = (lengths > 0) & ~has_suffix
+        begins = starts[before]
+        ends = stops[after]
         # a suffix comes before the prefix of the next text, which is inserted at the same place
-        places = np.concatenate((np.repeat(ends, len(self.suffix)), np.repeat(begins, len(self.prefix))))
-        tokens = np.concatenate((np.tile(self.suffix, len(ends)), np.tile(self.prefix, len(begins))))
+        places = np.concatenate(
+            (np.repeat(ends, len(self.suffix)), np.repeat(begins, len(self.prefix)))
+        )
+        tokens = np.concatenate(
+            (np.tile(self.suffix, len(ends)), np.tile(self.prefix, len(begins)))
+        )
         trained = np.repeat(bare.loss_mask[ends - 1], len(self.suffix))
         flags = np.concatenate((trained, np.full(len(places) - len(trained), train_prefix)))
         return Samples(
@@ -308,10 +375,22 @@ def _match(ids: Ids, places: Ints, lengths: Ints, expected: tuple[int, ...]) -> 
 
 def find_ends(tokenizer: Tokenizer, *, bos: bool | str | None, eos: bool | str | None) -> Ends:
     """BOS and EOS.  None: as the tokenizer says.  True: it must name one.  False: none.  A string: that token."""
-    prefix = () if bos is False else (tokenizer.token_id(bos),) if isinstance(bos, str) else tokenizer.prefix
+    prefix = (
+        ()
+        if bos is False
+        else (tokenizer.token_id(bos),)
+        if isinstance(bos, str)
+        else tokenizer.prefix
+    )
     if bos is True and not prefix:
         prefix = (_required(tokenizer, "bos", tokenizer.bos_id),)
-    end = tokenizer.token_id(eos) if isinstance(eos, str) else None if eos is False else tokenizer.eos_id
+    end = (
+        tokenizer.token_id(eos)
+        if isinstance(eos, str)
+        else None
+        if eos is False
+        else tokenizer.eos_id
+    )
     if eos is True:
         end = _required(tokenizer, "eos", end)
     suffix = tokenizer.suffix

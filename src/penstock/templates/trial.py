@@ -31,7 +31,11 @@ CPU_SECONDS = 5  # the largest templates of the trl wheel take half a second
 MEMORY = 768 << 20  # bytes
 SECONDS = 60.0  # of wall time, as other processes may use the cores
 _FOLDER = Path(__file__).parent
-_PACKAGES = {"penstock": _FOLDER.parent, "penstock.templates": _FOLDER, "penstock.templates.chat": _FOLDER / "chat"}
+_PACKAGES = {
+    "penstock": _FOLDER.parent,
+    "penstock.templates": _FOLDER,
+    "penstock.templates.chat": _FOLDER / "chat",
+}
 
 _TOOLS = "the built-in ChatML template has no form for tools; set chat_template to that of a model that knows them"
 
@@ -44,7 +48,9 @@ CHATML = (
     "{%- endmacro %}"
     "{%- if tools %}{{- raise_exception('" + _TOOLS + "') }}{%- endif %}"
     "{%- for message in messages %}"
-    "{%- if message.tool_calls or message.role == 'tool' %}{{- raise_exception('" + _TOOLS + "') }}{%- endif %}"
+    "{%- if message.tool_calls or message.role == 'tool' %}{{- raise_exception('"
+    + _TOOLS
+    + "') }}{%- endif %}"
     "{{- '<|im_start|>' + message.role + '\n' }}"
     "{%- if message.role == 'assistant' %}"
     "{%- generation %}"
@@ -71,7 +77,9 @@ def find_templates(tokenizer: "Tokenizer", given: str | None) -> tuple[str, str 
         return known.get(given, given), None
     if not known:
         which = tokenizer.path or "the tokenizer"
-        warn(f"{which} has no chat template; the built-in ChatML template is used: set chat_template to another one")
+        warn(
+            f"{which} has no chat template; the built-in ChatML template is used: set chat_template to another one"
+        )
         return CHATML, None
     if "default" not in known:
         raise TemplateError(
@@ -80,24 +88,35 @@ def find_templates(tokenizer: "Tokenizer", given: str | None) -> tuple[str, str 
     return known["default"], known.get("tool_use")
 
 
-def open_untrusted(text: str, *, today: str, contexts: list[dict[str, Any]], cache: Cache | None) -> "Renderer":
+def open_untrusted(
+    text: str, *, today: str, contexts: list[dict[str, Any]], cache: Cache | None
+) -> "Renderer":
     """Return a renderer of a template that passed its trial; raise a TemplateError where it does not."""
     from penstock.templates.render import Renderer
     from penstock.templates.sandbox import MOST_BYTES, LimitExceeded
 
     if len(text) > MOST_BYTES:  # before it is hashed or sent
-        raise LimitExceeded(f"the chat template has {len(text):,} characters, expected at most {MOST_BYTES:,} bytes")
+        raise LimitExceeded(
+            f"the chat template has {len(text):,} characters, expected at most {MOST_BYTES:,} bytes"
+        )
     try:
         json.dumps([text, contexts], allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise TemplateError("the chat template, or a value that it is given, holds half of a surrogate pair") from error
+        raise TemplateError(
+            "the chat template, or a value that it is given, holds half of a surrogate pair"
+        ) from error
     except (TypeError, ValueError) as error:
         raise TemplateError(
             f"template_kwargs are given to the chat template as JSON, and cannot be: {error}"
         ) from error
     engines = {name: package_version(name) for name in ("jinja2", "minijinja")}
     about = {"text": text, "today": today, "contexts": contexts, "engines": engines}
-    found = recall("chat-template", about=about, compute=lambda: try_template(text, today, contexts), cache=cache)
+    found = recall(
+        "chat-template",
+        about=about,
+        compute=lambda: try_template(text, today, contexts),
+        cache=cache,
+    )
     return Renderer(text, today=today, engine=found["engine"], reason=found["reason"])
 
 
@@ -107,7 +126,13 @@ def try_template(text: str, today: str, contexts: list[dict[str, Any]]) -> dict[
 
     children = _early.get()
     child = children.pop() if children else Child()
-    request = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "text": text, "today": today, "contexts": contexts}
+    request = {
+        "cpu_seconds": CPU_SECONDS,
+        "memory": MEMORY,
+        "text": text,
+        "today": today,
+        "contexts": contexts,
+    }
     output, errors, code = child.ask(request)
     first, _, rest = output.partition("\n")
     if first != "ready":
@@ -130,7 +155,9 @@ def _ended(code: int | None) -> str:
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
-    return "it used up its CPU time" if name in ("SIGXCPU", "SIGKILL") else f"it was ended by {name}"
+    return (
+        "it used up its CPU time" if name in ("SIGXCPU", "SIGKILL") else f"it was ended by {name}"
+    )
 
 
 def _cannot_start(why: str) -> TemplateError:
@@ -146,22 +173,29 @@ class Child:
     def __init__(self) -> None:
         import subprocess  # most commands start no child
 
-        spawn = sys.modules.get("multiprocessing.spawn")  # loaded where another interpreter was chosen
+        spawn = sys.modules.get(
+            "multiprocessing.spawn"
+        )  # loaded where another interpreter was chosen
         executable = (spawn and spawn.get_executable()) or sys.executable
         executable = executable.decode() if isinstance(executable, bytes) else executable
         if not executable:
             raise _cannot_start("sys.executable is empty")
-        command, pipe = [executable, "-I", str(_FOLDER / "trial_child.py")], subprocess.PIPE
+        command = [executable, "-I", str(_FOLDER / "trial_child.py")]
+        pipe = subprocess.PIPE
         try:
             # unbuffered: closing the pipe of a child that has ended must not write again
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
+            )
         except OSError as error:
             raise _cannot_start(f"{executable}: {error.strerror}") from error
         path = [str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path]
         packages = {name: str(folder) for name, folder in _PACKAGES.items()}
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; its exit code says why
-            self._process.stdin.write(json.dumps({"path": path, "packages": packages}).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps({"path": path, "packages": packages}).encode() + b"\n"
+            )
 
     def ask(self, request: dict[str, Any]) -> tuple[str, str, int | None]:
         """Return the child's output, its errors and its exit code, None for one that ran out of time."""
@@ -185,7 +219,9 @@ class Child:
         self._process.communicate()
 
 
-_early: ContextVar[list[Child] | None] = ContextVar("early", default=None)  # None: no trial is expected
+_early: ContextVar[list[Child] | None] = ContextVar(
+    "early", default=None
+)  # None: no trial is expected
 
 
 @contextlib.contextmanager
@@ -217,7 +253,11 @@ def probes() -> list[Conversation]:
 
     A template that doubles a text for each message, letter, tool or call makes more of the last three than any memory holds.
     """
-    user, answer, system, result, tool = kinds.USER, kinds.ANSWER, kinds.SYSTEM, kinds.RESULT, kinds.TOOL
+    user = kinds.USER
+    answer = kinds.ANSWER
+    system = kinds.SYSTEM
+    result = kinds.RESULT
+    tool = kinds.TOOL
     orders: list[tuple[Sequence[kinds.Kind], Callable[[str], str], list[Any] | None]] = [
         ((user, answer), _odd_words, None),
         ((system, user, answer, user, answer), _odd_words, None),
@@ -228,7 +268,10 @@ def probes() -> list[Conversation]:
         ((user, answer), lambda word: f'{word}\nmakes Jack <dull>, "dull". ' * 40, None),
         ((user, kinds.CALLS, result, kinds.THINKING) * 16, _odd_words, [tool] * 64),
     ]
-    return [Conversation(messages=kinds.MadeUp(order).changed(words), tools=tools) for order, words, tools in orders]
+    return [
+        Conversation(messages=kinds.MadeUp(order).changed(words), tools=tools)
+        for order, words, tools in orders
+    ]
 
 
 def _odd_words(word: str) -> str:

@@ -40,7 +40,10 @@ def main() -> None:
     except TemplateError as error:
         verdict = {"refused": str(error)[:_MOST_REASON], "limit": isinstance(error, LimitExceeded)}
     except (MemoryError, RecursionError) as error:
-        verdict = {"refused": f"the chat template cannot be compiled: {type(error).__name__}", "limit": True}
+        verdict = {
+            "refused": f"the chat template cannot be compiled: {type(error).__name__}",
+            "limit": True,
+        }
     print(json.dumps(verdict), file=answer, flush=True)
     os._exit(0)  # taking apart what a hostile template built may crash, too
 

@@ -13,10 +13,16 @@ def check_engine(engine: Engine) -> None:
     same(list(engine.run(_double, [])), [], "no tasks give no results")
     same(sorted(engine.run(_double, iter(range(5)))), [0, 2, 4, 6, 8], "tasks may be an iterator")
     notes: list[tuple[Any, Any]] = []
-    found = sorted(engine.run(_noted, range(4), on_note=lambda task, note: notes.append((task, note))))
+    found = sorted(
+        engine.run(_noted, range(4), on_note=lambda task, note: notes.append((task, note)))
+    )
     same(found, [-3, -2, -1, 0], "a task that is a generator gives its return value")
     for task in range(4):
-        same([note for other, note in notes if other == task], [0, 1, 2], f"the notes of task {task} arrive in order")
+        same(
+            [note for other, note in notes if other == task],
+            [0, 1, 2],
+            f"the notes of task {task} arrive in order",
+        )
     same(sorted(engine.run(_noted, range(2))), [-1, 0], "notes without a listener are not an error")
     results: list[int] = []
     for result in engine.run(_double, _late_tasks(results)):
@@ -25,7 +31,9 @@ def check_engine(engine: Engine) -> None:
     try:
         list(engine.run(_fail, range(6)))
     except ValueError as error:
-        assert "task 3 is bad" in str(error), f"the error of a task says {error}, expected its own words"
+        assert "task 3 is bad" in str(error), (
+            f"the error of a task says {error}, expected its own words"
+        )
     else:
         raise AssertionError("a task that raises must raise where the results are read")
     same(sorted(engine.run(_double, range(3))), [0, 2, 4], "an engine works again after an error")
@@ -33,7 +41,11 @@ def check_engine(engine: Engine) -> None:
     next(iter(unread))
     getattr(unread, "close", lambda: None)()
     del unread
-    same(sorted(engine.run(_double, range(3))), [0, 2, 4], "an engine works again after its results were left unread")
+    same(
+        sorted(engine.run(_double, range(3))),
+        [0, 2, 4],
+        "an engine works again after its results were left unread",
+    )
 
 
 def _late_tasks(results: list[int]) -> Iterator[int | None]:

@@ -13,7 +13,10 @@ from penstock.words import spread
 Row = tuple[tuple[int, ...], ...]  # spans: source, sample, start, stop
 RankLoader = Callable[[int, int], Any]
 
-_ELASTIC = ("pad", "wrap")  # tails under which the rows of a run do not depend on the size of a step
+_ELASTIC = (
+    "pad",
+    "wrap",
+)  # tails under which the rows of a run do not depend on the size of a step
 
 
 def check_resume(
@@ -37,7 +40,9 @@ def check_resume(
     many ranks as it had.
     """
     for number in range(passes):
-        _Check(make=make, passes=number, rows=rows or _rows, max_steps=max_steps).run(world_sizes, cuts)
+        _Check(make=make, passes=number, rows=rows or _rows, max_steps=max_steps).run(
+            world_sizes, cuts
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,9 @@ class _Check:
         is_elastic = settings is None or settings.tail in _ELASTIC
         (first, one_order), *others = whole.items()
         for size, found in others if is_elastic else ():
-            for number, (row, other) in enumerate(zip(_flat(found), _flat(one_order), strict=False)):
+            for number, (row, other) in enumerate(
+                zip(_flat(found), _flat(one_order), strict=False)
+            ):
                 case = f"on {size} ranks row {number} is {row}, on {first} ranks {other}"
                 assert row == other, f"{case}: the order depends on the ranks"
         for before in world_sizes:
@@ -83,10 +90,18 @@ class _Check:
             assert not ended, f"rank {ended[0]} of {len(ranks)} has no more steps, and others have"
             parts = [self.rows(batch) for batch in batches]
             sizes = {len(part) for part in parts}
-            assert len(sizes) == 1, f"ranks were given different numbers of rows in one step: {sorted(sizes)}"
+            assert len(sizes) == 1, (
+                f"ranks were given different numbers of rows in one step: {sorted(sizes)}"
+            )
             placed = zip(parts, _places(batches, sizes.pop()), strict=True)
-            step = {place: row for part, places in placed for row, place in zip(part, places, strict=False)}
-            assert len(step) == sum(map(len, parts)), "a batch has more rows than its rank was dealt; pass other rows="
+            step = {
+                place: row
+                for part, places in placed
+                for row, place in zip(part, places, strict=False)
+            }
+            assert len(step) == sum(map(len, parts)), (
+                "a batch has more rows than its rank was dealt; pass other rows="
+            )
             steps.append([step[place] for place in sorted(step) if step[place]])
         return steps
 
@@ -95,27 +110,40 @@ class _Check:
         ranks = self.started(size)
         for batches in [iter(rank) for rank in ranks] if cut else []:
             taken = sum(1 for _ in islice(batches, cut))
-            assert taken == cut, f"a rank of {size} ended after {taken} steps, the others go on to {cut}"
+            assert taken == cut, (
+                f"a rank of {size} ended after {taken} steps, the others go on to {cut}"
+            )
         case = f"after step {cut} of {size} ranks"
         states = [plain(rank.state_dict(), f"{case}, the state") for rank in ranks]
         for number, state in enumerate(states):
-            assert state == states[0], f"{case}, rank {number} saves {state}, rank 0 saves {states[0]}"
+            assert state == states[0], (
+                f"{case}, rank {number} saves {state}, rank 0 saves {states[0]}"
+            )
         return states[0]
 
-    def check_resumed(self, state: Any, done: list[Row], whole: list[list[Row]], size: int, case: str) -> None:
+    def check_resumed(
+        self, state: Any, done: list[Row], whole: list[list[Row]], size: int, case: str
+    ) -> None:
         ranks = [self.make(rank, size) for rank in range(size)]
         for rank in ranks:
             rank.load_state_dict(state)
             again = plain(rank.state_dict(), f"{case}, the state")
-            assert again == state, f"{case}: a state that was just loaded is saved as another one: {again}, not {state}"
-        found, expected = done + _flat(self.steps(ranks)), _flat(whole)
+            assert again == state, (
+                f"{case}: a state that was just loaded is saved as another one: {again}, not {state}"
+            )
+        found = done + _flat(self.steps(ranks))
+        expected = _flat(whole)
         for number, (one, other) in enumerate(zip(found, expected, strict=False)):
             come = f"{len(done)} rows came before the cut"
             assert one == other, f"{case}: row {number} is {one}, expected {other}; {come}"
         is_whole = len(whole) < self.max_steps
-        counted = f"{len(found)} rows in all, expected {len(expected)}; {len(done)} came before the cut"
+        counted = (
+            f"{len(found)} rows in all, expected {len(expected)}; {len(done)} came before the cut"
+        )
         assert not is_whole or len(found) == len(expected), f"{case}: {counted}"
-        assert len(found) > len(done) or len(expected) <= len(done), f"{case}: nothing came after the cut"
+        assert len(found) > len(done) or len(expected) <= len(done), (
+            f"{case}: nothing came after the cut"
+        )
 
 
 def _places(batches: Sequence[Any], size: int) -> list[list[int]]:
@@ -133,4 +161,7 @@ def _flat(steps: Sequence[list[Row]]) -> list[Row]:
 
 
 def _rows(batch: Any) -> list[Row]:
-    return [tuple(tuple(span) for span in batch.rows[row].tolist()) for row in range(batch.rows.num_rows)]
+    return [
+        tuple(tuple(span) for span in batch.rows[row].tolist())
+        for row in range(batch.rows.num_rows)
+    ]

@@ -10,10 +10,19 @@ from penstock.types import BadRow, Source
 from penstock.words import spread
 
 _FAR = 1 << 40
-_SLICES = (slice(None), slice(1, -1), slice(None, None, -1), slice(-3, None), slice(1, None, 2), slice(2, 1))
+_SLICES = (
+    slice(None),
+    slice(1, -1),
+    slice(None, None, -1),
+    slice(-3, None),
+    slice(1, None, 2),
+    slice(2, 1),
+)
 
 
-def check_source(source: Source, *, expected: Sequence[Any] | None = None, max_pickle: int | None = None) -> None:
+def check_source(
+    source: Source, *, expected: Sequence[Any] | None = None, max_pickle: int | None = None
+) -> None:
     """Check that every way to read a source gives the same rows.
 
     expected: the records, if they are known; None for a row that cannot be read.
@@ -22,7 +31,11 @@ def check_source(source: Source, *, expected: Sequence[Any] | None = None, max_p
     whole = list(source.records(0, len(source)))
     same(len(whole), len(source), "records(0, len) gives as many rows as len says")
     if expected is not None:
-        same_rows((None if isinstance(row, BadRow) else row for row in whole), expected, "the source, as expected")
+        same_rows(
+            (None if isinstance(row, BadRow) else row for row in whole),
+            expected,
+            "the source, as expected",
+        )
     _check_rows(source, whole)
     _check_ranges(source, whole)
     _check_digest(source, whole)
@@ -30,9 +43,17 @@ def check_source(source: Source, *, expected: Sequence[Any] | None = None, max_p
     copy, size = sent(source)
     limit = size if max_pickle is None else max_pickle
     assert size <= limit, f"{size} bytes to send it to a process, expected at most {limit}"
-    same((len(copy), copy.name), (len(whole), source.name), "number of rows and name of a pickled copy")
+    same(
+        (len(copy), copy.name),
+        (len(whole), source.name),
+        "number of rows and name of a pickled copy",
+    )
     same_rows(copy.records(0, len(copy)), whole, "a pickled copy")
-    same(copy.digest(0, len(copy)), source.digest(0, len(whole)), "a pickled copy has the same digest")
+    same(
+        copy.digest(0, len(copy)),
+        source.digest(0, len(whole)),
+        "a pickled copy has the same digest",
+    )
 
 
 def _check_rows(source: Source, whole: list[Any]) -> None:
@@ -43,7 +64,9 @@ def _check_rows(source: Source, whole: list[Any]) -> None:
             same(source[row - num_rows], whole[row], f"[{row - num_rows}] is [{row}]")
         where = source.where(row)
         same(source.where(row - num_rows), where, f"where({row - num_rows}) is where({row})")
-        assert where.file and where.line >= 1 and where.byte >= 0, f"where({row}) is not a file and line: {where!r}"
+        assert where.file and where.line >= 1 and where.byte >= 0, (
+            f"where({row}) is not a file and line: {where!r}"
+        )
     for row in (num_rows, -num_rows - 1, _FAR):
         raises(IndexError, lambda row=row: source[row], f"row {row} of {num_rows}")  # type: ignore[misc]
     good = [record for record in whole if not isinstance(record, BadRow)]
@@ -70,19 +93,35 @@ def _check_digest(source: Source, whole: list[Any]) -> None:
     digest = source.digest(0, num_rows)
     assert digest and isinstance(digest, str), f"digest is {digest!r}, expected text"
     same(source.digest(0, num_rows), digest, "the digest of the same rows is the same")
-    assert not num_rows or source.digest(0, num_rows - 1) != digest, "one row less must have another digest"
-    contents = {row: record_bytes(whole[row]) for row in _some(num_rows) if not isinstance(whole[row], BadRow)}
+    assert not num_rows or source.digest(0, num_rows - 1) != digest, (
+        "one row less must have another digest"
+    )
+    contents = {
+        row: record_bytes(whole[row])
+        for row in _some(num_rows)
+        if not isinstance(whole[row], BadRow)
+    }
     digests = {source.digest(row, row + 1) for row in contents}
-    assert len(digests) >= len(set(contents.values())), "two rows that differ must not share a digest"
+    assert len(digests) >= len(set(contents.values())), (
+        "two rows that differ must not share a digest"
+    )
 
 
 def _check_cuts(source: Source) -> None:
     for num_bytes, num_rows in ((1, 1), (100, 3), (_FAR, 5), (_FAR, _FAR)):
         cuts = source.cuts(num_bytes=num_bytes, num_rows=num_rows).tolist()
         asked = f"cuts(num_bytes={num_bytes}, num_rows={num_rows}) is {cuts[:9]}…"
-        assert cuts[0] == 0 and cuts[-1] == len(source), f"{asked}, expected it to run from 0 to {len(source)}"
-        assert all(0 < stop - start <= num_rows for start, stop in pairwise(cuts)), f"{asked}: too wide, or empty"
-        same(source.cuts(num_bytes=num_bytes, num_rows=num_rows).tolist(), cuts, f"{asked}: asked again")
+        assert cuts[0] == 0 and cuts[-1] == len(source), (
+            f"{asked}, expected it to run from 0 to {len(source)}"
+        )
+        assert all(0 < stop - start <= num_rows for start, stop in pairwise(cuts)), (
+            f"{asked}: too wide, or empty"
+        )
+        same(
+            source.cuts(num_bytes=num_bytes, num_rows=num_rows).tolist(),
+            cuts,
+            f"{asked}: asked again",
+        )
 
 
 def _some(total: int, count: int = 50) -> list[int]:

@@ -30,10 +30,13 @@ class Job(Generic[Made]):
     """Work in a thread of its own, with its progress.  `state` is what the page shows of it."""
 
     def __init__(self, work: "Callable[[Job[Made]], Made]", total: int) -> None:
-        self.done, self.total = 0, total
+        self.done = 0
+        self.total = total
         self.result: Made | None = None
         self.error: str | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), name="penstock-view", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name="penstock-view", daemon=True
+        )
         self._thread.start()
 
     def _run(self, work: "Callable[[Job[Made]], Made]") -> None:
@@ -60,15 +63,21 @@ class Facts:
     """Length, targets, media and drop reason of every row, all stores end to end; row `starts[s] + r` is row r of store s."""
 
     def __init__(self, loader: Loader, lock: threading.Lock) -> None:
-        self._loader, self._lock, self.stores = loader, lock, stores(loader)
+        self._loader = loader
+        self._lock = lock
+        self.stores = stores(loader)
         found = list(self.stores.values())
         self.starts: Ints = np.cumsum([0, *map(len, found)]).astype(np.int64)
         self.lengths = np.concatenate([np.zeros(0, np.int32), *(store.lengths for store in found)])
         self.targets = np.zeros(self.lengths.size, np.int32)
         self.media = np.zeros(self.lengths.size, np.uint8)  # one bit for each of KINDS
-        self.reasons = np.zeros(self.lengths.size, np.uint8)  # 0: a sample, else 1 + its place in `reason_names`
+        self.reasons = np.zeros(
+            self.lengths.size, np.uint8
+        )  # 0: a sample, else 1 + its place in `reason_names`
         self.reason_names: list[str] = []
-        self.untrained = np.zeros(self.lengths.size, np.bool_)  # the plan cuts them into pieces without a target
+        self.untrained = np.zeros(
+            self.lengths.size, np.bool_
+        )  # the plan cuts them into pieces without a target
         self.job: Job[tuple[SourceNumbers, ...]] = Job(self._read, self.lengths.size)
 
     @property
@@ -91,7 +100,8 @@ class Facts:
     def _read_shard(self, store: Store, shard: int, first: int, left: int) -> int:
         """Fill in the rows of one shard; return how many more dropped rows may be encoded."""
         tokens = store.tokens(shard)
-        size, offsets = len(tokens.offsets) - 1, tokens.offsets.astype(np.int64)
+        size = len(tokens.offsets) - 1
+        offsets = tokens.offsets.astype(np.int64)
         mask = tokens.loss_mask(0, int(offsets[-1]))
         flat = Samples(input_ids=tokens.input_ids, loss_mask=mask, offsets=offsets)
         self.targets[first : first + size] = flat.num_targets()
@@ -143,7 +153,8 @@ class Facts:
 
     def _overlong(self, rows: slice = slice(None)) -> Bools:
         """Which rows the plan drops as too long."""
-        settings, lengths = self._loader.plan.settings, self.lengths[rows]
+        settings = self._loader.plan.settings
+        lengths = self.lengths[rows]
         if settings.method.cuts or settings.overflow != "drop":
             return np.zeros(lengths.size, np.bool_)
         return np.asarray(lengths > settings.capacity)
@@ -158,7 +169,9 @@ class Facts:
                 passed &= values <= number(high, f"{name}_to")
         for key, is_low in (("share_from", True), ("share_to", False)):
             if given := asked.get(key):
-                border, parts = self.lengths * number(given, key), self.targets * 100.0  # a quotient would be rounded
+                # a quotient would be rounded
+                border = self.lengths * number(given, key)
+                parts = self.targets * 100.0
                 passed &= (parts >= border) if is_low else (parts <= border)
                 passed &= self.lengths > 0
         if reason := asked.get("reason"):

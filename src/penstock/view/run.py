@@ -33,28 +33,44 @@ class Epoch:
     """The rows of one epoch, kept in memory, and sums of each step."""
 
     def __init__(self, loader: Loader, number: int) -> None:
-        self._loader, self.number = loader, number
-        self._per_step, self._world = loader.batch_size * loader.world.size, loader.world.size
+        self._loader = loader
+        self.number = number
+        self._per_step = loader.batch_size * loader.world.size
+        self._world = loader.world.size
         self.num_colours = min(len(loader.plan.sources), COLOURS + 1)
-        self._num_rows, self._num_spans, self.is_kept = 0, 0, True
+        self._num_rows = 0
+        self._num_spans = 0
+        self.is_kept = True
         self._kept: list[Rows] = []
         self._sums: list[tuple[int, Floats, Floats]] = []  # first step, tokens by source, spans
         self._of_rows: list[tuple[Ints, Ints]] = []  # tokens and costs of rows
         self.job: Job[EpochNumbers] = Job(self._read, 0)
 
     def _read(self, job: Job[EpochNumbers]) -> EpochNumbers:
-        loader, job.total = self._loader, self._loader.plan.num_rows(self.number)
+        loader = self._loader
+        job.total = self._loader.plan.num_rows(self.number)
         self.first, carried, num_steps = epoch_steps(loader, self.number)
         if carried:  # rows of the epoch before in the first step
             self._count(loader.look_up(self.first).rows.slice(0, carried))
         found = epoch(loader, self.number, visit=lambda rows: self._add(rows, job))
-        if (rest := num_steps * self._per_step - self._num_rows) > 0:  # of the next epoch, repeated or empty ones
-            self._count(loader.look_up(self.first + num_steps - 1).rows.slice(self._per_step - rest, self._per_step))
-        self.tokens, self.spans = (np.zeros((-(-self._num_rows // self._per_step), n)) for n in (self.num_colours, 1))
+        if (
+            rest := num_steps * self._per_step - self._num_rows
+        ) > 0:  # of the next epoch, repeated or empty ones
+            self._count(
+                loader.look_up(self.first + num_steps - 1).rows.slice(
+                    self._per_step - rest, self._per_step
+                )
+            )
+        self.tokens, self.spans = (
+            np.zeros((-(-self._num_rows // self._per_step), n)) for n in (self.num_colours, 1)
+        )
         for first, *parts in self._sums:
             for sums, part in zip((self.tokens, self.spans), parts, strict=True):
                 sums[first : first + len(part)] += part
-        self.tokens, self.spans = self.tokens[:num_steps], self.spans[:num_steps]  # without rows that tail="drop" drops
+        self.tokens, self.spans = (
+            self.tokens[:num_steps],
+            self.spans[:num_steps],
+        )  # without rows that tail="drop" drops
         self.ranks = self._by_rank(num_steps)
         self._sums.clear()
         self._of_rows.clear()
@@ -62,11 +78,20 @@ class Epoch:
 
     def _by_rank(self, num_steps: int) -> Ints:
         """Return the tokens of each rank in each step: (num_steps, world_size)."""
-        sums = [np.concatenate(each)[: num_steps * self._per_step] for each in zip(*self._of_rows, strict=True)]
+        sums = [
+            np.concatenate(each)[: num_steps * self._per_step]
+            for each in zip(*self._of_rows, strict=True)
+        ]
         shape = (num_steps, self._per_step)
-        tokens, costs = (each.reshape(shape) for each in sums) if sums else np.zeros((2, *shape), np.int64)
+        tokens, costs = (
+            (each.reshape(shape) for each in sums) if sums else np.zeros((2, *shape), np.int64)
+        )
         dealt = deal(costs, self._world, self._loader.plan.settings)
-        of_rank = np.take_along_axis(tokens, dealt.reshape(shape), axis=1).reshape(dealt.shape).sum(axis=2)
+        of_rank = (
+            np.take_along_axis(tokens, dealt.reshape(shape), axis=1)
+            .reshape(dealt.shape)
+            .sum(axis=2)
+        )
         return np.asarray(of_rank, np.int64)
 
     def _add(self, rows: Rows, job: Job[EpochNumbers]) -> None:
@@ -81,10 +106,13 @@ class Epoch:
 
     def _count(self, rows: Rows) -> None:
         """Add the next rows to the sums of their steps."""
-        row = self._num_rows + np.repeat(np.arange(rows.num_rows), np.diff(rows.starts))  # of each span
+        row = self._num_rows + np.repeat(
+            np.arange(rows.num_rows), np.diff(rows.starts)
+        )  # of each span
         first = self._num_rows // self._per_step
         steps = -(-(self._num_rows + rows.num_rows) // self._per_step) - first
-        size, place = rows.spans["stop"] - rows.spans["start"], row // self._per_step - first
+        size = rows.spans["stop"] - rows.spans["start"]
+        place = row // self._per_step - first
         source = np.minimum(rows.spans["source"], self.num_colours - 1)
 
         def summed(kinds: Any, num_kinds: int, weights: Any) -> Floats:
@@ -93,7 +121,9 @@ class Epoch:
 
         self._sums.append((first, summed(source, self.num_colours, size), summed(0, 1, None)))
         cost = self._loader.plan.settings.cost(size)
-        sums = (np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts]) for each in (size, cost))
+        sums = (
+            np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts]) for each in (size, cost)
+        )
         self._of_rows.append((next(sums), next(sums)))
         self._num_rows += rows.num_rows
 
@@ -139,12 +169,16 @@ class Run:
 
     def __init__(self, loader: Loader, facts: Facts, lock: threading.Lock) -> None:
         """lock: held while sources are read."""
-        self._loader, self._facts, self._lock, self._own = loader, facts, lock, threading.Lock()
+        self._loader = loader
+        self._facts = facts
+        self._lock = lock
+        self._own = threading.Lock()
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
 
     def epoch(self, asked: Mapping[str, str]) -> Epoch:
         """Return an epoch, whose rows may still be packed in the background.  The last two are kept."""
-        chosen, most = whole(asked.get("epoch", "0"), "epoch"), self._loader.epochs
+        chosen = whole(asked.get("epoch", "0"), "epoch")
+        most = self._loader.epochs
         if most is not None and chosen >= max(most, 1):
             raise PlanError(f"epoch {chosen} does not exist: the run has {most}, counted from 0")
         with self._own:
@@ -161,7 +195,10 @@ class Run:
         numbers = found.job.wait(0.2)
         if numbers is None:
             return {"progress": found.job.state}
-        first, last = (whole(asked.get(name) or default, name) for name, default in (("from", "0"), ("to", "1e15")))
+        first, last = (
+            whole(asked.get(name) or default, name)
+            for name, default in (("from", "0"), ("to", "1e15"))
+        )
         bins = whole(asked.get("bins") or "300", "bins", least=1)
         before = found.first
         shown = {name: value for name, value in plain(numbers).items() if name != "mixing"}
@@ -178,14 +215,21 @@ class Run:
         with self._lock:
             return dict(plain(step(self._loader, whole(asked.get("step", "0"), "step"))))
 
-    def positions(self, asked: Mapping[str, str], source: int, row: int, store: Store) -> dict[str, Any]:
+    def positions(
+        self, asked: Mapping[str, str], source: int, row: int, store: Store
+    ) -> dict[str, Any]:
         """Return where a sample is trained in an epoch."""
         found = self.epoch(asked)
         if found.job.wait(0.2) is None:
             return {"progress": found.job.state}
         with self._lock:
             places = found.positions(source, row, store)
-        return {"progress": found.job.state, "epoch": found.number, "epochs": self._loader.epochs, **places}
+        return {
+            "progress": found.job.state,
+            "epoch": found.number,
+            "epochs": self._loader.epochs,
+            **places,
+        }
 
     # Other settings
 
@@ -196,9 +240,13 @@ class Run:
             changes["max_length"] = whole(asked["max_length"], "max_length", least=1)
         changes |= {name: asked[name] for name in ("packing", "overflow") if name in asked}
         if "weights" in asked and self._loader.plan.mixtures:
-            return {"problem": "the recipe has a table of weights, which is not compared with other weights here"}
+            return {
+                "problem": "the recipe has a table of weights, which is not compared with other weights here"
+            }
         if "weights" in asked:
-            changes["weights"] = weights_as_text([float(number(w, "weights")) for w in asked["weights"].split(",")])
+            changes["weights"] = weights_as_text(
+                [float(number(w, "weights")) for w in asked["weights"].split(",")]
+            )
         try:
             plan = self._loader.plan.changed(**changes)
             batch_columns(
@@ -212,7 +260,9 @@ class Run:
         counts = plan.blocks.count_dropped(0, with_rows=True)
         rows = counts.rows
         per_step = self._loader.batch_size * self._loader.world.size
-        has_rest = self._loader.plan.settings.tail != "drop" and rows % per_step > 0  # a last step that is not full
+        has_rest = (
+            self._loader.plan.settings.tail != "drop" and rows % per_step > 0
+        )  # a last step that is not full
         lost = self._lost_targets(plan) if self._facts.is_complete else None
         return {
             "max_length": plan.settings.max_length,
@@ -223,7 +273,9 @@ class Run:
             "fill": counts.fill,
             "tokens": counts.tokens_out,
             "samples": counts.samples_out,
-            "samples_dropped": {reason: n for reason, n in counts.samples_dropped.items() if n and reason != "empty"},
+            "samples_dropped": {
+                reason: n for reason, n in counts.samples_dropped.items() if n and reason != "empty"
+            },
             "samples_cut": counts.samples_truncated + counts.samples_split,
             "tokens_lost": counts.tokens_dropped.total(),
             "targets_lost": lost,
@@ -233,7 +285,8 @@ class Run:
 
     def _lost_targets(self, plan: Plan) -> int | None:
         """Count targets of all prepared samples that do not reach a row; None if that needs too many masks, or every row."""
-        settings, facts = plan.settings, self._facts
+        settings = plan.settings
+        facts = self._facts
         if settings.method.cuts:
             return None
         overlong: Ints = np.flatnonzero(facts.lengths > settings.capacity)
@@ -241,11 +294,16 @@ class Run:
             return int(facts.targets[overlong].sum(dtype=np.int64))
         if overlong.size > _MOST_CUT:
             return None
-        found, lost = list(facts.stores.values()), 0
+        found = list(facts.stores.values())
+        lost = 0
         for row in overlong.tolist():
             source = int(np.searchsorted(facts.starts, row, side="right")) - 1
             mask = found[source][row - int(facts.starts[source])].loss_mask
-            starts = range(0, len(mask), settings.capacity) if settings.overflow == "split" else (0,)
-            kept = sum(int(np.count_nonzero(mask[at + 1 : at + settings.capacity])) for at in starts)
+            starts = (
+                range(0, len(mask), settings.capacity) if settings.overflow == "split" else (0,)
+            )
+            kept = sum(
+                int(np.count_nonzero(mask[at + 1 : at + settings.capacity])) for at in starts
+            )
             lost += int(facts.targets[row]) - kept
         return lost

@@ -27,16 +27,30 @@ _PATIENCE = 0.4  # seconds of one scan
 
 # In messages of conversations, as templates read them.
 _CALLS = ("tool_calls", "function_call", "function_calls", "tool_call")
-_TOOL_ROLES = ("tool", "function", "observation", "function_call", "tool_call", "function_response", "tool_response")
+_TOOL_ROLES = (
+    "tool",
+    "function",
+    "observation",
+    "function_call",
+    "tool_call",
+    "function_response",
+    "tool_response",
+)
 
-ReadRows = Callable[[int, int], Iterator[tuple[str, bool]]]  # rows start..stop → text, and whether it uses tools
+ReadRows = Callable[
+    [int, int], Iterator[tuple[str, bool]]
+]  # rows start..stop → text, and whether it uses tools
 
 
 class TextIndex:
     """The folded texts of rows, one after another in a file without a name."""
 
-    def __init__(self, read: ReadRows, num_rows: int, lock: threading.Lock, most_bytes: int = MOST_BYTES) -> None:
-        self._read, self._lock, self._most = read, lock, most_bytes
+    def __init__(
+        self, read: ReadRows, num_rows: int, lock: threading.Lock, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._read = read
+        self._lock = lock
+        self._most = most_bytes
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
         weakref.finalize(self, self._file.close)
         self.ends = np.zeros(num_rows + 1, np.int64)  # row r is bytes ends[r]..ends[r + 1]
@@ -46,10 +60,14 @@ class TextIndex:
         self.job: Job[bool] = Job(self._write, num_rows)
 
     def _write(self, job: Job[bool]) -> bool:
-        row, total = 0, len(self.tools)
+        row = 0
+        total = len(self.tools)
         while row < total and not self.is_full:
             parts: list[bytes] = []
-            first, begun, size, room = row, time.monotonic(), 0, min(self._most - int(self.ends[row]), _BLOCK)
+            first = row
+            begun = time.monotonic()
+            size = 0
+            room = min(self._most - int(self.ends[row]), _BLOCK)
             with self._lock:
                 while row < total and time.monotonic() - begun < _HELD and size <= room:
                     for text, uses_tools in self._read(row, min(row + _AT_ONCE, total)):
@@ -78,7 +96,9 @@ class Search:
     """The rows that hold a text, in order, as far as the scan has come."""
 
     def __init__(self, index: TextIndex, wanted: str) -> None:
-        self._index, self._wanted, self._found = index, fold(wanted), array("q")
+        self._index = index
+        self._wanted = fold(wanted)
+        self._found = array("q")
         self._lock = threading.Lock()  # two requests may ask for one search
         self.num_rows = 0  # scanned
 
@@ -96,16 +116,24 @@ class Search:
         begun = time.monotonic()
         while self.num_rows < self._index.num_rows and time.monotonic() - begun < seconds:
             with self._lock:
-                first, last = self.num_rows, self._index.num_rows
+                first = self.num_rows
+                last = self._index.num_rows
                 start = int(self._index.ends[first])
-                stop = int(np.searchsorted(self._index.ends[: last + 1], start + _BLOCK, side="right")) - 1
+                stop = (
+                    int(np.searchsorted(self._index.ends[: last + 1], start + _BLOCK, side="right"))
+                    - 1
+                )
                 stop = min(max(stop, first + 1), last)
                 if first < last:
-                    self._scan(first, (self._index.ends[first + 1 : stop + 1] - start).tolist(), start)
+                    self._scan(
+                        first, (self._index.ends[first + 1 : stop + 1] - start).tolist(), start
+                    )
                     self.num_rows = stop
 
     def _scan(self, first: int, ends: Sequence[int], start: int) -> None:
-        block, wanted, place = self._index.read(start, start + ends[-1]), self._wanted, 0
+        block = self._index.read(start, start + ends[-1])
+        wanted = self._wanted
+        place = 0
         while (place := block.find(wanted, place)) >= 0:
             row = bisect_right(ends, place)
             if place + len(wanted) <= ends[row]:
@@ -151,17 +179,22 @@ def uses_tools(record: Record) -> bool:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             for turn in value:
                 if isinstance(turn, dict) and (
-                    any(turn.get(name) for name in _CALLS) or turn.get("role", turn.get("from")) in _TOOL_ROLES
+                    any(turn.get(name) for name in _CALLS)
+                    or turn.get("role", turn.get("from")) in _TOOL_ROLES
                 ):
                     return True
     return False
 
 
-def chosen(passed: Bools | None, search: Search | None, tools: Bools | None, scanned: int) -> Ints | None:
+def chosen(
+    passed: Bools | None, search: Search | None, tools: Bools | None, scanned: int
+) -> Ints | None:
     """Return the rows that pass all of these, in order; None for every row."""
     if tools is not None:
         passed = tools[:scanned] if passed is None else passed[:scanned] & tools[:scanned]
     if search is None:
         return None if passed is None else np.flatnonzero(passed)
     found = search.found
-    return found if passed is None else found[found < passed.size][passed[found[found < passed.size]]]
+    return (
+        found if passed is None else found[found < passed.size][passed[found[found < passed.size]]]
+    )

@@ -29,7 +29,9 @@ try:
     from starlette.responses import PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Route
 except ImportError as error:
-    raise PenstockError("the viewer needs starlette and uvicorn: pip install 'penstock[view]'") from error
+    raise PenstockError(
+        "the viewer needs starlette and uvicorn: pip install 'penstock[view]'"
+    ) from error
 
 _log = logging.getLogger("penstock")
 
@@ -74,8 +76,14 @@ def application(view: View, token: str, host: str = LOOPBACK) -> Any:
         except PenstockError as error:
             return _json({"error": str(error)}, 400)
         except Exception as error:
-            _log.error("the viewer failed at %s: %s", request.url.path.rpartition("/")[2], traceback.format_exc())
-            return _json({"error": f"an error of Penstock itself: {type(error).__name__}: {error}"}, 500)
+            _log.error(
+                "the viewer failed at %s: %s",
+                request.url.path.rpartition("/")[2],
+                traceback.format_exc(),
+            )
+            return _json(
+                {"error": f"an error of Penstock itself: {type(error).__name__}: {error}"}, 500
+            )
 
     paths = [
         Route("/{token}/api/{name}", ask, methods=["GET"]),
@@ -96,14 +104,18 @@ def _json(value: Any, status: int = 200) -> Response:
 
 def _part(clip: Clip, wanted: str) -> Response:
     """Return the bytes of a clip that a Range header asks for, or the first of them; all of them without such a header."""
-    found, size = _RANGE.fullmatch(wanted), clip.num_bytes
+    found = _RANGE.fullmatch(wanted)
+    size = clip.num_bytes
     if found is None and size > _MOST_CLIP:
         raise PenstockError(f"the clip has {size:,} bytes; ask for a range of them, as players do")
     start, stop = (0, size) if found is None else (int(found[1]), int(found[2] or size) + 1)
     stop = min(stop, size, start + _CLIP_BYTES) if found else size
     if found and start >= stop:
         return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
-    headers = {"accept-ranges": "bytes", **({"content-range": f"bytes {start}-{stop - 1}/{size}"} if found else {})}
+    headers = {
+        "accept-ranges": "bytes",
+        **({"content-range": f"bytes {start}-{stop - 1}/{size}"} if found else {}),
+    }
     return Response(clip.read(slice(start, stop)), 206 if found else 200, headers, clip.media_type)
 
 
@@ -111,7 +123,9 @@ class _Guard:
     """Refuses requests before they reach the application, and adds the headers that protect the page."""
 
     def __init__(self, inner: Any, token: str, host: str) -> None:
-        self._inner, self._token, self._host = inner, token.encode(), host
+        self._inner = inner
+        self._token = token.encode()
+        self._host = host
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -128,16 +142,27 @@ class _Guard:
 
     def _refusal(self, scope: Any) -> tuple[str, int] | None:
         """Return why a request is refused, and the status; None if it is not."""
-        headers, given = Headers(scope=scope), scope["path"].split("/")[1].encode()
-        host, origin = headers.get("host", ""), headers.get("origin")
+        headers = Headers(scope=scope)
+        given = scope["path"].split("/")[1].encode()
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if not _is_here(host, self._host):
-            return "refused: the request names another host; open the URL that penstock view printed", 421
+            return (
+                "refused: the request names another host; open the URL that penstock view printed",
+                421,
+            )
         if origin is not None and origin != f"http://{host}":
             return "refused: the request comes from another page", 403
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+        if (
+            headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            and headers.get("sec-fetch-mode") != "navigate"
+        ):
             return "refused: the request comes from another page", 403
         if not secrets.compare_digest(given, self._token):
-            return "refused: the token in the URL is wrong; open the URL that penstock view printed", 403
+            return (
+                "refused: the token in the URL is wrong; open the URL that penstock view printed",
+                403,
+            )
         if scope["method"] not in ("GET", "HEAD"):
             return "refused: the viewer only reads", 405
         return None
@@ -148,7 +173,11 @@ def _is_here(header: str, host: str) -> bool:
 
     Another name may be anybody's, and lead here only now.  An address cannot; a port may be another one behind a tunnel.
     """
-    name = header.rpartition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
+    name = (
+        header.rpartition("]")[0].lstrip("[")
+        if header.startswith("[")
+        else header.partition(":")[0]
+    )
     if name in ("localhost", host.lower()):  # browsers write names in small letters
         return True
     try:
@@ -176,7 +205,10 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str, str]]:
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port, or leave it out"
         ) from error
     if not _is_loopback(host):
-        _log.warning("%s: other machines can reach the viewer; its URL is the only protection of your data", host)
+        _log.warning(
+            "%s: other machines can reach the viewer; its URL is the only protection of your data",
+            host,
+        )
     token = secrets.token_urlsafe(24)
     with listener:
         shown = f"[{host}]" if ":" in host else host
@@ -186,9 +218,14 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str, str]]:
 def serve(view: View, listener: socket.socket, token: str, host: str) -> None:
     """Answer requests until Ctrl-C."""
     config = uvicorn.Config(
-        application(view, token, host), log_level="error", access_log=False, lifespan="off", server_header=False, ws="none",
+        application(view, token, host),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        ws="none",
         proxy_headers=False,
         timeout_graceful_shutdown=2,
-    )  # fmt: skip
+    )
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped
         uvicorn.Server(config).run(sockets=[listener])

@@ -39,10 +39,26 @@ _MOST_SEARCHES = 8  # kept
 _SIDE = 480  # pixels of an image
 # How files of sound and film begin that browsers play, and their types; other files are never sent.
 _PLAYED = (
-    (4, b"ftyp", "mp4"), (0, b"\x1aE\xdf\xa3", "webm"), (8, b"WAVE", "wav"), (0, b"fLaC", "flac"), (0, b"OggS", "ogg"),
-    (0, b"ID3", "mpeg"), (0, b"\xff\xfb", "mpeg"), (0, b"\xff\xf3", "mpeg"), (0, b"\xff\xf2", "mpeg"),
-)  # fmt: skip
-_FILTERS = ("length_from", "length_to", "targets_from", "targets_to", "share_from", "share_to", "reason", "media")
+    (4, b"ftyp", "mp4"),
+    (0, b"\x1aE\xdf\xa3", "webm"),
+    (8, b"WAVE", "wav"),
+    (0, b"fLaC", "flac"),
+    (0, b"OggS", "ogg"),
+    (0, b"ID3", "mpeg"),
+    (0, b"\xff\xfb", "mpeg"),
+    (0, b"\xff\xf3", "mpeg"),
+    (0, b"\xff\xf2", "mpeg"),
+)
+_FILTERS = (
+    "length_from",
+    "length_to",
+    "targets_from",
+    "targets_to",
+    "share_from",
+    "share_to",
+    "reason",
+    "media",
+)
 
 
 class DataSet(Protocol):
@@ -81,24 +97,44 @@ class View:
         run_id: str | None = None,
     ) -> None:
         """loader: None if the data is not prepared; `command` prepares it.  cache: where running jobs write their state."""
-        self._loader, self._opened, self._settings = loader, list(opened), settings
-        self._about = {"title": title, "recipe": recipe, "command": command, "skip": sorted(skip), "run_id": run_id}
+        self._loader = loader
+        self._opened = list(opened)
+        self._settings = settings
+        self._about = {
+            "title": title,
+            "recipe": recipe,
+            "command": command,
+            "skip": sorted(skip),
+            "run_id": run_id,
+        }
         # Templates need seconds for their first record, so a list of records does not wait for them; taken in this order.
-        self._cache, self._templates, self._lock = cache, threading.Lock(), threading.Lock()
+        self._cache = cache
+        self._templates = threading.Lock()
+        self._lock = threading.Lock()
         self.stores: dict[str, Store] = {} if loader is None else stores(loader)
         self.names = list(self.stores) or [each.name for each in opened]
-        self.sources = [store.source for store in self.stores.values()] or [each.rows for each in opened]
+        self.sources = [store.source for store in self.stores.values()] or [
+            each.rows for each in opened
+        ]
         self.starts: Ints = np.cumsum([0, *map(len, self.sources)]).astype(np.int64)
         self.facts = None if loader is None else Facts(loader, self._templates)
-        self._run = None if loader is None or self.facts is None else Run(loader, self.facts, self._lock)
+        self._run = (
+            None if loader is None or self.facts is None else Run(loader, self.facts, self._lock)
+        )
         self._own = threading.Lock()  # of the two tables below
         self._indexes: dict[str, TextIndex] = {}
         self._searches: OrderedDict[tuple[str, str], Search] = OrderedDict()
         self._warm = Job(self._use_templates, len(self.stores))
         self._answers: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
-            "overview": self.overview, "rows": self.rows, "sample": self.sample, "positions": self.positions,
-            "run": self._of_run("run"), "step": self._of_run("step"), "what_if": self._of_run("what_if"), "live": self.live,
-        }  # fmt: skip
+            "overview": self.overview,
+            "rows": self.rows,
+            "sample": self.sample,
+            "positions": self.positions,
+            "run": self._of_run("run"),
+            "step": self._of_run("step"),
+            "what_if": self._of_run("what_if"),
+            "live": self.live,
+        }
 
     def _use_templates(self, job: Job[bool]) -> bool:
         """Render one record of each store, so that the first one is not slow."""
@@ -118,7 +154,9 @@ class View:
     def _of_run(self, name: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
         def call(asked: Mapping[str, str]) -> dict[str, Any]:
             if self._run is None:
-                raise PlanError(f"the data is not prepared, so its order is not known; run {self._about['command']}")
+                raise PlanError(
+                    f"the data is not prepared, so its order is not known; run {self._about['command']}"
+                )
             made: dict[str, Any] = getattr(self._run, name)(asked)
             return made
 
@@ -126,12 +164,15 @@ class View:
 
     def overview(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return what the page needs before anything else."""
-        facts, loader = self.facts, self._loader
+        facts = self.facts
+        loader = self._loader
         sizes = np.diff(self.starts).tolist()
         found = {
             **self._about,
             "version": version("penstock"),
-            "sources": [{"name": name, "rows": size} for name, size in zip(self.names, sizes, strict=True)],
+            "sources": [
+                {"name": name, "rows": size} for name, size in zip(self.names, sizes, strict=True)
+            ],
             "num_rows": int(self.starts[-1]),
             "settings": plain(self._settings),
             "prepared": loader is not None,
@@ -155,20 +196,28 @@ class View:
 
     def rows(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return some of the rows that pass the filters, how many do, and how far a search has come."""
-        passed, is_complete = self._passed(asked), True
+        passed = self._passed(asked)
+        is_complete = True
         states: dict[str, Any] = {}
         if any(asked.get(name) for name in _FILTERS[2:]) and self.facts is not None:
-            is_complete, states["facts"] = self.facts.is_complete, self.facts.job.state
-        tools, scanned = None, int(self.starts[-1])
+            is_complete = self.facts.is_complete
+            states["facts"] = self.facts.job.state
+        tools = None
+        scanned = int(self.starts[-1])
         if kind := asked.get("tools"):
             index = self._index("record")
-            tools, scanned = index.tools if kind == "yes" else ~index.tools, index.num_rows
-            is_complete, states["index"] = is_complete and index.job.result is not None, index.state
+            tools = index.tools if kind == "yes" else ~index.tools
+            scanned = index.num_rows
+            is_complete = is_complete and index.job.result is not None
+            states["index"] = index.state
         search = self._search(asked)
         if search is not None:
             search.advance()
             is_complete = is_complete and search.is_complete
-            states |= {"index": self._index(asked.get("in", "record")).state, "scanned": search.num_rows}
+            states |= {
+                "index": self._index(asked.get("in", "record")).state,
+                "scanned": search.num_rows,
+            }
         found = chosen(passed, search, tools, scanned)
         total = int(self.starts[-1]) if found is None else int(found.size)
         first = whole(asked.get("first", "0"), "first")
@@ -183,11 +232,15 @@ class View:
         passed = None
         if any(asked.get(name) for name in _FILTERS):
             if self.facts is None:
-                raise PlanError(f"the data is not prepared, so its lengths are not known; run {self._about['command']}")
+                raise PlanError(
+                    f"the data is not prepared, so its lengths are not known; run {self._about['command']}"
+                )
             passed = self.facts.matching(asked)
         if name := asked.get("source"):
             if name not in self.names:
-                raise PlanError(f"unknown data set {name!r}, expected one of {', '.join(self.names)}")
+                raise PlanError(
+                    f"unknown data set {name!r}, expected one of {', '.join(self.names)}"
+                )
             start, stop = self.starts[self.names.index(name) :][:2]
             own = np.zeros(int(self.starts[-1]), np.bool_)
             own[start:stop] = True if passed is None else passed[start:stop]
@@ -195,7 +248,8 @@ class View:
         return passed
 
     def _search(self, asked: Mapping[str, str]) -> Search | None:
-        wanted, place = asked.get("q", ""), asked.get("in", "record")
+        wanted = asked.get("q", "")
+        place = asked.get("in", "record")
         if not fold(wanted):
             return None
         index = self._index(place)
@@ -209,11 +263,15 @@ class View:
     def _index(self, place: str) -> TextIndex:
         """Return the index of records, or of rendered text; it is begun when it is first asked for."""
         if place not in ("record", "rendered") or (place == "rendered" and not self.stores):
-            raise PlanError(f"cannot search in {place!r}, expected record, or rendered if the data is prepared")
+            raise PlanError(
+                f"cannot search in {place!r}, expected record, or rendered if the data is prepared"
+            )
         with self._own:
             if place not in self._indexes:
                 read, lock = (
-                    (self._read_records, self._lock) if place == "record" else (self._read_rendered, self._templates)
+                    (self._read_records, self._lock)
+                    if place == "record"
+                    else (self._read_rendered, self._templates)
                 )
                 self._indexes[place] = TextIndex(read, int(self.starts[-1]), lock)
             return self._indexes[place]
@@ -243,25 +301,34 @@ class View:
         made: dict[str, Any] = {"row": row, "source": source, "own": own}
         try:
             strings = record_strings(self.sources[source][own])
-            made["text"] = " ".join(" ".join(islice(strings, 40))[: 4 * _PREVIEW].split())[:_PREVIEW]
+            made["text"] = " ".join(" ".join(islice(strings, 40))[: 4 * _PREVIEW].split())[
+                :_PREVIEW
+            ]
         except PenstockError as error:
-            made["text"], made["bad"] = str(error)[:_PREVIEW], True
+            made["text"] = str(error)[:_PREVIEW]
+            made["bad"] = True
         if self.facts is not None:
             made["length"] = int(self.facts.lengths[row])
             if self.facts.has(row):
-                made |= {"targets": int(self.facts.targets[row]), "reason": self.facts.reason_of(row)}
+                made |= {
+                    "targets": int(self.facts.targets[row]),
+                    "reason": self.facts.reason_of(row),
+                }
         return made
 
     # One sample
 
     def sample(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return one record, raw, rendered and as tokens from `from` on; its positions are asked for separately."""
-        (row, source, own), first = self._asked_row(asked), whole(asked.get("from", "0"), "from")
-        name, shown = self.names[source], (slice(first, first + _MOST_TOKENS),)
+        row, source, own = self._asked_row(asked)
+        first = whole(asked.get("from", "0"), "from")
+        name = self.names[source]
+        shown = (slice(first, first + _MOST_TOKENS),)
         with self._templates, self._lock:
             if not self.stores:
                 number_of_row, store = self._opened[source].prepare_row(own)
-                made, found = store[0], unprepared(store, self._settings, number_of_row, name)
+                made = store[0]
+                found = unprepared(store, self._settings, number_of_row, name)
             else:
                 store = self.stores[name]
                 made = store[own]
@@ -283,26 +350,41 @@ class View:
             "length": len(made),
             "targets": found.trained,
             "outcome": found.outcome,
-            "reason": self.facts.reason_of(row) if self.facts is not None and self.facts.has(row) else "",
+            "reason": self.facts.reason_of(row)
+            if self.facts is not None and self.facts.has(row)
+            else "",
             "first": first,
-            "tokens": [[each.id, each.text, each.trained, each.message, each.role, each.part] for each in tokens],
+            "tokens": [
+                [each.id, each.text, each.trained, each.message, each.role, each.part]
+                for each in tokens
+            ],
             "special": sorted({each.id for each in tokens} & special),
             "sequences": list(found.sequences),
-            "pictures": [{**each, "kind": item.kind} for each, item in zip(pictures, items_of(made), strict=True)],
+            "pictures": [
+                {**each, "kind": item.kind}
+                for each, item in zip(pictures, items_of(made), strict=True)
+            ],
         }
 
     def _asked_row(self, asked: Mapping[str, str]) -> tuple[int, int, int]:
         """Return the row of a request: its number, its source and its row there."""
         row = whole(asked.get("row", "0"), "row")
         if row >= self.starts[-1]:
-            raise PlanError(f"row {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0")
+            raise PlanError(
+                f"row {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0"
+            )
         return row, *self._place(row)
 
     def clip(self, asked: Mapping[str, str]) -> Clip:
         """Return a video or an audio clip of a sample, to be played."""
-        (row, source, own), place = self._asked_row(asked), whole(asked["number"], "number")
+        row, source, own = self._asked_row(asked)
+        place = whole(asked["number"], "number")
         with self._templates, self._lock:
-            store = self.stores[self.names[source]] if self.stores else self._opened[source].prepare_row(own)[1]
+            store = (
+                self.stores[self.names[source]]
+                if self.stores
+                else self._opened[source].prepare_row(own)[1]
+            )
             made = store[own if self.stores else 0]
         if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
             raise PlanError(f"row {row:,} has no video or audio clip {place}")
@@ -325,7 +407,9 @@ class View:
     def positions(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return every step of an epoch in which a record is trained."""
         if self._run is None:
-            raise PlanError(f"the data is not prepared, so its order is not known; run {self._about['command']}")
+            raise PlanError(
+                f"the data is not prepared, so its order is not known; run {self._about['command']}"
+            )
         _, source, own = self._asked_row(asked)
         return self._run.positions(asked, source, own, self.stores[self.names[source]])
 
@@ -338,10 +422,19 @@ class View:
             return {"runs": [], "run_id": name, "ranks": []}
         found = read_status(self._cache, str(name)) if name else []
         # after a restart with fewer ranks, the files of the others are still there
-        newest = {each["plan"]: each["world_size"] for each in sorted(found, key=lambda each: each["written"])}
+        newest = {
+            each["plan"]: each["world_size"]
+            for each in sorted(found, key=lambda each: each["written"])
+        }
         ranks = [each for each in found if each["rank"] < newest[each["plan"]]]
         plan = None if self._loader is None else self._loader.plan.fingerprint
-        return {"runs": run_ids(self._cache), "run_id": name, "ranks": ranks, "plan": plan, "now": time.time()}
+        return {
+            "runs": run_ids(self._cache),
+            "run_id": name,
+            "ranks": ranks,
+            "plan": plan,
+            "now": time.time(),
+        }
 
 
 def rendered(store: Store, sample: Sample, record: Record) -> str:

@@ -19,7 +19,9 @@ import numpy as np
 
 HERE = Path(__file__).parent
 EXPECTED: dict[str, Any] = {}
-DOCUMENTS = [[(17 * row + 3 * place) % 1000 + 1 for place in range(3 + 5 * row % 13)] for row in range(12)]
+DOCUMENTS = [
+    [(17 * row + 3 * place) % 1000 + 1 for place in range(3 + 5 * row % 13)] for row in range(12)
+]
 IMAGE = np.arange(4 * 3 * 3, dtype=np.uint8).reshape(4, 3, 3)
 
 
@@ -40,7 +42,11 @@ def megatron() -> None:
         builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=dtype)
         sequences = []
         for document in DOCUMENTS:
-            pieces = [document] if lengths is None else [document[i : i + 3] for i in range(0, len(document), 3)]
+            pieces = (
+                [document]
+                if lengths is None
+                else [document[i : i + 3] for i in range(0, len(document), 3)]
+            )
             builder.add_document(torch.tensor(document), [len(piece) for piece in pieces])
             sequences += pieces
         builder.finalize(str(folder / f"{name}.idx"))
@@ -57,7 +63,11 @@ def datatrove() -> None:
     folder = fresh("datatrove")
     for name, size, with_loss in (("plain", 2, False), ("loss", 4, True)):
         out = TokenizedFile(
-            get_datafolder(str(folder)), f"{name}.ds", save_index=True, save_loss_metadata=with_loss, token_size=size
+            get_datafolder(str(folder)),
+            f"{name}.ds",
+            save_index=True,
+            save_loss_metadata=with_loss,
+            token_size=size,
         )
         masks = [[int(place % 3 != 0) for place in range(len(document))] for document in DOCUMENTS]
         for document, mask in zip(DOCUMENTS, masks, strict=True):
@@ -65,7 +75,10 @@ def datatrove() -> None:
         out.close()
         first = DatatroveFileDataset(str(folder / f"{name}.ds"), 8, token_size=size)[0]["input_ids"]
         assert first.tolist() == [*DOCUMENTS[0], *DOCUMENTS[1], *DOCUMENTS[2]][:9]
-        EXPECTED[f"datatrove/{name}"] = {"documents": DOCUMENTS, "masks": masks if with_loss else None}
+        EXPECTED[f"datatrove/{name}"] = {
+            "documents": DOCUMENTS,
+            "masks": masks if with_loss else None,
+        }
 
 
 def mds() -> None:
@@ -73,15 +86,22 @@ def mds() -> None:
     from streaming import LocalDataset, MDSWriter
 
     tokens = {"tokens": "ndarray:int32", "source": "str"}
-    for name, compression in (("tokens", None), *((each, each) for each in ("zstd", "gz", "bz2", "br", "snappy"))):
+    for name, compression in (
+        ("tokens", None),
+        *((each, each) for each in ("zstd", "gz", "bz2", "br", "snappy")),
+    ):
         folder = fresh(f"mds/{name}")
-        with MDSWriter(out=str(folder), columns=tokens, compression=compression, size_limit=700) as out:
+        with MDSWriter(
+            out=str(folder), columns=tokens, compression=compression, size_limit=700
+        ) as out:
             for row, document in enumerate(DOCUMENTS):
                 out.write({"tokens": np.array(document, np.int32), "source": f"Quelle {row} ü"})
         if compression is None:
             found = LocalDataset(str(folder))
             assert [found[i]["tokens"].tolist() for i in range(len(found))] == DOCUMENTS
-        EXPECTED[f"mds/{name}"] = [[document, f"Quelle {row} ü"] for row, document in enumerate(DOCUMENTS)]
+        EXPECTED[f"mds/{name}"] = [
+            [document, f"Quelle {row} ü"] for row, document in enumerate(DOCUMENTS)
+        ]
     image = Image.fromarray(IMAGE)
     values = {
         "bytes": b"\x00\xff", "str": "Text ü", "int": -5, "str_int": 10**30, "str_float": 0.1, "str_decimal": Decimal("1.50"),
@@ -91,7 +111,9 @@ def mds() -> None:
         **{kind: getattr(np, kind)(3) for kind in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
                                                    "float16", "float32", "float64")},
     }  # fmt: skip
-    with MDSWriter(out=str(fresh("mds/types")), columns={f"c {kind}": kind for kind in values}) as out:
+    with MDSWriter(
+        out=str(fresh("mds/types")), columns={f"c {kind}": kind for kind in values}
+    ) as out:
         out.write({f"c {kind}": value for kind, value in values.items()})
     with MDSWriter(out=str(fresh("mds/pickled")), columns={"x": "pkl"}) as out:
         out.write({"x": {"a": 1}})

@@ -31,8 +31,15 @@ from penstock.templates.tokenizer.tokenizer import Tokenizer
 _ODD = ("\x1c", "\x1d", "\x1e", "\x1f", "\ufffd")
 _MANY_ORDERS = 4096  # orders of kinds; beyond these, they are too rare to be worth a layout
 _MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
-_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-HEADER, BODY, END, BETWEEN = "header", "body", "end", "between"
+_STRICT = (
+    orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+HEADER = "header"
+BODY = "body"
+END = "end"
+BETWEEN = "between"
 _CALLED = "penstockcalled"  # the name of a made-up call
 
 
@@ -67,8 +74,12 @@ class _Order:
     is_fast: bool  # both engines agree on these kinds
     is_simple: bool  # nothing but roles and text
     answers: list[int]  # places of the assistant's messages
-    layouts: dict[tuple[bool, ...], Layout | None] | None  # by (has tools, *trained); None: always the usual way
-    once: set[tuple[bool, ...]] = field(default_factory=set)  # keys of layouts that one conversation had
+    layouts: (
+        dict[tuple[bool, ...], Layout | None] | None
+    )  # by (has tools, *trained); None: always the usual way
+    once: set[tuple[bool, ...]] = field(
+        default_factory=set
+    )  # keys of layouts that one conversation had
 
 
 class Annotator:
@@ -84,16 +95,25 @@ class Annotator:
         self.unrendered = Unrendered(self._text, self._kinds)
         self._orders: dict[tuple[int, ...], _Order] = {}
         self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
-        self._agreed: dict[int, bool] = {}  # whether minijinja renders messages of a kind as jinja2 does
+        self._agreed: dict[
+            int, bool
+        ] = {}  # whether minijinja renders messages of a kind as jinja2 does
         self.needs_null = self._needs_null()
-        self.ends = learn_ends(self._made_up({}, False), tokenizer.added_tokens, tokenizer.stop_tokens)
+        self.ends = learn_ends(
+            self._made_up({}, False), tokenizer.added_tokens, tokenizer.stop_tokens
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Headers and layouts are learned again in another process."""
         return {**self.__dict__, "_finders": {}, "_orders": {}}
 
     def annotate(
-        self, conversation: Conversation, trained: list[bool], *, verify: bool, generation_prompt: bool = False
+        self,
+        conversation: Conversation,
+        trained: list[bool],
+        *,
+        verify: bool,
+        generation_prompt: bool = False,
     ) -> Annotated:
         """verify: compare both engines on this conversation.  generation_prompt: print it at the end, for train_on="all"."""
         messages = with_reasoning(conversation.messages)
@@ -101,7 +121,9 @@ class Annotator:
         order = self._orders.get(kinds) or self._order(kinds)
         beside = conversation.documents or conversation.kwargs
         given = self.context(messages, conversation, add_generation_prompt=generation_prompt)
-        context = _checked(given, strings if order.is_simple and not beside and not conversation.tools else None)
+        context = _checked(
+            given, strings if order.is_simple and not beside and not conversation.tools else None
+        )
         renderer = self.renderer
         if order.layouts is not None and not beside and not verify and context is given:
             made = self._by_layout(order, kinds, strings, conversation, context, trained)
@@ -122,7 +144,9 @@ class Annotator:
         if self._options.train_on == "all":
             made = Rendering(whole.text, [(0, len(whole.text))])
         else:
-            chat = Chat(context["messages"], kinds, bool(conversation.tools), whole, _first(render, context))
+            chat = Chat(
+                context["messages"], kinds, bool(conversation.tools), whole, _first(render, context)
+            )
             finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
             made = finder.find(chat, trained, check=self._options.verify == "all")
         made.unrendered = self.unrendered.find(conversation, kinds, whole.text, whole.printed_by)
@@ -130,14 +154,21 @@ class Annotator:
         return Annotated(made, context, render)
 
     def _order(self, kinds: tuple[int, ...]) -> _Order:
-        renderer, different = self.renderer, set(kinds)
+        renderer = self.renderer
+        different = set(kinds)
         is_fast = not renderer.is_fast or all(self._agree_on(kind) for kind in different)
         is_simple = all(self._kinds.is_text(kind) for kind in different)
         can = renderer.is_fast and is_fast and self.learned
         can = can and self._options.train_reasoning and self._options.train_on != "all"
         if not is_simple:
-            can = can and not renderer.has_generation and all(has_layouts(self._kinds[kind]) for kind in different)
-        answers = [place for place, kind in enumerate(kinds) if role_of(self._kinds[kind]) == "assistant"]
+            can = (
+                can
+                and not renderer.has_generation
+                and all(has_layouts(self._kinds[kind]) for kind in different)
+            )
+        answers = [
+            place for place, kind in enumerate(kinds) if role_of(self._kinds[kind]) == "assistant"
+        ]
         known = _Order(is_fast, is_simple, answers, {} if can else None)
         if len(self._orders) < _MANY_ORDERS:
             self._orders[kinds] = known
@@ -156,7 +187,9 @@ class Annotator:
         assert order.layouts is not None
         key = (bool(conversation.tools), *trained)
         if key not in order.layouts:
-            if not order.is_simple and key not in order.once:  # orders with tools may be too many to be worth learning
+            if (
+                not order.is_simple and key not in order.once
+            ):  # orders with tools may be too many to be worth learning
                 order.once.add(key)
                 return None
             if len(order.layouts) > _MANY_ORDERS:
@@ -171,7 +204,8 @@ class Annotator:
         if _has_odd(text) or (spans := layout.spans(text, strings)) is None:
             return None
         if order.is_simple:
-            said, missing = sum([len(strings[place]) for place in order.answers]), dict[str, int]()
+            said = sum([len(strings[place]) for place in order.answers])
+            missing = dict[str, int]()
         if not order.is_simple or layout.absent:
             said, missing = count_words(conversation.messages, layout.absent)
         missing |= self.unrendered.unused(conversation) if conversation.tools else {}
@@ -182,8 +216,14 @@ class Annotator:
         render = self._made_up({}, tools)
         try:
             whole = render(made.messages, add_generation_prompt=False)
-            found = self._finder({}).find(Chat(made.messages, kinds, tools, whole, render), trained, check=True)
-            bare = self._made_up({}, False)(made.messages, add_generation_prompt=False).text if tools else None
+            found = self._finder({}).find(
+                Chat(made.messages, kinds, tools, whole, render), trained, check=True
+            )
+            bare = (
+                self._made_up({}, False)(made.messages, add_generation_prompt=False).text
+                if tools
+                else None
+            )
         except TemplateError:
             return None
         places = [number for number, chosen in enumerate(trained) if chosen]
@@ -197,21 +237,24 @@ class Annotator:
 
         Elsewhere what a message says may decide where its turn ends, or that it is refused.
         """
-        runs, text = whole.runs_of(number), whole.text
+        runs = whole.runs_of(number)
+        text = whole.text
         inside = [span for span in spans if runs and runs[0][0] <= span[0] < runs[0][1]]
         if len(runs) != 1 or len(inside) != 1 or made.messages[number].get("role") != "assistant":
             return False
         begin, end = inside[0]
         said = strings_of(made.messages[number])
         last = max(
-            (text.rfind(some, begin, end) + len(some) for some in said if some in text[begin:end]), default=begin
+            (text.rfind(some, begin, end) + len(some) for some in said if some in text[begin:end]),
+            default=begin,
         )
         return self.renderer.has_generation or self.ends.stops_at(text, last, end)
 
     def outline(self, conversation: Conversation) -> list[TurnPart]:
         """A rendered conversation, cut at the headers and ends of its turns.  A message without a known header is all body."""
         context = _checked(self.context(with_reasoning(conversation.messages), conversation), None)
-        render, messages = self.renderer.render_reference, context["messages"]
+        render = self.renderer.render_reference
+        messages = context["messages"]
         whole = attribute(render(context))
         kinds, _ = self._kinds.read(messages)
         chat = Chat(messages, kinds, bool(conversation.tools), whole, _first(render, context))
@@ -219,7 +262,8 @@ class Annotator:
         drawn: list[tuple[int, int, int, str]] = []  # later ones cover earlier ones
         ends = []
         for number in range(len(messages)):
-            own, spans = whole.runs_of(number), finder.turn(chat, number)
+            own = whole.runs_of(number)
+            spans = finder.turn(chat, number)
             drawn += [(start, stop, number, BETWEEN if spans else BODY) for start, stop, _ in own]
             if spans:
                 drawn.append((own[0][0], spans[0][0], number, HEADER))
@@ -229,7 +273,8 @@ class Annotator:
         painted = [(-1, BETWEEN)] * len(whole.text)
         for start, stop, number, name in drawn:
             painted[start:stop] = [(number, name)] * max(stop - start, 0)
-        found, place = [], 0
+        found = []
+        place = 0
         for (number, name), group in groupby(painted):
             stop = place + len(list(group))
             role = str(messages[number].get("role", "")) if number >= 0 else ""
@@ -260,31 +305,50 @@ class Annotator:
     def _made_up(self, kwargs: dict[str, Any], tools: bool) -> Render:
         """Renders made-up messages, with a made-up tool or without."""
         given = Conversation(messages=[], tools=[TOOL] if tools else None, kwargs=kwargs)
-        return lambda messages, **options: attribute(self.renderer.render(self.context(messages, given, **options)))
+        return lambda messages, **options: attribute(
+            self.renderer.render(self.context(messages, given, **options))
+        )
 
     def _agree_on(self, number: int) -> bool:
         """Whether minijinja renders made-up messages of a kind as jinja2 does."""
         if number not in self._agreed:
-            given, leads = Conversation(messages=[], tools=[TOOL]), (*LEADS[:3], (USER, CALL))
-            contexts = [self.context(MadeUp([*lead, self._kinds[number]]).messages, given) for lead in leads]
+            given = Conversation(messages=[], tools=[TOOL])
+            leads = (*LEADS[:3], (USER, CALL))
+            contexts = [
+                self.context(MadeUp([*lead, self._kinds[number]]).messages, given) for lead in leads
+            ]
             engines = self.renderer.render, self.renderer.render_reference
-            self._agreed[number] = all(len({outcome(engine, some) for engine in engines}) == 1 for some in contexts)
+            self._agreed[number] = all(
+                len({outcome(engine, some) for engine in engines}) == 1 for some in contexts
+            )
         return self._agreed[number]
 
     def _needs_null(self) -> bool:
         """Whether calls are printed beside a content of null and not beside none at all, as by DeepSeek-V3's template."""
         asked = {"role": "user", "content": "question"}
         for arguments in ({"key": "value"}, '{"key": "value"}'):
-            call = {"id": "a23456789", "type": "function", "function": {"name": _CALLED, "arguments": arguments}}
+            call = {
+                "id": "a23456789",
+                "type": "function",
+                "function": {"name": _CALLED, "arguments": arguments},
+            }
             called = {"role": "assistant", "tool_calls": [call]}
             answers = {**called, "content": None}, called
-            contexts = [self.context([asked, answer], Conversation(messages=[], tools=[TOOL])) for answer in answers]
-            beside, alone = (_CALLED in (outcome(self.renderer.render_reference, each) or "") for each in contexts)
+            contexts = [
+                self.context([asked, answer], Conversation(messages=[], tools=[TOOL]))
+                for answer in answers
+            ]
+            beside, alone = (
+                _CALLED in (outcome(self.renderer.render_reference, each) or "")
+                for each in contexts
+            )
             if beside and not alone:
                 return True
         return False
 
-    def context(self, messages: Sequence[Message], given: Conversation, **options: Any) -> dict[str, Any]:
+    def context(
+        self, messages: Sequence[Message], given: Conversation, **options: Any
+    ) -> dict[str, Any]:
         return {
             **self._given,
             **given.kwargs,
@@ -302,7 +366,9 @@ def _has_odd(text: str) -> bool:
 
 def _first(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> Render:
     """Renders the first messages of a conversation with its own options."""
-    return lambda messages, **options: attribute(render({**context, "messages": list(messages), **options}))
+    return lambda messages, **options: attribute(
+        render({**context, "messages": list(messages), **options})
+    )
 
 
 def _checked(context: dict[str, Any], strings: list[str] | None) -> dict[str, Any]:
@@ -312,11 +378,15 @@ def _checked(context: dict[str, Any], strings: list[str] | None) -> dict[str, An
     else:
         try:
             has_mark = MARK.encode() in orjson.dumps(context, option=_STRICT)
-        except TypeError:  # something else than JSON, a number of more than 64 bits, or half of a surrogate pair
+        except (
+            TypeError
+        ):  # something else than JSON, a number of more than 64 bits, or half of a surrogate pair
             context = plain(context)
             has_mark = ascii(MARK)[1:-1] in ascii(context)
     if has_mark:
-        raise TemplateError(f"the record contains {MARK!r}, which Penstock uses to mark messages; remove it")
+        raise TemplateError(
+            f"the record contains {MARK!r}, which Penstock uses to mark messages; remove it"
+        )
     return context
 
 

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.instrument import Attribution, Run
-from penstock.templates.chat.kinds import ANSWER, CALL, RESULT, SYSTEM, USER, Kind, Kinds, MadeUp, call_names, with_text
+from penstock.templates.chat.kinds import (
+    ANSWER,
+    CALL,
+    RESULT,
+    SYSTEM,
+    USER,
+    Kind,
+    Kinds,
+    MadeUp,
+    call_names,
+    with_text,
+)
 from penstock.templates.conversation import Message
 
 # (messages, add_generation_prompt=…) → attribution; raises TemplateError where the template refuses the messages
@@ -28,9 +39,15 @@ class Header:
     """The text before a turn of some kind."""
 
     text: str
-    is_partial: bool = False  # it is the beginning of the generation prompt, whose rest is thinking tags
-    closing: str = ""  # what the next message prints first, but the turn itself if it is the last one
-    tail: str = field(default="", compare=False)  # what the turn prints last, but only if another message follows
+    is_partial: bool = (
+        False  # it is the beginning of the generation prompt, whose rest is thinking tags
+    )
+    closing: str = (
+        ""  # what the next message prints first, but the turn itself if it is the last one
+    )
+    tail: str = field(
+        default="", compare=False
+    )  # what the turn prints last, but only if another message follows
 
 
 # What decides how a turn is printed: the two messages before it, itself, the one behind it (numbers of kinds; -1 for none), and
@@ -51,7 +68,8 @@ LEADS: tuple[tuple[Kind, ...], ...] = (
     (*_ROUND, USER),
 )
 _TAGS = re.compile(r"(?:\s|<[^<>\s]+>|\[[^\[\]\s]+\])*")
-_OPENING, _CLOSING = ("<think>", "<thinking>", "<reasoning>"), ("</think>", "</thinking>", "</reasoning>")
+_OPENING = ("<think>", "<thinking>", "<reasoning>")
+_CLOSING = ("</think>", "</thinking>", "</reasoning>")
 _THINKING = re.compile("|".join(map(re.escape, (*_OPENING, *_CLOSING, "<|think|>"))))
 
 
@@ -88,7 +106,9 @@ class Headers:
         if (texts := self._with_text_around(around)) != around:
             rendered = [made for lead in leads if (made := self._made_up(lead, texts)) is not None]
             found += [Unproven(why) for made in rendered if (why := _misplaced(*made)) is not None]
-        if (refused := next((made for made in found if isinstance(made, Unproven)), None)) is not None:
+        if (
+            refused := next((made for made in found if isinstance(made, Unproven)), None)
+        ) is not None:
             return refused
         headers = [made for made in found if made is not None]
         return headers[0] if headers and all(made == headers[0] for made in headers) else None
@@ -96,10 +116,15 @@ class Headers:
     def _with_text_around(self, around: Around) -> Around:
         """Return the same surroundings with text in the turn and its neighbours, so that text of other messages shows."""
         kinds = self._kinds
-        texts = [number if number < 0 else kinds.number_of(with_text(kinds[number])) for number in around[:4]]
+        texts = [
+            number if number < 0 else kinds.number_of(with_text(kinds[number]))
+            for number in around[:4]
+        ]
         return texts[0], texts[1], texts[2], texts[3], around[4]
 
-    def _made_up(self, lead: Sequence[Kind], around: Around) -> tuple[MadeUp, int, Attribution] | None:
+    def _made_up(
+        self, lead: Sequence[Kind], around: Around
+    ) -> tuple[MadeUp, int, Attribution] | None:
         """Made-up messages, the number of the turn, and their rendering; None where the template refuses them."""
         made = MadeUp([*lead, *(self._kinds[number] for number in around[:4] if number >= 0)])
         try:
@@ -124,26 +149,37 @@ class Headers:
             if made.messages[number]["role"] == "assistant":
                 start, partial = self._start(whole, number, made, render)
             else:
-                start, partial = self._before_text(whole, number, made, around), False
+                start = self._before_text(whole, number, made, around)
+                partial = False
         except Unproven:
             return None
         header = whole.text[first_run(whole, number)[0] : start]
-        return Header(header, partial, *find_closing(whole, number, made.messages, render, made.words[number]))
+        return Header(
+            header, partial, *find_closing(whole, number, made.messages, render, made.words[number])
+        )
 
-    def _start(self, whole: Attribution, number: int, made: MadeUp, render: Render) -> tuple[int, bool]:
+    def _start(
+        self, whole: Attribution, number: int, made: MadeUp, render: Render
+    ) -> tuple[int, bool]:
         try:
             return find_start(whole, number, made.messages[:number], render, self.main)
         except Unproven:
             first = first_run(whole, number)
             before = whole.text[first[0] : _before_first_word(whole, number, made.words[number])]
-            if number or self.main is None or not self.main.text or before.count(self.main.text) != 1:
+            if (
+                number
+                or self.main is None
+                or not self.main.text
+                or before.count(self.main.text) != 1
+            ):
                 raise
             # the first message of all prints something before its header, such as a system message of the template's own
             return first[0] + before.index(self.main.text) + len(self.main.text), False
 
     def _before_text(self, whole: Attribution, number: int, made: MadeUp, around: Around) -> int:
         """Where the content of a message that is not an assistant's begins: after the text before a plain-text message."""
-        first, text = first_run(whole, number), self._kinds.number_of(with_text(self._kinds[around[2]]))
+        first = first_run(whole, number)
+        text = self._kinds.number_of(with_text(self._kinds[around[2]]))
         header = None if text == around[2] else self.learned((*around[:2], text, *around[3:]))
         if not isinstance(header, Header):
             return _before_first_word(whole, number, made.words[number])
@@ -155,7 +191,9 @@ class Headers:
 def first_run(whole: Attribution, number: int) -> Run:
     runs = whole.runs_of(number)
     if not runs:
-        raise Unproven("the chat template prints this message outside its loops over the messages, or not at all")
+        raise Unproven(
+            "the chat template prints this message outside its loops over the messages, or not at all"
+        )
     return runs[0]
 
 
@@ -168,16 +206,29 @@ def find_start(
         prompted = render(before, add_generation_prompt=True) if before else None
     except TemplateError:
         prompted = None
-    if prompted is None:  # the conversation begins with it, or the template refuses one that ends before it
+    if (
+        prompted is None
+    ):  # the conversation begins with it, or the template refuses one that ends before it
         return _behind_main(whole, first, main)
-    found = _behind_prompt(whole, first, prompted, lambda: render(before, add_generation_prompt=False))
-    if found is None and all(run[2] < 0 for run in prompted.runs):  # such as a system message outside the loops
+    found = _behind_prompt(
+        whole, first, prompted, lambda: render(before, add_generation_prompt=False)
+    )
+    if found is None and all(
+        run[2] < 0 for run in prompted.runs
+    ):  # such as a system message outside the loops
         return _behind_main(whole, first, main)
     if found is None:
         raise Unproven("the text before a turn is not what a generation prompt prints there")
     start, partial = found
-    if start == first[0] and main is not None and main.text and whole.text.startswith(main.text, start):
-        start += len(main.text)  # no prompt is printed in this place, but the header is the usual one
+    if (
+        start == first[0]
+        and main is not None
+        and main.text
+        and whole.text.startswith(main.text, start)
+    ):
+        start += len(
+            main.text
+        )  # no prompt is printed in this place, but the header is the usual one
     if start > first[1]:
         raise Unproven("a generation prompt prints more than the whole turn in its place")
     return start, partial
@@ -191,18 +242,23 @@ def _behind_main(whole: Attribution, first: Run, main: Header | None) -> tuple[i
             return place + len(main.text), False
         if (found := _before_thinking(whole.text, first, main.text)) is not None:
             return found
-    raise Unproven("the header of a turn cannot be found: the template renders nothing that ends right before the turn")
+    raise Unproven(
+        "the header of a turn cannot be found: the template renders nothing that ends right before the turn"
+    )
 
 
 def _behind_prompt(
     whole: Attribution, first: Run, prompted: Attribution, unprompted: Callable[[], Attribution]
 ) -> tuple[int, bool] | None:
     """Compare what is printed with a generation prompt, up to the turn, with the whole."""
-    text, start = whole.text, first[0]
+    text = whole.text
+    start = first[0]
     epilogue = prompted.text
     if owned := [run for run in prompted.runs if run[2] >= 0]:
         # the last message before the turn, and all that follows it, is in the whole as well
-        last, tail, epilogue = owned[-1], prompted.text[owned[-1][0] :], prompted.text[owned[-1][1] :]
+        last = owned[-1]
+        tail = prompted.text[owned[-1][0] :]
+        epilogue = prompted.text[owned[-1][1] :]
         same = whole.runs_of(last[2])[len(prompted.runs_of(last[2])) - 1 :]
         if same and same[0][0] < start and text.startswith(tail, same[0][0]):
             return max(start, same[0][0] + len(tail)), False
@@ -226,7 +282,10 @@ def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] |
     opened = max(epilogue.rfind(tag, 0, common) for tag in _OPENING)
     if opened >= 0 and any(tag in epilogue[common:] for tag in _CLOSING):
         common = opened  # the prompt closes a thought, which the turn opens by itself
-    for cut in (common, epilogue.rfind("<", 0, common)):  # "<" is common to "<think>" and "<answer>"
+    for cut in (
+        common,
+        epilogue.rfind("<", 0, common),
+    ):  # "<" is common to "<think>" and "<answer>"
         if cut > 0 and not _THINKING.sub("", epilogue[cut:]).strip():
             return first[0] + cut, True
     return None
@@ -235,11 +294,19 @@ def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] |
 def num_common(a: str, b: str) -> int:
     """How many characters two texts have in common from the start."""
     size = min(len(a), len(b))
-    return size if a[:size] == b[:size] else next(place for place in range(size) if a[place] != b[place])
+    return (
+        size
+        if a[:size] == b[:size]
+        else next(place for place in range(size) if a[place] != b[place])
+    )
 
 
 def find_closing(
-    whole: Attribution, number: int, messages: Sequence[Message], render: Render, words: Sequence[str] = ()
+    whole: Attribution,
+    number: int,
+    messages: Sequence[Message],
+    render: Render,
+    words: Sequence[str] = (),
 ) -> tuple[str, str]:
     """Compare a turn that another message follows with the same turn as the last one: (closing, tail).
 
@@ -247,19 +314,27 @@ def find_closing(
     Tail: what the turn prints only because another message follows, such as that message's header.
     """
     try:
-        alone = render(messages[: number + 1], add_generation_prompt=False) if number + 1 < len(messages) else None
+        alone = (
+            render(messages[: number + 1], add_generation_prompt=False)
+            if number + 1 < len(messages)
+            else None
+        )
     except TemplateError:
         alone = None
     if alone is None or not alone.runs_of(number):
         return "", ""
     runs = [some.runs_of(number) for some in (whole, alone)]
-    first, last = (some.text[own[0][0] : own[0][1]] for some, own in zip((whole, alone), runs, strict=True))
+    first, last = (
+        some.text[own[0][0] : own[0][1]] for some, own in zip((whole, alone), runs, strict=True)
+    )
     rest = last[len(first) :].rstrip() if last.startswith(first) else ""
     closing = rest if rest and whole.text.startswith(rest, runs[0][0][1]) else ""
     behind = []  # what each prints behind the last of these words
     for some, own in zip((whole, alone), runs, strict=True):
         text = some.text[own[-1][0] : own[-1][1]]
-        behind.append(text[max((text.rfind(word) + len(word) for word in words if word in text), default=0) :])
+        behind.append(
+            text[max((text.rfind(word) + len(word) for word in words if word in text), default=0) :]
+        )
     tail = behind[0][len(behind[1]) :] if behind[0].startswith(behind[1]) else ""
     return closing, tail if tail.strip() else ""
 
@@ -282,20 +357,27 @@ def _misplaced(made: MadeUp, number: int, whole: Attribution) -> str | None:
                 and number in (printer, owner)
                 and any(word in whole.text[start:stop] for word in words)
             ):
-                where = "outside its loops over the messages" if printer < 0 else "among those of another message"
+                where = (
+                    "outside its loops over the messages"
+                    if printer < 0
+                    else "among those of another message"
+                )
                 return f"the chat template prints words of a message {where}, so the trained tokens are ambiguous"
     return None
 
 
 def _is_silent(made: MadeUp, number: int, whole: Attribution, render: Render) -> bool:
     """Return whether no text of a message is printed: other words give the same rendering."""
-    message, own = made.messages[number], whole.printed_by(number)
+    message = made.messages[number]
+    own = whole.printed_by(number)
     printed = [*made.words[number], *call_names(message)]
     says = any(word in repr(message.get("content")) for word in made.words[number])
     if not says or any(word in own for word in printed):
         return False
     try:
-        return render(made.changed(other_word), add_generation_prompt=False).printed_by(number) == own
+        return (
+            render(made.changed(other_word), add_generation_prompt=False).printed_by(number) == own
+        )
     except TemplateError:
         return False
 
@@ -323,14 +405,17 @@ class Ends:
 
     def begin(self, text: str, start: int, stop: int) -> int:
         """Where the tokens begin that end text[start:stop]; `stop` where nothing does."""
-        ends = (_ending(some, text, start, stop) for some in ((self.usual,), self.stops, self.added))
+        ends = (
+            _ending(some, text, start, stop) for some in ((self.usual,), self.stops, self.added)
+        )
         return stop - len(next(filter(None, ends), ""))
 
     def num_closing(self, text: str, start: int, stop: int) -> int:
         """How many added tokens text[start:stop] ends with."""
         count = 0
         while token := _ending(self.added, text, start, stop):
-            count, stop = count + 1, stop - len(token)
+            count = count + 1
+            stop = stop - len(token)
         return count
 
     def token_at(self, text: str, place: int, among: Collection[str]) -> str:
@@ -345,7 +430,9 @@ def _ending(ends: Iterable[str], text: str, start: int, stop: int) -> str:
 
 def learn_ends(render: Render, added: Collection[str], stops: Collection[str]) -> Ends:
     """Learn the text after an answer that another message follows, else after the last one."""
-    followed, last = (_printed_behind(render, kinds) for kinds in ((USER, ANSWER, USER), (USER, ANSWER)))
+    followed, last = (
+        _printed_behind(render, kinds) for kinds in ((USER, ANSWER, USER), (USER, ANSWER))
+    )
     # What is printed only where another message follows may be that one's header.
     usual = last if last and followed.startswith(last) else followed or last
     return Ends(usual, frozenset(added), frozenset(stops))
@@ -355,7 +442,10 @@ def _printed_behind(render: Render, kinds: Sequence[Kind]) -> str:
     """Return the common end of two answers with different words."""
     made = MadeUp(kinds)
     try:
-        wholes = [render(some, add_generation_prompt=False) for some in (made.messages, made.changed(other_word))]
+        wholes = [
+            render(some, add_generation_prompt=False)
+            for some in (made.messages, made.changed(other_word))
+        ]
     except TemplateError:
         return ""
     runs = [[whole.text[start:stop] for start, stop, _ in whole.runs_of(1)] for whole in wholes]

@@ -20,19 +20,22 @@ import jinja2.ext
 from penstock.errors import TemplateError
 
 MARK = "\ufdd0"  # a noncharacter.  A mark is MARK, a level and a number, one character each.
-LOOP_FUNCTION = (
-    "penstock_loop"  # (level, *values) → a mark for the message among the values, or one that leaves the level
-)
+LOOP_FUNCTION = "penstock_loop"  # (level, *values) → a mark for the message among the values, or one that leaves the level
 SET_FUNCTION = "penstock_set"  # (level, value) → a mark if the value is a message, else ""
 _FIRST_LEVEL = 0x30  # level l is chr(_FIRST_LEVEL + l)
 _SET_BIT = 0x80  # added to the level of marks that a `{% set %}` makes
 _FIRST_NUMBER = 0x100  # message n is chr(_FIRST_NUMBER + n)
 _NO_MESSAGE = chr(0x30)  # the number of a mark that leaves its level
-_TAGS = {"generation": chr(0x21), "endgeneration": chr(0x22)}  # levels of the marks around a generation block
+_TAGS = {
+    "generation": chr(0x21),
+    "endgeneration": chr(0x22),
+}  # levels of the marks around a generation block
 _MOST_MESSAGES = 0xD800 - _FIRST_NUMBER
 _MOST_LEVELS = 0x40
 
-_LEXER = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]).lexer
+_LEXER = jinja2.Environment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+).lexer
 _CAPTURES = ("macro", "call", "filter", "block")
 _SCOPES = ("if", "with", "autoescape")
 
@@ -48,7 +51,11 @@ class _Statement:
     @property
     def word(self) -> str:
         """The first name in a block: for, endfor, set …"""
-        return next((text for kind, text in self.tokens if kind == "name"), "") if self.kind == "block" else ""
+        return (
+            next((text for kind, text in self.tokens if kind == "name"), "")
+            if self.kind == "block"
+            else ""
+        )
 
     def text(self, newlines: int = 0) -> str:
         """The source.  `newlines` move it down to its line of the template, so that errors name that one."""
@@ -83,7 +90,9 @@ def instrument(text: str) -> Instrumented:
     try:
         statements = list(_statements(text))
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
+        raise TemplateError(
+            f"the chat template is not Jinja: line {error.lineno}: {error.message}"
+        ) from error
     marked = _Writer(statements).write()
     untagged = [statement for statement in statements if statement.word not in _TAGS]
     plain = "".join(statement.text() for statement in untagged)
@@ -91,12 +100,16 @@ def instrument(text: str) -> Instrumented:
 
 
 def _statements(text: str) -> Iterator[_Statement]:
-    kind, tokens, began = "", list[tuple[str, str]](), 0
+    kind = ""
+    tokens = list[tuple[str, str]]()
+    began = 0
     for line, token, value in _LEXER.tokeniter(text, None):
         if token == "data":
             yield _Statement("data", [(token, value)], line)
         elif token in ("block_begin", "variable_begin"):
-            kind, tokens, began = "block" if token == "block_begin" else "print", [], line
+            kind = "block" if token == "block_begin" else "print"
+            tokens = []
+            began = line
         elif token in ("block_end", "variable_end"):
             yield _Statement(kind, tokens, began)
             kind = ""
@@ -153,7 +166,9 @@ class _Writer:
             return
         level = sum(block.level is not None for block in self._open)
         prints = any(part.kind != "block" for part in self._body(place))
-        block = _Block(level=level, is_marked=prints and level < _MOST_LEVELS and not self._in_capture())
+        block = _Block(
+            level=level, is_marked=prints and level < _MOST_LEVELS and not self._in_capture()
+        )
         self._open.append(block)
         if block.is_marked:
             self._out.append(f"{{{{ {LOOP_FUNCTION}({', '.join([str(level), *targets])}) }}}}")
@@ -177,7 +192,9 @@ class _Writer:
 def _literal(text: str) -> str:
     """Return text as template source, escaped if it looks like code."""
     if MARK in text:
-        raise TemplateError(f"the chat template prints {MARK!r}, which Penstock uses to mark messages; remove it")
+        raise TemplateError(
+            f"the chat template prints {MARK!r}, which Penstock uses to mark messages; remove it"
+        )
     looks_like_code = text.endswith("{") or any(a == "{" and b in "{%#" for a, b in pairwise(text))
     return f"{{% raw %}}{text}{{% endraw %}}" if looks_like_code else text
 
@@ -219,7 +236,9 @@ class Marker:
         """Begin a rendering; return the context to render, in which no message is there twice."""
         messages = context["messages"]
         if len(messages) > _MOST_MESSAGES:
-            raise TemplateError(f"the conversation has {len(messages):_} messages, expected at most {_MOST_MESSAGES:_}")
+            raise TemplateError(
+                f"the conversation has {len(messages):_} messages, expected at most {_MOST_MESSAGES:_}"
+            )
         self._numbers = {id(message): number for number, message in enumerate(messages)}
         if len(self._numbers) < len(messages):  # one object at several places
             return self.start({**context, "messages": [dict(message) for message in messages]})
@@ -267,9 +286,13 @@ def attribute(rendered: str) -> Attribution:
     level, or to none.
     """
     first, *parts = rendered.split(MARK)
-    texts, runs, tagged = [first], list[Run](), list[tuple[int, int]]()
+    texts = [first]
+    runs = list[Run]()
+    tagged = list[tuple[int, int]]()
     stack: list[tuple[int, int, bool]] = []  # levels entered: level, message, whether by a loop
-    size, owner, opened = len(first), -1, -1
+    size = len(first)
+    owner = -1
+    opened = -1
     if first:
         runs.append((0, size, -1))
     for part in parts:
@@ -297,5 +320,7 @@ def attribute(rendered: str) -> Attribution:
             texts.append(part[2:])
             size += length
     if opened >= 0:
-        raise TemplateError("the chat template leaves a generation block early; remove the break or continue inside it")
+        raise TemplateError(
+            "the chat template leaves a generation block early; remove the break or continue inside it"
+        )
     return Attribution("".join(texts), runs, tagged)

@@ -15,7 +15,10 @@ Kind = tuple[Any, ...]  # of a message, as of any dict: ("dict", ((key, kind of 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names that transformers treats as one
 THOUGHT_END = "</think>"
 _ARGUMENTS = ("arguments", "parameters")
-_OBJECTS = (*_ARGUMENTS, "content")  # dicts of any keys: only types count, and names that the template looks up
+_OBJECTS = (
+    *_ARGUMENTS,
+    "content",
+)  # dicts of any keys: only types count, and names that the template looks up
 _LITERAL = ("role", "type")
 _LABELS = ("id", "name", "tool_call_id")
 _LISTS = (list, tuple)
@@ -56,11 +59,15 @@ def read_kind(key: str, value: Any, strings: list[Any], known: Container[str] = 
         if key in _OBJECTS:
             if value:
                 strings.append(value)
-            named = tuple([(name, _leaf_kind(inner)) for name, inner in value.items() if name in known])
+            named = tuple(
+                [(name, _leaf_kind(inner)) for name, inner in value.items() if name in known]
+            )
             return ("types", (tuple(sorted(_types(value, set()))), named))
         pairs = []
         for name, inner in value.items():
-            if name in _LABELS and type(inner) is str and inner and not inner.isspace():  # by far the most common ones
+            if (
+                name in _LABELS and type(inner) is str and inner and not inner.isspace()
+            ):  # by far the most common ones
                 strings.append(inner)
                 pairs.append((name, "text"))
             else:
@@ -88,7 +95,9 @@ def _leaf_kind(value: Any) -> str:
 
 def _types(value: Any, found: set[str]) -> set[str]:
     """Types of everything in an argument."""
-    for key, inner in value.items() if isinstance(value, dict) else (("", inner) for inner in value):
+    for key, inner in (
+        value.items() if isinstance(value, dict) else (("", inner) for inner in value)
+    ):
         if not str(key).isascii():
             found.add("key")
         kind = _leaf_kind(inner)
@@ -118,9 +127,18 @@ def with_text(kind: Kind) -> Kind:
     return ("dict", tuple({**dict(kind[1]), "content": "text"}.items()))
 
 
-_A_CALL = {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": {"b": "c"}}}
-USER, ANSWER, SYSTEM = text_kind("user"), text_kind("assistant"), text_kind("system")
-CALL, CALLS = (kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL] * number}) for number in (1, 3))
+_A_CALL = {
+    "id": "call00000",
+    "type": "function",
+    "function": {"name": "a", "arguments": {"b": "c"}},
+}
+USER = text_kind("user")
+ANSWER = text_kind("assistant")
+SYSTEM = text_kind("system")
+CALL, CALLS = (
+    kind_of({"role": "assistant", "content": "", "tool_calls": [_A_CALL] * number})
+    for number in (1, 3)
+)
 RESULT = kind_of({"role": "tool", "name": "a", "tool_call_id": "call00000", "content": "text"})
 THINKING = kind_of({"role": "assistant", **dict.fromkeys(REASONING, "text"), "content": "text"})
 INLINE = kind_of({"role": "assistant", "content": f"thought{THOUGHT_END}text"})
@@ -129,7 +147,10 @@ TOOL: dict[str, Any] = {
     "function": {
         "name": "penstocktoola",
         "description": "Does.",
-        "parameters": {"type": "object", "properties": {"penstockkey": {"type": "string", "description": "A key."}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"penstockkey": {"type": "string", "description": "A key."}},
+        },
     },
 }
 
@@ -139,7 +160,9 @@ def with_reasoning(messages: list[Message]) -> list[Message]:
     out = None
     for place, message in enumerate(messages):
         if len(message) > 2 or "content" not in message:
-            thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+            thought = next(
+                (message[name] for name in REASONING if message.get(name) is not None), None
+            )
             if thought is not None:
                 out = list(messages) if out is None else out
                 out[place] = {"thinking": thought, **message, "reasoning_content": thought}
@@ -149,12 +172,20 @@ def with_reasoning(messages: list[Message]) -> list[Message]:
 def functions_of(message: Message) -> list[dict[str, Any]]:
     """What a message calls: {name, arguments} of each call."""
     calls = message.get("tool_calls")
-    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    found = (
+        [call.get("function", call) for call in calls if isinstance(call, dict)]
+        if isinstance(calls, list)
+        else []
+    )
     return [function for function in found if isinstance(function, dict)]
 
 
 def call_names(message: Message) -> list[str]:
-    return [function["name"] for function in functions_of(message) if isinstance(function.get("name"), str)]
+    return [
+        function["name"]
+        for function in functions_of(message)
+        if isinstance(function.get("name"), str)
+    ]
 
 
 class Kinds:
@@ -169,7 +200,8 @@ class Kinds:
 
     def read(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], list[Any]]:
         """The kinds of messages, and their texts and objects."""
-        texts, strings = self._texts, list[Any]()
+        texts = self._texts
+        strings = list[Any]()
         numbers = []
         for message in messages:
             number = texts.get(message.get("role", "")) if is_text(message) else None
@@ -208,7 +240,9 @@ class MadeUp:
     """Messages of given kinds, made of words that occur nowhere else."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
-        self.words: list[list[str]] = []  # of each message: what is its own to say; names and ids are not
+        self.words: list[
+            list[str]
+        ] = []  # of each message: what is its own to say; names and ids are not
         self._number = 0
         self.messages: list[Message] = []
         for kind in kinds:
@@ -235,7 +269,10 @@ class MadeUp:
         if what == "list":
             return [self._value("part", inner, number) for number, inner in enumerate(inside)]
         if what == "types":
-            keys = [f"penstock{'é' if inner == 'key' else ''}key{number}" for number, inner in enumerate(inside[0])]
+            keys = [
+                f"penstock{'é' if inner == 'key' else ''}key{number}"
+                for number, inner in enumerate(inside[0])
+            ]
             pairs = [*zip(keys, inside[0], strict=True), *inside[1]]
             return {name: self._leaf("", inner, place) for name, inner in pairs}
         return inside

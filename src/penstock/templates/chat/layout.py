@@ -26,8 +26,12 @@ Edge = tuple[int, int]  # a place in a layout: a literal part, and characters be
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    parts: list[str]  # what the template prints: literal text at even places, "" for a string at odd ones
-    order: list[int]  # which of the messages' strings stand at the odd places; -1: what is printed of the tools
+    parts: list[
+        str
+    ]  # what the template prints: literal text at even places, "" for a string at odd ones
+    order: list[
+        int
+    ]  # which of the messages' strings stand at the odd places; -1: what is printed of the tools
     num_strings: int  # of the messages; not all need be printed
     trained: list[tuple[Edge, Edge]]
     absent: frozenset[tuple[int, str]]  # message and field, where a field is not printed
@@ -44,11 +48,14 @@ class Layout:
 
     def _starts(self, text: str, strings: list[str]) -> list[int] | None:
         """Where each part starts."""
-        parts, strings = self.parts.copy(), [*strings, ""]  # the last one is the tools
+        # the last one is the tools
+        parts = self.parts.copy()
+        strings = [*strings, ""]
         parts[1::2] = [strings[number] for number in self.order]
         if -1 in self.order:
             place = 2 * self.order.index(-1) + 1
-            begin, size = sum(map(len, parts[:place])), len(text) - sum(map(len, parts))
+            begin = sum(map(len, parts[:place]))
+            size = len(text) - sum(map(len, parts))
             parts[place] = text[begin : begin + max(size, 0)]
         return [0, *accumulate(map(len, parts))] if "".join(parts) == text else None
 
@@ -59,7 +66,9 @@ def has_layouts(kind: Any) -> bool:
         return kind not in ("blank", "thought", "big", "float", "exponent")
     what, inside = kind
     if what == "dict":
-        return all(has_layouts(inner) and (key != "content" or inner[0] != "list") for key, inner in inside)
+        return all(
+            has_layouts(inner) and (key != "content" or inner[0] != "list") for key, inner in inside
+        )
     return what != "list" or all(map(has_layouts, inside))
 
 
@@ -81,7 +90,9 @@ def learn_layout(
 
     without_tools: the rendering without tools, where the conversation has some.
     """
-    text, slots, number = whole.text, list[tuple[int, int, int]](), 0
+    text = whole.text
+    slots = list[tuple[int, int, int]]()
+    number = 0
     for place, message in enumerate(messages):
         own = whole.runs_of(place) or [(0, len(text), place)]
         strings = strings_of(message)
@@ -103,9 +114,14 @@ def learn_layout(
     edges = [[_edge(place, borders) for place in span] for span in trained]
     if any(edge is None for pair in edges for edge in pair):
         return None
-    parts = [text[start:stop] if place % 2 == 0 else "" for place, (start, stop) in enumerate(pairwise(borders))]
+    parts = [
+        text[start:stop] if place % 2 == 0 else ""
+        for place, (start, stop) in enumerate(pairwise(borders))
+    ]
     order = [slot[2] for slot in slots]
-    return Layout(parts, order, number, [(a, b) for a, b in edges if a and b], absent_fields(messages, whole))
+    return Layout(
+        parts, order, number, [(a, b) for a, b in edges if a and b], absent_fields(messages, whole)
+    )
 
 
 def _edge(place: int, borders: list[int]) -> Edge | None:

@@ -26,22 +26,27 @@ class ChatOptions:
     """Keyword arguments of ChatTemplate."""
 
     chat_template: Annotated[
-        str | None, "a chat template, the name of one that the tokenizer has, or a file that holds one"
+        str | None,
+        "a chat template, the name of one that the tokenizer has, or a file that holds one",
     ] = None
     train_on: Annotated[str | Sequence[str], TRAINED] = "assistant"
     train_reasoning: Annotated[bool, "whether the reasoning of a trained turn is trained"] = True
     template_kwargs: Annotated[dict[str, Any] | None, "variables for the chat template"] = None
     today: Annotated[str, "the date that the chat template sees"] = "2025-01-01"
-    message_weights: Annotated[bool, "keep weights of messages such as 0.5, as a weight of each token in the batch"] = (
-        False
-    )
+    message_weights: Annotated[
+        bool, "keep weights of messages such as 0.5, as a weight of each token in the batch"
+    ] = False
     verify: Annotated[
-        str, "conversations rendered a second time to verify their masks: first of every shard, or all"
+        str,
+        "conversations rendered a second time to verify their masks: first of every shard, or all",
     ] = "first"
-    on_refused: Annotated[str, "what to do with a conversation that the chat template refuses: stop or skip"] = "stop"
+    on_refused: Annotated[
+        str, "what to do with a conversation that the chat template refuses: stop or skip"
+    ] = "stop"
     on_nothing: OnNothing = "drop"
     on_unrendered: Annotated[
-        str, "what to do with a record that has fields the chat template does not print: warn (and count), stop or skip"
+        str,
+        "what to do with a record that has fields the chat template does not print: warn (and count), stop or skip",
     ] = "warn"
     special_in_text: Annotated[str, IN_TEXT] = "token"
     processor: Annotated[
@@ -49,12 +54,16 @@ class ChatOptions:
         "folder of the model's processor, for images, video and audio; else the tokenizer's folder, if a sampled row has media; or none",
     ] = None
     media_root: Annotated[
-        str | None, "folder that paths of images, video and audio are relative to; else the folder of the data"
+        str | None,
+        "folder that paths of images, video and audio are relative to; else the folder of the data",
     ] = None
     on_media: Annotated[
-        str, "what to do with a record whose image, video or audio is missing, broken or in no place: stop or skip"
+        str,
+        "what to do with a record whose image, video or audio is missing, broken or in no place: stop or skip",
     ] = "stop"
-    max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = MAX_IMAGE_PIXELS
+    max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = (
+        MAX_IMAGE_PIXELS
+    )
     template_engine: Annotated[
         str, "what renders conversations: auto (minijinja where it agrees with jinja2) or jinja2"
     ] = "auto"

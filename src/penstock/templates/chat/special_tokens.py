@@ -40,13 +40,16 @@ class SpecialFinder:
         if found := self._hidden(context)[1]:
             raise special_found(found[0], "a message")
 
-    def places(self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]) -> Spans:
+    def places(
+        self, context: dict[str, Any], text: str, render: Callable[[dict[str, Any]], str]
+    ) -> Spans:
         """Character spans of special tokens that people wrote."""
         hidden, written = self._hidden(context)
         if not written:
             return []
         first, *rest = render(hidden).split(_PLACEHOLDER)
-        shown, spans = first, list[tuple[int, int]]()
+        shown = first
+        spans = list[tuple[int, int]]()
         for part in rest:
             token = self._tokens[ord(part[0]) - _FIRST_TOKEN]
             spans.append((len(shown), len(shown) + len(token)))
@@ -65,7 +68,10 @@ class SpecialFinder:
             written.append(match[0])
             return f"{_PLACEHOLDER}{chr(_FIRST_TOKEN + self._tokens.index(match[0]))}"
 
-        parts = {name: self._changed(context.get(name), hide) for name in ("messages", "tools", "documents")}
+        parts = {
+            name: self._changed(context.get(name), hide)
+            for name in ("messages", "tools", "documents")
+        }
         return {**context, **parts}, written
 
     def _changed(self, value: Any, hide: Callable[[re.Match[str]], str], key: str = "") -> Any:
@@ -75,10 +81,16 @@ class SpecialFinder:
             return {name: self._changed(inner, hide, name) for name, inner in value.items()}
         if not isinstance(value, list | tuple):
             return value
-        texts = [part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        texts = [
+            part["text"]
+            for part in value
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+        ]
         count = self._pattern.findall
         if len(texts) > 1 and len(count("".join(texts))) > sum(len(count(text)) for text in texts):
-            raise Unproven("two parts of a message together form a special token; write the text as one part")
+            raise Unproven(
+                "two parts of a message together form a special token; write the text as one part"
+            )
         return [self._changed(inner, hide) for inner in value]
 
 
@@ -90,7 +102,9 @@ class Placer:
         self._processor = reader.processor
         self._tokenizer = tokenizer
 
-    def place(self, made: Rendering, found: Sequence[MediaReference], context: dict[str, Any]) -> Rendering:
+    def place(
+        self, made: Rendering, found: Sequence[MediaReference], context: dict[str, Any]
+    ) -> Rendering:
         """The rendering with its placeholders replaced; the spans move with the text.
 
         Placeholders inside `made.plain` are words of the data.  context: what was rendered.
@@ -104,9 +118,11 @@ class Placer:
         order = sorted(range(len(found)), key=places.__getitem__)
         parts: list[str] = []
         media: list[Inserted] = []
-        place, length = 0, 0
+        place = 0
+        length = 0
         for number in order:
-            each, (header, num_bytes) = found[number], looked[number]
+            each = found[number]
+            header, num_bytes = looked[number]
             begin = places[number]
             end = begin + len(self._processor.placeholder(each.kind))
             pieces = self._reader.expand(each, header)
@@ -114,9 +130,15 @@ class Placer:
             parts += [made.text[place:begin], text]
             length += begin - place
             item = MediaItem(
-                kind=each.kind, number=number, place=each.path, start=each.start, num_bytes=num_bytes,
-                size=header.size, span=(0, 0), rate=header.rate,
-            )  # fmt: skip
+                kind=each.kind,
+                number=number,
+                place=each.path,
+                start=each.start,
+                num_bytes=num_bytes,
+                size=header.size,
+                span=(0, 0),
+                rate=header.rate,
+            )
             before, after = self._around(made.text, begin, end)
             media.append(
                 Inserted(
@@ -140,7 +162,9 @@ class Placer:
             media=media,
         )
 
-    def _places(self, made: Rendering, found: Sequence[MediaReference], context: dict[str, Any]) -> list[int]:
+    def _places(
+        self, made: Rendering, found: Sequence[MediaReference], context: dict[str, Any]
+    ) -> list[int]:
         """The first characters of the placeholders of `found`; the n-th of a kind belongs to the n-th of that kind."""
         places = [-1] * len(found)
         for kind in self._processor.kinds:
@@ -166,9 +190,13 @@ class Placer:
     def _around(self, text: str, begin: int, end: int) -> tuple[int, int]:
         """How many characters before and after a placeholder the chat template prints with it."""
         before, after = self._processor.counts.around
-        return len(before) * text.endswith(before, 0, begin), len(after) * text.startswith(after, end)
+        return len(before) * text.endswith(before, 0, begin), len(after) * text.startswith(
+            after, end
+        )
 
-    def _repeats(self, pieces: Sequence[tuple[str, int]], start: int) -> tuple[tuple[int, int, int], ...]:
+    def _repeats(
+        self, pieces: Sequence[tuple[str, int]], start: int
+    ) -> tuple[tuple[int, int, int], ...]:
         repeats = []
         for text, count in pieces:
             if count != 1:
@@ -192,8 +220,18 @@ def _count(context: dict[str, Any], word: str) -> int:
     def count(value: Any) -> int:
         if isinstance(value, str):
             return value.count(word)
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        texts = [part["text"] for part in inner if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        inner = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
+        texts = [
+            part["text"]
+            for part in inner
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+        ]
         across: int = "".join(texts).count(word) - sum(
             text.count(word) for text in texts
         )  # begun in one part, ended in the next
@@ -241,10 +279,14 @@ def repeat_tokens(
             begin, end = tokens.covering(*each.untrained)
             mask[begin:end] = False
             first = new[encoded.offsets[number]]
-            start, stop = (int(new[token] - first) for token in tokens.covering(each.begin, each.end))
+            start, stop = (
+                int(new[token] - first) for token in tokens.covering(each.begin, each.end)
+            )
             items.append(replace(each.item, span=(start, stop)))
         values.append(pack_media(items))
-    column = Values(np.frombuffer(b"".join(values), np.uint8), borders([len(value) for value in values]))
+    column = Values(
+        np.frombuffer(b"".join(values), np.uint8), borders([len(value) for value in values])
+    )
     return np.repeat(encoded.ids, counts), np.repeat(mask, counts), new[encoded.offsets], column
 
 
@@ -257,8 +299,11 @@ class _Tokens:
         self._first: int = first
         self._number = number
         self._ids = encoded.ids[first:last]
-        self._starts, self._stops = encoded.starts[first:last], encoded.stops[first:last]
-        self._bytes = None if made.text.isascii() else byte_places(made.text)  # None: one byte is one character
+        self._starts = encoded.starts[first:last]
+        self._stops = encoded.stops[first:last]
+        self._bytes = (
+            None if made.text.isascii() else byte_places(made.text)
+        )  # None: one byte is one character
 
     def at(self, place: int, token: int) -> int:
         """The number of the token that begins at a character."""

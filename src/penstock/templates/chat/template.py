@@ -19,20 +19,42 @@ from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
-from penstock.templates.chat.special_tokens import Placer, SpecialFinder, count_tokens, moved, repeat_tokens
+from penstock.templates.chat.special_tokens import (
+    Placer,
+    SpecialFinder,
+    count_tokens,
+    moved,
+    repeat_tokens,
+)
 from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
-from penstock.templates.samples import BatchTemplate, Rendering, byte_spans, token_mask, token_weights
+from penstock.templates.samples import (
+    BatchTemplate,
+    Rendering,
+    byte_spans,
+    token_mask,
+    token_weights,
+)
 from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
-from penstock.types import MEDIA, PARTIAL, UNENDED, UNRENDERED, WEIGHTS, Ints, Record, Samples, Values
+from penstock.types import (
+    MEDIA,
+    PARTIAL,
+    UNENDED,
+    UNRENDERED,
+    WEIGHTS,
+    Ints,
+    Record,
+    Samples,
+    Values,
+)
 
 _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 
@@ -50,7 +72,11 @@ class ChatTemplate(BatchTemplate):
         self.vocab_size = tokenizer.vocab_size
         self.reader = reader
         train_on = self.options.train_on
-        self.train_on = train_on if isinstance(train_on, str) else check_roles(train_on, getattr(reader, "names", {}))
+        self.train_on = (
+            train_on
+            if isinstance(train_on, str)
+            else check_roles(train_on, getattr(reader, "names", {}))
+        )
         self._kwargs = self.options.template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
         self.media, self._without_media = self._open_media()
@@ -65,14 +91,21 @@ class ChatTemplate(BatchTemplate):
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
         if for_tools is not None:
-            self._for_tools = ChatTemplate(tokenizer, reader=reader, **{**options, "chat_template": for_tools})
+            self._for_tools = ChatTemplate(
+                tokenizer, reader=reader, **{**options, "chat_template": for_tools}
+            )
         if remark := self.how_turns_end():
             warn(remark)
 
     def _open_renderer(self, text: str) -> Renderer:
         given = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
         contexts = [
-            {**given, "messages": probe.messages, "tools": probe.tools, "add_generation_prompt": prompt}
+            {
+                **given,
+                "messages": probe.messages,
+                "tools": probe.tools,
+                "add_generation_prompt": prompt,
+            }
             for probe in probes()
             for prompt in (False, True)
         ]
@@ -81,17 +114,28 @@ class ChatTemplate(BatchTemplate):
             renderer = Renderer(text, today=today)
             renderer.try_fast(contexts)
         else:
-            renderer = open_untrusted(text, today=today, contexts=contexts, cache=self.tokenizer.cache)
-        renderer = renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
-        renderer.wraps_text = self.media is not None and renderer.needs_parts({**given, "tools": None})
+            renderer = open_untrusted(
+                text, today=today, contexts=contexts, cache=self.tokenizer.cache
+            )
+        renderer = (
+            renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
+        )
+        renderer.wraps_text = self.media is not None and renderer.needs_parts(
+            {**given, "tools": None}
+        )
         return renderer
 
     def _open_media(self) -> tuple[MediaReader | None, str]:
         """What reads images, video and audio; else why there is none."""
-        options, tokenizer = self.options, self.tokenizer
+        options = self.options
+        tokenizer = self.tokenizer
         files = find_processor(options.processor, tokenizer.path)
         if files is None:
-            why = "no sampled row has any" if options.processor == NO_PROCESSOR else "no processor was found"
+            why = (
+                "no sampled row has any"
+                if options.processor == NO_PROCESSOR
+                else "no processor was found"
+            )
             return None, f"{why}; set processor= to the folder with preprocessor_config.json"
         if files.family is None:
             return None, f"{files.folder}: {unsupported(files)}"
@@ -101,12 +145,15 @@ class ChatTemplate(BatchTemplate):
             if options.processor is not None:
                 raise
             return None, str(error)  # texts need none
-        root, most = options.media_root, options.max_image_pixels
+        root = options.media_root
+        most = options.max_image_pixels
         return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         made = super().with_engine(fast=fast)
-        made._for_tools = None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
+        made._for_tools = (
+            None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
+        )
         return made
 
     def how_turns_end(self) -> str | None:
@@ -163,7 +210,10 @@ class ChatTemplate(BatchTemplate):
         parts = chosen._annotator.outline(conversation) if conversation.messages else []
         media = self.rendering(record).media if conversation.media else []
         cuts = [each.cut for each in media]
-        return [replace(part, start=moved(part.start, cuts), stop=moved(part.stop, cuts)) for part in parts]
+        return [
+            replace(part, start=moved(part.start, cuts), stop=moved(part.stop, cuts))
+            for part in parts
+        ]
 
     def num_turns(self, record: Record) -> int:
         """How many messages of a record are trained: with fan-out each becomes a sample.  One that cannot be read counts once."""
@@ -177,7 +227,9 @@ class ChatTemplate(BatchTemplate):
         batch: list[Rendering] = []
         for number, record in enumerate(records):
             try:
-                batch.append(self._rendering(record, next(rows), on_unrendered=self.options.on_unrendered))
+                batch.append(
+                    self._rendering(record, next(rows), on_unrendered=self.options.on_unrendered)
+                )
             except TemplateError as error:
                 dropped[number] = self._refuse(number, error)
                 batch.append(Rendering("", []))
@@ -193,15 +245,20 @@ class ChatTemplate(BatchTemplate):
                 counts[PARTIAL] = made.num_partial
             for name, size in counts.items():
                 notes.setdefault(name, {})[number] = size
-        texts, spans = [made.text for made in batch], [made.spans for made in batch]
-        ids, mask, offsets = encoded.ids, token_mask(encoded, texts, spans, self._special), encoded.offsets
+        texts = [made.text for made in batch]
+        spans = [made.spans for made in batch]
+        ids = encoded.ids
+        mask = token_mask(encoded, texts, spans, self._special)
+        offsets = encoded.offsets
         columns: dict[str, Values] = {}
         if self.options.message_weights:
             columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
         if self.media is not None:
             ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, repeats, mask, batch)
             if self.options.message_weights:
-                columns[WEIGHTS.name] = Values(np.repeat(columns[WEIGHTS.name].values, repeats) * mask)
+                columns[WEIGHTS.name] = Values(
+                    np.repeat(columns[WEIGHTS.name].values, repeats) * mask
+                )
         return Samples(
             input_ids=ids,
             loss_mask=mask,
@@ -214,23 +271,32 @@ class ChatTemplate(BatchTemplate):
 
     def _refuse(self, number: int, error: TemplateError) -> str:
         """The reason under which a record is counted as dropped; an error where the options say stop."""
-        is_media, is_final = isinstance(error, MediaError), isinstance(error, LimitExceeded | EnginesDiffer)
+        is_media = isinstance(error, MediaError)
+        is_final = isinstance(error, LimitExceeded | EnginesDiffer)
         is_unprinted = isinstance(error, NotPrinted)
         option = "on_unrendered" if is_unprinted else "on_media" if is_media else "on_refused"
         if is_final or getattr(self.options, option) == "stop":
             hint = f"; fix the record, or set {option} to 'skip' (skips are counted)"
             kind = MediaError if is_media else TemplateError
-            raise kind(f"{error}{'' if is_final or is_unprinted else hint}", record=number) from error
+            raise kind(
+                f"{error}{'' if is_final or is_unprinted else hint}", record=number
+            ) from error
         if is_media:
             return BAD_MEDIA
         unproven = isinstance(error, Unproven)
-        return "unrendered" if is_unprinted else "mask_unverified" if unproven else "template_refused"
+        return (
+            "unrendered" if is_unprinted else "mask_unverified" if unproven else "template_refused"
+        )
 
-    def _encoded(self, batch: list[Rendering], dropped: dict[int, str]) -> tuple[Encoded, Ints] | None:
+    def _encoded(
+        self, batch: list[Rendering], dropped: dict[int, str]
+    ) -> tuple[Encoded, Ints] | None:
         """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
-        ranges = [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
+        ranges = (
+            [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
+        )
         try:
             encoded = self.tokenizer.encode_spans(texts, plain=ranges)
             return encoded, count_tokens(encoded, batch)
@@ -253,7 +319,10 @@ class ChatTemplate(BatchTemplate):
         messages = conversation.messages
         if all(message.get("content", "") is not None for message in messages):
             return conversation
-        given = [m if m.get("content", "") is not None else {k: m[k] for k in m if k != "content"} for m in messages]
+        given = [
+            m if m.get("content", "") is not None else {k: m[k] for k in m if k != "content"}
+            for m in messages
+        ]
         return replace(conversation, messages=given)
 
     def _read(self, record: Record) -> tuple[Conversation, list[bool], "ChatTemplate"]:
@@ -288,55 +357,88 @@ class ChatTemplate(BatchTemplate):
         self._refuse_media(record, conversation, made)
         return made
 
-    def _weigh(self, made: Rendering, conversation: Conversation, trained: list[bool], *, number: int) -> None:
+    def _weigh(
+        self, made: Rendering, conversation: Conversation, trained: list[bool], *, number: int
+    ) -> None:
         """Give a rendering a weight for each span.  Messages of each weight are found by a rendering of their own."""
         given = [train_weight(message, fractions=True) for message in conversation.messages]
-        weights = [(1.0 if own is None else own) if yes else 0.0 for own, yes in zip(given, trained, strict=True)]
+        weights = [
+            (1.0 if own is None else own) if yes else 0.0
+            for own, yes in zip(given, trained, strict=True)
+        ]
         different = sorted(set(weights) - {0.0})
         made.weights = different * len(made.spans)
         if len(different) > 1:
             parts = [
                 (span, value)
                 for value in different
-                for span in self._annotated(conversation, [w == value for w in weights], number=number).made.spans
+                for span in self._annotated(
+                    conversation, [w == value for w in weights], number=number
+                ).made.spans
             ]
-            made.spans, made.weights = [span for span, _ in parts], [value for _, value in parts]
+            made.spans = [span for span, _ in parts]
+            made.weights = [value for _, value in parts]
 
     def render(
-        self, record: Record, conversation: Conversation, *, number: int, generation_prompt: bool = False
+        self,
+        record: Record,
+        conversation: Conversation,
+        *,
+        number: int,
+        generation_prompt: bool = False,
     ) -> Rendering:
         """A conversation without media as text, all of it trained; for train_on="all".  number: the first records are verified."""
         chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
         trained = [True] * len(conversation.messages)
-        made = chosen._annotated(conversation, trained, number=number, generation_prompt=generation_prompt).made
+        made = chosen._annotated(
+            conversation, trained, number=number, generation_prompt=generation_prompt
+        ).made
         if conversation.media:
-            raise MediaError("the record has media, which only templates of conversations take so far; remove them")
+            raise MediaError(
+                "the record has media, which only templates of conversations take so far; remove them"
+            )
         self._refuse_media(record, conversation, made)
         return made
 
     def _annotated(
-        self, conversation: Conversation, trained: list[bool], *, number: int, generation_prompt: bool = False
+        self,
+        conversation: Conversation,
+        trained: list[bool],
+        *,
+        number: int,
+        generation_prompt: bool = False,
     ) -> Annotated:
         verify = self.options.verify == "all" or number < _FIRST_ROWS
-        found = self._annotator.annotate(conversation, trained, verify=verify, generation_prompt=generation_prompt)
+        found = self._annotator.annotate(
+            conversation, trained, verify=verify, generation_prompt=generation_prompt
+        )
         if self.options.special_in_text == "error":
             self._special_words.refuse(found.context)
         elif self.options.special_in_text == "text":
             found.made.plain = self._special_words.places(
-                found.context, found.made.text, lambda changed: attribute(found.render(changed)).text
+                found.context,
+                found.made.text,
+                lambda changed: attribute(found.render(changed)).text,
             )
         return found
 
     def _refuse_media(self, record: Record, conversation: Conversation, made: Rendering) -> None:
         """Raise for media that the chat template prints, where no processor can say which tokens they are."""
         types = part_types(conversation.messages)
-        printed = [name for name in types if not any(key.endswith(f"content[{name}]") for key in made.unrendered)]
+        printed = [
+            name
+            for name in types
+            if not any(key.endswith(f"content[{name}]") for key in made.unrendered)
+        ]
         if printed or (has_media(record) and has_tags(conversation)):
-            raise MediaError(f"the record has media ({', '.join(printed) or 'tags'}), and {self._without_media}")
+            raise MediaError(
+                f"the record has media ({', '.join(printed) or 'tags'}), and {self._without_media}"
+            )
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Return which messages are trained; a message's own flag takes precedence."""
-        messages, train_on = conversation.messages, self.train_on
+        messages = conversation.messages
+        train_on = self.train_on
         roles = train_on if isinstance(train_on, list) else ("assistant",)
         chosen = [message.get("role") in roles for message in messages]
         if train_on == "last":
@@ -350,15 +452,21 @@ class ChatTemplate(BatchTemplate):
                 )
             chosen = [yes and place >= start for place, yes in enumerate(chosen)]
         for place in [place for place, message in enumerate(messages) if len(message) > 2]:
-            if (weight := train_weight(messages[place], fractions=self.options.message_weights)) is not None:
+            if (
+                weight := train_weight(messages[place], fractions=self.options.message_weights)
+            ) is not None:
                 chosen[place] = weight > 0
         return chosen
 
     def __repr__(self) -> str:
-        return f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
+        return (
+            f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
+        )
 
 
-def _only_turn(conversation: Conversation, trained: list[bool], turn: int) -> tuple[Conversation, list[bool]]:
+def _only_turn(
+    conversation: Conversation, trained: list[bool], turn: int
+) -> tuple[Conversation, list[bool]]:
     """The conversation up to one of its trained messages, which alone is trained."""
     places = [place for place, yes in enumerate(trained) if yes]
     if turn >= len(places):

@@ -11,9 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.headers import Ends, Header, Headers, Render, Unproven, find_closing, find_start
+from penstock.templates.chat.headers import (
+    Ends,
+    Header,
+    Headers,
+    Render,
+    Unproven,
+    find_closing,
+    find_start,
+)
 from penstock.templates.chat.instrument import Attribution, Run
-from penstock.templates.chat.kinds import REASONING, THINKING, THOUGHT_END, USER, MadeUp, call_names, text_kind
+from penstock.templates.chat.kinds import (
+    REASONING,
+    THINKING,
+    THOUGHT_END,
+    USER,
+    MadeUp,
+    call_names,
+    text_kind,
+)
 from penstock.templates.conversation import Message
 from penstock.templates.samples import Rendering, Spans, covered, runs
 
@@ -34,13 +50,17 @@ class Chat:
     def with_made_up(self, number: int) -> tuple[str, Attribution]:
         """A made-up word, and the rendering with that in place of all that one message says."""
         made = MadeUp([text_kind(self.messages[number].get("role"))])
-        return made.words[0][0], self.render([*self.messages[:number], *made.messages, *self.messages[number + 1 :]])
+        return made.words[0][0], self.render(
+            [*self.messages[:number], *made.messages, *self.messages[number + 1 :]]
+        )
 
 
 class SpanFinder:
     """Finds the trained spans of a template's conversations."""
 
-    def __init__(self, headers: Headers, ends: Ends, *, learned: bool, tagged: bool, reasoning: bool) -> None:
+    def __init__(
+        self, headers: Headers, ends: Ends, *, learned: bool, tagged: bool, reasoning: bool
+    ) -> None:
         """learned: whether made-up messages tell headers.  tagged: whether there are generation tags.  reasoning: whether it is trained."""
         self._headers = headers
         self._ends = ends
@@ -70,13 +90,16 @@ class SpanFinder:
             return []
 
     def _message(self, chat: Chat, number: int, found: Rendering, *, check: bool) -> Spans:
-        message, own = chat.messages[number], chat.whole.runs_of(number)
+        message = chat.messages[number]
+        own = chat.whole.runs_of(number)
         if own:
             spans = self._turn(chat, number, own, found, check=check)
         elif _is_left_out(chat, number):
             return []
         elif message.get("role") == "assistant":
-            raise Unproven("the chat template prints this message outside its loops over the messages")
+            raise Unproven(
+                "the chat template prints this message outside its loops over the messages"
+            )
         else:
             spans = self._outside(chat, number)
         if not self._reasoning and spans:
@@ -84,17 +107,25 @@ class SpanFinder:
             spans = [(max(a, start), b) for a, b in spans if b > start]
         return spans if _DETAIL not in message else _detailed(chat.whole.text, message, spans)
 
-    def _turn(self, chat: Chat, number: int, own: list[Run], found: Rendering, *, check: bool) -> Spans:
-        message, text, first = chat.messages[number], chat.whole.text, own[0]
+    def _turn(
+        self, chat: Chat, number: int, own: list[Run], found: Rendering, *, check: bool
+    ) -> Spans:
+        message = chat.messages[number]
+        text = chat.whole.text
+        first = own[0]
         is_assistant = message.get("role") == "assistant"
         header = self._learned_header(chat, number, first)
         if self._tagged and is_assistant:
             return _within_tags(chat.whole, message, own)
         if is_assistant and (header is None or (check and number)):
-            start, partial = find_start(chat.whole, number, chat.messages[:number], chat.render, self._headers.main)
+            start, partial = find_start(
+                chat.whole, number, chat.messages[:number], chat.render, self._headers.main
+            )
             closing = find_closing(chat.whole, number, chat.messages, chat.render)
             if any(name and name in closing[1] for name in call_names(message)):
-                raise Unproven("the chat template prints the calls of a message only where another message follows")
+                raise Unproven(
+                    "the chat template prints the calls of a message only where another message follows"
+                )
             proven = Header(text[first[0] : start], partial, *closing)
             if header is not None and proven != header:
                 raise Unproven("the text around a turn differs from other turns of its kind")
@@ -118,19 +149,27 @@ class SpanFinder:
 
     def _check_runs(self, text: str, message: Message, own: list[Run], header: Header) -> None:
         """Refuse messages that are printed more than once, and tokens that may belong to two messages."""
-        if header.text.strip() and any(text.startswith(header.text, run[0], run[1]) for run in own[1:]):
+        if header.text.strip() and any(
+            text.startswith(header.text, run[0], run[1]) for run in own[1:]
+        ):
             raise Unproven("the chat template prints this message more than once")
         main = self._headers.main
         if message.get("role") != "assistant" and main is not None and not main.text:
-            start, words = own[-1][0] + len(header.text), _words(message)
+            start = own[-1][0] + len(header.text)
+            words = _words(message)
             stop = start + len(text[start : own[-1][1]].rstrip())
             behind = text[start:stop].rpartition(words)[2] if words else text[start:stop]
             num_closing = self._ends.num_closing(text, start, stop)
-            if num_closing > 1 or (behind and not num_closing):  # answers have no header: it may stand here
+            if num_closing > 1 or (
+                behind and not num_closing
+            ):  # answers have no header: it may stand here
                 raise Unproven("the text after this message may be the header of the next one")
 
-    def _ended(self, chat: Chat, own: list[Run], header: Header, number: int, found: Rendering) -> Spans:
-        text, start = chat.whole.text, own[0][0] + len(header.text)
+    def _ended(
+        self, chat: Chat, own: list[Run], header: Header, number: int, found: Rendering
+    ) -> Spans:
+        text = chat.whole.text
+        start = own[0][0] + len(header.text)
         spans: Spans = []
         for run in own:
             begin = max(run[0], start)
@@ -138,7 +177,9 @@ class SpanFinder:
             if header.closing and run is own[0]:
                 stop = run[1] + len(header.closing)
             elif run is own[-1]:
-                end = self._end(chat, number, run, begin, self._before_tail(text, begin, run[1], header.tail))
+                end = self._end(
+                    chat, number, run, begin, self._before_tail(text, begin, run[1], header.tail)
+                )
                 found.num_unended += end is None
                 stop = end or stop
             if stop > begin:
@@ -159,15 +200,22 @@ class SpanFinder:
 
     def _end(self, chat: Chat, number: int, run: Run, begin: int, stop: int) -> int | None:
         """Where the turn ends that this run closes; None where no token ends it."""
-        text, ends = chat.whole.text, self._ends
+        text = chat.whole.text
+        ends = self._ends
         if ends.stops_at(text, begin, stop):
             return stop
-        closed = ends.closes(text, begin, stop)  # by a token such as "</tool_call>", at which nothing stops
+        closed = ends.closes(
+            text, begin, stop
+        )  # by a token such as "</tool_call>", at which nothing stops
         following = next((other for other in chat.whole.runs if other[0] >= run[1]), None)
         is_assistant = chat.messages[number].get("role") == "assistant"
-        if following is not None and (is_assistant or following[2] < 0):  # an empty answer is nothing but its own end
+        if following is not None and (
+            is_assistant or following[2] < 0
+        ):  # an empty answer is nothing but its own end
             place = min(_skip_space(text, run[1]), following[1])
-            token = ends.token_at(text, place, ends.stops if closed or following[2] >= 0 else ends.added)
+            token = ends.token_at(
+                text, place, ends.stops if closed or following[2] >= 0 else ends.added
+            )
             if token:
                 return place + len(token)
         return stop if closed else None
@@ -181,7 +229,9 @@ class SpanFinder:
         try:
             word, other = chat.with_made_up(number)
         except TemplateError as error:
-            raise Unproven("the place where the chat template prints this message is ambiguous") from error
+            raise Unproven(
+                "the place where the chat template prints this message is ambiguous"
+            ) from error
         if word not in other.text:
             return []  # the template does not print such messages
         start, stop = _only_place(whole.text, chat.messages[number], whole.runs_of(-1))
@@ -191,15 +241,22 @@ class SpanFinder:
 
     def _behind_thought(self, chat: Chat, number: int, begin: int, end: int) -> int:
         """Return where the turn continues after its reasoning and the closing tag."""
-        message, text = chat.messages[number], chat.whole.text
-        thought = next((value for key in REASONING if isinstance(value := message.get(key), str)), "").strip()
+        message = chat.messages[number]
+        text = chat.whole.text
+        thought = next(
+            (value for key in REASONING if isinstance(value := message.get(key), str)), ""
+        ).strip()
         printed = text.find(thought, begin, end) if thought else -1
         after = printed + len(thought) if printed >= 0 else begin
         content = message.get("content")
         if isinstance(content, str) and THOUGHT_END in content:
             close = text.rfind(THOUGHT_END, after, end)
-            if close >= 0 and not text.startswith(_words(message), _skip_space(text, close + len(THOUGHT_END))):
-                raise Unproven("the chat template changes an inline thought, so the thought cannot be left untrained")
+            if close >= 0 and not text.startswith(
+                _words(message), _skip_space(text, close + len(THOUGHT_END))
+            ):
+                raise Unproven(
+                    "the chat template changes an inline thought, so the thought cannot be left untrained"
+                )
         else:
             answer = text.find(_words(message), after, end) if _words(message) else end
             close = text.rfind(THOUGHT_END, after, max(answer, after)) if answer >= 0 else -1
@@ -215,9 +272,15 @@ class SpanFinder:
             text = chat.render(made.messages, add_generation_prompt=False).text
         except TemplateError:
             text = ""
-        between = text.partition(thought)[2].partition(answer)[0] if text.find(thought) < text.find(answer) else ""
+        between = (
+            text.partition(thought)[2].partition(answer)[0]
+            if text.find(thought) < text.find(answer)
+            else ""
+        )
         if not between or not chat.whole.text.startswith(between, place):
-            raise Unproven("the end of a message's reasoning is ambiguous, so the reasoning cannot be left untrained")
+            raise Unproven(
+                "the end of a message's reasoning is ambiguous, so the reasoning cannot be left untrained"
+            )
         return len(between)
 
 
@@ -241,12 +304,19 @@ def _words(message: Message) -> str:
 
 def _check_words(chat: Chat, number: int, own: list[Run], start: int) -> None:
     """Refuse a turn whose text occurs only outside its runs, unless the rendering does not change with other words in its place."""
-    text, words = chat.whole.text, _words(chat.messages[number])
-    if not words or any(text.find(words, max(start, run[0]), run[1]) >= 0 for run in own) or words not in text:
+    text = chat.whole.text
+    words = _words(chat.messages[number])
+    if (
+        not words
+        or any(text.find(words, max(start, run[0]), run[1]) >= 0 for run in own)
+        or words not in text
+    ):
         return
     other = {**chat.messages[number], "content": MadeUp([USER]).words[0][0]}
     try:
-        is_printed = chat.render([*chat.messages[:number], other, *chat.messages[number + 1 :]]).text != text
+        is_printed = (
+            chat.render([*chat.messages[:number], other, *chat.messages[number + 1 :]]).text != text
+        )
     except TemplateError:
         is_printed = True
     if is_printed:
@@ -268,7 +338,8 @@ def _only_place(text: str, message: Message, runs: list[Run]) -> tuple[int, int]
 
 def places(text: str, words: str, start: int, stop: int) -> list[int]:
     """Return where words begin in text[start:stop]."""
-    found, place = [], text.find(words, start, stop)
+    found = []
+    place = text.find(words, start, stop)
     while place >= 0:
         found.append(place)
         place = text.find(words, place + 1, stop)
@@ -278,7 +349,9 @@ def places(text: str, words: str, start: int, stop: int) -> list[int]:
 def _says_something(message: Message) -> bool:
     content = message.get("content")
     has_text = bool(content.strip()) if isinstance(content, str) else bool(content)
-    return has_text or bool(message.get("tool_calls")) or any(message.get(name) for name in REASONING)
+    return (
+        has_text or bool(message.get("tool_calls")) or any(message.get(name) for name in REASONING)
+    )
 
 
 def _is_left_out(chat: Chat, number: int) -> bool:
@@ -304,7 +377,9 @@ def _detailed(text: str, message: Message, spans: Spans) -> Spans:
     content = content if isinstance(content, str) else ""
     found = [places(text, content, *span) for span in spans] if content else []
     if [len(some) for some in found if some] != [1]:
-        raise Unproven(f"{_DETAIL} needs a message whose content the chat template prints once, letter by letter")
+        raise Unproven(
+            f"{_DETAIL} needs a message whose content the chat template prints once, letter by letter"
+        )
     place = max(found)[0]
     flags = covered(len(text), spans)
     for detail in message[_DETAIL]:
@@ -316,8 +391,15 @@ def _detailed(text: str, message: Message, spans: Spans) -> Spans:
 def _offsets(detail: Any, size: int) -> tuple[int, int, bool]:
     expected = f"{{begin_offset, end_offset, train}} with 0 <= begin_offset <= end_offset < {size}"
     if not isinstance(detail, dict):
-        raise TemplateError(f"{_DETAIL} has an entry that is {type(detail).__name__}, expected {expected}")
+        raise TemplateError(
+            f"{_DETAIL} has an entry that is {type(detail).__name__}, expected {expected}"
+        )
     begin, end, train = (detail.get(name) for name in ("begin_offset", "end_offset", "train"))
-    if not (type(begin) is int and type(end) is int and isinstance(train, bool) and 0 <= begin <= end < size):
+    if not (
+        type(begin) is int
+        and type(end) is int
+        and isinstance(train, bool)
+        and 0 <= begin <= end < size
+    ):
         raise TemplateError(f"{_DETAIL} has the entry {detail}, expected {expected}")
     return begin, end, train

@@ -33,8 +33,13 @@ from penstock.templates.conversation import Conversation, Message
 _KNOWN = frozenset(("role", "content", "tool_calls", *REASONING))
 _MOST_LEAVES = 200  # strings of one field that are looked for
 _MOST_STATES = 4096  # remembered
-_MANY_WORDS = 4  # from so many words on, another field of the assistant is text and not a label or a date
-_WHOLE, _ALTERED, _ABSENT = "whole", "altered", "absent"  # how a template prints a field
+_MANY_WORDS = (
+    4  # from so many words on, another field of the assistant is text and not a label or a date
+)
+# how a template prints a field
+_WHOLE = "whole"
+_ALTERED = "altered"
+_ABSENT = "absent"
 
 Fields = dict[str, list[str]]  # field → its words
 Render = Callable[[Conversation], str | None]  # None where the template refuses the conversation
@@ -45,7 +50,9 @@ class NotPrinted(TemplateError):
 
     def __init__(self, fields: dict[str, int], record: int | None = None) -> None:
         """fields: their names, with the characters of each that are not printed."""
-        listed = ", ".join(name + (f" ({size:,} characters)" if size else "") for name, size in fields.items())
+        listed = ", ".join(
+            name + (f" ({size:,} characters)" if size else "") for name, size in fields.items()
+        )
         super().__init__(
             f"the chat template does not print {listed}; choose a chat_template that does, remove what it does not print, or pass "
             f"on_unrendered='warn' (count such records) or 'skip' (leave them out and count them)",
@@ -62,7 +69,11 @@ class Unrendered:
         self._known: dict[tuple[Any, ...], dict[str, str]] = {}
 
     def find(
-        self, conversation: Conversation, kinds: Sequence[int], text: str, printed_by: Callable[[int], str]
+        self,
+        conversation: Conversation,
+        kinds: Sequence[int],
+        text: str,
+        printed_by: Callable[[int], str],
     ) -> dict[str, int]:
         """Characters that `text` lacks, by field.  `printed_by` gives what a message printed of the text; "" where that is unknown."""
         missing: dict[str, int] = {}
@@ -91,17 +102,27 @@ class Unrendered:
     def unused(self, conversation: Conversation) -> dict[str, int]:
         """Tools and documents that the template does not print."""
         given = {"tools": conversation.tools, "documents": conversation.documents}
-        return {name: 0 for name, value in given.items() if value and not self._prints(name, conversation)}
+        return {
+            name: 0
+            for name, value in given.items()
+            if value and not self._prints(name, conversation)
+        }
 
     def _prints(self, name: str, conversation: Conversation) -> bool:
         """Whether the template prints tools, or documents, at all."""
         has_system = conversation.messages[0].get("role") == "system"
         spot = (name, has_system, _key(conversation.kwargs))
         if spot not in self._known:
-            messages = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")][not has_system :]
+            messages = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")][
+                not has_system :
+            ]
             word = "penstocktoola" if name == "tools" else "penstockdocument"
-            tools, documents = ([TOOL], None) if name == "tools" else (None, [{"title": word, "text": word}])
-            made = Conversation(messages=messages, tools=tools, documents=documents, kwargs=conversation.kwargs)
+            tools, documents = (
+                ([TOOL], None) if name == "tools" else (None, [{"title": word, "text": word}])
+            )
+            made = Conversation(
+                messages=messages, tools=tools, documents=documents, kwargs=conversation.kwargs
+            )
             text = self._render(made)
             self._known[spot] = {name: _WHOLE if text is None or word in text else _ABSENT}
         return self._known[spot][name] != _ABSENT
@@ -113,14 +134,21 @@ class Unrendered:
         if is_earlier and role_of(kinds[-1]) != "user":
             kinds += [ANSWER, USER, ANSWER] if role_of(kinds[-1]) == "tool" else [USER, ANSWER]
         for lead in LEADS if before >= 0 else LEADS[:1]:
-            made, place = MadeUp([*lead, *kinds]), len(lead) + (before >= 0)
-            messages = [*made.messages[:place], made.changed(_odd_words)[place], *made.messages[place + 1 :]]
+            made = MadeUp([*lead, *kinds])
+            place = len(lead) + (before >= 0)
+            messages = [
+                *made.messages[:place],
+                made.changed(_odd_words)[place],
+                *made.messages[place + 1 :],
+            ]
             given = Conversation(messages=messages, tools=[TOOL] if tools else None, kwargs=kwargs)
             if states := self._states(given, place):
                 return states
         return {}
 
-    def _states_in(self, conversation: Conversation, kinds: Sequence[int], place: int) -> dict[str, str]:
+    def _states_in(
+        self, conversation: Conversation, kinds: Sequence[int], place: int
+    ) -> dict[str, str]:
         """The same for one message of the conversation itself."""
         made = MadeUp([self._kinds[kinds[place]]]).changed(_odd_words)
         messages = [*conversation.messages[:place], *made, *conversation.messages[place + 1 :]]
@@ -137,9 +165,13 @@ class Unrendered:
                 continue
             # a part without words is absent if the text is the same without it
             message = dict(given.messages[place])
-            message["content"] = [part for part in message["content"] if f"content[{part.get('type')}]" != name]
+            message["content"] = [
+                part for part in message["content"] if f"content[{part.get('type')}]" != name
+            ]
             messages = [*given.messages[:place], message, *given.messages[place + 1 :]]
-            states[name] = _ABSENT if self._render(replace(given, messages=messages)) == text else _ALTERED
+            states[name] = (
+                _ABSENT if self._render(replace(given, messages=messages)) == text else _ALTERED
+            )
         return states
 
 
@@ -154,10 +186,14 @@ def absent_fields(messages: Sequence[Message], whole: Attribution) -> frozenset[
     )
 
 
-def count_words(messages: Sequence[Message], absent: Collection[tuple[int, str]]) -> tuple[int, dict[str, int]]:
+def count_words(
+    messages: Sequence[Message], absent: Collection[tuple[int, str]]
+) -> tuple[int, dict[str, int]]:
     """How many characters the assistant's fields have; how many of all fields are not printed, as `absent_fields` says."""
-    said, missing = 0, dict[str, int]()
-    places, last_user = {place for place, _ in absent}, _last_user(messages) if absent else -1
+    said = 0
+    missing = dict[str, int]()
+    places = {place for place, _ in absent}
+    last_user = _last_user(messages) if absent else -1
     for place, message in enumerate(messages):
         is_assistant = message.get("role") == "assistant"
         if is_assistant and is_text(message) and place not in places:
@@ -176,7 +212,9 @@ def _general(field: str) -> str:
     return REASONING[0] if field in REASONING else field
 
 
-def _add(missing: dict[str, int], message: Message, name: str, lost: int, *, is_earlier: bool) -> None:
+def _add(
+    missing: dict[str, int], message: Message, name: str, lost: int, *, is_earlier: bool
+) -> None:
     """Count characters of a field under its name."""
     role = message.get("role", "")
     key = f"{role}.{name}{', earlier turns' if role == 'assistant' and is_earlier else ''}"
@@ -194,7 +232,9 @@ def fields_of(message: Message, *, made_up: bool = False) -> Fields:
             break
     if isinstance(calls := message.get("tool_calls"), list) and calls:
         fields["tool_calls"] = call_names(message)
-        _collect([function.get("arguments") for function in functions_of(message)], fields["tool_calls"])
+        _collect(
+            [function.get("arguments") for function in functions_of(message)], fields["tool_calls"]
+        )
     if message.get("role") == "assistant" and not _KNOWN.issuperset(message):
         for name, value in message.items():
             is_text_field = name not in _KNOWN and isinstance(value, str)
@@ -235,7 +275,10 @@ def _collect(value: Any, found: list[str]) -> list[str]:
 
 
 def _last_user(messages: Sequence[Message]) -> int:
-    return max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    return max(
+        (place for place, message in enumerate(messages) if message.get("role") == "user"),
+        default=-1,
+    )
 
 
 def _odd_words(word: str) -> str:
@@ -264,7 +307,9 @@ def _num_lost(state: str | None, words: list[str], text: str) -> int | None:
     if state == _ABSENT:
         return sum(map(len, words))  # an image has none
     lines = [line.strip() for word in words for line in word.splitlines()]
-    return (state != _ALTERED and sum(len(line) for line in lines if not _is_printed(line, text))) or None
+    return (
+        state != _ALTERED and sum(len(line) for line in lines if not _is_printed(line, text))
+    ) or None
 
 
 def _key(kwargs: dict[str, Any]) -> str:

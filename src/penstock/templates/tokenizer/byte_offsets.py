@@ -20,7 +20,12 @@ Ranges = Sequence[tuple[int, int]]  # (start, stop) in bytes of one text, in ord
 
 _UNSURE = 1 << 36  # longer than any text: a sum with such a token never fits
 _PLANES = 0x20000  # marks that change their order are in the first two planes of Unicode
-_SPLITS = {"Split", "Digits", "Punctuation", "UnicodeScripts"}  # cut only, unless `behavior` is Removed
+_SPLITS = {
+    "Split",
+    "Digits",
+    "Punctuation",
+    "UnicodeScripts",
+}  # cut only, unless `behavior` is Removed
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -63,27 +68,41 @@ class ByteTable:
 def byte_level_alphabet() -> frozenset[str]:
     """The character for each byte in a byte-level vocabulary: itself where it can be printed, else one from 256 on."""
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    return frozenset(map(chr, printed)) | {chr(0x100 + number) for number in range(256 - len(printed))}
+    return frozenset(map(chr, printed)) | {
+        chr(0x100 + number) for number in range(256 - len(printed))
+    }
 
 
-def byte_table(spec: Mapping[str, Any], added_ids: Mapping[str, int], vocab_size: int) -> ByteTable | str:
+def byte_table(
+    spec: Mapping[str, Any], added_ids: Mapping[str, int], vocab_size: int
+) -> ByteTable | str:
     """The table of a parsed tokenizer.json, or why it has none.  added_ids: the ids that added tokens have once it is loaded."""
-    model, vocab = spec["model"], spec["model"]["vocab"]
+    model = spec["model"]
+    vocab = spec["model"]["vocab"]
     kind = model.get("type") or ("BPE" if "merges" in model else "unnamed")
     if kind != "BPE":
         return f"a {kind} vocabulary does not tell how many bytes a token covers"
-    if any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")):
+    if any(
+        model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+    ):
         return "affixes or dropout in the vocabulary"
     steps = _read_steps(spec)
     if isinstance(steps, str):
         return steps
-    every_byte = byte_level_alphabet() if steps.byte_level else _BYTES if model.get("byte_fallback") else {None}
+    every_byte = (
+        byte_level_alphabet()
+        if steps.byte_level
+        else _BYTES
+        if model.get("byte_fallback")
+        else {None}
+    )
     knows_all = all(token in vocab for token in every_byte)
     unknown = vocab.get(model.get("unk_token"))
     if not knows_all and unknown is None:
         return "the vocabulary drops what it does not know"
     lengths = np.full(vocab_size, _UNSURE, dtype=np.int64)
-    prefixed, is_added = np.zeros(vocab_size, dtype=np.bool_), np.zeros(vocab_size, dtype=np.bool_)
+    prefixed = np.zeros(vocab_size, dtype=np.bool_)
+    is_added = np.zeros(vocab_size, dtype=np.bool_)
     ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
     lengths[ids], first = _token_lengths(list(vocab), steps)
     prefixed[ids] = first == ord("Ġ" if steps.byte_level else steps.blank or "\0")
@@ -92,10 +111,13 @@ def byte_table(spec: Mapping[str, Any], added_ids: Mapping[str, int], vocab_size
     if not knows_all:
         lengths[unknown] = _UNSURE
     for token in spec.get("added_tokens") or ():
-        number, content = added_ids[token["content"]], token["content"]
+        number = added_ids[token["content"]]
+        content = token["content"]
         is_added[number] = True
         # one that includes blanks around it, or is searched in normalized text, may cover other bytes than its own
-        is_exact = not (token.get("lstrip") or token.get("rstrip") or (token.get("normalized") and steps.blank))
+        is_exact = not (
+            token.get("lstrip") or token.get("rstrip") or (token.get("normalized") and steps.blank)
+        )
         lengths[number] = len(content.encode()) if is_exact else _UNSURE
     return ByteTable(steps=steps, lengths=lengths, added=is_added, prefixed=prefixed)
 
@@ -128,7 +150,11 @@ def _read_steps(spec: Mapping[str, Any]) -> _Steps | str:
         elif step["type"] == "Prepend" and len(step["prepend"]) == 1:
             blanks.add(step["prepend"])
             prefix = "segment"
-        elif step["type"] == "Replace" and step["pattern"] == {"String": " "} and len(step["content"]) == 1:
+        elif (
+            step["type"] == "Replace"
+            and step["pattern"] == {"String": " "}
+            and len(step["content"]) == 1
+        ):
             blanks.add(step["content"])
         else:
             return f"normalizer {step['type']}"
@@ -138,7 +164,9 @@ def _read_steps(spec: Mapping[str, Any]) -> _Steps | str:
             prefix = "segment" if step.get("add_prefix_space", True) else prefix
         elif step["type"] == "Metaspace":
             blanks.add(step["replacement"])
-            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            scheme = step.get(
+                "prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"
+            )
             prefix = {"always": "segment", "first": "text"}.get(scheme, prefix)  # type: ignore[assignment]
         elif step["type"] not in _SPLITS:
             return f"pre-tokenizer {step['type']}"
@@ -154,10 +182,16 @@ def _flat(step: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]
     """The steps of a normalizer or pre-tokenizer, without nesting."""
     if step is None:
         return []
-    return [part for one in step[inside] for part in _flat(one, inside)] if step["type"] == "Sequence" else [step]
+    return (
+        [part for one in step[inside] for part in _flat(one, inside)]
+        if step["type"] == "Sequence"
+        else [step]
+    )
 
 
-def by_table(table: ByteTable, texts: Sequence[str], ids: Ids, offsets: Ints) -> tuple[Encoded, Ints]:
+def by_table(
+    table: ByteTable, texts: Sequence[str], ids: Ids, offsets: Ints
+) -> tuple[Encoded, Ints]:
     """The tokens with the bytes that they cover, and the numbers of the texts for which these are wrong."""
     expected = np.array([_num_bytes(text, table.steps) for text in texts], dtype=np.int64)
     lengths = table.lengths.take(ids)
@@ -174,7 +208,9 @@ def by_table(table: ByteTable, texts: Sequence[str], ids: Ids, offsets: Ints) ->
     if in_front is not None:
         # a token that is only the blank in front has no byte of its own; it covers the first character, as in `tokenizers`
         for token in np.flatnonzero(in_front & (lengths == 0)).tolist():
-            rest = texts[int(np.searchsorted(offsets, token, side="right")) - 1].encode()[int(starts[token]) :]
+            rest = texts[int(np.searchsorted(offsets, token, side="right")) - 1].encode()[
+                int(starts[token]) :
+            ]
             stops[token] += len(rest.decode(errors="ignore")[:1].encode())
     return Encoded(ids=ids, offsets=offsets, starts=starts, stops=stops), np.flatnonzero(excess)
 
@@ -185,7 +221,9 @@ def _in_front(table: ByteTable, ids: Ids, offsets: Ints, excess: Ints) -> Bools:
     A segment gets at most one.  A text with as many bytes too many as segments got one in each; for any other number it is not known
     which segments did, and the text stays wrong.
     """
-    first = np.zeros(len(ids) + 1, dtype=np.bool_)  # one more: texts without tokens at the end begin there
+    first = np.zeros(
+        len(ids) + 1, dtype=np.bool_
+    )  # one more: texts without tokens at the end begin there
     first[offsets[:-1]] = True
     added = table.added[ids]
     begins = first[:-1] & ~added
@@ -231,13 +269,22 @@ def by_reference(texts: Sequence[str], encodings: Iterable[Any]) -> Encoded:
 
 def inside(encoded: Encoded, tokens: Ints, plain: Sequence[Ranges]) -> Ints:
     """Those of `tokens` (positions) whose bytes touch a range of their text."""
-    flat = np.fromiter(chain.from_iterable(chain.from_iterable(plain)), dtype=np.int64).reshape(-1, 2)
-    owner = np.repeat(np.arange(len(plain)), [len(ranges) for ranges in plain]) << 40  # longer than any text
-    starts, stops = flat[:, 0] + owner, flat[:, 1] + owner
-    assert (starts <= stops).all() and (starts[1:] >= stops[:-1]).all(), "ranges are not in order or overlap"
+    flat = np.fromiter(chain.from_iterable(chain.from_iterable(plain)), dtype=np.int64).reshape(
+        -1, 2
+    )
+    owner = (
+        np.repeat(np.arange(len(plain)), [len(ranges) for ranges in plain]) << 40
+    )  # longer than any text
+    starts = flat[:, 0] + owner
+    stops = flat[:, 1] + owner
+    assert (starts <= stops).all() and (starts[1:] >= stops[:-1]).all(), (
+        "ranges are not in order or overlap"
+    )
     starts, stops = starts[starts < stops], stops[starts < stops]
     text = (np.searchsorted(encoded.offsets, tokens, side="right") - 1) << 40
-    following = np.searchsorted(stops, encoded.starts[tokens] + text, side="right")  # first range that ends behind it
+    following = np.searchsorted(
+        stops, encoded.starts[tokens] + text, side="right"
+    )  # first range that ends behind it
     begins = np.append(starts, np.iinfo(np.int64).max)[following]
     return tokens[begins < encoded.stops[tokens] + text]
 

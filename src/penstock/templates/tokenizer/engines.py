@@ -22,7 +22,14 @@ import orjson
 from penstock.cache import Cache
 from penstock.errors import TemplateError
 from penstock.fingerprint import digest
-from penstock.templates.tokenizer.byte_offsets import ByteTable, Encoded, Ranges, by_reference, byte_places, byte_table
+from penstock.templates.tokenizer.byte_offsets import (
+    ByteTable,
+    Encoded,
+    Ranges,
+    by_reference,
+    byte_places,
+    byte_table,
+)
 from penstock.templates.tokenizer.facts import package_version, recall, warn
 from penstock.templates.tokenizer.files import TokenizerFiles, read_files, with_added
 from penstock.templates.trial import start_early
@@ -65,7 +72,9 @@ def is_worth_fast(source: Source, rows: int | None = None) -> bool:
     Depends on the data alone, because the engine is part of a store's key.  rows: how many rows are encoded, if not all.
     """
     share = 1.0 if rows is None else min(1.0, rows / max(1, len(source)))
-    if (getattr(source, "num_bytes", None) or 0) * share >= FAST_BYTES:  # only our own sources have it
+    if (
+        getattr(source, "num_bytes", None) or 0
+    ) * share >= FAST_BYTES:  # only our own sources have it
         return True
     borders = source.cuts(num_bytes=FAST_BYTES // _PIECES, num_rows=1 << 62)
     return (len(borders) - 1) * share >= _PIECES
@@ -83,22 +92,36 @@ class TokenizerFacts:
     suffix: list[int]  # and after it
     added_tokens: dict[str, int]
     special_added: list[str]
-    stop_tokens: list[str]  # that end generation: the eos_token, and those in generation_config.json
+    stop_tokens: list[
+        str
+    ]  # that end generation: the eos_token, and those in generation_config.json
     unknown: list[Any] | None  # id and name of the token for unknown text
     model_max_length: int | None  # the longest sequence of the model, if the files say so
-    is_changed: bool  # whether the files beside tokenizer.json add tokens or change how one is found
+    is_changed: (
+        bool  # whether the files beside tokenizer.json add tokens or change how one is found
+    )
     warning: str
 
 
 class Engines:
     """The engines of one tokenizer, whose files are at `path` or in `packed` (JSON).  `content` is a digest of the files."""
 
-    def __init__(self, path: str | None, content: str, packed: bytes, cache_root: str | None) -> None:
-        self.path, self.content = path, content
-        self.origin = (path, content, packed, cache_root)  # what it takes to make these in another process
+    def __init__(
+        self, path: str | None, content: str, packed: bytes, cache_root: str | None
+    ) -> None:
+        self.path = path
+        self.content = content
+        self.origin = (
+            path,
+            content,
+            packed,
+            cache_root,
+        )  # what it takes to make these in another process
         self.cache = None if cache_root is None else Cache(cache_root)
         self.where = path or "tokenizer"
-        self.facts = TokenizerFacts(**self._recall("tokenizer", lambda: asdict(self._learn()), "tokenizers"))
+        self.facts = TokenizerFacts(
+            **self._recall("tokenizer", lambda: asdict(self._learn()), "tokenizers")
+        )
         if self.facts.warning:
             warn(f"{self.where}: {self.facts.warning}")
 
@@ -138,7 +161,11 @@ class Engines:
     @cached_property
     def _files(self) -> TokenizerFiles:
         path, content, packed, _ = self.origin
-        return TokenizerFiles(**orjson.loads(packed)) if path is None else read_files(Path(path), content)
+        return (
+            TokenizerFiles(**orjson.loads(packed))
+            if path is None
+            else read_files(Path(path), content)
+        )
 
     @cached_property
     def _opened(self) -> "tuple[tokenizers.Tokenizer, str, str]":
@@ -160,7 +187,11 @@ class Engines:
         prefix, suffix = _around(opened, self.where)
         added = opened.get_added_tokens_decoder()
         unknown = _unknown_id(opened, text)
-        listed = [token for number in self._files.stop_ids if (token := opened.id_to_token(number)) is not None]
+        listed = [
+            token
+            for number in self._files.stop_ids
+            if (token := opened.id_to_token(number)) is not None
+        ]
         if (eos := self._files.special_tokens.get("eos_token")) is not None:
             listed.append(eos)
         return TokenizerFacts(
@@ -195,7 +226,10 @@ class Engines:
         try:
             fast = self._open_fast()
             for text in probe:  # one by one: a batch may start threads
-                if list(fast.encode(text).ids) != self.reference.encode(text, add_special_tokens=False).ids:
+                if (
+                    list(fast.encode(text).ids)
+                    != self.reference.encode(text, add_special_tokens=False).ids
+                ):
                     return False, f"fastokens gives other ids for {text!r}"
         except Exception as error:  # whatever it refuses, the reference takes over
             return False, f"fastokens refuses this tokenizer: {error}"
@@ -262,7 +296,10 @@ def _one_thread() -> Iterator[None]:
 def _probe_added(added: list[str]) -> list[str]:
     """Texts around added tokens: between words, between blanks, doubled, cut short; the first and last of many."""
     chosen = added if len(added) <= 40 else [*added[:30], *added[-10:]]
-    texts = [f"word{token}word {token} \n{token}{token}\t{token[:-1]} {token.upper()}" for token in chosen]
+    texts = [
+        f"word{token}word {token} \n{token}{token}\t{token[:-1]} {token.upper()}"
+        for token in chosen
+    ]
     return [*texts, "".join(chosen), " ".join(chosen)]
 
 
@@ -284,7 +321,9 @@ class SelectiveReference:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         engine.add_tokens([_twin(token) for token in added.values() if token.special])
         self._engine = engine
-        self._special = np.array([number for number in self._ids.values() if number != unknown], dtype=np.uint32)
+        self._special = np.array(
+            [number for number in self._ids.values() if number != unknown], dtype=np.uint32
+        )
 
     def encode(self, texts: Sequence[str], record: int, plain: Ranges | None) -> Encoded:
         """Encode one of the texts; special tokens that touch a range of `plain` are text, all of them if that is None."""
@@ -296,16 +335,22 @@ class SelectiveReference:
         borders = [0, *(start for start, _ in kept), len(text)]
         marked = _MARK.join(text[start:stop] for start, stop in pairwise(borders))
         encoding = self._engine.encode(marked, add_special_tokens=False)
-        is_twin = np.array([bool(kept) and _MARK in token for token in encoding.tokens], dtype=np.bool_)
+        is_twin = np.array(
+            [bool(kept) and _MARK in token for token in encoding.tokens], dtype=np.bool_
+        )
         assert is_twin.sum() == len(kept), (text, kept)
-        mark_places = np.array(borders[1:-1], dtype=np.int64) + len(_MARK) * np.arange(len(kept))  # in the marked text
+        mark_places = np.array(borders[1:-1], dtype=np.int64) + len(_MARK) * np.arange(
+            len(kept)
+        )  # in the marked text
         chars = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         chars -= len(_MARK) * np.searchsorted(mark_places, chars, side="left")
         encoded = by_reference([text], [SimpleNamespace(ids=encoding.ids, offsets=chars)])
         if (leaked := np.isin(encoded.ids, self._special) & ~is_twin).any():
             token = self._engine.id_to_token(int(encoded.ids[leaked][0]))
             reason = f"special token {token!r} is in the text; this vocabulary can encode it only as one token"
-            raise TemplateError(f"{reason}; choose special_in_text='token' to encode it as one", record=record)
+            raise TemplateError(
+                f"{reason}; choose special_in_text='token' to encode it as one", record=record
+            )
         encoded.ids[is_twin] = [self._ids[text[start:stop]] for start, stop in kept]
         return encoded
 
@@ -313,11 +358,14 @@ class SelectiveReference:
         """Special tokens that touch no range, as (start, stop) in characters."""
         places = byte_places(text)
         starts, stops = (np.searchsorted(places, [pair[side] for pair in plain]) for side in (0, 1))
-        kept, at = [], 0
+        kept = []
+        at = 0
         while match := self._pattern.search(text, at):
             start, stop = match.span()
             at = stop
-            if match[0] not in self._ids or (match[0] in self._single and _is_inside_word(text, start, stop)):
+            if match[0] not in self._ids or (
+                match[0] in self._single and _is_inside_word(text, start, stop)
+            ):
                 continue
             if ((starts < stop) & (stops > start) & (starts < stops)).any():
                 at = start + 1  # text after all: another token may begin within it

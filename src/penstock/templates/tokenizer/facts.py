@@ -26,8 +26,12 @@ VERSION = 2  # raise when the form of the files changes
 _METADATA = re.compile(r"([\w.]+)-([^-]+)\.dist-info")
 _ROOM = Path(__file__).parent.parent
 
-_kept: dict[tuple[str, str], str] = {}  # of this process: (cache, name) → value and warnings as JSON text
-_warnings: ContextVar[list[str] | None] = ContextVar("warnings", default=None)  # None: they are logged
+_kept: dict[
+    tuple[str, str], str
+] = {}  # of this process: (cache, name) → value and warnings as JSON text
+_warnings: ContextVar[list[str] | None] = ContextVar(
+    "warnings", default=None
+)  # None: they are logged
 
 
 def recall(kind: str, *, about: Any, compute: Callable[[], Any], cache: Cache | None) -> Any:
@@ -79,7 +83,9 @@ def collected_warnings() -> Iterator[list[str]]:
 def facts_name(kind: str, about: Any) -> str:
     """The name of one fact in a cache."""
     python = list(sys.version_info[:3])
-    key = fingerprint({"version": VERSION, "kind": kind, "about": about, "code": code_digest(), "python": python})
+    key = fingerprint(
+        {"version": VERSION, "kind": kind, "about": about, "code": code_digest(), "python": python}
+    )
     return f"facts/{key}.json"
 
 
@@ -99,7 +105,9 @@ def _read(name: str, cache: Cache) -> str | None:
 def code_digest() -> str:
     """A digest of the modules of `penstock.templates`."""
     found = Digest()
-    found.update(package_version("penstock").encode())  # all there is where source files are not installed
+    found.update(
+        package_version("penstock").encode()
+    )  # all there is where source files are not installed
     for path in sorted(_ROOM.rglob("*.py")):
         found.update(path.relative_to(_ROOM).as_posix().encode())
         found.update(path.read_bytes())

@@ -20,16 +20,39 @@ if TYPE_CHECKING:
     import tokenizers
 
 # What chat templates get by name; models may name more under `extra_special_tokens`.
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _MORE = ("extra_special_tokens", "model_specific_special_tokens")
-_CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-_ADDED, _GENERATION = "added_tokens.json", "generation_config.json"
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "config.json")
+_CONFIG = "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
+_TEMPLATE = "chat_template.jinja"
+_ADDED = "added_tokens.json"
+_GENERATION = "generation_config.json"
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "config.json",
+)
 _TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 _GIT_LFS = b"version https://git-lfs.github.com/"
 _MAX_TOKENS = 10**9  # transformers writes 10**30 for a length that is not known
 # Other files of tokenizers, which only transformers can convert.
-_OTHER_FORMS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "vocab.txt")
+_OTHER_FORMS = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
 _HUB_NAME = re.compile(r"(?P<name>[\w][\w.-]*(?:/[\w][\w.-]*)?)(?:@(?P<revision>[\w][\w./-]*))?")
 _FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
@@ -42,19 +65,33 @@ class TokenizerFiles:
     path: str | None = None  # of tokenizer.json
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
-    added_tokens: dict[str, Any] | None = None  # of tokenizer_config.json: {id: {content, special, …}}
-    legacy_tokens: dict[str, Any] = field(default_factory=dict)  # of added_tokens.json: {content: id}
-    named_tokens: list[Any] = field(default_factory=list)  # special ones as written: a string, or a dict with flags
+    added_tokens: dict[str, Any] | None = (
+        None  # of tokenizer_config.json: {id: {content, special, …}}
+    )
+    legacy_tokens: dict[str, Any] = field(
+        default_factory=dict
+    )  # of added_tokens.json: {content: id}
+    named_tokens: list[Any] = field(
+        default_factory=list
+    )  # special ones as written: a string, or a dict with flags
     model_max_length: int | None = None  # the longest sequence of the model, if the files say so
-    stop_ids: list[int] = field(default_factory=list)  # that end generation, from generation_config.json
+    stop_ids: list[int] = field(
+        default_factory=list
+    )  # that end generation, from generation_config.json
 
 
 def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) -> Path:
     """The tokenizer.json of a file, a folder, a hub name or a URL, whose files are fetched into the cache."""
-    place = _fetched(os.fspath(given), cache) if is_remote(given) else Path(given).expanduser().absolute()
+    place = (
+        _fetched(os.fspath(given), cache)
+        if is_remote(given)
+        else Path(given).expanduser().absolute()
+    )
     if not place.exists():
         if not (isinstance(given, str) and is_hub_name(given)):
-            raise TemplateError(f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
+            raise TemplateError(
+                f"{given}: no tokenizer there, expected a tokenizer.json or a folder that holds one"
+            )
         place = _hub_folder(given)
     if not place.is_dir():
         return place
@@ -62,7 +99,9 @@ def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) ->
         return file
     others = [name for name in _OTHER_FORMS if (place / name).is_file()]
     if not others:
-        raise TemplateError(f"{place}: no tokenizer there, expected a tokenizer.json in this folder")
+        raise TemplateError(
+            f"{place}: no tokenizer there, expected a tokenizer.json in this folder"
+        )
     raise TemplateError(
         f"{place}: holds {', '.join(others)} but no tokenizer.json, which Penstock needs; make one with "
         f"transformers: AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained(another folder)"
@@ -74,19 +113,28 @@ def _fetched(url: str, cache: Cache | None) -> Path:
     from penstock.cache.fetched import fetch_folder
 
     if url.startswith("hf://"):
-        raise TemplateError(f"{url}: write the name of a model on the hub as a tokenizer, as org/name@revision")
+        raise TemplateError(
+            f"{url}: write the name of a model on the hub as a tokenizer, as org/name@revision"
+        )
     folder, _, last = (
-        url.rstrip("/").rpartition("/") if url.endswith(".json") else (url.rstrip("/"), "", "tokenizer.json")
+        url.rstrip("/").rpartition("/")
+        if url.endswith(".json")
+        else (url.rstrip("/"), "", "tokenizer.json")
     )
     try:
         names = [last, _CONFIG, _MAP, _ADDED, _GENERATION, _TEMPLATE, *PROCESSOR_FILES]
         for each in () if is_web(folder) else _TEMPLATE_FOLDERS:
-            names += [path[len(folder) + 1 :] for path in open_place(folder)[0].glob(f"{folder}/{each}/*.jinja")]
+            names += [
+                path[len(folder) + 1 :]
+                for path in open_place(folder)[0].glob(f"{folder}/{each}/*.jinja")
+            ]
         found = fetch_folder(folder, names, cache)
     except (SourceError, OSError) as error:
         raise TemplateError(f"cannot fetch the tokenizer: {error}") from error
     if not (found / last).is_file():
-        raise TemplateError(f"{url}: no tokenizer there, expected a tokenizer.json or a folder that holds one")
+        raise TemplateError(
+            f"{url}: no tokenizer there, expected a tokenizer.json or a folder that holds one"
+        )
     return found / last
 
 
@@ -98,7 +146,11 @@ def content_digest(file: Path) -> str:
 def _paths(file: Path) -> list[Path]:
     """tokenizer.json and the other files about it, in a fixed order."""
     named = [file.with_name(name) for name in (_CONFIG, _MAP, _ADDED, _GENERATION, _TEMPLATE)]
-    inside = [path for folder in _TEMPLATE_FOLDERS for path in sorted((file.parent / folder).glob("*.jinja"))]
+    inside = [
+        path
+        for folder in _TEMPLATE_FOLDERS
+        for path in sorted((file.parent / folder).glob("*.jinja"))
+    ]
     return [file, *(path for path in named if path.is_file()), *inside]
 
 
@@ -130,14 +182,24 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
     # as in transformers: the map is the older form, used if the config is as old or does not name the token
     others, more = _special_tokens(older)
     named |= {
-        name: token for name, token in others.items() if "added_tokens_decoder" not in config or name not in config
+        name: token
+        for name, token in others.items()
+        if "added_tokens_decoder" not in config or name not in config
     }
     additional = additional or more
     values = [value for part in (config, older) for value in part.values()]
-    tokens = [token for value in values for token in (value if isinstance(value, list) else [value])]
-    written = {_content(token): token for token in tokens if isinstance(token, dict) and _content(token) is not None}
+    tokens = [
+        token for value in values for token in (value if isinstance(value, list) else [value])
+    ]
+    written = {
+        _content(token): token
+        for token in tokens
+        if isinstance(token, dict) and _content(token) is not None
+    }
     templates = {path: _decoded(found, path) for path in found if path.suffix == ".jinja"}
-    beside = {"default" if path.name == _TEMPLATE else path.stem: text for path, text in templates.items()}
+    beside = {
+        "default" if path.name == _TEMPLATE else path.stem: text for path, text in templates.items()
+    }
     return TokenizerFiles(
         text=_decoded(found, file),
         path=str(file),
@@ -145,7 +207,9 @@ def read_files(file: Path, content: str) -> TokenizerFiles:
         chat_templates=beside or _chat_templates(config.get("chat_template"), _CONFIG),
         added_tokens=config.get("added_tokens_decoder"),
         legacy_tokens=legacy,
-        named_tokens=[written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])],
+        named_tokens=[
+            written.get(token, token) for token in dict.fromkeys([*named.values(), *additional])
+        ],
         model_max_length=_max_length(config.get("model_max_length")),
         stop_ids=_stop_ids(generation.get("eos_token_id"), file.with_name(_GENERATION)),
     )
@@ -164,17 +228,23 @@ def from_transformers(given: Any) -> TokenizerFiles:
 def parsed(found: dict[Path, bytes], path: Path) -> dict[str, Any]:
     """The object in one of the files; {} if there is no such file."""
     try:
-        value = json.loads(found.get(path, b"{}"))  # not orjson: files may have NaN, Infinity or a byte order mark
+        value = json.loads(
+            found.get(path, b"{}")
+        )  # not orjson: files may have NaN, Infinity or a byte order mark
     except ValueError as error:
         raise TemplateError(f"{path}: not JSON: {error}; copy the folder again") from error
     if not isinstance(value, dict):
-        raise TemplateError(f"{path}: is a {type(value).__name__}, expected an object; copy the folder again")
+        raise TemplateError(
+            f"{path}: is a {type(value).__name__}, expected an object; copy the folder again"
+        )
     return value
 
 
 def _decoded(found: dict[Path, bytes], path: Path) -> str:
     if found[path].startswith(_GIT_LFS):
-        raise TemplateError(f"{path}: is a pointer of Git LFS, not the file; run `git lfs pull` in its repository")
+        raise TemplateError(
+            f"{path}: is a pointer of Git LFS, not the file; run `git lfs pull` in its repository"
+        )
     try:
         return found[path].decode()
     except UnicodeDecodeError as error:
@@ -196,11 +266,20 @@ def _stop_ids(given: Any, path: Path) -> list[int]:
 
 def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     """Named special tokens, and those without a name, from tokenizer_config.json or a `special_tokens_map`."""
-    extra = {key: value for part in _MORE if isinstance(config.get(part), dict) for key, value in config[part].items()}
+    extra = {
+        key: value
+        for part in _MORE
+        if isinstance(config.get(part), dict)
+        for key, value in config[part].items()
+    }
     named = {name: config.get(name) for name in _NAMED} | extra
     unnamed = config.get("additional_special_tokens") or config.get("extra_special_tokens")
     return (
-        {name: content for name, token in named.items() if (content := _content(token)) is not None},
+        {
+            name: content
+            for name, token in named.items()
+            if (content := _content(token)) is not None
+        },
         list(filter(None, map(_content, unnamed if isinstance(unnamed, (list, tuple)) else ()))),
     )
 
@@ -217,12 +296,18 @@ def _chat_templates(given: Any, where: str) -> dict[str, str]:
         return {}
     if isinstance(given, str):
         return {"default": given}
-    if isinstance(given, list) and all(isinstance(one, dict) and {"name", "template"} <= one.keys() for one in given):
+    if isinstance(given, list) and all(
+        isinstance(one, dict) and {"name", "template"} <= one.keys() for one in given
+    ):
         given = {one["name"]: one["template"] for one in given}
-    if isinstance(given, dict) and all(isinstance(part, str) for pair in given.items() for part in pair):
+    if isinstance(given, dict) and all(
+        isinstance(part, str) for pair in given.items() for part in pair
+    ):
         return dict(given)
     kind = type(given).__name__
-    raise TemplateError(f"{where}: chat_template is {kind}, expected a string or a list of name, template")
+    raise TemplateError(
+        f"{where}: chat_template is {kind}, expected a string or a list of name, template"
+    )
 
 
 # Tokens that the files beside tokenizer.json add
@@ -239,21 +324,34 @@ def with_added(opened: "tokenizers.Tokenizer", files: TokenizerFiles) -> tuple[s
     listed: Any = files.added_tokens
     if listed is None:
         listed = {
-            number: {"content": token, "special": token in special, "normalized": token not in special}
+            number: {
+                "content": token,
+                "special": token in special,
+                "normalized": token not in special,
+            }
             for token, number in files.legacy_tokens.items()
             if token not in own
         }
     try:
-        ordered = sorted(((int(number), dict(token)) for number, token in listed.items()), key=lambda pair: pair[0])
+        ordered = sorted(
+            ((int(number), dict(token)) for number, token in listed.items()),
+            key=lambda pair: pair[0],
+        )
     except (ValueError, TypeError, AttributeError) as error:
         where = files.path or "tokenizer"
         expected = "{id: {content, special, …}}"
-        raise TemplateError(f"{where}: added tokens beside it are not {expected}: {error}") from error
-    tokens: dict[str, Mapping[str, Any]] = {str(token.get("content")): token for _, token in ordered}
+        raise TemplateError(
+            f"{where}: added tokens beside it are not {expected}: {error}"
+        ) from error
+    tokens: dict[str, Mapping[str, Any]] = {
+        str(token.get("content")): token for _, token in ordered
+    }
     for token in files.named_tokens:
         if (content := str(_content(token))) not in own:
             tokens.setdefault(content, token if isinstance(token, dict) else {"content": token})
-    differing = {content: token for content, token in tokens.items() if _differs(token, own.get(content))}
+    differing = {
+        content: token for content, token in tokens.items() if _differs(token, own.get(content))
+    }
     if not differing:
         return None
     size = opened.get_vocab_size(with_added_tokens=True)
@@ -269,7 +367,9 @@ def with_added(opened: "tokenizers.Tokenizer", files: TokenizerFiles) -> tuple[s
 
 
 def _differs(token: Mapping[str, Any], own: "tokenizers.AddedToken | None") -> bool:
-    return own is None or any(flag in token and bool(token[flag]) != bool(getattr(own, flag)) for flag in _FLAGS)
+    return own is None or any(
+        flag in token and bool(token[flag]) != bool(getattr(own, flag)) for flag in _FLAGS
+    )
 
 
 def _added(token: Mapping[str, Any], is_named: bool) -> "tokenizers.AddedToken":
@@ -285,14 +385,18 @@ def _added(token: Mapping[str, Any], is_named: bool) -> "tokenizers.AddedToken":
 
 def is_hub_name(given: str) -> bool:
     """Whether this is `org/name`, `name`, or either with `@revision`; never a path that ends with .json."""
-    return _HUB_NAME.fullmatch(given) is not None and ".." not in given and not given.endswith(".json")
+    return (
+        _HUB_NAME.fullmatch(given) is not None and ".." not in given and not given.endswith(".json")
+    )
 
 
 def _hub_folder(given: str) -> Path:
     """The snapshot of a model that holds its tokenizer.json: from the cache, else downloaded."""
     match = _HUB_NAME.fullmatch(given)
     assert match is not None, given
-    name, revision, cache = match["name"], match["revision"] or "main", _hub_cache()
+    name = match["name"]
+    revision = match["revision"] or "main"
+    cache = _hub_cache()
     home = cache / f"models--{name.replace('/', '--')}"
     ref = home / "refs" / revision
     folder = home / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
@@ -303,20 +407,38 @@ def _hub_folder(given: str) -> Path:
         f"give the path of a folder that holds its tokenizer.json, or run `hf download {name} "
         f"--include 'tokenizer*' '*.jinja'` where there is a network and set HF_HOME to that cache"
     )
-    files = ["tokenizer.json", _CONFIG, _MAP, _ADDED, _GENERATION, "*.jinja", "*/*.jinja"]  # no weights
+    files = [
+        "tokenizer.json",
+        _CONFIG,
+        _MAP,
+        _ADDED,
+        _GENERATION,
+        "*.jinja",
+        "*/*.jinja",
+    ]  # no weights
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=files))
+        return Path(
+            snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=files)
+        )
     except ImportError as error:
-        raise TemplateError(f"{start}; pip install 'penstock[hf]' to download it, or {advice}") from error
-    except Exception as error:  # no network, offline by choice, no such name, no access: each has its class
+        raise TemplateError(
+            f"{start}; pip install 'penstock[hf]' to download it, or {advice}"
+        ) from error
+    except (
+        Exception
+    ) as error:  # no network, offline by choice, no such name, no access: each has its class
         reason = " ".join(str(error).split())[:200]
-        raise TemplateError(f"{start}; the download failed ({type(error).__name__}: {reason}); {advice}") from error
+        raise TemplateError(
+            f"{start}; the download failed ({type(error).__name__}: {reason}); {advice}"
+        ) from error
 
 
 def _hub_cache() -> Path:
     """As huggingface_hub finds it, without importing it."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    home = (
+        os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    )
     return Path(hub or f"{home}/hub").expanduser()

@@ -32,7 +32,12 @@ from penstock.templates.tokenizer.byte_offsets import (
 )
 from penstock.templates.tokenizer.engines import Engines
 from penstock.templates.tokenizer.facts import package_version
-from penstock.templates.tokenizer.files import TokenizerFiles, content_digest, find_tokenizer, from_transformers
+from penstock.templates.tokenizer.files import (
+    TokenizerFiles,
+    content_digest,
+    find_tokenizer,
+    from_transformers,
+)
 from penstock.types import Ids, Ints
 
 if TYPE_CHECKING:
@@ -54,11 +59,14 @@ class Tokenizer:
         self.path = engines.path  # of tokenizer.json; None for an object
         self.content = engines.content  # a digest of all files that were read
         self.digest = facts.digest
-        self.special_tokens = facts.special_tokens  # bos_token, eos_token … as a chat template gets them
+        self.special_tokens = (
+            facts.special_tokens
+        )  # bos_token, eos_token … as a chat template gets them
         self.chat_templates = facts.chat_templates  # "default" and named ones
         self.model_max_length = facts.model_max_length  # None if the files do not say
         self.vocab_size = facts.vocab_size
-        self.prefix, self.suffix = tuple(facts.prefix), tuple(facts.suffix)
+        self.prefix = tuple(facts.prefix)
+        self.suffix = tuple(facts.suffix)
         self.added_tokens = facts.added_tokens
         self.special_added = frozenset(facts.special_added)
         self.stop_tokens = frozenset(facts.stop_tokens)  # that end generation
@@ -122,7 +130,9 @@ class Tokenizer:
         if found is None:
             found = self._reference.token_to_id(token)
         if found is None:
-            raise TemplateError(f"{self.path or 'tokenizer'}: token {token!r} is not in the vocabulary")
+            raise TemplateError(
+                f"{self.path or 'tokenizer'}: token {token!r} is not in the vocabulary"
+            )
         return int(found)
 
     def encode(self, texts: Sequence[str], *, special: SpecialInText = "token") -> tuple[Ids, Ints]:
@@ -139,7 +149,11 @@ class Tokenizer:
         return ids, offsets
 
     def encode_spans(
-        self, texts: Sequence[str], *, special: SpecialInText = "token", plain: Sequence[Ranges] | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        special: SpecialInText = "token",
+        plain: Sequence[Ranges] | None = None,
     ) -> Encoded:
         """Return the ids with the bytes of the text that each covers.
 
@@ -179,7 +193,11 @@ class Tokenizer:
         """Which engine and why, how offsets are found, which special tokens and chat templates there are."""
         special = ", ".join(f"{name} {token!r}" for name, token in self.special_tokens.items())
         table = self._engines.table
-        offsets = f"from the reference engine ({table})" if isinstance(table, str) else "from a table of byte lengths"
+        offsets = (
+            f"from the reference engine ({table})"
+            if isinstance(table, str)
+            else "from a table of byte lengths"
+        )
         return "\n".join(
             (
                 f"tokenizer {self.path or 'handed over as an object'}: {self.vocab_size:_} ids, {self.digest[:8]}",
@@ -193,7 +211,9 @@ class Tokenizer:
     def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
         if self._fast is not None:
             ids, offsets = self._fast.encode_batch_flat(texts)
-            return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(np.int64)
+            return np.frombuffer(ids, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").astype(
+                np.int64
+            )
         encodings = self._ask_reference(texts)
         offsets = borders([len(encoding) for encoding in encodings])
         flat = np.empty(offsets[-1], dtype=np.uint32)
@@ -211,8 +231,12 @@ class Tokenizer:
         encoded, wrong = by_table(self._table, texts, *self._encode(texts))
         others = {}
         for number in wrong.tolist():
-            others[number] = other = by_reference([texts[number]], self._ask_reference([texts[number]]))
-            if not np.array_equal(encoded.ids[slice(*encoded.offsets[number : number + 2])], other.ids):
+            others[number] = other = by_reference(
+                [texts[number]], self._ask_reference([texts[number]])
+            )
+            if not np.array_equal(
+                encoded.ids[slice(*encoded.offsets[number : number + 2])], other.ids
+            ):
                 raise TemplateError(
                     f"{self.engine} and tokenizers {package_version('tokenizers')} give different ids for "
                     f"{texts[number][:80]!r}; please report this text with the tokenizer",
@@ -257,7 +281,9 @@ def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None)
         packed = orjson.dumps(files)
         return _open(None, f"object {digest(packed)}", packed, root, fast)
     if not isinstance(given, (str, os.PathLike)):
-        raise TemplateError(f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer")
+        raise TemplateError(
+            f"tokenizer is a {type(given).__name__}, expected a path, a hub name or a fast tokenizer"
+        )
     file = find_tokenizer(given, cache)
     return _open(str(file), content_digest(file), b"", root, fast)
 
@@ -284,7 +310,11 @@ def _surrogates_named(texts: list[str]) -> Iterator[None]:
     try:
         yield
     except (UnicodeError, TypeError) as error:
-        broken = [number for number, text in enumerate(texts) if isinstance(text, str) and _SURROGATE.search(text)]
+        broken = [
+            number
+            for number, text in enumerate(texts)
+            if isinstance(text, str) and _SURROGATE.search(text)
+        ]
         if not broken:
             raise
         reason = "the text holds half of a surrogate pair, expected valid Unicode"
