@@ -25,6 +25,7 @@ import numpy as np
 import penstock as ps
 from penstock.cli.main import run
 from penstock.errors import PenstockError
+from tests.nets.capabilities import counters_of, record_capabilities
 from tests.nets.data import CHAT_TEMPLATES, RECIPES, lines, records, write_all
 from tests.store.test_keys import CHAT, OPTIONS, RECORDS
 
@@ -77,8 +78,13 @@ def store_record(store: Any) -> dict[str, Any]:
     mask = digest(np.packbits(sample.loss_mask).tobytes() for sample in samples)
     trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
     return {
-        "ids": ids, "mask": mask, "samples": len(store), "tokens": sum(map(len, samples)), "trained": trained, "key": store.fingerprint,
-    }  # fmt: skip
+        "ids": ids,
+        "mask": mask,
+        "samples": len(store),
+        "tokens": sum(map(len, samples)),
+        "trained": trained,
+        "key": store.fingerprint,
+    }
 
 
 def stores(folder: Path) -> dict[str, Any]:
@@ -161,7 +167,13 @@ def batches_record(loader: Any) -> dict[str, Any]:
         if step == 2:
             middle = loader.state_dict()
     state = digest(iter([json.dumps(middle, sort_keys=True).encode()]))
-    return {"batches": digest(iter(parts)), "steps": len(loader), "tokens": tokens, "key": state}
+    return {
+        "batches": digest(iter(parts)),
+        "steps": len(loader),
+        "tokens": tokens,
+        "counters": counters_of(loader),
+        "key": state,
+    }
 
 
 def batches(folder: Path, count: int = 60) -> dict[str, Any]:
@@ -241,6 +253,7 @@ def record(folder: Path) -> dict[str, Any]:
         "stores": stores(folder),
         "batches": batches(folder),
         "commands": commands(folder),
+        "capabilities": record_capabilities(folder),
     }
 
 
