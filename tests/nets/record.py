@@ -77,8 +77,13 @@ def store_record(store: Any) -> dict[str, Any]:
     mask = digest(np.packbits(sample.loss_mask).tobytes() for sample in samples)
     trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
     return {
-        "ids": ids, "mask": mask, "samples": len(store), "tokens": sum(map(len, samples)), "trained": trained, "key": store.fingerprint,
-    }  # fmt: skip
+        "ids": ids,
+        "mask": mask,
+        "samples": len(store),
+        "tokens": sum(map(len, samples)),
+        "trained": trained,
+        "key": store.fingerprint,
+    }
 
 
 def stores(folder: Path) -> dict[str, Any]:
