@@ -435,20 +435,67 @@ def judge(found: Found) -> list[list[str]]:
         mine / max(found.rate("Grain, best fit"), found.rate("Grain, cut")),
     )
     return [
-        verdict("× the faster `datasets` path", f"{mine / peers:.0f} ×", "≥ 10 ×", mine >= 10 * peers),
+        verdict(
+            "× the faster `datasets` path", f"{mine / peers:.0f} ×", "≥ 10 ×", mine >= 10 * peers
+        ),
         verdict("× the faster of Grain's packers", f"{gr:.1f} ×", "≥ 3 ×", gr >= 3),
-        verdict("× litdata's fixed blocks: all trained, as there", f"{text / blocks:.2f} ×", "> 1 ×", text > blocks),
-        verdict("the same: turns trained, which these cannot", f"{mine / blocks:.2f} ×", "> 1 ×", mine > blocks),
-        verdict("share of a numpy copy of the same spans to three arrays: all trained", f"{text / copy:.0%}", "≥ 40 %", text >= 0.4 * copy),
+        verdict(
+            "× litdata's fixed blocks: all trained, as there",
+            f"{text / blocks:.2f} ×",
+            "> 1 ×",
+            text > blocks,
+        ),
+        verdict(
+            "the same: turns trained, which these cannot",
+            f"{mine / blocks:.2f} ×",
+            "> 1 ×",
+            mine > blocks,
+        ),
+        verdict(
+            "share of a numpy copy of the same spans to three arrays: all trained",
+            f"{text / copy:.0%}",
+            "≥ 40 %",
+            text >= 0.4 * copy,
+        ),
         verdict("the same: turns trained", f"{mine / copy:.0%}", "≥ 40 %", mine >= 0.4 * copy),
-        verdict("share of a numpy copy of as many arrays, in one piece", f"{share:.0%}", "≥ 40 %", share >= 0.4),
-        verdict("share of a numpy copy of the ids alone, in one piece", f"{alone:.0%}", "≥ 40 %", alone >= 0.4),
-        verdict("resume at 90 % of a million samples, to the first batch", f"{late:.0f} ms", "≤ 100 ms", late <= 100),
-        verdict("the same against 10 %", f"{late:.0f} and {early:.0f} ms", "not slower", late <= 1.15 * early),
-        verdict("process start to first batch, finished store, no torch", f"{found['started']:.2f} s", "< 1 s", found["started"] < 1),
+        verdict(
+            "share of a numpy copy of as many arrays, in one piece",
+            f"{share:.0%}",
+            "≥ 40 %",
+            share >= 0.4,
+        ),
+        verdict(
+            "share of a numpy copy of the ids alone, in one piece",
+            f"{alone:.0%}",
+            "≥ 40 %",
+            alone >= 0.4,
+        ),
+        verdict(
+            "resume at 90 % of a million samples, to the first batch",
+            f"{late:.0f} ms",
+            "≤ 100 ms",
+            late <= 100,
+        ),
+        verdict(
+            "the same against 10 %",
+            f"{late:.0f} and {early:.0f} ms",
+            "not slower",
+            late <= 1.15 * early,
+        ),
+        verdict(
+            "process start to first batch, finished store, no torch",
+            f"{found['started']:.2f} s",
+            "< 1 s",
+            found["started"] < 1,
+        ),
         verdict("cost of being resumable, of loader time", f"{cost:.2%}", "< 1 %", cost < 0.01),
-        verdict(f"anonymous memory, epochs {EPOCHS // 2} to {EPOCHS}", f"{growth:+.1f} MiB", "flat (within 1 MiB)", abs(growth) < 1),
-    ]  # fmt: skip
+        verdict(
+            f"anonymous memory, epochs {EPOCHS // 2} to {EPOCHS}",
+            f"{growth:+.1f} MiB",
+            "flat (within 1 MiB)",
+            abs(growth) < 1,
+        ),
+    ]
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:

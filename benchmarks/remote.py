@@ -428,12 +428,14 @@ def simulated_lru(folder: Path, share: float) -> float:
 
 def main() -> None:
     page = Page(
-        "remote", "A store in a bucket", packages=["obstore", "moto", "datasets"],
+        "remote",
+        "A store in a bucket",
+        packages=["obstore", "moto", "datasets"],
         notes=[
             f"{SHARDS} shards of {ROWS} samples, about {SHARDS * ROWS * 500:,} tokens; {LATENCY * 1000:.0f} ms added to each request",
             "Ours makes packed batches of 8 rows of 4,096 tokens; the others hand over samples as they are, not packed and not collated",
         ],
-    )  # fmt: skip
+    )
     server = subprocess.Popen(
         [sys.executable, __file__, "serve"],
         stdin=subprocess.PIPE,
@@ -482,9 +484,19 @@ def main() -> None:
         ", ".join(f"{name} {speeds[name]:,.0f}" for name in speeds if name != "penstock"),
     )
     verdicts = [
-        Verdict("cold machine at 90 %: seconds to the first batch", f"{ours:.2f} ({others})", "< 3", ours < 3),
-        Verdict(f"an epoch, mirror {SHARE:.0%}: tokens per second", f"{speed:,.0f} ({rest})", "> datasets", speed > speeds["datasets"]),
-    ]  # fmt: skip
+        Verdict(
+            "cold machine at 90 %: seconds to the first batch",
+            f"{ours:.2f} ({others})",
+            "< 3",
+            ours < 3,
+        ),
+        Verdict(
+            f"an epoch, mirror {SHARE:.0%}: tokens per second",
+            f"{speed:,.0f} ({rest})",
+            "> datasets",
+            speed > speeds["datasets"],
+        ),
+    ]
     for share, (found, lru) in shares.items():
         most = 1.1 - share
         question = f"bytes fetched per epoch, of the store's, mirror {share:.0%}"

@@ -246,11 +246,26 @@ def main() -> dict[str, float]:
     rest = {name: found[last] for name, found in seconds.items() if name != "penstock"}
     quickest = min(rest, key=rest.__getitem__)
     verdicts = [
-        Verdict("penstock: samples lost, repeated or out of order", f"{wrong_alone['penstock']:.0f}", "0", not wrong_alone["penstock"]),
-        Verdict("penstock: samples lost or repeated, ranks changed", f"{wrong['penstock']}", "0", not wrong["penstock"]),
-        Verdict(f"penstock: first batch at {last}, ms", f"{ours[last] * 1000:.0f}", "≤ 100", ours[last] <= 0.1),
+        Verdict(
+            "penstock: samples lost, repeated or out of order",
+            f"{wrong_alone['penstock']:.0f}",
+            "0",
+            not wrong_alone["penstock"],
+        ),
+        Verdict(
+            "penstock: samples lost or repeated, ranks changed",
+            f"{wrong['penstock']}",
+            "0",
+            not wrong["penstock"],
+        ),
+        Verdict(
+            f"penstock: first batch at {last}, ms",
+            f"{ours[last] * 1000:.0f}",
+            "≤ 100",
+            ours[last] <= 0.1,
+        ),
         Verdict(f"quickest other at {last}: {quickest}, ms", f"{rest[quickest] * 1000:.0f}", "—"),
-    ]  # fmt: skip
+    ]
     head = [
         "who",
         "stopped at",

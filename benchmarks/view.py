@@ -113,9 +113,13 @@ def interactions(url: str, rows: int) -> dict[str, Callable[[int], Any]]:
 
 def main(rows: int) -> None:
     page = Page(
-        "view", "What an interaction with the viewer costs", packages=("starlette", "uvicorn", "numpy"),
-        notes=(f"{rows:,} records of 2 data sets with weights, over HTTP on this machine; {REPEAT} different requests of each kind",),
-    )  # fmt: skip
+        "view",
+        "What an interaction with the viewer costs",
+        packages=("starlette", "uvicorn", "numpy"),
+        notes=(
+            f"{rows:,} records of 2 data sets with weights, over HTTP on this machine; {REPEAT} different requests of each kind",
+        ),
+    )
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as listener:
         path = make_recipe(Path(name), rows)
         recipe = Recipe.read(path).changed(progress="none")

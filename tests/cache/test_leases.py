@@ -50,8 +50,11 @@ def test_a_process_knows_whether_another_lives() -> None:
 
 
 def test_a_zombie_is_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "from penstock.cache import Owner\nprint(Owner.me(), flush=True)"],
-                             stdout=subprocess.PIPE, text=True)  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from penstock.cache import Owner\nprint(Owner.me(), flush=True)"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None
     owner = Owner.parse(child.stdout.readline().strip())
     assert owner is not None
@@ -192,9 +195,14 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(cache: Cache, act
     put(cache, "a/b")
     folder = cache.root / "a"
     now = cache.now()
-    mine, theirs, old = (f".{owner}-{'0' * 15}{digit}.tmp" for owner, digit in (
-        (Owner.me(), 1), (ELSEWHERE, 2), (ELSEWHERE, 3),
-    ))  # fmt: skip
+    mine, theirs, old = (
+        f".{owner}-{'0' * 15}{digit}.tmp"
+        for owner, digit in (
+            (Owner.me(), 1),
+            (ELSEWHERE, 2),
+            (ELSEWHERE, 3),
+        )
+    )
     foreign = ["notes.tmp", ".hidden", ".nfs0001", ".x-0000000000000000.tmp"]
     for name in (f".{dead()}-{'0' * 16}.tmp", mine, theirs, old, *foreign):
         (folder / name).write_bytes(b"half")

@@ -234,9 +234,13 @@ def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
     words = ["prepare", str(data), "--tokenizer", str(tokenizer_path), "--num-proc", str(num_proc)]
     environment = {**os.environ, "PENSTOCK_CACHE": str(cache)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words], env=environment, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "penstock", *words],
+        env=environment,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while len(kept := list(cache.glob("shards/*/[!.]*.arrow"))) < 2 and process.poll() is None:
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
@@ -278,9 +282,12 @@ def test_a_reader_that_has_had_enough_is_no_fault(
     command: Penstock, prepared: dict[str, object], tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "cache", "ls"], cwd=tmp_path,
-        env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "penstock", "cache", "ls"],
+        cwd=tmp_path,
+        env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     errors = process.stderr.read()

@@ -326,8 +326,12 @@ def test_an_option_of_the_whole_recipe_reaches_the_data_sets_that_have_it(
     }
     loader = ps.load(
         ps.Recipe.of(data, tokenizer=str(chat_tokenizer), eos=False, max_length=64, batch_size=1),
-        cache_dir=tmp_path / "cache", num_proc=1, output="numpy", rank=0, world_size=1,
-    )  # fmt: skip
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
+        output="numpy",
+        rank=0,
+        world_size=1,
+    )
     texts = [store[0].text for store in loader.stores]
     assert texts[0].startswith("<|user|>") and not texts[1].endswith("<|endoftext|>")
 

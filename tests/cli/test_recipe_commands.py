@@ -261,8 +261,10 @@ def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
     code, out, _ = here("prepare", recipe, "--json")
     found = json.loads(out)
     assert [(each["part"], each["data_set"], each["rows"]) for each in found] == [
-        ("train", "talk", 120), ("train", "prose", 90), ("held_out", "held_out", 9),
-    ]  # fmt: skip
+        ("train", "talk", 120),
+        ("train", "prose", 90),
+        ("held_out", "held_out", 9),
+    ]
     code, out, _ = here("cache", "why", recipe)
     assert code == 0 and out.count("this is a hit") == 3 and "talk\n" in out
     code, out, _ = here("cache", "why", recipe, "-o", "eos=false", "--json")
@@ -308,8 +310,11 @@ def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
     found = json.loads(out)
     assert [source["rows"] for source in found["sources"]] == [9]
     assert [(fit["max_length"], fit["packing"]) for fit in found["fits"]] == [
-        (64, "best_fit"), (64, "none"), (128, "best_fit"), (128, "none"),
-    ]  # fmt: skip
+        (64, "best_fit"),
+        (64, "none"),
+        (128, "best_fit"),
+        (128, "none"),
+    ]
     assert sum(found["lengths"]["histogram"]["counts"]) == 9
 
 
@@ -559,10 +564,19 @@ def test_check_finds_what_would_cost_money(
     ((found),) = json.loads(out)
     verdicts = {verdict["question"]: verdict for verdict in found["verdicts"]}
     assert {name: verdict["answer"] for name, verdict in verdicts.items()} == {
-        "rows": "ok", "bad rows": "ok", "template": "ok", "chat template": "ok", "trained tokens": "ok", "BOS and EOS": "ok",
-        "rows without loss": "warn", "too long": "warn", "model length": "ok", "text length": "warn", "duplicates": "warn",
+        "rows": "ok",
+        "bad rows": "ok",
+        "template": "ok",
+        "chat template": "ok",
+        "trained tokens": "ok",
+        "BOS and EOS": "ok",
+        "rows without loss": "warn",
+        "too long": "warn",
+        "model length": "ok",
+        "text length": "warn",
+        "duplicates": "warn",
         "disk": "ok",
-    }  # fmt: skip
+    }
     assert "5 of 88 rows (5.7%) have no tokens to train on" in verdicts["rows without loss"]["why"]
     assert verdicts["rows without loss"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
     assert (
@@ -783,9 +797,15 @@ def test_help_is_quick_and_brings_nothing_along() -> None:
 def test_shells_get_completions(shell: str) -> None:
     environment = {**os.environ, "_PENSTOCK_COMPLETE": f"{shell}_source"}
     result = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv[0] = 'penstock'; from penstock.cli.main import app; app()"],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv[0] = 'penstock'; from penstock.cli.main import app; app()",
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert result.returncode == 0 and "penstock" in result.stdout, result.stderr
 
 

@@ -72,8 +72,10 @@ def test_an_edited_recipe_is_refused_and_with_changes_goes_on(
     found = json.loads(shown)
     assert code == 0 and (found["step"], found["rows"]) == (2, 8)
     assert [word.split(":")[0] for word in found["changes"]] == [
-        "source 'chat' added", "source 'code' removed", "source 'web'"
-    ]  # fmt: skip
+        "source 'chat' added",
+        "source 'code' removed",
+        "source 'web'",
+    ]
     changed = tmp_path / "state-changed.json"
     assert Path(found["state"]) == changed and here("resume", recipe, "--state", changed)[0] == 0
     assert here("resume", recipe, "--state", state, "--changes")[0] == 3, "it would replace a file"

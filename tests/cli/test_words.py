@@ -136,9 +136,16 @@ def test_show_prints_integers_of_any_size(here: Any, tokenizer_path: Path, tmp_p
 
 def test_a_record_of_any_values_can_be_shown() -> None:
     odd: Any = {
-        "big": 10**5000, "nan": float("nan"), "bytes": b"\x00\xff" * 50, "array": np.arange(3), "scalar": np.float32(1.5),
-        "date": np.datetime64("2020-01-02"), "nested": {"deep": [np.zeros((1, 2)), {1: "one"}]}, "half": "\ud800", 7: None,
-    }  # fmt: skip
+        "big": 10**5000,
+        "nan": float("nan"),
+        "bytes": b"\x00\xff" * 50,
+        "array": np.arange(3),
+        "scalar": np.float32(1.5),
+        "date": np.datetime64("2020-01-02"),
+        "nested": {"deep": [np.zeros((1, 2)), {1: "one"}]},
+        "half": "\ud800",
+        7: None,
+    }
     odd["list"] = list(range(5000))
     shown = record_text(odd)
     for part in (

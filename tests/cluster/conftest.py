@@ -40,9 +40,13 @@ class Nodes:
             "120"  # 30 are too few on a busy machine
         )
         self._host = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "host.py"], cwd=self._work, env=self.environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, Path(__file__).parent / "host.py"],
+            cwd=self._work,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.address = ""
         self.add(num_cpus=0, include_dashboard=False, ray_client_server_port=self.client_port)
         self.two = [

@@ -267,9 +267,13 @@ def test_a_node_that_does_not_see_the_files_is_refused_by_name(
     }
     with pytest.raises(PenstockError, match=words[what]):
         ps.prepare(
-            places["data"], tokenizer=places["tokenizer"], template="text", cache_dir=places["cache"], engine="ray",
+            places["data"],
+            tokenizer=places["tokenizer"],
+            template="text",
+            cache_dir=places["cache"],
+            engine="ray",
             progress="none",
-        )  # fmt: skip
+        )
 
 
 def fail(task: int) -> int:

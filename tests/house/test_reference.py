@@ -37,13 +37,20 @@ def cli_page() -> str:
         words.split(maxsplit=1) for words in str(main.__doc__).splitlines() if words[:1].isdigit()
     ]
     parts = [
-        REMARK, "# The command", "",
+        REMARK,
+        "# The command",
+        "",
         "`penstock` and `python -m penstock` are the same. Commands about data take a recipe, or data with `--tokenizer`. All "
-        "print plain text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.", "",
-        "Completion of commands and options: run `eval \"$(_PENSTOCK_COMPLETE=bash_source penstock)\"` in bash (`zsh_source` "
-        "in zsh, `fish_source` in fish).", "",
-        "| it ends with | when |", "|---|---|", *(f"| {code} | {when} |" for code, when in ends), "",
-    ]  # fmt: skip
+        "print plain text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.",
+        "",
+        'Completion of commands and options: run `eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"` in bash (`zsh_source` '
+        "in zsh, `fish_source` in fish).",
+        "",
+        "| it ends with | when |",
+        "|---|---|",
+        *(f"| {code} | {when} |" for code, when in ends),
+        "",
+    ]
     names = [[name] for name in main.cli.commands]
     names += [["cache", name] for name in main.of_cache.commands]
     for name in [[], *names]:
@@ -55,23 +62,33 @@ def help_of(name: list[str]) -> str:
     code = "import sys; from penstock.cli.main import cli; cli(sys.argv[1:], prog_name='penstock')"
     result = subprocess.run(
         [sys.executable, "-c", code, *name, "--help"],
-        env={**os.environ, "COLUMNS": "100", "TERM": "dumb"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, "COLUMNS": "100", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return "\n".join(words.rstrip() for words in result.stdout.splitlines()).strip("\n")
 
 
 def recipe_page() -> str:
     parts = [
-        REMARK, "# Keys of a recipe", "",
+        REMARK,
+        "# Keys of a recipe",
+        "",
         "They are the keyword arguments of `penstock.open`, `penstock.prepare` and `penstock.Loader`, with the types and defaults "
-        "that those have. [The guide](../guides/recipe.md) shows them at work.", "",
-        "## Data", "", "| key | takes | meaning |", "|---|---|---|",
+        "that those have. [The guide](../guides/recipe.md) shows them at work.",
+        "",
+        "## Data",
+        "",
+        "| key | takes | meaning |",
+        "|---|---|---|",
         "| `data` | a place, a list of places, or data sets by name | what is trained |",
         "| `eval` | the same | sets to evaluate on, each loaded by its name |",
         "| `path` | a place, or a list of places | of a data set: files, globs, folders, `chat.jsonl@[:1000]` |",
         "| `weight` | a number above 0 | of a data set: its share of the mixture; for all of them or for none |",
-        "| `name` | text | of a data set in a list |", "",
-    ]  # fmt: skip
+        "| `name` | text | of a data set in a list |",
+        "",
+    ]
     for room, (title, remark) in ROOMS.items():
         parts += [f"## {title}", "", remark, ""]
         found = [key for key in keys().values() if key.room == room]

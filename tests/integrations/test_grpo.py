@@ -43,11 +43,24 @@ def make_trainer(folder: Path, shape: str, prompts: ps.Prompts, seen: Any, **opt
         pad_token="<|endoftext|>",
     )
     arguments = {
-        "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulate,
-        "steps_per_generation": steps, "num_iterations": iterations, "num_generations": 2, "max_completion_length": 4,
-        "max_steps": 8, "save_steps": 4, "report_to": [], "bf16": False, "use_cpu": True, "disable_tqdm": True,
-        "activation_checkpointing": False, "logging_steps": 100, "learning_rate": 1e-3, "seed": 1,
-    }  # fmt: skip
+        "output_dir": str(folder / "out"),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": accumulate,
+        "steps_per_generation": steps,
+        "num_iterations": iterations,
+        "num_generations": 2,
+        "max_completion_length": 4,
+        "max_steps": 8,
+        "save_steps": 4,
+        "report_to": [],
+        "bf16": False,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "activation_checkpointing": False,
+        "logging_steps": 100,
+        "learning_rate": 1e-3,
+        "seed": 1,
+    }
     return PromptsGRPOTrainer(
         model=llama(),
         args=GRPOConfig(**{**arguments, **options}),

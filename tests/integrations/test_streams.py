@@ -131,8 +131,11 @@ def test_rows_that_are_not_tokens_alone_are_refused(folder: Path) -> None:
         MegatronBatches(records)
     pairs = ps.prepare(
         [{"prompt": "the fox", "chosen": " runs", "rejected": " dog"}] * 4,
-        tokenizer=folder / "tokenizer", template="preference", cache_dir=folder / "cache", num_proc=1,
-    )  # fmt: skip
+        tokenizer=folder / "tokenizer",
+        template="preference",
+        cache_dir=folder / "cache",
+        num_proc=1,
+    )
     loader = ps.Loader(pairs, batch_size=2, max_length=64, packing="none")
     for serve in (MegatronBatches, ps.Loader.as_map_dataset):
         with pytest.raises(

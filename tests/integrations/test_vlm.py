@@ -124,9 +124,14 @@ def test_a_trainer_has_the_loss_of_the_samples_alone(
     given = {"batch_size": 2, "max_length": 128, "seed": 1}
     expected = loss_by_hand(folder, ps.Loader(store, **given), model)
     options = {
-        "output_dir": str(tmp_path), "learning_rate": 0.0, "logging_steps": 1, "use_cpu": True, "report_to": [],
-        "disable_tqdm": True, "save_strategy": "no",
-    }  # fmt: skip
+        "output_dir": str(tmp_path),
+        "learning_rate": 0.0,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
     loader = ps.Loader(store, **given)
     if trainer == "hf":
         from transformers import TrainingArguments

@@ -34,10 +34,17 @@ def tiny(family: str, tokenizer: Any) -> Any:
     """A random model whose images have as many features as TOKENS says."""
     token = tokenizer.convert_tokens_to_ids
     text = {
-        "vocab_size": len(tokenizer) + 8, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": None,
-        "eos_token_id": 0, "pad_token_id": None,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer) + 8,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if family == "llava":
@@ -45,27 +52,39 @@ def tiny(family: str, tokenizer: Any) -> Any:
             **VISION, image_size=56, patch_size=14, projection_dim=32
         )
         config = transformers.LlavaConfig(
-            vision_config=vision, text_config=transformers.LlamaConfig(**text), image_token_id=token("<image>"),
-            image_token_index=token("<image>"), vision_feature_select_strategy="default", vision_feature_layer=-1,
-        )  # fmt: skip
+            vision_config=vision,
+            text_config=transformers.LlamaConfig(**text),
+            image_token_id=token("<image>"),
+            image_token_index=token("<image>"),
+            vision_feature_select_strategy="default",
+            vision_feature_layer=-1,
+        )
         return transformers.LlavaForConditionalGeneration(config).eval()
     if family == "internvl":
         config = transformers.InternVLConfig(
-            vision_config={**VISION, "image_size": [32, 32], "patch_size": [4, 4]}, downsample_ratio=0.5,
-            text_config=transformers.Qwen2Config(**text), image_token_id=token("<IMG_CONTEXT>"),
-        )  # fmt: skip
+            vision_config={**VISION, "image_size": [32, 32], "patch_size": [4, 4]},
+            downsample_ratio=0.5,
+            text_config=transformers.Qwen2Config(**text),
+            image_token_id=token("<IMG_CONTEXT>"),
+        )
         return transformers.InternVLForConditionalGeneration(config).eval()
     if family == "idefics3":
         config = transformers.Idefics3Config(
-            vision_config={**VISION, "image_size": 64, "patch_size": 16}, text_config=transformers.LlamaConfig(**text),
-            image_token_id=token("<image>"), scale_factor=2, pad_token_id=None,
-        )  # fmt: skip
+            vision_config={**VISION, "image_size": 64, "patch_size": 16},
+            text_config=transformers.LlamaConfig(**text),
+            image_token_id=token("<image>"),
+            scale_factor=2,
+            pad_token_id=None,
+        )
         return transformers.Idefics3ForConditionalGeneration(config).eval()
     config = transformers.Gemma3Config(
-        vision_config={**VISION, "image_size": 32, "patch_size": 8}, mm_tokens_per_image=4,
-        text_config=transformers.Gemma3TextConfig(**text, head_dim=8), image_token_id=token("<image_soft_token>"),
-        boi_token_index=token("<start_of_image>"), eoi_token_index=token("<end_of_image>"),
-    )  # fmt: skip
+        vision_config={**VISION, "image_size": 32, "patch_size": 8},
+        mm_tokens_per_image=4,
+        text_config=transformers.Gemma3TextConfig(**text, head_dim=8),
+        image_token_id=token("<image_soft_token>"),
+        boi_token_index=token("<start_of_image>"),
+        eoi_token_index=token("<end_of_image>"),
+    )
     return transformers.Gemma3ForConditionalGeneration(config).eval()
 
 

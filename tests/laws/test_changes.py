@@ -93,9 +93,13 @@ def mixture(history: History, number: int, at=(0, 0, 0), rows=0) -> Mixture:
     sources = tuple(source_of(history.world, s, change.grown[s]) for s in change.sources)
     is_mixed = change.weights is not None
     return Mixture(
-        sources=sources, weights=change.weights, at=at, rows=rows,
-        mix_by=recipe.mix_by if is_mixed else None, stop=recipe.stop if is_mixed else None,
-    )  # fmt: skip
+        sources=sources,
+        weights=change.weights,
+        at=at,
+        rows=rows,
+        mix_by=recipe.mix_by if is_mixed else None,
+        stop=recipe.stop if is_mixed else None,
+    )
 
 
 def make_plan(

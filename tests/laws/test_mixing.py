@@ -116,9 +116,16 @@ def test_a_data_set_of_many_blocks_is_mixed_in_its_first_epoch():
 
 @pytest.mark.parametrize(
     ("num_shards", "expected"),
-    [(0, [0]), (1, [0, 1]), (1024, [0, 1024]), (1025, [0, 1025]), (1535, [0, 1535]), (1536, [0, 1024, 1536]),
-     (4000, [0, 1024, 2048, 3072, 4000])],
-)  # fmt: skip
+    [
+        (0, [0]),
+        (1, [0, 1]),
+        (1024, [0, 1024]),
+        (1025, [0, 1025]),
+        (1535, [0, 1535]),
+        (1536, [0, 1024, 1536]),
+        (4000, [0, 1024, 2048, 3072, 4000]),
+    ],
+)
 def test_windows_hold_1024_shards_and_a_small_rest_joins_the_last(num_shards, expected):
     assert PlanSettings(max_length=8).window_borders(num_shards).tolist() == expected
 

@@ -29,15 +29,23 @@ class Histories(RuleBasedStateMachine):
     prompts: Prompts
 
     @initialize(
-        size=st.integers(1, 40), epochs=st.integers(1, 3), seed=st.integers(0, 5), shuffle=st.booleans(),
+        size=st.integers(1, 40),
+        epochs=st.integers(1, 3),
+        seed=st.integers(0, 5),
+        shuffle=st.booleans(),
         lease=st.sampled_from([None, LEASE]),
-    )  # fmt: skip
+    )
     def start(self, size, epochs, seed, shuffle, lease):
         self.size, self.epochs, self.total, self.lease = size, epochs, size * epochs, lease
         self.make = lambda: Prompts(
             ps.open([{"id": n} for n in range(size)]),
-            epochs=epochs, seed=seed, shuffle=shuffle, lease=lease, repeats=2, clock=lambda: self.now,
-        )  # fmt: skip
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            lease=lease,
+            repeats=2,
+            clock=lambda: self.now,
+        )
         self.now, self.prompts = 0.0, self.make()
         self.held: list[
             tuple[Prompt, str, float]
@@ -134,6 +142,14 @@ class Histories(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, LEASE / 2, LEASE + 1]))
     def wait(self, seconds):
         self.now += seconds
+
+    @rule(count=st.integers(1, 12), worker=st.sampled_from(WORKERS))
+    def take_just_before_a_lease_ends(self, count, worker):
+        """A prompt whose lease runs for another second is not given to another worker."""
+        running = [due for _, _, due in self.held if self.now < due < float("inf")]
+        if running:
+            self.now = max(self.now, min(running) - 1.0)
+        self.take(count, worker)
 
     @rule(data=st.data(), verb=st.sampled_from(["done", "back", "drop"]))
     def acknowledge_what_is_over(self, data, verb):

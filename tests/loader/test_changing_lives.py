@@ -67,10 +67,16 @@ class Life:
         chance = self.draw
         self.is_weighted, self.cuts = chance.random() < 0.5, chance.random() < 0.3
         self.options = {
-            "batch_size": chance.choice([1, 2, 3, 5]), "max_length": 48, "block": chance.choice([8, 16, 40]), "rank": 0,
-            "world_size": 1, "tail": chance.choice(["pad", "drop", "repeat", "wrap"]), "epochs": chance.choice([1, 2, None]),
-            "prefetch": chance.choice([0, 2]), **chance.choice(CUTS if self.cuts else WHOLE),
-        }  # fmt: skip
+            "batch_size": chance.choice([1, 2, 3, 5]),
+            "max_length": 48,
+            "block": chance.choice([8, 16, 40]),
+            "rank": 0,
+            "world_size": 1,
+            "tail": chance.choice(["pad", "drop", "repeat", "wrap"]),
+            "epochs": chance.choice([1, 2, None]),
+            "prefetch": chance.choice([0, 2]),
+            **chance.choice(CUTS if self.cuts else WHOLE),
+        }
         if self.is_weighted:
             self.options |= {
                 "stop": chance.choice(["first", "all"]),

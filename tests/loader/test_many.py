@@ -102,7 +102,10 @@ def test_a_damaged_shard_is_met_at_its_step(store):
             got.append(batch["input_ids"].tolist())
     missing.with_suffix(".away").rename(missing)
     first_of_last = next(
-        number for number, batch in enumerate(Loader(store, batch_size=1, max_length=48, shuffle=False, packing="next_fit"))
+        number
+        for number, batch in enumerate(
+            Loader(store, batch_size=1, max_length=48, shuffle=False, packing="next_fit")
+        )
         if (batch.rows.spans["sample"] >= 150).any()
-    )  # fmt: skip
+    )
     assert got == whole[:first_of_last]

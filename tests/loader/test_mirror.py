@@ -59,9 +59,12 @@ def test_no_rule_misses_less_often(accesses: list[str], capacity: int) -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 9)), st.sets(st.sampled_from("abcdefgh")),
-    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 9)), st.integers(1, 40), st.integers(-1, 9),
-)  # fmt: skip
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 9)),
+    st.sets(st.sampled_from("abcdefgh")),
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 9)),
+    st.integers(1, 40),
+    st.integers(-1, 9),
+)
 def test_what_is_open_or_needed_earlier_is_never_removed(
     present: dict[str, int], opened: set[str], uses: dict[str, int], excess: int, before: int
 ) -> None:

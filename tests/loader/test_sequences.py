@@ -261,21 +261,53 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        ("pairs", {"packing": "best_fit"}, "packs several samples, but each sequence of pairs needs its own row"),
-        ("pairs", {"overflow": "truncate"}, "overflow='truncate' cuts samples, and column 'sequence_lengths' is a list"),
-        ("judged steps", {"overflow": "split"}, "overflow='split' would cut judged steps; choose overflow='drop'"),
+        (
+            "pairs",
+            {"packing": "best_fit"},
+            "packs several samples, but each sequence of pairs needs its own row",
+        ),
+        (
+            "pairs",
+            {"overflow": "truncate"},
+            "overflow='truncate' cuts samples, and column 'sequence_lengths' is a list",
+        ),
+        (
+            "judged steps",
+            {"overflow": "split"},
+            "overflow='split' would cut judged steps; choose overflow='drop'",
+        ),
         ("pairs", {"padding_free": True}, "padding_free=True has no effect on batches of pairs"),
         ("pairs", {"labels": "shifted"}, "labels='shifted' has no effect on batches of pairs"),
-        ("prompts", {"attention_mask": "none"}, "attention_mask='none' has no effect on batches of prompts"),
+        (
+            "prompts",
+            {"attention_mask": "none"},
+            "attention_mask='none' has no effect on batches of prompts",
+        ),
         ("pairs", {"pad_side": "left"}, "batches of pairs are padded on the right"),
         ("pairs", {"align": 8}, "align=8 has no effect on batches of pairs"),
-        ("judged answers", {"batch_size": 1}, "this batch has only one row; set batch_size to 2 or more"),
-        ("judged answers", {"batch_size": 13}, "the last step has 1 of 13 rows; for judged answers, every rank must get"),
+        (
+            "judged answers",
+            {"batch_size": 1},
+            "this batch has only one row; set batch_size to 2 or more",
+        ),
+        (
+            "judged answers",
+            {"batch_size": 13},
+            "the last step has 1 of 13 rows; for judged answers, every rank must get",
+        ),
         ("pairs", {"world_size": 3, "rank": 0, "batch_size": 8}, "has 16 of 24 rows on 3 ranks"),
-        ("pairs", {"world_size": 3, "rank": 0, "tail": "wrap", "batch_size": 6, "epochs": 2}, "tail='wrap': the last step has 8 of 18"),
-        ("pairs", {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 30}, "choose tail='drop'"),
+        (
+            "pairs",
+            {"world_size": 3, "rank": 0, "tail": "wrap", "batch_size": 6, "epochs": 2},
+            "tail='wrap': the last step has 8 of 18",
+        ),
+        (
+            "pairs",
+            {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 30},
+            "choose tail='drop'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_right_is_refused_by_name(
     cache: Cache, kind: str, options: dict[str, Any], said: str
 ) -> None:

@@ -74,10 +74,22 @@ def test_a_changed_state_is_refused_by_the_field_that_was_changed_and_its_value(
 
 
 WRONG = {
-    "nan": math.nan, "infinity": math.inf, "negative": -1, "very negative": -HUGE, "huge": HUGE, "6,000 digits": 10**6000,
-    "text": "5", "none": None, "float": 5.0, "bool": True, "set": {5}, "list": [5], "dict": {}, "float64": np.float64(5),
+    "nan": math.nan,
+    "infinity": math.inf,
+    "negative": -1,
+    "very negative": -HUGE,
+    "huge": HUGE,
+    "6,000 digits": 10**6000,
+    "text": "5",
+    "none": None,
+    "float": 5.0,
+    "bool": True,
+    "set": {5},
+    "list": [5],
+    "dict": {},
+    "float64": np.float64(5),
     "bool_": np.True_,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NUMBERS)

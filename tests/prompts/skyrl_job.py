@@ -121,9 +121,13 @@ def make(*, full: bool, prompts=None, mini_batch: int = MINI_BATCH) -> Trainer:
     generator.batched, generator.n_samples_per_prompt = False, 2
     generator.inference_engine.enable_ray_prometheus_stats = trainer.enable_ray_gpu_monitor = False
     made = Trainer(
-        cfg=config, tracker=Quiet(), tokenizer=None, train_dataset=prompts or open_prompts(), inference_engine_client=None,
+        cfg=config,
+        tracker=Quiet(),
+        tokenizer=None,
+        train_dataset=prompts or open_prompts(),
+        inference_engine_client=None,
         generator=Generator(),
-    )  # fmt: skip
+    )
     made.dispatch = Policy()
     return made
 
@@ -142,9 +146,12 @@ def live(*, full: bool) -> dict:
     counts, trained = trainer.prompts.counts, trainer.dispatch.weights
     ids = [each.record["id"] for each in open_prompts().take(counts["next"])]
     return {
-        "trained": trained, "ids": [ids[ordinal] for step in trained for ordinal in step], "counts": counts,
-        "in_flight_at_kills": lost, "kills": lives,
-    }  # fmt: skip
+        "trained": trained,
+        "ids": [ids[ordinal] for step in trained for ordinal in step],
+        "counts": counts,
+        "in_flight_at_kills": lost,
+        "kills": lives,
+    }
 
 
 def refused(do) -> str:

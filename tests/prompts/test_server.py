@@ -32,8 +32,11 @@ def test_a_worker_gets_what_the_owner_would_have_given(
     with serve(there) as server, connect(server.address, name="w") as client:
         for mine, theirs in zip(here.take(20), client.take(20), strict=True):
             assert (mine.ordinal, mine.record, mine.where, mine.repeats) == (
-                theirs.ordinal, theirs.record, theirs.where, theirs.repeats,
-            )  # fmt: skip
+                theirs.ordinal,
+                theirs.record,
+                theirs.where,
+                theirs.repeats,
+            )
             assert theirs.input_ids is not None and np.array_equal(mine.input_ids, theirs.input_ids)
             assert mine.input_ids.dtype == theirs.input_ids.dtype
         client.back([3, 4], note={"turns": 2})

@@ -70,9 +70,14 @@ class Rollouts:
     def __init__(self, adapter, folder: Path, *, partial: bool = True, **options: Any) -> None:
         self.adapter, self.partial = adapter, partial
         self.args = Namespace(
-            n_samples_per_prompt=2, rollout_seed=3, input_key="prompt", label_key="gold", metadata_key="meta",
-            save=str(folder), load=str(folder),
-        )  # fmt: skip
+            n_samples_per_prompt=2,
+            rollout_seed=3,
+            input_key="prompt",
+            label_key="gold",
+            metadata_key="meta",
+            save=str(folder),
+            load=str(folder),
+        )
 
         class Mine(adapter.PromptsDataSource):
             def open_prompts(self, args):

@@ -61,19 +61,29 @@ def make_loader(adapter, tmp_path: Path):
 
     def make(*, part: str = "train", use_v1: bool = True, **changes: Any) -> StatefulDataLoader:
         data = {
-            "train_files": str(tmp_path / "train.jsonl"), "val_files": [str(tmp_path / "val.jsonl")], "shuffle": True, "seed": 1,
-            "dataloader_num_workers": 0, "cache_dir": str(tmp_path / "cache"), "filter_overlong_prompts": False,
-            "custom_cls": {"path": str(tmp_path / "mine.py"), "name": "Mine"}, **changes,
-        }  # fmt: skip
+            "train_files": str(tmp_path / "train.jsonl"),
+            "val_files": [str(tmp_path / "val.jsonl")],
+            "shuffle": True,
+            "seed": 1,
+            "dataloader_num_workers": 0,
+            "cache_dir": str(tmp_path / "cache"),
+            "filter_overlong_prompts": False,
+            "custom_cls": {"path": str(tmp_path / "mine.py"), "name": "Mine"},
+            **changes,
+        }
         config = OmegaConf.create({"data": data, "trainer": {"use_v1": use_v1}})
         most = config.data.get("train_max_samples", -1)
         dataset = create_rl_dataset(
             config.data[f"{part}_files"], config.data, None, None, max_samples=most
         )
         return StatefulDataLoader(
-            dataset=dataset, batch_size=BATCH, drop_last=part == "train", num_workers=0, collate_fn=collate_fn,
+            dataset=dataset,
+            batch_size=BATCH,
+            drop_last=part == "train",
+            num_workers=0,
+            collate_fn=collate_fn,
             sampler=create_rl_sampler(config.data, dataset),
-        )  # fmt: skip
+        )
 
     return make
 

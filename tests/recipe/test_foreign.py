@@ -202,18 +202,39 @@ def test_a_command_line_and_a_script_are_read_and_not_run(folder: Path) -> None:
 
 def test_axolotl_s_settings(folder: Path) -> None:
     part = {
-        "path": "chat.jsonl", "type": "chat_template", "ds_type": "json", "field_messages": "messages", "roles": {"user": ["human"]},
-        "message_property_mappings": {"role": "role", "content": "content", "weight": "w"}, "roles_to_train": ["assistant"],
-        "train_on_eos": "turn", "shards": 4,
-    }  # fmt: skip
-    config = {**AXOLOTL, "datasets": [part], "sequence_len": 2048, "sample_packing": True, "num_epochs": 2.5, "chat_template": "chatml",
-              "excess_length_strategy": "raise", "val_set_size": 0.1, "learning_rate": 2e-4,
-              "test_datasets": [{"path": "chat.jsonl"}]}  # fmt: skip
+        "path": "chat.jsonl",
+        "type": "chat_template",
+        "ds_type": "json",
+        "field_messages": "messages",
+        "roles": {"user": ["human"]},
+        "message_property_mappings": {"role": "role", "content": "content", "weight": "w"},
+        "roles_to_train": ["assistant"],
+        "train_on_eos": "turn",
+        "shards": 4,
+    }
+    config = {
+        **AXOLOTL,
+        "datasets": [part],
+        "sequence_len": 2048,
+        "sample_packing": True,
+        "num_epochs": 2.5,
+        "chat_template": "chatml",
+        "excess_length_strategy": "raise",
+        "val_set_size": 0.1,
+        "learning_rate": 2e-4,
+        "test_datasets": [{"path": "chat.jsonl"}],
+    }
     found, text = imported(folder, config)
     assert found["data"]["chat"] == {
-        "path": "chat.jsonl", "template": "messages", "messages_key": "messages", "train_on": ["assistant"],
-        "role_key": "role", "content_key": "content", "role_map": {"user": ["human"]}, "shape": "jsonl",
-    }  # fmt: skip
+        "path": "chat.jsonl",
+        "template": "messages",
+        "messages_key": "messages",
+        "train_on": ["assistant"],
+        "role_key": "role",
+        "content_key": "content",
+        "role_map": {"user": ["human"]},
+        "shape": "jsonl",
+    }
     assert found["eval"] == {"held_out": {"path": "chat.jsonl"}}
     assert (found["packing"], found["overflow"], found["epochs"], found["batch_size"]) == (
         "best_fit",
@@ -313,13 +334,41 @@ def test_every_field_of_trl_s_classes_is_known(folder: Path) -> None:
         for each in dataclasses.fields(kind)
     }
     about_data = {
-        "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "streaming", "datasets",
-        "test_split_size", "chat_template_path", "dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token",
-        "max_length", "truncation_mode", "shuffle_dataset", "packing", "packing_strategy", "padding_free", "pad_to_multiple_of",
-        "eval_packing", "completion_only_loss", "assistant_only_loss", "per_device_train_batch_size", "num_train_epochs", "max_steps",
-        "seed", "data_seed", "train_sampling_strategy", "model_name_or_path", "gradient_accumulation_steps", "ignore_data_skip",
+        "dataset_name",
+        "dataset_config",
+        "dataset_train_split",
+        "dataset_test_split",
+        "dataset_streaming",
+        "streaming",
+        "datasets",
+        "test_split_size",
+        "chat_template_path",
+        "dataset_text_field",
+        "dataset_kwargs",
+        "dataset_num_proc",
+        "eos_token",
+        "pad_token",
+        "max_length",
+        "truncation_mode",
+        "shuffle_dataset",
+        "packing",
+        "packing_strategy",
+        "padding_free",
+        "pad_to_multiple_of",
+        "eval_packing",
+        "completion_only_loss",
+        "assistant_only_loss",
+        "per_device_train_batch_size",
+        "num_train_epochs",
+        "max_steps",
+        "seed",
+        "data_seed",
+        "train_sampling_strategy",
+        "model_name_or_path",
+        "gradient_accumulation_steps",
+        "ignore_data_skip",
         *(name for name in names if name.startswith("dataloader_")),
-    }  # fmt: skip
+    }
     assert about_data <= names
     values = {
         "datasets": [],
@@ -553,15 +602,34 @@ CHAT_PAIRS = [
     for row in range(20)
 ]
 OF_TRL: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
-    "chat": (CHAT, [{}, {"max_length": 9}, {"assistant_only_loss": True}, {"completion_only_loss": True}, {"max_length": None}]),
+    "chat": (
+        CHAT,
+        [
+            {},
+            {"max_length": 9},
+            {"assistant_only_loss": True},
+            {"completion_only_loss": True},
+            {"max_length": None},
+        ],
+    ),
     "text": ([{"text": "the fox " * (row + 1)} for row in range(20)], [{}, {"max_length": 9}]),
-    "body": ([{"body": "the fox " * (row + 1)} for row in range(20)], [{"dataset_text_field": "body"}]),
-    "pairs": ([{"prompt": f"one {row}", "completion": " two"} for row in range(20)], [{}, {"completion_only_loss": False}]),
+    "body": (
+        [{"body": "the fox " * (row + 1)} for row in range(20)],
+        [{"dataset_text_field": "body"}],
+    ),
+    "pairs": (
+        [{"prompt": f"one {row}", "completion": " two"} for row in range(20)],
+        [{}, {"completion_only_loss": False}],
+    ),
     "chat_pairs": (
         CHAT_PAIRS,
-        [{}, {"assistant_only_loss": True}, {"assistant_only_loss": True, "completion_only_loss": False}],
+        [
+            {},
+            {"assistant_only_loss": True},
+            {"assistant_only_loss": True, "completion_only_loss": False},
+        ],
     ),
-}  # fmt: skip
+}
 
 
 def prepared_by_trl(

@@ -87,9 +87,17 @@ def test_a_file_is_the_keyword_arguments(write: Any, tokenizer_path: Path, tmp_p
     assert from_file.plan.fingerprint == by_hand.plan.fingerprint
     assert batches(from_file) == batches(by_hand) != []
     same = Recipe.of(
-        str(tmp_path / "text.jsonl"), tokenizer=str(tokenizer_path), template="text", eos=False,
-        cache_dir=str(tmp_path / "cache"), num_proc=1, max_length=64, batch_size=2, seed=7, output="numpy",
-    )  # fmt: skip
+        str(tmp_path / "text.jsonl"),
+        tokenizer=str(tokenizer_path),
+        template="text",
+        eos=False,
+        cache_dir=str(tmp_path / "cache"),
+        num_proc=1,
+        max_length=64,
+        batch_size=2,
+        seed=7,
+        output="numpy",
+    )
     assert Recipe.read(path) == same
     assert Recipe.read(path) != same.changed(seed=8)
     assert ps.load(same, rank=0, world_size=1).plan.fingerprint == by_hand.plan.fingerprint
@@ -445,78 +453,203 @@ def test_every_foreign_name_leads_to_a_key() -> None:
 
 
 MISTAKES = [
-    ("data: text.jsonl\nprocessor_config: qwen", r":2: processor_config: qwen is not known, expected a mapping with processor_name"),
-    ("data: text.jsonl\nprocessor_config: {max_pixels: 3}", r":2: processor_config: max_pixels is not known: set it in the"),
-    ("data: text.jsonl\nvideo_max_pixels: 3", r":2: unknown key 'video_max_pixels': set it in the processor's own files"),
-    ("data: text.jsonl\nmax_lenght: 3", r":2: unknown key 'max_lenght'; did you mean 'max_length'\?"),
-    ("data: text.jsonl\ncutoff_length: 3", r":2: unknown key 'cutoff_length'; did you mean 'cutoff_len', which is 'max_length' here\?"),
-    ("data: text.jsonl\nzzz: 3", r":2: unknown key 'zzz'; `penstock init` writes a recipe with the usual keys"),
+    (
+        "data: text.jsonl\nprocessor_config: qwen",
+        r":2: processor_config: qwen is not known, expected a mapping with processor_name",
+    ),
+    (
+        "data: text.jsonl\nprocessor_config: {max_pixels: 3}",
+        r":2: processor_config: max_pixels is not known: set it in the",
+    ),
+    (
+        "data: text.jsonl\nvideo_max_pixels: 3",
+        r":2: unknown key 'video_max_pixels': set it in the processor's own files",
+    ),
+    (
+        "data: text.jsonl\nmax_lenght: 3",
+        r":2: unknown key 'max_lenght'; did you mean 'max_length'\?",
+    ),
+    (
+        "data: text.jsonl\ncutoff_length: 3",
+        r":2: unknown key 'cutoff_length'; did you mean 'cutoff_len', which is 'max_length' here\?",
+    ),
+    (
+        "data: text.jsonl\nzzz: 3",
+        r":2: unknown key 'zzz'; `penstock init` writes a recipe with the usual keys",
+    ),
     ("data: text.jsonl\nseed: 1\nseed: 2", r":3: seed is given twice, in line 2 too; keep one"),
-    ("data: text.jsonl\nmax_length: 1\nseq_len: 2", r":3: max_length is given twice: as seq_len, and in line 2; keep one"),
-    ("data: text.jsonl\nshuffle: no", r":2: no is false to some YAML readers and text to others; write false, or 'no' in quotes"),
+    (
+        "data: text.jsonl\nmax_length: 1\nseq_len: 2",
+        r":3: max_length is given twice: as seq_len, and in line 2; keep one",
+    ),
+    (
+        "data: text.jsonl\nshuffle: no",
+        r":2: no is false to some YAML readers and text to others; write false, or 'no' in quotes",
+    ),
     ("data: text.jsonl\nrun_id: on", r":2: on is true to some YAML readers"),
-    ("data: text.jsonl\nmax_length: 1e5", r":2: max_length is 100000.0 \(a number\), expected a whole number; write 100000"),
-    ("data: text.jsonl\nmax_length: '4,096'", r":2: max_length is '4,096' \(text\), expected a whole number; write 4096"),
-    ("data: text.jsonl\nmax_length: 010", r":2: 010 is octal to some YAML readers; write 10, or '010' in quotes"),
-    ("data: text.jsonl\nbatch_size: true", r":2: batch_size is True \(true or false\), expected a whole number"),
+    (
+        "data: text.jsonl\nmax_length: 1e5",
+        r":2: max_length is 100000.0 \(a number\), expected a whole number; write 100000",
+    ),
+    (
+        "data: text.jsonl\nmax_length: '4,096'",
+        r":2: max_length is '4,096' \(text\), expected a whole number; write 4096",
+    ),
+    (
+        "data: text.jsonl\nmax_length: 010",
+        r":2: 010 is octal to some YAML readers; write 10, or '010' in quotes",
+    ),
+    (
+        "data: text.jsonl\nbatch_size: true",
+        r":2: batch_size is True \(true or false\), expected a whole number",
+    ),
     ("data: text.jsonl\nbatch_size:", r":2: batch_size is None \(null\), expected a whole number"),
-    ("data: text.jsonl\nrun_id: 17", r":2: run_id is 17 \(a whole number\), expected text; put it in quotes: '17'"),
+    (
+        "data: text.jsonl\nrun_id: 17",
+        r":2: run_id is 17 \(a whole number\), expected text; put it in quotes: '17'",
+    ),
     ("data: text.jsonl\nskip: 17", r":2: skip is 17 \(a whole number\), expected a list"),
     ("data: text.jsonl\nwindow: .inf", r":2: .inf is not a finite number"),
     ("data: text.jsonl\nwindow: 1e999", r":2: 1e999 is not a finite number"),
-    (f"data: text.jsonl\nwindow: {'9' * 6000}", r":2: a whole number of 6,000 digits, expected at most 100"),
+    (
+        f"data: text.jsonl\nwindow: {'9' * 6000}",
+        r":2: a whole number of 6,000 digits, expected at most 100",
+    ),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\] \(a list\), expected text"),
     ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose best_fit"),
-    ("data: text.jsonl\noverflow: cut", r":2: overflow is 'cut', expected one of drop, truncate, split, error"),
+    (
+        "data: text.jsonl\noverflow: cut",
+        r":2: overflow is 'cut', expected one of drop, truncate, split, error",
+    ),
     ("data: text.jsonl\nmax_length: 0", r":2: max_length is 0, expected a whole number ≥ 1"),
     ("data: text.jsonl\npad_side: up", r":2: pad_side is 'up', expected one of right, left"),
-    ("data: text.jsonl\neval: {a: {path: b, tail: cut}}", r":2: tail is 'cut', expected one of pad"),
-    ("data: text.jsonl\nmix_by: rows", r": mix_by and stop need weights, and no weights were given"),
-    ("data: text.jsonl\nrank: 0", r":2: rank differs between the processes that read this recipe; pass it: load\(…, rank=…\)"),
+    (
+        "data: text.jsonl\neval: {a: {path: b, tail: cut}}",
+        r":2: tail is 'cut', expected one of pad",
+    ),
+    (
+        "data: text.jsonl\nmix_by: rows",
+        r": mix_by and stop need weights, and no weights were given",
+    ),
+    (
+        "data: text.jsonl\nrank: 0",
+        r":2: rank differs between the processes that read this recipe; pass it: load\(…, rank=…\)",
+    ),
     ("data: text.jsonl\nweight: 2", r":2: weight belongs inside a data set; write data:"),
-    ("data: {a: {path: x, max_length: 3}}", r":1: max_length applies to the whole recipe; write it at the top"),
-    ("data: {a: {path: x}}\neval: {b: {path: y, num_proc: 3}}", r":2: num_proc applies to the whole recipe; write it at the top"),
-    ("data: {a: {path: x, data: y}}", r":1: data belongs at the top of a recipe, not inside a data set"),
+    (
+        "data: {a: {path: x, max_length: 3}}",
+        r":1: max_length applies to the whole recipe; write it at the top",
+    ),
+    (
+        "data: {a: {path: x}}\neval: {b: {path: y, num_proc: 3}}",
+        r":2: num_proc applies to the whole recipe; write it at the top",
+    ),
+    (
+        "data: {a: {path: x, data: y}}",
+        r":1: data belongs at the top of a recipe, not inside a data set",
+    ),
     ("data: {a: {weight: 1}}", r":1: data set 'a' has no path; expected 'path: chat.jsonl'"),
     ("data: [{weight: 1}]", r":1: a data set has no path"),
-    ("data:\n- {path: a.jsonl}\n- {path: x/a.jsonl}", r":3: two data sets are called 'a'; give one of them another name"),
-    ("data:\n  a: {path: x, weight: 1}\n  b: {path: y}", r":3: data set 'b' has no weight and others have; give all of them one, or none"),
+    (
+        "data:\n- {path: a.jsonl}\n- {path: x/a.jsonl}",
+        r":3: two data sets are called 'a'; give one of them another name",
+    ),
+    (
+        "data:\n  a: {path: x, weight: 1}\n  b: {path: y}",
+        r":3: data set 'b' has no weight and others have; give all of them one, or none",
+    ),
     ("data: {a: {path: x, weight: 0}}", r":1: weight is 0, expected a number above 0"),
     ("data: {a: {path: x, weight: '1'}}", r":1: weight is '1', expected a number above 0"),
     ("data: {a: {path: x, name: 3}}", r":1: name is 3, expected text; put it in quotes"),
-    ("data: {a: {path: x, options: 3}}", r":1: options is 3 \(a whole number\), expected a mapping"),
+    (
+        "data: {a: {path: x, options: 3}}",
+        r":1: options is 3 \(a whole number\), expected a mapping",
+    ),
     ("data: 3", r":1: path is 3, expected a file, a glob or a folder, or a list of those"),
     ("data:", r":1: path is None, expected a file"),
     ("data: {}", r":1: data has no data sets"),
     ("seed: 3", r": no data; expected 'data: chat.jsonl', or data sets by name"),
     ("data: x\neval: {train: y}", r":2: an eval set cannot be called train; choose another name"),
-    ("data: x\neval: {b: {path: y, weight: 1}}", r":2: eval sets are loaded one by one and take no weight; leave it out"),
-    ("data: ${NO_SUCH}", r":1: the environment variable NO_SUCH is not set; set it, or give a default: \$\{NO_SUCH:-…\}"),
+    (
+        "data: x\neval: {b: {path: y, weight: 1}}",
+        r":2: eval sets are loaded one by one and take no weight; leave it out",
+    ),
+    (
+        "data: ${NO_SUCH}",
+        r":1: the environment variable NO_SUCH is not set; set it, or give a default: \$\{NO_SUCH:-…\}",
+    ),
     ("data: ${EMPTY_VARIABLE}", r":1: the environment variable EMPTY_VARIABLE is empty; set it"),
-    ("data: ${a b}", r":1: \$\{a b\} names no variable, expected \$\{NAME\} or \$\{NAME:-default\}"),
-    ("data: text.jsonl\ntemplate: chatty", r":2: template 'chatty' is not known; did you mean 'chat'\?"),
-    ("data: text.jsonl\ntemplate: text\ntrain_on: last", r":3: none of the templates here \(text\) has an option train_on; leave it out"),
-    ("data: text.jsonl\npacking_strategy: balanced", r":2: packing_strategy: balanced is not known, expected one of best_fit"),
-    ("data: text.jsonl\nfilter_overlong: false", r":2: filter_overlong: false is not known; write overflow: truncate, split or error"),
-    ("data: text.jsonl\ndisable_cache: 3", r":2: disable_cache: 3 is not known, expected one of true, false; or write cache: instead"),
-    ("data: text.jsonl\nstreaming: [a, b]", r":2: streaming: \['a', 'b'\] is not known, expected one of true, false; or write"),
+    (
+        "data: ${a b}",
+        r":1: \$\{a b\} names no variable, expected \$\{NAME\} or \$\{NAME:-default\}",
+    ),
+    (
+        "data: text.jsonl\ntemplate: chatty",
+        r":2: template 'chatty' is not known; did you mean 'chat'\?",
+    ),
+    (
+        "data: text.jsonl\ntemplate: text\ntrain_on: last",
+        r":3: none of the templates here \(text\) has an option train_on; leave it out",
+    ),
+    (
+        "data: text.jsonl\npacking_strategy: balanced",
+        r":2: packing_strategy: balanced is not known, expected one of best_fit",
+    ),
+    (
+        "data: text.jsonl\nfilter_overlong: false",
+        r":2: filter_overlong: false is not known; write overflow: truncate, split or error",
+    ),
+    (
+        "data: text.jsonl\ndisable_cache: 3",
+        r":2: disable_cache: 3 is not known, expected one of true, false; or write cache: instead",
+    ),
+    (
+        "data: text.jsonl\nstreaming: [a, b]",
+        r":2: streaming: \['a', 'b'\] is not known, expected one of true, false; or write",
+    ),
     ("data: [x\nseed: 1", r":2: not YAML: "),
-    ("data: {a: {path: ${HOME}}}", r":1: not YAML: .*; inside \{ \} or \[ \], put what holds \$\{…\} in quotes"),
+    (
+        "data: {a: {path: ${HOME}}}",
+        r":1: not YAML: .*; inside \{ \} or \[ \], put what holds \$\{…\} in quotes",
+    ),
     ("- a\n- b", r":1: found a list, expected keys such as 'data: chat.jsonl'"),
     ("", r":1: found nothing, expected keys"),
-    ("data: !!python/object:os.system x", r":1: the tag tag:yaml.org,2002:python/object:os.system is not known, expected plain values"),
+    (
+        "data: !!python/object:os.system x",
+        r":1: the tag tag:yaml.org,2002:python/object:os.system is not known, expected plain values",
+    ),
     ("? [a, b]\n: c", r":1: a list or mapping as a key, expected a word"),
     ("data: &a [*a]", r":1: nested more than 20 deep, expected a flat list or mapping"),
-    ("a: &a [1, 2, 3, 4, 5, 6, 7, 8]\nb: &b [" + "*a, " * 99 + "]\nc: &c [" + "*b, " * 99 + "]\ndata: [" + "*c, " * 99 + "]",
-     r":4: more than 100,000 values; write out what the aliases repeat"),
-    ("data: " + "[" * 30 + "]" * 30, r":1: nested more than 20 deep, expected a flat list or mapping"),
+    (
+        "a: &a [1, 2, 3, 4, 5, 6, 7, 8]\nb: &b ["
+        + "*a, " * 99
+        + "]\nc: &c ["
+        + "*b, " * 99
+        + "]\ndata: ["
+        + "*c, " * 99
+        + "]",
+        r":4: more than 100,000 values; write out what the aliases repeat",
+    ),
+    (
+        "data: " + "[" * 30 + "]" * 30,
+        r":1: nested more than 20 deep, expected a flat list or mapping",
+    ),
     ("<<: 3\ndata: x", r":1: << takes one mapping"),
     ("data: &a {<<: *a}", r":1: nested more than 20 deep, expected a flat list or mapping"),
-    ("a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}, <<: *a{n - 1}}}\n" for n in range(1, 20)),
-     r"more than 100,000 values; write out what the aliases repeat"),
-    ("a: &a [" + "1, " * 999 + "]\nb: &b {" + "".join(f"k{n}: *a, " for n in range(110)) + "}\n<<: *b",
-     r":3: more than 100,000 values; write out what the aliases repeat"),
-]  # fmt: skip
+    (
+        "a0: &a0 {}\n"
+        + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}, <<: *a{n - 1}}}\n" for n in range(1, 20)),
+        r"more than 100,000 values; write out what the aliases repeat",
+    ),
+    (
+        "a: &a ["
+        + "1, " * 999
+        + "]\nb: &b {"
+        + "".join(f"k{n}: *a, " for n in range(110))
+        + "}\n<<: *b",
+        r":3: more than 100,000 values; write out what the aliases repeat",
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
@@ -546,17 +679,34 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("data: none.jsonl\nbatch_size: 1", SourceError, r"recipe.yaml:1: data set 'none': .*none.jsonl"),
-        ("seed: 1\ndata:\n  a: {path: text.jsonl, options: {colums: 3}}\nbatch_size: 1", SourceError,
-         r"recipe.yaml:3: data set 'a': unknown option 'colums'"),
-        ("data: text.jsonl\ntokenizer: nowhere/at/all\nbatch_size: 1", TemplateError,
-         r"recipe.yaml:1: data set 'text': .*nowhere/at/all: no tokenizer there"),
-        ("data: text.jsonl\nbatch_size: 1", TemplateError, r"recipe.yaml:1: data set 'text': no tokenizer given"),
+        (
+            "data: none.jsonl\nbatch_size: 1",
+            SourceError,
+            r"recipe.yaml:1: data set 'none': .*none.jsonl",
+        ),
+        (
+            "seed: 1\ndata:\n  a: {path: text.jsonl, options: {colums: 3}}\nbatch_size: 1",
+            SourceError,
+            r"recipe.yaml:3: data set 'a': unknown option 'colums'",
+        ),
+        (
+            "data: text.jsonl\ntokenizer: nowhere/at/all\nbatch_size: 1",
+            TemplateError,
+            r"recipe.yaml:1: data set 'text': .*nowhere/at/all: no tokenizer there",
+        ),
+        (
+            "data: text.jsonl\nbatch_size: 1",
+            TemplateError,
+            r"recipe.yaml:1: data set 'text': no tokenizer given",
+        ),
         ("data: text.jsonl", RecipeError, r"recipe.yaml: no batch_size; add 'batch_size: 8'"),
-        ("data: chat.jsonl\ntokenizer: TOKENIZER\nchat_template: none.jinja\nbatch_size: 1", RecipeError,
-         r"none.jinja: cannot read a chat template there"),
+        (
+            "data: chat.jsonl\ntokenizer: TOKENIZER\nchat_template: none.jinja\nbatch_size: 1",
+            RecipeError,
+            r"none.jinja: cannot read a chat template there",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_while_loading_names_the_data_set(
     write: Any, text: str, error: type[PenstockError], message: str
 ) -> None:

@@ -24,11 +24,61 @@ Write = Callable[..., Path]
 
 VOID = {"meta", "input", "img"}
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "script", "header", "nav", "main", "section", "footer", "article", "figure"),
-    *("figcaption", "h1", "h2", "h3", "p", "div", "span", "small", "strong", "b", "i", "u", "s", "em", "a", "bdi", "code", "pre"),
-    *("ul", "ol", "li", "dl", "dt", "dd", "table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "script",
+        "header",
+        "nav",
+        "main",
+        "section",
+        "footer",
+        "article",
+        "figure",
+    ),
+    *(
+        "figcaption",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "div",
+        "span",
+        "small",
+        "strong",
+        "b",
+        "i",
+        "u",
+        "s",
+        "em",
+        "a",
+        "bdi",
+        "code",
+        "pre",
+    ),
+    *(
+        "ul",
+        "ol",
+        "li",
+        "dl",
+        "dt",
+        "dd",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "details",
+        "summary",
+    ),
     *("button", "input", "output", "svg", "g", "rect", "line", "path", "text", "img"),
-}  # fmt: skip
+}
 
 
 class Page(HTMLParser):
@@ -153,11 +203,20 @@ def test_a_page_says_what_the_numbers_say(stores: dict[str, Any]) -> None:
     said = " ".join(" ".join(page.text).split())
     epoch, (first, second) = numbers.epoch(made), numbers.sources(made)
     for expected in (
-        "two sources", f"{first.samples + second.samples:,}", f"{first.tokens:,}", f"{second.tokens:,}", f"{epoch.rows:,} rows of 256",
-        f"{epoch.steps:,}", epoch.plan, epoch.order, first.store, "15 of 220 records (6.8 %) were dropped when prepared",
-        "largest share in first (10 %).", "first.jsonl:10",
+        "two sources",
+        f"{first.samples + second.samples:,}",
+        f"{first.tokens:,}",
+        f"{second.tokens:,}",
+        f"{epoch.rows:,} rows of 256",
+        f"{epoch.steps:,}",
+        epoch.plan,
+        epoch.order,
+        first.store,
+        "15 of 220 records (6.8 %) were dropped when prepared",
+        "largest share in first (10 %).",
+        "first.jsonl:10",
         "data: first.jsonl # <b>",
-    ):  # fmt: skip
+    ):
         assert expected in said, expected
     assert html.page(made, title="two sources", recipe="data: first.jsonl # <b>\n") == text, (
         "the same page each time"
@@ -332,9 +391,13 @@ def test_tokens_in_colour_are_the_sample_and_its_mask(
     record = {"messages": [{"role": role, "content": content} for role, content in turns]}
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
     store = ps.prepare(
-        write_jsonl([record]), tokenizer=tokenizer_path, template="messages", cache_dir=tmp_path / "cache", num_proc=1,
+        write_jsonl([record]),
+        tokenizer=tokenizer_path,
+        template="messages",
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
         chat_template=template,
-    )  # fmt: skip
+    )
     text = html.page(loader(store))
     check_page(text)
     (drawn,) = re.findall(

@@ -134,8 +134,12 @@ def test_cells_are_strings_unless_types_are_asked_for(tmp_path: Path, cache: Cac
         tmp_path, 'i,f,b,j,s\n007, 1.5,TRUE,"{""k"": [1, 12345678901234567890123]}",007\n,,,,\n'
     )
     assert open_source(path, cache=cache)[0] == {
-        "i": "007", "f": " 1.5", "b": "TRUE", "j": '{"k": [1, 12345678901234567890123]}', "s": "007",
-    }  # fmt: skip
+        "i": "007",
+        "f": " 1.5",
+        "b": "TRUE",
+        "j": '{"k": [1, 12345678901234567890123]}',
+        "s": "007",
+    }
     types = {"i": "int", "f": "float", "b": "bool", "j": "json"}
     source = open_source(path, cache=cache, types=types)
     assert source[0] == {

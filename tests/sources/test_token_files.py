@@ -214,9 +214,17 @@ def test_tokens_as_bytes_are_read_if_their_type_is_given(tmp_path: Path, cache: 
     row = np.array([3, 4, 5], "<i8").tobytes()
     raw = token_files.chunk([struct.pack("<I", len(row)) + row])
     (tmp_path / "shard.00000.mds").write_bytes(raw)
-    entry = {"column_names": ["tokens"], "column_encodings": ["bytes"], "column_sizes": [None], "samples": 1, "format": "mds",
-             "version": 2, "compression": None, "zip_data": None,
-             "raw_data": {"basename": "shard.00000.mds", "bytes": len(raw)}}  # fmt: skip
+    entry = {
+        "column_names": ["tokens"],
+        "column_encodings": ["bytes"],
+        "column_sizes": [None],
+        "samples": 1,
+        "format": "mds",
+        "version": 2,
+        "compression": None,
+        "zip_data": None,
+        "raw_data": {"basename": "shard.00000.mds", "bytes": len(raw)},
+    }
     (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))
     assert ids(open_source(tmp_path, cache=cache, arrays={"tokens": "int64"}), "tokens") == [
         [3, 4, 5]

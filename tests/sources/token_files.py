@@ -77,7 +77,10 @@ def write_llm_c(path: Path, rows: Sequence[Sequence[int]], magic: int = 20240520
 
 def write_borders(path: Path, rows: Sequence[Sequence[int]]) -> None:
     ends = np.cumsum([len(row) for row in rows]).tolist()
-    lines = [f"{end - len(row)},{end},id-{n},file.jsonl.gz,{n}" for n, (row, end) in enumerate(zip(rows, ends, strict=True))]  # fmt: skip
+    lines = [
+        f"{end - len(row)},{end},id-{n},file.jsonl.gz,{n}"
+        for n, (row, end) in enumerate(zip(rows, ends, strict=True))
+    ]
     path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
 
 
@@ -113,8 +116,15 @@ def write_mds(folder: Path, shards: Sequence[Sequence[tuple[Sequence[int], str]]
         raw = chunk(made, json.dumps(entry, sort_keys=True).encode())
         name = f"shard.{number:05}.mds"
         (folder / name).write_bytes(raw)
-        listed.append({**entry, "samples": len(rows), "size_limit": 1 << 26, "zip_data": None,
-                       "raw_data": {"basename": name, "bytes": len(raw), "hashes": {}}})  # fmt: skip
+        listed.append(
+            {
+                **entry,
+                "samples": len(rows),
+                "size_limit": 1 << 26,
+                "zip_data": None,
+                "raw_data": {"basename": name, "bytes": len(raw), "hashes": {}},
+            }
+        )
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": listed}))
 
 
@@ -146,8 +156,14 @@ def write_litdata(
         listed.append(
             {"chunk_bytes": len(raw), "chunk_size": len(items), "dim": None, "filename": name}
         )
-    config = {"compression": None, "data_format": list(formats), "data_spec": json.dumps([1, spec]), "encryption": None,
-              "item_loader": "PyTreeLoader", **config}  # fmt: skip
+    config = {
+        "compression": None,
+        "data_format": list(formats),
+        "data_spec": json.dumps([1, spec]),
+        "encryption": None,
+        "item_loader": "PyTreeLoader",
+        **config,
+    }
     (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": config}))
 
 

@@ -210,15 +210,30 @@ def test_stamps_of_views(write_jsonl: Write, cache: Cache) -> None:
     one, two = (open_source(path, cache=cache) for path in paths)
     stamps = [
         stamp(source)
-        for source in (one, two, one[:100], one[100:], one[::2], concat([one, two]), concat([two, one]),
-                       one.select([3, 1]), one.select([1, 3]), two.select([1, 3]), one.filter(lambda r: r["row"] > 9),
-                       open_source(paths[0], cache=cache, max_row_bytes=99))
-    ]  # fmt: skip
+        for source in (
+            one,
+            two,
+            one[:100],
+            one[100:],
+            one[::2],
+            concat([one, two]),
+            concat([two, one]),
+            one.select([3, 1]),
+            one.select([1, 3]),
+            two.select([1, 3]),
+            one.filter(lambda r: r["row"] > 9),
+            open_source(paths[0], cache=cache, max_row_bytes=99),
+        )
+    ]
     assert None not in stamps and len(set(stamps)) == len(stamps)
     assert stamp(open_source(paths[0], cache=cache)) == stamps[0]
     for source in (
-        ListSource(RECORDS), one.map(dict), ListSource(RECORDS).filter(bool), concat([one, ListSource(RECORDS)]), ListSource([])[:0],
-    ):  # fmt: skip
+        ListSource(RECORDS),
+        one.map(dict),
+        ListSource(RECORDS).filter(bool),
+        concat([one, ListSource(RECORDS)]),
+        ListSource([])[:0],
+    ):
         assert stamp(source) is None
 
 

@@ -40,9 +40,11 @@ class Own(Learning):
     def encode(self, records: Any) -> Samples:
         samples = super().encode(records)
         return Samples(
-            input_ids=samples.input_ids + np.uint32(1), loss_mask=samples.loss_mask, offsets=samples.offsets,
+            input_ids=samples.input_ids + np.uint32(1),
+            loss_mask=samples.loss_mask,
+            offsets=samples.offsets,
             dropped=samples.dropped,
-        )  # fmt: skip
+        )
 
 
 def ids_of(template: Any, cache: Cache) -> list[list[int]]:

@@ -38,9 +38,15 @@ def prepare(
 ) -> Store:
     source = ps.open(path, on_bad="skip", cache_dir=cache)
     return ps.prepare(
-        source, tokenizer=tokenizer, template="messages", chat_template=CHAT, cache_dir=cache, num_proc=num_proc,
-        progress="none", **options,
-    )  # fmt: skip
+        source,
+        tokenizer=tokenizer,
+        template="messages",
+        chat_template=CHAT,
+        cache_dir=cache,
+        num_proc=num_proc,
+        progress="none",
+        **options,
+    )
 
 
 def test_unrendered_fields_are_counted_alike_by_one_process_and_by_three(

@@ -51,9 +51,16 @@ def test_a_function_hears_it_all(
 
 def test_words() -> None:
     half = Progress(
-        name="wiki", rows=500, num_rows=1000, num_bytes=5_000_000, tokens=12345, shards=1, num_shards=2,
-        seconds=10.0, rows_per_second=50.0,
-    )  # fmt: skip
+        name="wiki",
+        rows=500,
+        num_rows=1000,
+        num_bytes=5_000_000,
+        tokens=12345,
+        shards=1,
+        num_shards=2,
+        seconds=10.0,
+        rows_per_second=50.0,
+    )
     assert (
         str(half)
         == "wiki: 500 of 1,000 rows (50%), 5 MB (0.5 MB/s), 12,345 tokens, 50 rows/s, 10 s left"

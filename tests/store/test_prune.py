@@ -119,9 +119,12 @@ def test_a_store_that_another_process_has_open_stays(cache: Cache, three: list[s
         "print(sum(len(sample) for sample in store))"
     )
     reader = subprocess.Popen(
-        [sys.executable, "-c", script, str(cache.root)], cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script, str(cache.root)],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert reader.stdout is not None and reader.stdout.readline() == "open\n"
     last_used(three[0], 50, cache)
     pruned = prune(cache, max_bytes=0)
@@ -174,9 +177,12 @@ def test_nobody_removes_shards_between_the_end_of_the_workers_and_the_manifest(
 ) -> None:
     made_elsewhere(others, cache)
     builder = subprocess.Popen(
-        [sys.executable, "-c", UNDER_WAY, str(cache.root)], cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", UNDER_WAY, str(cache.root)],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert builder.stdout is not None and builder.stdout.readline() == "the workers have ended\n"
     shards = {name for name in survey(cache).entries if name.startswith("shards/")}
     pruned = prune(cache, max_bytes=0)
@@ -328,10 +334,14 @@ def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(cache: Cache) ->
     )
     rounds = "200" if SOAK else "15"
     readers = [
-        subprocess.Popen([sys.executable, "-c", script, str(cache.root), str(seed), rounds], cwd=Path(__file__).parents[2],
-                         stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(cache.root), str(seed), rounds],
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for seed in range(3)
-    ]  # fmt: skip
+    ]
     num_removed = 0
     while any(reader.poll() is None for reader in readers):
         num_removed += len(prune(cache, max_bytes=0).stores)

@@ -301,8 +301,25 @@ def test_a_damaged_shard_that_lies_there_is_not_taken_into_a_new_store(cache: Ca
     assert path.read_bytes() == whole and verify(store).is_whole
 
 
-HOSTILE = ["../../etc/passwd", "/etc/passwd", "..", "a" * 4096, "A" * 32, "0" * 31, "0" * 33, "\0" * 32, 7, None, ["0" * 32],
-           "0" * 30 + "/x", "..%2f" + "0" * 27, "é" * 32, "0" * 32 + "\n", "\\" * 32, " " * 32]  # fmt: skip
+HOSTILE = [
+    "../../etc/passwd",
+    "/etc/passwd",
+    "..",
+    "a" * 4096,
+    "A" * 32,
+    "0" * 31,
+    "0" * 33,
+    "\0" * 32,
+    7,
+    None,
+    ["0" * 32],
+    "0" * 30 + "/x",
+    "..%2f" + "0" * 27,
+    "é" * 32,
+    "0" * 32 + "\n",
+    "\\" * 32,
+    " " * 32,
+]
 
 
 @pytest.mark.parametrize("key", HOSTILE, ids=lambda key: repr(key)[:20])

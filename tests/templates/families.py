@@ -10,13 +10,63 @@ _NO_SYSTEM = (
 )
 
 CONTROL = (
-    *("<|im_sep|>", "<|START_ACTION|>", "<|END_ACTION|>", "[gMASK]", "<sop>", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"),
-    *("<|tool_call|>", "<|action_start|>", "<|action_end|>", "<|plugin|>", "<|end_of_turn|>", "<extra_id_0>", "<extra_id_1>"),
-    *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "]~!b[", "]~b]", "[e~[", "<seed:bos>", "<seed:eos>", "<seed:think>"),
-    *("</seed:think>", "[|endofturn|]", "[TOOL_CALLS]", "[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-    *("<s>", "<beginning_of_sentence>", "<end_of_sentence>", "<|endoftext|>", "<｜hy_User｜>", "<｜hy_Assistant｜>", "<｜hy_end｜>"),
-)  # fmt: skip
+    *(
+        "<|im_sep|>",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        "[gMASK]",
+        "<sop>",
+        "<|start_of_role|>",
+        "<|end_of_role|>",
+        "<|end_of_text|>",
+    ),
+    *(
+        "<|tool_call|>",
+        "<|action_start|>",
+        "<|action_end|>",
+        "<|plugin|>",
+        "<|end_of_turn|>",
+        "<extra_id_0>",
+        "<extra_id_1>",
+    ),
+    *(
+        "<|im_system|>",
+        "<|im_user|>",
+        "<|im_assistant|>",
+        "<|im_middle|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    ),
+    *(
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "]~!b[",
+        "]~b]",
+        "[e~[",
+        "<seed:bos>",
+        "<seed:eos>",
+        "<seed:think>",
+    ),
+    *(
+        "</seed:think>",
+        "[|endofturn|]",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[SYSTEM_PROMPT]",
+        "[/SYSTEM_PROMPT]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+    ),
+    *(
+        "<s>",
+        "<beginning_of_sentence>",
+        "<end_of_sentence>",
+        "<|endoftext|>",
+        "<｜hy_User｜>",
+        "<｜hy_Assistant｜>",
+        "<｜hy_end｜>",
+    ),
+)
 
 FAMILIES = {
     # The first system message and, with tools, the first user message are printed outside the loop; one call per message.
@@ -27,9 +77,11 @@ FAMILIES = {
     "{% for m in messages %}{% if m.role not in ('tool', 'ipython') and not m.tool_calls %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n«m»{{ m.content | trim }}<|eot_id|>»"
     "{% elif m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}{% set f = m.tool_calls[0].function %}"
     '<|start_header_id|>assistant<|end_header_id|>\n\n«m»{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|eot_id|>»'
-    "{% else %}<|start_header_id|>ipython<|end_header_id|>\n\n\"«m»{{ (m.content | tojson)[1:] }}<|eot_id|>»{% endif %}{% endfor %}"
+    '{% else %}<|start_header_id|>ipython<|end_header_id|>\n\n"«m»{{ (m.content | tojson)[1:] }}<|eot_id|>»{% endif %}{% endfor %}'
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
-    "gemma 2": "{{ bos_token }}" + _NO_SYSTEM + "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "gemma 2": "{{ bos_token }}"
+    + _NO_SYSTEM
+    + "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% set role = 'model' if m.role == 'assistant' else m.role %}<start_of_turn>{{ role }}\n«m»{{ m.content | trim }}<end_of_turn>»\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
     # The end of the text is printed where no answer is asked for.
@@ -102,7 +154,7 @@ FAMILIES = {
     # The prompt opens a thought; only turns behind the last question have one.
     "minimax m2": "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}]~!b[]~b]system\n{{ messages[0].content if messages[0].role == 'system' else 'Be helpful.' }}[e~[\n"
     "{% for m in messages %}{% if m.role == 'assistant' %}]~b]ai\n{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n«m»{{ m.reasoning_content }}\n</think>\n\n{{ m.content or '' }}{% elif m.content is string and m.content.startswith('<think>\n') %}<think>\n«m»{{ m.content[8:] }}{% else %}«m»{{ m.content or '' }}{% endif %}{% if m.tool_calls %}\n<tool_call>\n{% for c in m.tool_calls %}"
-    "<invoke name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}<parameter name=\"{{ k }}\">{{ v if v is string else v | tojson }}</parameter>{% endfor %}</invoke>\n{% endfor %}</tool_call>{% endif %}[e~[»\n"
+    '<invoke name="{{ c.function.name }}">{% for k, v in c.function.arguments.items() %}<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>{% endfor %}</invoke>\n{% endfor %}</tool_call>{% endif %}[e~[»\n'
     "{% elif m.role == 'tool' %}{% if loop.previtem is undefined or loop.previtem.role != 'tool' %}]~b]tool{% endif %}\n<response>«m»{{ m.content }}</response>{% if loop.last or loop.nextitem.role != 'tool' %}[e~[{% endif %}»{{ '\n' }}"
     "{% elif m.role == 'user' %}]~b]user\n«m»{{ m.content }}[e~[»\n{% endif %}{% endfor %}{% if add_generation_prompt %}]~b]ai\n<think>\n{% endif %}",
     "seed oss": "{% for m in messages %}<seed:bos>{{ m.role }}\n«m»{% if m.role == 'assistant' and m.reasoning_content %}<seed:think>{{ m.reasoning_content | trim }}</seed:think>{% endif %}{% if m.content %}{{ m.content | trim }}{% endif %}"
@@ -132,4 +184,4 @@ FAMILIES = {
     "qwen coder": "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n«m»{% if m.content is string and m.content | trim %}{{ m.content | trim }}\n{% endif %}{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
     "{{ v | tojson if v is mapping or v is not string and v is iterable else v | string }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>»\n{% elif m.role == 'tool' %}{% if loop.previtem and loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}\n<tool_response>\n«m»{{ m.content }}\n</tool_response>"
     "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}»{% else %}<|im_start|>{{ m.role }}\n«m»{{ m.content }}<|im_end|>»\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-}  # fmt: skip
+}

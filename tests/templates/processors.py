@@ -164,16 +164,22 @@ def llava() -> Any:
     image = transformers.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=size)
     made = tokenizer([], {"image_token": "<image>"})
     return transformers.LlavaProcessor(
-        image, made, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        image,
+        made,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
         chat_template=template("<image>"),
-    )  # fmt: skip
+    )
 
 
 def internvl() -> Any:
     named = {
-        "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
         "video_token": "<video>",
-    }  # fmt: skip
+    }
     image = transformers.GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, max_patches=6)
     kind = without_video(transformers.InternVLProcessor, "image_seq_length")
     return kind(

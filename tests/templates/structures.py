@@ -45,15 +45,24 @@ PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 STRUCTURES = {
     "plain": "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT,
-    "macro": "{% macro show(m) %}" + TURN + "{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}" + PROMPT,
+    "macro": "{% macro show(m) %}"
+    + TURN
+    + "{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}"
+    + PROMPT,
     "macro of content": "{% macro say(m) %}"
     + BODY
     + "{% endmacro %}{% for m in messages %}<|im_start|>{{ m.role }}\n«m»{{ say(m) | trim }}<|im_end|>»\n{% endfor %}"
     + PROMPT,
-    "set block": "{% for m in messages %}{% set body %}" + TURN + "{% endset %}{{ body }}{% endfor %}" + PROMPT,
+    "set block": "{% for m in messages %}{% set body %}"
+    + TURN
+    + "{% endset %}{{ body }}{% endfor %}"
+    + PROMPT,
     "call block": "{% macro frame(m) %}<|im_start|>{{ m.role }}\n«m»{{ caller() }}<|im_end|>»\n{% endmacro %}"
     "{% for m in messages %}{% call frame(m) %}" + BODY + "{% endcall %}{% endfor %}" + PROMPT,
-    "filter block": "{% filter trim %}{% for m in messages %}" + TURN + "{% endfor %}{% endfilter %}" + PROMPT,
+    "filter block": "{% filter trim %}{% for m in messages %}"
+    + TURN
+    + "{% endfor %}{% endfilter %}"
+    + PROMPT,
     "namespace text": "{% set ns = namespace(text='') %}{% for m in messages %}{% set body %}"
     + TURN
     + "{% endset %}{% set ns.text = ns.text ~ body %}{% endfor %}{{ ns.text }}"
@@ -64,7 +73,10 @@ STRUCTURES = {
     "{% if m.content is string %}{{ m.content }}{% endif %}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>»\n{% endfor %}"
     + PROMPT,
-    "indices": "{% for i in range(messages | length) %}{% set m = messages[i] %}" + TURN + "{% endfor %}" + PROMPT,
+    "indices": "{% for i in range(messages | length) %}{% set m = messages[i] %}"
+    + TURN
+    + "{% endfor %}"
+    + PROMPT,
     "indices without a name": "{% for i in range(messages | length) %}<|im_start|>{{ messages[i].role }}\n«messages[i]»"
     "{{ messages[i].content }}<|im_end|>»\n{% endfor %}" + PROMPT,
     "reversed": PROMPT + "{% for m in messages | reverse %}" + TURN + "{% endfor %}",
@@ -78,8 +90,15 @@ STRUCTURES = {
     + "{% endfor %}"
     + PROMPT,
     "system outside": "{% if messages[0].role == 'system' %}{% set m = messages[0] %}<<SYS>>\n«m»{{ m.content }}<|eot_id|>»\n"
-    "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}" + TURN + "{% endfor %}" + PROMPT,
-    "last outside": "{% for m in messages[:-1] %}" + TURN + "{% endfor %}{% set m = messages[-1] %}" + TURN + PROMPT,
+    "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+    + TURN
+    + "{% endfor %}"
+    + PROMPT,
+    "last outside": "{% for m in messages[:-1] %}"
+    + TURN
+    + "{% endfor %}{% set m = messages[-1] %}"
+    + TURN
+    + PROMPT,
     "merged": "{% for m in messages %}{% if loop.first or loop.previtem.role != m.role %}<|im_start|>{{ m.role }}\n{% endif %}«m»"
     + BODY
     + "{% if loop.last or loop.nextitem.role != m.role %}<|im_end|>»\n{% else %}» {% endif %}{% endfor %}"
@@ -94,7 +113,9 @@ STRUCTURES = {
     + BODY
     + "\n[done]<|im_end|><|eot_id|>»\n\n{% endfor %}"
     + PROMPT,
-    "end without a token": "{% for m in messages %}[{{ m.role }}] «m»" + BODY + " [/{{ m.role }}]»\n{% endfor %}"
+    "end without a token": "{% for m in messages %}[{{ m.role }}] «m»"
+    + BODY
+    + " [/{{ m.role }}]»\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}",
     # Only the last answer has an end of its own; what ends the others is printed by the next message, and counted as missing.
     "end after the loop": "{% for m in messages %}{% if not loop.first %}»<|eot_id|>\n{% endif %}<|im_start|>{{ m.role }}\n«m»"
@@ -129,9 +150,15 @@ STRUCTURES = {
     "answers told by users": "{% for m in messages %}{% if m.role == 'user' %}<|user|>«m»{{ m.content }}<|eot_id|>»"
     "{% if loop.nextitem is defined %}{% set n = loop.nextitem %}<|assistant|>«n»{{ n.content }}<|im_end|>»{% endif %}{% endif %}{% endfor %}",
     "pairs": "{% for q, a in messages | batch(2) %}<|user|>«q»{{ q.content }}<|eot_id|>»<|assistant|>«a»{{ a.content }}<|im_end|>»{% endfor %}",
-    "groups": "{% for pair in messages | batch(2) %}{% for m in pair %}" + TURN + "{% endfor %}{% endfor %}" + PROMPT,
+    "groups": "{% for pair in messages | batch(2) %}{% for m in pair %}"
+    + TURN
+    + "{% endfor %}{% endfor %}"
+    + PROMPT,
     "recursive": "{% for m in messages recursive %}" + TURN + "{% endfor %}" + PROMPT,
-    "selected": "{% for m in messages | selectattr('role', 'ne', 'system') | list %}" + TURN + "{% endfor %}" + PROMPT,
+    "selected": "{% for m in messages | selectattr('role', 'ne', 'system') | list %}"
+    + TURN
+    + "{% endfor %}"
+    + PROMPT,
     "continue and break": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
     + TURN
     + "{% if m.content == 'Fin.' %}{% break %}{% endif %}{% endfor %}"
@@ -142,7 +169,9 @@ STRUCTURES = {
     + BODY
     + "<|im_end|>»\n{% endfor %}[all]"
     + PROMPT,
-    "labels": "{% for m in messages %}" + TURN + "{% endfor %}",  # a header that no generation prompt tells of
+    "labels": "{% for m in messages %}"
+    + TURN
+    + "{% endfor %}",  # a header that no generation prompt tells of
     "looks back": "{% for m in messages %}{% if not loop.first %}{% set before = messages[loop.index0 - 1] %}{% endif %}"
     + TURN
     + "{% endfor %}"
@@ -181,7 +210,7 @@ STRUCTURES = {
     "{% for c in m.tool_calls or [] %}<|tool_call|>{{ c.function.name }}\n{{ c.function.arguments | tojson }}{% endfor %}<|eos|>»"
     "{% set ns.after = false %}{% elif m.role == 'tool' %}<|output|>«m»{{ m.content }}<|/output|>»{% set ns.after = true %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and not ns.after %}<|assistant|>{% endif %}",
-}  # fmt: skip
+}
 STRUCTURES.update(FAMILIES)
 # In these, marks stand in captures or in one branch of a condition, where generation tags cannot stand.
 UNTAGGED = frozenset(
@@ -203,24 +232,64 @@ WORDS = [call("assistant", {}), call("user", {"role": "assistant", "content": "t
 MORE_SHAPES: dict[str, tuple[Messages, Any]] = {
     "letters": ([user("a"), LETTER, user("a"), assistant("<")], None),
     "blank": ([Q, assistant("  \n"), user("x"), assistant(" ")], None),
-    "names of template words": ([Q, assistant("", tool_calls=WORDS), result("user"), result("1", number=1), A], [TOOL]),
-    "only reasoning": ([Q, assistant("", reasoning_content="Hm."), user("So?"), assistant("", reasoning_content="Ah.")], None),
-    "reasoning before an answer": ([Q, assistant("", reasoning_content="Hm."), A, user("So?"), A], None),
-    "rounds": (
-        [system("Go."), Q, *(part for n in range(3) for part in (assistant("", tool_calls=[call("add", {"a": n})]), result(str(n)))), A,
-         user("Again."), assistant("I try.", tool_calls=CALLS), *RESULTS, assistant("Done.")],
+    "names of template words": (
+        [Q, assistant("", tool_calls=WORDS), result("user"), result("1", number=1), A],
         [TOOL],
     ),
-    "calls without words": ([Q, assistant(None, tool_calls=[call("list_users", {})]), result("[]"), LETTER], [TOOL]),
-    "told": ([user("Why? /no_think"), A, user("Why not?"), assistant("So."), user("/no_think"), LETTER], None),
+    "only reasoning": (
+        [
+            Q,
+            assistant("", reasoning_content="Hm."),
+            user("So?"),
+            assistant("", reasoning_content="Ah."),
+        ],
+        None,
+    ),
+    "reasoning before an answer": (
+        [Q, assistant("", reasoning_content="Hm."), A, user("So?"), A],
+        None,
+    ),
+    "rounds": (
+        [
+            system("Go."),
+            Q,
+            *(
+                part
+                for n in range(3)
+                for part in (assistant("", tool_calls=[call("add", {"a": n})]), result(str(n)))
+            ),
+            A,
+            user("Again."),
+            assistant("I try.", tool_calls=CALLS),
+            *RESULTS,
+            assistant("Done."),
+        ],
+        [TOOL],
+    ),
+    "calls without words": (
+        [Q, assistant(None, tool_calls=[call("list_users", {})]), result("[]"), LETTER],
+        [TOOL],
+    ),
+    "told": (
+        [user("Why? /no_think"), A, user("Why not?"), assistant("So."), user("/no_think"), LETTER],
+        None,
+    ),
     "told late": ([user("Why?"), A, user("Why not? /no_think"), assistant("So.")], None),
     "result first": ([Q, assistant("", tool_calls=[CALLS[0]]), RESULTS[0], Q, A], [TOOL]),
     "thrice": ([Q, A, assistant("Two."), assistant("Three."), user("So?"), A], None),
     "system and assistant": ([system("Be."), assistant("Hello."), Q, A], None),
-    "parts and calls": ([user([{"type": "text", "text": "Add."}]), assistant([{"type": "text", "text": "I add."}], tool_calls=[CALLS[0]]), RESULTS[0], A], [TOOL]),
+    "parts and calls": (
+        [
+            user([{"type": "text", "text": "Add."}]),
+            assistant([{"type": "text", "text": "I add."}], tool_calls=[CALLS[0]]),
+            RESULTS[0],
+            A,
+        ],
+        [TOOL],
+    ),
     "same calls": ([Q, *[assistant("", tool_calls=[CALLS[0]]), RESULTS[0]] * 2, A, Q, A], [TOOL]),
     "newlines": ([Q, assistant("\n\nx\n\n"), Q, assistant("x\n")], None),
-}  # fmt: skip
+}
 ALL_SHAPES = {**SHAPES, **MORE_SHAPES}
 
 _OPEN, _CLOSE = "\u27e6", "\u27e7"

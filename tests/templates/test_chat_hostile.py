@@ -123,8 +123,10 @@ def test_plain_words_that_end_every_turn_are_trained() -> None:
 
 def test_calls_that_a_template_leaves_out_do_not_join_the_turns_around_them() -> None:
     calls = [assistant(text, tool_calls=[call("add", {"a": "one"})]) for text in ("I ask.", "")]
-    found = trained(each("m.content").replace("for m in messages", "for m in messages if m.role != 'tool'"),
-                    [Q, calls[0], result("1"), calls[1], result("2"), A])  # fmt: skip
+    found = trained(
+        each("m.content").replace("for m in messages", "for m in messages if m.role != 'tool'"),
+        [Q, calls[0], result("1"), calls[1], result("2"), A],
+    )
     assert found == [
         "I ask." + ENDS,
         ENDS,

@@ -41,10 +41,12 @@ ODD = [
 RECORDS: list[dict[str, Any]] = [
     *({"messages": messages, "tools": tools} for messages, tools in ALL_SHAPES.values()),
     *ODD,
-    *({"messages": [user(f"{n}?"), assistant("plain"), Q2, A]} for n in range(30)),  # enough for rows that are not verified
+    *(
+        {"messages": [user(f"{n}?"), assistant("plain"), Q2, A]} for n in range(30)
+    ),  # enough for rows that are not verified
     {"messages": [Q, A], "chat_template_kwargs": {"enable_thinking": False}},
     {"messages": [Q, A], "chat_template_kwargs": {"enable_thinking": True}},
-]  # fmt: skip
+]
 
 
 def opened(name: str) -> ChatTemplate:

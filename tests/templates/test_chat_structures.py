@@ -32,8 +32,11 @@ SELECTIONS: dict[str, tuple[Any, Any]] = {
     "assistant": ("assistant", lambda messages: [m["role"] == "assistant" for m in messages]),
     "last": ("last", lambda messages: last(messages)),
     "users": (["user"], lambda messages: [m["role"] == "user" for m in messages]),
-    "all but system": (["user", "assistant", "tool"], lambda messages: [m["role"] in ("user", "assistant", "tool") for m in messages]),
-}  # fmt: skip
+    "all but system": (
+        ["user", "assistant", "tool"],
+        lambda messages: [m["role"] in ("user", "assistant", "tool") for m in messages],
+    ),
+}
 
 
 def last(messages: Messages) -> list[bool]:
@@ -194,9 +197,18 @@ PARTLY = {
 # Families.  Refused are: content in parts that is not printed beside calls, an answer before any question, and a user's turn behind
 # which the label of an answer may stand.
 PARTLY |= {
-    "llama 3.1": 390, "command r": 394, "command r7b": 419, "glm 4": 417, "granite 3": 418, "chatglm 2": 322,
-    "harmony": 418, "kimi k2": 419, "llama 2": 265, "mistral small": 417, "qwen coder": 405,
-}  # fmt: skip
+    "llama 3.1": 390,
+    "command r": 394,
+    "command r7b": 419,
+    "glm 4": 417,
+    "granite 3": 418,
+    "chatglm 2": 322,
+    "harmony": 418,
+    "kimi k2": 419,
+    "llama 2": 265,
+    "mistral small": 417,
+    "qwen coder": 405,
+}
 # Of these, only the template itself refuses conversations.
 STRICT = {"gemma 2": 249, "zephyr": 382, "olmo 2": 382}
 

@@ -84,9 +84,17 @@ def test_every_shape_is_found(name: str, record: dict[str, Any], found: dict[str
         ({"body": "a"}, {"key": "body"}, "text"),
         ({"log": SAID}, {"messages_key": "log"}, "messages"),
         ({"log": SHARED}, {"messages_key": "log"}, "sharegpt"),
-        ({"log": [{"who": "user", "says": "a"}]}, {"messages_key": "log", "role_key": "who", "content_key": "says"}, "messages"),
+        (
+            {"log": [{"who": "user", "says": "a"}]},
+            {"messages_key": "log", "role_key": "who", "content_key": "says"},
+            "messages",
+        ),
         ({"conversations": [{"who": "user", "value": "a"}]}, {"role_key": "who"}, "sharegpt"),
-        ({"question": "a", "answer": "b", "solution": "c"}, {"output_key": "answer"}, "query_response"),
+        (
+            {"question": "a", "answer": "b", "solution": "c"},
+            {"output_key": "answer"},
+            "query_response",
+        ),
         ({"q": "a", "a": "b"}, {"input_key": "q", "output_key": "a"}, "query_response"),
         ({"task": "a", "output": "b"}, {"instruction_key": "task"}, "alpaca"),
         ({"tokens": [1, 2]}, {"input_key": "tokens", "vocab_size": 9}, "pretokenized"),
@@ -96,7 +104,7 @@ def test_every_shape_is_found(name: str, record: dict[str, Any], found: dict[str
         ({"messages": SAID, "text": "a"}, {"train_on": "last"}, "messages"),
         ({"prompt": "a", "completion": "b"}, {"chat": True, "role_map": {}}, "prompt_completion"),
     ],
-)  # fmt: skip
+)
 def test_options_take_part(record: dict[str, Any], options: dict[str, Any], chosen: str) -> None:
     detection = detect([record], options)
     assert detection.chosen == chosen and not set(detection.options) & set(options)
@@ -121,12 +129,20 @@ def refusal(rows: list[dict[str, Any]], **options: Any) -> str:
     ("record", "both"),
     [
         ({"messages": SAID, "text": "a"}, ["template='text'", "template='messages'"]),
-        ({"instruction": "a", "input": "", "output": "b", "text": "ab"}, ["template='text'", "template='alpaca'"]),
-        ({"messages": SAID, "question": "a", "answer": "b"}, [
-            "template='messages'", "template='query_response', input_key='question', output_key='answer'"]),
+        (
+            {"instruction": "a", "input": "", "output": "b", "text": "ab"},
+            ["template='text'", "template='alpaca'"],
+        ),
+        (
+            {"messages": SAID, "question": "a", "answer": "b"},
+            [
+                "template='messages'",
+                "template='query_response', input_key='question', output_key='answer'",
+            ],
+        ),
         ({"input_ids": [1], "text": "a"}, ["template='text'", "template='pretokenized'"]),
     ],
-)  # fmt: skip
+)
 def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[str]) -> None:
     said = refusal([record] * 10)
     assert (
@@ -165,14 +181,22 @@ def test_rows_that_say_nothing_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"id": 1, "content": "a"}, "with the keys content (str), id (int); give template='text' with key='content'"),
-        ({"a": "x", "b": "y"}, "give template='text' with key=, or template='prompt_completion' with input_key= and output_key="),
+        (
+            {"id": 1, "content": "a"},
+            "with the keys content (str), id (int); give template='text' with key='content'",
+        ),
+        (
+            {"a": "x", "b": "y"},
+            "give template='text' with key=, or template='prompt_completion' with input_key= and output_key=",
+        ),
         ({}, "no template fits 1 rows with the keys (none)"),
-        ({"problem": "a", "solution": "b", "answer": "c"},
-         "give template='query_response' with input_key= (problem) and output_key= (answer, solution)"),
+        (
+            {"problem": "a", "solution": "b", "answer": "c"},
+            "give template='query_response' with input_key= (problem) and output_key= (answer, solution)",
+        ),
         ({"messages": ["hi"]}, "with the keys messages (list)"),
     ],
-)  # fmt: skip
+)
 def test_no_shape_says_what_there_is(record: dict[str, Any], said: str) -> None:
     assert said in refusal([record])
 
@@ -200,7 +224,10 @@ SAY = {"role": "assistant", "content": "b"}
         ({"conversations": SHARED, "kto_tag": True}, "kto"),
         # axolotl
         ({"messages": SAID, "chosen": SAY, "rejected": SAY}, "preference"),
-        ({"system": "", "instruction": "a", "chosen_response": "b", "rejected_response": "c"}, "preference"),
+        (
+            {"system": "", "instruction": "a", "chosen_response": "b", "rejected_response": "c"},
+            "preference",
+        ),
         ({"system": "s", "question": "a", "chosen": "b", "rejected": "c"}, "preference"),
         ({"question": "a", "completion": "b", "label": True}, "kto"),
         # a completion beside a pair, and no true or false
@@ -208,7 +235,7 @@ SAY = {"role": "assistant", "content": "b"}
         ({"prompt": "a", "completion": "b", "label": "good"}, "prompt_completion"),
         ({"text": "a", "label": True}, "text"),
     ],
-)  # fmt: skip
+)
 def test_judged_rows_win_over_those_to_imitate(record: dict[str, Any], chosen: str) -> None:
     assert detect([record] * 3, {}).chosen == chosen
 

@@ -162,9 +162,12 @@ def test_values_of_llama_factory_keep_their_images_apart_from_texts(
     folder: Path, images: Path
 ) -> None:
     content = [
-        {"type": "text", "value": "See "}, {"type": "image", "value": "a.png"},
-        {"type": "text", "value": " and "}, {"type": "image", "value": "deep/b.jpg"}, {"type": "text", "value": " what?"},
-    ]  # fmt: skip
+        {"type": "text", "value": "See "},
+        {"type": "image", "value": "a.png"},
+        {"type": "text", "value": " and "},
+        {"type": "image", "value": "deep/b.jpg"},
+        {"type": "text", "value": " what?"},
+    ]
     template = opened(folder, images)
     made = template.encode([{"messages": [user(content), ANSWER]}])
     assert samples(made) == samples(template.encode([tagged(images=["a.png", "deep/b.jpg"])]))
@@ -244,37 +247,73 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (tagged(images=["a.png"]), "a tag or part of kind image has no file or bytes of its own, and none is left in column"),
-        (tagged(images=["a.png"] * 3), "column 'images' lists 3 of kind image, but the messages have 2 tags or parts"),
-        ({"messages": [user("What?"), ANSWER], "images": ["a.png"]}, "column 'images' lists 1 of kind image, but the messages have"),
+        (
+            tagged(images=["a.png"]),
+            "a tag or part of kind image has no file or bytes of its own, and none is left in column",
+        ),
+        (
+            tagged(images=["a.png"] * 3),
+            "column 'images' lists 3 of kind image, but the messages have 2 tags or parts",
+        ),
+        (
+            {"messages": [user("What?"), ANSWER], "images": ["a.png"]},
+            "column 'images' lists 1 of kind image, but the messages have",
+        ),
         (tagged(images=[]), "a tag or part of kind image has no file or bytes of its own"),
         (tagged(images=None), "a tag or part of kind image has no file or bytes of its own"),
-        ({"messages": [user("What?"), ANSWER], "image": "a.png"}, "write <image> in the text where each belongs"),
+        (
+            {"messages": [user("What?"), ANSWER], "image": "a.png"},
+            "write <image> in the text where each belongs",
+        ),
         (tagged(images=["a.png", "missing.png"]), "missing.png: nothing found, expected a file"),
         (tagged(images=["a.png", "broken.png"]), "broken.png: the image is broken or cut off"),
         (tagged(images=["a.png", "empty.png"]), "empty.png: the file is empty"),
         (tagged(images=["a.png", "text.png"]), "text.png: not an image that Pillow can read"),
         (tagged(images=["a.png", "deep"]), "deep"),
-        (tagged(images=["a.png", "https://x.org/b.png"]), "is remote, which is not supported yet; download it"),
+        (
+            tagged(images=["a.png", "https://x.org/b.png"]),
+            "is remote, which is not supported yet; download it",
+        ),
         (tagged(images=["a.png", "s3://x/b.png"]), "is remote"),
-        (tagged(images=["a.png", 5]), "column 'images', place 1: the image is int '5', expected a path"),
+        (
+            tagged(images=["a.png", 5]),
+            "column 'images', place 1: the image is int '5', expected a path",
+        ),
         (tagged(images=["a.png", {"height": 5}]), r"a dict with \['height'\], expected a path"),
-        (tagged(images=["a.png", {"path": "a.png", "start": "1"}]), "start is '1' and num_bytes None, expected two whole"),
-        (tagged(images=["a.png", "a.png"], image="deep/b.jpg"), "columns 'images' and 'image' hold different media"),
+        (
+            tagged(images=["a.png", {"path": "a.png", "start": "1"}]),
+            "start is '1' and num_bytes None, expected two whole",
+        ),
+        (
+            tagged(images=["a.png", "a.png"], image="deep/b.jpg"),
+            "columns 'images' and 'image' hold different media",
+        ),
         (tagged(images=["a.png", ""]), "the path '' is empty"),
         (tagged(images=["a.png", "data:image/png,abc"]), "a data URL that begins 'data:image/png'"),
         (tagged(images=["a.png", "data:audio/wav;base64,AAAA"]), "expected data:image/…"),
         (tagged(images=["a.png", "data:image/png;base64,****"]), "not base64"),
         (tagged(images=["a.png", {"bytes": b"no image"}]), "image in the record: not an image"),
-        (parts({"type": "image", "image": "a.png", "max_pixels": 100}, {"type": "image", "image": "a.png"}), "has 'max_pixels'"),
-        ({"messages": [user("<audio>"), ANSWER], "audios": ["a.wav"]}, "takes image, video, not audio"),
-        ({"messages": [user("Token <|image_pad|>"), ANSWER]}, "the text of the record holds '<|image_pad|>', which stands for image"),
+        (
+            parts(
+                {"type": "image", "image": "a.png", "max_pixels": 100},
+                {"type": "image", "image": "a.png"},
+            ),
+            "has 'max_pixels'",
+        ),
+        (
+            {"messages": [user("<audio>"), ANSWER], "audios": ["a.wav"]},
+            "takes image, video, not audio",
+        ),
+        (
+            {"messages": [user("Token <|image_pad|>"), ANSWER]},
+            "the text of the record holds '<|image_pad|>', which stands for image",
+        ),
         (
             {"messages": [user("<image> <|image_pad|>"), ANSWER], "images": ["a.png"]},
             "the text of the record holds '<|image_pad|>'",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_or_read_is_refused_by_name(
     folder: Path, images: Path, record: Record, why: str
 ) -> None:

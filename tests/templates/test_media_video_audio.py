@@ -68,8 +68,12 @@ def answers() -> list[tuple[list[Any], dict[str, Any]]]:
     given = [case for family in VIDEO for case in cases(family, 400)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.templates.video_truth"],
-        input=json.dumps(given), capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     return list(zip(given, json.loads(done.stdout), strict=True))
 
 

@@ -52,26 +52,69 @@ def refused(record: dict[str, Any], **options: Any) -> str:
         ("messages", {"messages": MESSAGES[1:], "sys": "be brief"}, {"system_key": "sys"}),
         ("messages", {"messages": MESSAGES, "system_prompt": None, "tools": []}, {}),
         ("messages", {"messages": MESSAGES, "system_prompt": "another"}, {"system_key": None}),
-        ("messages", {"log": [{"who": role, "says": said} for role, said in TURNS]},
-         {"messages_key": "log", "role_key": "who", "content_key": "says"}),
-        ("messages", {"messages": [{"role": role.upper(), "content": said} for role, said in TURNS]}, {}),
-        ("messages", {"messages": [{"role": role[0], "content": said} for role, said in TURNS]},
-         {"role_map": {"s": "system", "user": ["u"], "a": "assistant"}}),
-        ("sharegpt", {"conversations": [
-            {"from": {"user": "human", "assistant": "gpt"}.get(role, role), "value": said} for role, said in TURNS]}, {}),
+        (
+            "messages",
+            {"log": [{"who": role, "says": said} for role, said in TURNS]},
+            {"messages_key": "log", "role_key": "who", "content_key": "says"},
+        ),
+        (
+            "messages",
+            {"messages": [{"role": role.upper(), "content": said} for role, said in TURNS]},
+            {},
+        ),
+        (
+            "messages",
+            {"messages": [{"role": role[0], "content": said} for role, said in TURNS]},
+            {"role_map": {"s": "system", "user": ["u"], "a": "assistant"}},
+        ),
+        (
+            "sharegpt",
+            {
+                "conversations": [
+                    {"from": {"user": "human", "assistant": "gpt"}.get(role, role), "value": said}
+                    for role, said in TURNS
+                ]
+            },
+            {},
+        ),
         ("sharegpt", {"conversation": MESSAGES}, {}),
-        ("sharegpt", {"conversation": [{"human": "hi", "assistant": "hello"}, {"human": "bye", "assistant": "ciao"}],
-                      "system": "be brief"}, {}),
-        ("sharegpt", {"dialog": [{"from": role, "value": said} for role, said in TURNS]}, {"messages_key": "dialog"}),
-        ("alpaca", {"instruction": "bye", "input": "", "output": "ciao", "history": [["hi", "hello"]],
-                    "system": "be brief"}, {}),
-        ("alpaca", {"q": "bye", "a": "ciao", "past": [["hi", "hello"]], "system": "be brief"},
-         {"instruction_key": "q", "output_key": "a", "history_key": "past"}),
+        (
+            "sharegpt",
+            {
+                "conversation": [
+                    {"human": "hi", "assistant": "hello"},
+                    {"human": "bye", "assistant": "ciao"},
+                ],
+                "system": "be brief",
+            },
+            {},
+        ),
+        (
+            "sharegpt",
+            {"dialog": [{"from": role, "value": said} for role, said in TURNS]},
+            {"messages_key": "dialog"},
+        ),
+        (
+            "alpaca",
+            {
+                "instruction": "bye",
+                "input": "",
+                "output": "ciao",
+                "history": [["hi", "hello"]],
+                "system": "be brief",
+            },
+            {},
+        ),
+        (
+            "alpaca",
+            {"q": "bye", "a": "ciao", "past": [["hi", "hello"]], "system": "be brief"},
+            {"instruction_key": "q", "output_key": "a", "history_key": "past"},
+        ),
         ("prompt_completion", {"prompt": MESSAGES[:-1], "completion": MESSAGES[-1:]}, {}),
         ("prompt_completion", {"prompt": MESSAGES[:-1], "completion": MESSAGES[-1]}, {}),
         ("prompt_completion", {"prompt": MESSAGES[:-1], "response": "ciao"}, {}),
     ],
-)  # fmt: skip
+)
 def test_one_conversation_in_every_shape(
     shape: str, record: dict[str, Any], options: dict[str, Any]
 ) -> None:
@@ -257,35 +300,111 @@ def test_what_comes_with_a_conversation() -> None:
 @pytest.mark.parametrize(
     ("shape", "record", "reason"),
     [
-        ("messages", {"text": "a"}, "key 'messages' is missing among ['text'], expected a list of {role, content}"),
+        (
+            "messages",
+            {"text": "a"},
+            "key 'messages' is missing among ['text'], expected a list of {role, content}",
+        ),
         ("messages", {"messages": 3}, "key 'messages' is int, expected a list of {role, content}"),
         ("messages", {"messages": "[{]"}, "key 'messages' is a string that is not JSON"),
-        ("messages", {"messages": ["hi"]}, "messages[0] is str, expected a dict with role and content"),
+        (
+            "messages",
+            {"messages": ["hi"]},
+            "messages[0] is str, expected a dict with role and content",
+        ),
         ("messages", {"messages": [{"content": "a"}]}, "messages[0] has a role that is null"),
-        ("messages", {"messages": [{"role": ["a"], "content": "a"}]}, "messages[0] has a role that is list"),
-        ("messages", {"messages": [{"role": "narrator", "content": "a"}]}, "pass role_map={'narrator': 'user'}"),
+        (
+            "messages",
+            {"messages": [{"role": ["a"], "content": "a"}]},
+            "messages[0] has a role that is list",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "narrator", "content": "a"}]},
+            "pass role_map={'narrator': 'user'}",
+        ),
         ("messages", {"messages": [{"role": "user"}]}, "messages[0] (user): 'content' is missing"),
-        ("messages", {"messages": [{"role": "user", "content": None}]}, "'content' is null, expected a string"),
-        ("messages", {"messages": [{"role": "user", "content": 3}]}, "'content' is int, expected a string"),
-        ("messages", {"messages": MESSAGES, "system": "x"}, "begins with a system message, and the record has another"),
-        ("messages", {"messages": MESSAGES[1:], "system": 3}, "key 'system' is int, expected a string; system_key=None"),
-        ("messages", {"messages": MESSAGES, "tools": 3}, "key 'tools' is int, expected a list, a dict, JSON text or null"),
-        ("messages", {"messages": MESSAGES, "tools": "{"}, "key 'tools' is a string that is not JSON"),
-        ("messages", {"messages": MESSAGES, "tools": [3]}, "a tool in key 'tools' is int, expected a JSON schema"),
-        ("messages", {"messages": MESSAGES, "chat_template_kwargs": [1]}, "'chat_template_kwargs' is list, expected a dict"),
-        ("messages", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls holds '{}'"),
-        ("messages", {"messages": [{"role": "tool_call", "content": ""}]}, "is a tool call without content"),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": None}]},
+            "'content' is null, expected a string",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": 3}]},
+            "'content' is int, expected a string",
+        ),
+        (
+            "messages",
+            {"messages": MESSAGES, "system": "x"},
+            "begins with a system message, and the record has another",
+        ),
+        (
+            "messages",
+            {"messages": MESSAGES[1:], "system": 3},
+            "key 'system' is int, expected a string; system_key=None",
+        ),
+        (
+            "messages",
+            {"messages": MESSAGES, "tools": 3},
+            "key 'tools' is int, expected a list, a dict, JSON text or null",
+        ),
+        (
+            "messages",
+            {"messages": MESSAGES, "tools": "{"},
+            "key 'tools' is a string that is not JSON",
+        ),
+        (
+            "messages",
+            {"messages": MESSAGES, "tools": [3]},
+            "a tool in key 'tools' is int, expected a JSON schema",
+        ),
+        (
+            "messages",
+            {"messages": MESSAGES, "chat_template_kwargs": [1]},
+            "'chat_template_kwargs' is list, expected a dict",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls holds '{}'",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "tool_call", "content": ""}]},
+            "is a tool call without content",
+        ),
         ("sharegpt", {"a": 1}, "key 'conversations' is missing among ['a']"),
-        ("sharegpt", {"conversations": [{"a": 1}]}, "conversations[0] has the keys ['a'], expected role and content"),
+        (
+            "sharegpt",
+            {"conversations": [{"a": 1}]},
+            "conversations[0] has the keys ['a'], expected role and content",
+        ),
         ("sharegpt", {"conversations": [{"human": 1}]}, "conversations[0] has the keys ['human']"),
         ("alpaca", {"instruction": "a"}, "key 'output' is missing among ['instruction']"),
-        ("alpaca", {"instruction": "a", "output": None}, "key 'output' is null, expected a string; name the key with"),
-        ("alpaca", {"instruction": "a", "output": "b", "history": [["q"]]}, "history[0] is \"['q']\", expected [question"),
+        (
+            "alpaca",
+            {"instruction": "a", "output": None},
+            "key 'output' is null, expected a string; name the key with",
+        ),
+        (
+            "alpaca",
+            {"instruction": "a", "output": "b", "history": [["q"]]},
+            "history[0] is \"['q']\", expected [question",
+        ),
         ("prompt_completion", {"prompt": "a"}, "key 'completion' is missing among ['prompt']"),
-        ("query_response", {"question": "a"}, "of the usual names for output_key the record has none among ['question']"),
-        ("query_response", {"question": "a", "prompt": "b", "answer": "c"}, "for input_key the record has 2: prompt, quest"),
+        (
+            "query_response",
+            {"question": "a"},
+            "of the usual names for output_key the record has none among ['question']",
+        ),
+        (
+            "query_response",
+            {"question": "a", "prompt": "b", "answer": "c"},
+            "for input_key the record has 2: prompt, quest",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_named(shape: str, record: dict[str, Any], reason: str) -> None:
     assert reason in refused(record, shape=shape)
 
@@ -390,11 +509,23 @@ def test_content_and_the_order_of_keys_are_kept(turns: list[dict[str, Any]]) -> 
         assert message["role"] in ("user", "assistant", "system", "tool", "developer")
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                        st.sampled_from(["role", "content", "from", "value", "tool_calls", "function", "name", "type"]),
-                        inner, max_size=4), max_leaves=12),
-       st.sampled_from(["messages", "sharegpt", "alpaca", "prompt_completion", "query_response"]))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["role", "content", "from", "value", "tool_calls", "function", "name", "type"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    ),
+    st.sampled_from(["messages", "sharegpt", "alpaca", "prompt_completion", "query_response"]),
+)
 def test_whatever_a_record_holds_it_is_read_or_refused_and_stays_as_it_was(
     value: Any, shape: str
 ) -> None:

@@ -309,20 +309,64 @@ END = "<|im_end|>\n"
 @pytest.mark.parametrize(
     ("row", "asked"),
     [
-        ({"conversations": [{"from": "human", "value": "hi"}], "chosen": {"from": "gpt", "value": "yes"},
-          "rejected": {"from": "gpt", "value": "no"}}, ASKED.format("hi")),
+        (
+            {
+                "conversations": [{"from": "human", "value": "hi"}],
+                "chosen": {"from": "gpt", "value": "yes"},
+                "rejected": {"from": "gpt", "value": "no"},
+            },
+            ASKED.format("hi"),
+        ),
         ({"instruction": "hi", "input": "", "chosen": "yes", "rejected": "no"}, ASKED.format("hi")),
-        ({"instruction": "hi", "input": "you", "chosen": "yes", "rejected": "no"}, ASKED.format("hi\n\nyou")),
-        ({"system": "be kind", "question": "hi", "chosen": "yes", "rejected": "no"}, SYSTEM.format("hi")),
-        ({"system": "be kind", "instruction": "hi", "chosen_response": "yes", "rejected_response": "no"}, SYSTEM.format("hi")),
-        ({"messages": [{"role": "user", "content": "hi"}], "chosen": {"role": "assistant", "content": "yes"},
-          "rejected": {"role": "assistant", "content": "no"}}, ASKED.format("hi")),
-        ({"prompt": "hi", "chosen": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}],
-          "rejected": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "no"}]}, ASKED.format("hi")),
-        ({"prompt": "hi", "chosen": [{"role": "assistant", "content": "yes"}],
-          "rejected": [{"role": "assistant", "content": "no"}]}, ASKED.format("hi")),
+        (
+            {"instruction": "hi", "input": "you", "chosen": "yes", "rejected": "no"},
+            ASKED.format("hi\n\nyou"),
+        ),
+        (
+            {"system": "be kind", "question": "hi", "chosen": "yes", "rejected": "no"},
+            SYSTEM.format("hi"),
+        ),
+        (
+            {
+                "system": "be kind",
+                "instruction": "hi",
+                "chosen_response": "yes",
+                "rejected_response": "no",
+            },
+            SYSTEM.format("hi"),
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "chosen": {"role": "assistant", "content": "yes"},
+                "rejected": {"role": "assistant", "content": "no"},
+            },
+            ASKED.format("hi"),
+        ),
+        (
+            {
+                "prompt": "hi",
+                "chosen": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "yes"},
+                ],
+                "rejected": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "no"},
+                ],
+            },
+            ASKED.format("hi"),
+        ),
+        (
+            {
+                "prompt": "hi",
+                "chosen": [{"role": "assistant", "content": "yes"}],
+                "rejected": [{"role": "assistant", "content": "no"}],
+            },
+            ASKED.format("hi"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_pairs_of_other_tools_become_conversations(chatml: Path, row: Row, asked: str) -> None:
     assert texts(chatml, "preference", row) == [f"{asked}yes{END}", f"{asked}no{END}"]
 
@@ -340,13 +384,23 @@ def test_a_plain_prompt_stays_plain_unless_chat_is_asked_for(chatml: Path) -> No
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "no"}], "label": False},
-        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "no"}], "kto_tag": False},
+        {
+            "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "no"}],
+            "label": False,
+        },
+        {
+            "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "no"}],
+            "kto_tag": False,
+        },
         {"instruction": "hi", "input": "", "output": "no", "kto_tag": False},
         {"question": "hi", "completion": "no", "label": 0},
-        {"prompt": [{"role": "user", "content": "hi"}], "completion": {"role": "assistant", "content": "no"}, "label": False},
+        {
+            "prompt": [{"role": "user", "content": "hi"}],
+            "completion": {"role": "assistant", "content": "no"},
+            "label": False,
+        },
     ],
-)  # fmt: skip
+)
 def test_judged_answers_of_other_tools(chatml: Path, row: Row) -> None:
     assert texts(chatml, "kto", row) == [f"{ASKED.format('hi')}no{END}"]
     labels = [
@@ -427,40 +481,166 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
 @pytest.mark.parametrize(
     ("template", "row", "options", "said"),
     [
-        ("preference", {"prompt": "a"}, {}, "key 'chosen' is missing among ['prompt'], expected text or messages"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": None}, {}, "key 'rejected' is null, expected text or messages"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": []}, {}, "one of chosen and rejected is text, the other is messages"),
-        ("preference", {"chosen": "", "rejected": "b"}, {}, "chosen or rejected is empty, and there is no prompt"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, {}, "'system', which is not used with plain text"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]}, {}, "pass chat=True to render the text"),
-        ("preference", {"prompt": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}, {"chat": False}, "leave chat= out"),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}, {"margin_key": "margin"},
-         "key 'margin' is 'x', expected a finite number"),
-        ("preference", {"prompt": "a", "chosen": "<s>", "rejected": "c"}, {"special_in_text": "error"},
-         "special token '<s>' is in the text"),
-        ("preference", {"prompt": "a", "chosen": "\ud800", "rejected": "c"}, {}, "half of a surrogate pair"),
-        ("preference", {"prompt": None, "chosen": "b", "rejected": "c"}, {}, "'prompt' is null, and chosen and rejected begin differently"),
-        ("preference", {"prompt": "a", "chosen": ["b"], "rejected": ["c"]}, {}, "chosen[0] is str, expected a dict with role and content"),
-        ("preference", {"prompt": [], "chosen": "b", "rejected": "c"}, {}, "key 'prompt' is an empty list, expected the messages"),
-        ("preference", {"prompt": [SAID[0]], "chosen": SAID, "rejected": SAID}, {}, "begin with the messages of 'prompt'"),
-        ("preference", {"messages": SAID, "chosen": SAID[1], "rejected": SAID[1]}, {}, "ends with the assistant's message, and chosen"),
-        ("preference", {"prompt": "a", "chosen": SAID, "rejected": SAID[:0:-1]}, {}, "have no first message in common"),
-        ("kto", {"messages": SAID[::-1], "label": True}, {}, "ends with a message of 'user', expected the assistant's"),
-        ("kto", {"messages": SAID, "answer": "b", "label": True}, {}, "the assistant's message, and 'answer' would follow"),
-        ("preference", {"instruction": "a", "history": ["b"], "chosen": "b", "rejected": "c"}, {},
-         "history[0] is 'b', expected [question, answer]"),
-        ("kto", {"prompt": "a", "completion": "b", "label": "good"}, {}, "key 'label' is 'good', expected true or false"),
+        (
+            "preference",
+            {"prompt": "a"},
+            {},
+            "key 'chosen' is missing among ['prompt'], expected text or messages",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": None},
+            {},
+            "key 'rejected' is null, expected text or messages",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": []},
+            {},
+            "one of chosen and rejected is text, the other is messages",
+        ),
+        (
+            "preference",
+            {"chosen": "", "rejected": "b"},
+            {},
+            "chosen or rejected is empty, and there is no prompt",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"},
+            {},
+            "'system', which is not used with plain text",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]},
+            {},
+            "pass chat=True to render the text",
+        ),
+        (
+            "preference",
+            {"prompt": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"},
+            {"chat": False},
+            "leave chat= out",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"},
+            {"margin_key": "margin"},
+            "key 'margin' is 'x', expected a finite number",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "<s>", "rejected": "c"},
+            {"special_in_text": "error"},
+            "special token '<s>' is in the text",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "\ud800", "rejected": "c"},
+            {},
+            "half of a surrogate pair",
+        ),
+        (
+            "preference",
+            {"prompt": None, "chosen": "b", "rejected": "c"},
+            {},
+            "'prompt' is null, and chosen and rejected begin differently",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": ["b"], "rejected": ["c"]},
+            {},
+            "chosen[0] is str, expected a dict with role and content",
+        ),
+        (
+            "preference",
+            {"prompt": [], "chosen": "b", "rejected": "c"},
+            {},
+            "key 'prompt' is an empty list, expected the messages",
+        ),
+        (
+            "preference",
+            {"prompt": [SAID[0]], "chosen": SAID, "rejected": SAID},
+            {},
+            "begin with the messages of 'prompt'",
+        ),
+        (
+            "preference",
+            {"messages": SAID, "chosen": SAID[1], "rejected": SAID[1]},
+            {},
+            "ends with the assistant's message, and chosen",
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": SAID, "rejected": SAID[:0:-1]},
+            {},
+            "have no first message in common",
+        ),
+        (
+            "kto",
+            {"messages": SAID[::-1], "label": True},
+            {},
+            "ends with a message of 'user', expected the assistant's",
+        ),
+        (
+            "kto",
+            {"messages": SAID, "answer": "b", "label": True},
+            {},
+            "the assistant's message, and 'answer' would follow",
+        ),
+        (
+            "preference",
+            {"instruction": "a", "history": ["b"], "chosen": "b", "rejected": "c"},
+            {},
+            "history[0] is 'b', expected [question, answer]",
+        ),
+        (
+            "kto",
+            {"prompt": "a", "completion": "b", "label": "good"},
+            {},
+            "key 'label' is 'good', expected true or false",
+        ),
         ("kto", {"prompt": "a", "completion": "b"}, {}, "key 'label' is missing"),
-        ("kto", {"completion": "b", "label": True}, {}, "no prompt among ['completion', 'label']; name its key with input_key="),
-        ("prompt", {"prompt": [{"role": "assistant", "content": "a"}]}, {},
-         "ends with a message of the assistant, expected a prompt to answer"),
+        (
+            "kto",
+            {"completion": "b", "label": True},
+            {},
+            "no prompt among ['completion', 'label']; name its key with input_key=",
+        ),
+        (
+            "prompt",
+            {"prompt": [{"role": "assistant", "content": "a"}]},
+            {},
+            "ends with a message of the assistant, expected a prompt to answer",
+        ),
         ("prompt", {"text": "a"}, {}, "no prompt among ['text']"),
-        ("stepwise", {"prompt": "a", "completions": ["b"], "labels": []}, {}, "1 steps and 0 labels, expected one label for each step"),
-        ("stepwise", {"prompt": "a", "completions": [1], "labels": [True]}, {}, "completions[0] is int, expected text"),
-        ("stepwise", {"prompt": "a", "completions": "b", "labels": [True]}, {}, "key 'completions' is str, expected a list"),
-        ("stepwise", {"prompt": "a", "completions": ["b"], "labels": [0.5]}, {}, "labels[0] is 0.5, expected true or false"),
+        (
+            "stepwise",
+            {"prompt": "a", "completions": ["b"], "labels": []},
+            {},
+            "1 steps and 0 labels, expected one label for each step",
+        ),
+        (
+            "stepwise",
+            {"prompt": "a", "completions": [1], "labels": [True]},
+            {},
+            "completions[0] is int, expected text",
+        ),
+        (
+            "stepwise",
+            {"prompt": "a", "completions": "b", "labels": [True]},
+            {},
+            "key 'completions' is str, expected a list",
+        ),
+        (
+            "stepwise",
+            {"prompt": "a", "completions": ["b"], "labels": [0.5]},
+            {},
+            "labels[0] is 0.5, expected true or false",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_row_that_cannot_be_read_is_refused_by_name_and_number(
     chatml: Path, template: str, row: Row, options: dict[str, Any], said: str
 ) -> None:

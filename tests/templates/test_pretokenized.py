@@ -63,24 +63,54 @@ def test_nothing_to_train_is_counted() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({}, "key 'input_ids' is missing among [], expected a list of ids; name the key with input_key="),
-        ({"input_ids": "abc"}, "key 'input_ids' is a str of <U3 with 0 dimensions, expected a flat list of integers"),
+        (
+            {},
+            "key 'input_ids' is missing among [], expected a list of ids; name the key with input_key=",
+        ),
+        (
+            {"input_ids": "abc"},
+            "key 'input_ids' is a str of <U3 with 0 dimensions, expected a flat list of integers",
+        ),
         ({"input_ids": [1.0, 2.0]}, "is a list of float64"),
         ({"input_ids": [[1], [2, 3]]}, "expected a flat list of integers"),
         ({"input_ids": [[1, 2]]}, "with 2 dimensions, expected a flat list"),
         ({"input_ids": [True, False]}, "is a list of bool"),
-        ({"input_ids": [1, -1]}, "key 'input_ids' holds -1 at place 1, expected 0 <= id < 9 (vocab_size)"),
+        (
+            {"input_ids": [1, -1]},
+            "key 'input_ids' holds -1 at place 1, expected 0 <= id < 9 (vocab_size)",
+        ),
         ({"input_ids": [1, 9]}, "holds 9 at place 1"),
-        ({"input_ids": IDS, "labels": [5]}, "key 'labels' has 1 labels for 4 ids, expected one each"),
-        ({"input_ids": IDS, "labels": [5, 6, 8, 8]}, "differs from the ids at 1 places, first at 2: label 8, id 7; expected"),
-        ({"input_ids": IDS, "labels": [6, 7, 8, -100]}, "they look shifted by one already, but the loader shifts labels"),
-        ({"input_ids": IDS, "loss_mask": [1]}, "key 'loss_mask' has the shape (1,) for 4 ids, expected one value each"),
-        ({"input_ids": IDS, "loss_mask": [0, 1, 2, 0]}, "key 'loss_mask' holds 2, expected 0 and 1, or true and false"),
+        (
+            {"input_ids": IDS, "labels": [5]},
+            "key 'labels' has 1 labels for 4 ids, expected one each",
+        ),
+        (
+            {"input_ids": IDS, "labels": [5, 6, 8, 8]},
+            "differs from the ids at 1 places, first at 2: label 8, id 7; expected",
+        ),
+        (
+            {"input_ids": IDS, "labels": [6, 7, 8, -100]},
+            "they look shifted by one already, but the loader shifts labels",
+        ),
+        (
+            {"input_ids": IDS, "loss_mask": [1]},
+            "key 'loss_mask' has the shape (1,) for 4 ids, expected one value each",
+        ),
+        (
+            {"input_ids": IDS, "loss_mask": [0, 1, 2, 0]},
+            "key 'loss_mask' holds 2, expected 0 and 1, or true and false",
+        ),
         ({"input_ids": IDS, "loss_mask": [0.5] * 4}, "key 'loss_mask' is a list of float64"),
-        ({"input_ids": IDS, "attention_mask": [1, 1, 1, 0]}, "has 1 zeros among 4, expected only ones: samples are stored"),
-        ({"input_ids": IDS, "labels": IDS, "loss_mask": [0, 1, 1, 1]}, "disagree at 1 of 4 tokens; choose one with mask_key="),
+        (
+            {"input_ids": IDS, "attention_mask": [1, 1, 1, 0]},
+            "has 1 zeros among 4, expected only ones: samples are stored",
+        ),
+        (
+            {"input_ids": IDS, "labels": IDS, "loss_mask": [0, 1, 1, 1]},
+            "disagree at 1 of 4 tokens; choose one with mask_key=",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_taken_is_named(record: dict[str, Any], reason: str) -> None:
     with pytest.raises(TemplateError) as caught:
         PretokenizedTemplate(vocab_size=9).encode([{"input_ids": IDS}] * 1100 + [record])

@@ -151,8 +151,10 @@ def test_messages_parts_and_tools_that_are_left_out_are_counted() -> None:
     assert lost(NO_SYSTEM, [system("Be brief."), Q, A]) == {"system.content": 9}
     told = assistant("I ask.", tool_calls=CALLS[:1])
     assert lost(NO_SYSTEM, [Q, told, result("I ask."), A], tools=[TOOL]) == {
-        "assistant.tool_calls": 3, "tool.content": 6, "tools": 0,
-    }  # fmt: skip
+        "assistant.tool_calls": 3,
+        "tool.content": 6,
+        "tools": 0,
+    }
     picture = user([{"type": "text", "text": "What is this?"}, {"type": "image", "image": "a.png"}])
     assert lost(TEXT_PARTS, [picture, A]) == {"user.content[image]": 0}
     printed = TEXT_PARTS.replace(

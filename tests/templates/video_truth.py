@@ -57,9 +57,12 @@ def main() -> None:
         found = {"frames": metadata.frames_indices, "tokens": patches // own.merge_size**2}
         if family == "qwen3_vl":
             processor = types.SimpleNamespace(
-                video_processor=own, video_token="<|video_pad|>", vision_start_token="<|vision_start|>",
-                vision_end_token="<|vision_end|>", _calculate_timestamps=partial(Qwen3VLProcessor._calculate_timestamps, None),
-            )  # fmt: skip
+                video_processor=own,
+                video_token="<|video_pad|>",
+                vision_start_token="<|vision_start|>",
+                vision_end_token="<|vision_end|>",
+                _calculate_timestamps=partial(Qwen3VLProcessor._calculate_timestamps, None),
+            )
             grid = np.array([[times, patches // times, 1]])
             inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
             found["text"] = Qwen3VLProcessor.replace_video_token(processor, inputs, 0)

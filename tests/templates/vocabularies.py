@@ -209,13 +209,42 @@ EVERY = [*VOCABULARIES, *map(real, FOUND)]
 PIECES = st.one_of(
     st.sampled_from(
         [
-            *SPECIAL, *ADDED, "<mask>", "[UNK]", "<unk>", "<0x41>", "▁", "Ġ", " ", "  ", "\n\n", "\t ", "\u00a0",
-            "the", " quick", "hello", "é", "e\u0301", "\u0301", "q\u0307\u0323", "\u1100\u1161", "Å", "\u212b", "ﬁ",
-            "🙂", "👩‍👩‍👧‍👦", "你好", "\U000f0041", "\u0897\u0301", "\x00", "’s", "1234",
+            *SPECIAL,
+            *ADDED,
+            "<mask>",
+            "[UNK]",
+            "<unk>",
+            "<0x41>",
+            "▁",
+            "Ġ",
+            " ",
+            "  ",
+            "\n\n",
+            "\t ",
+            "\u00a0",
+            "the",
+            " quick",
+            "hello",
+            "é",
+            "e\u0301",
+            "\u0301",
+            "q\u0307\u0323",
+            "\u1100\u1161",
+            "Å",
+            "\u212b",
+            "ﬁ",
+            "🙂",
+            "👩‍👩‍👧‍👦",
+            "你好",
+            "\U000f0041",
+            "\u0897\u0301",
+            "\x00",
+            "’s",
+            "1234",
         ]
     ),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
-)  # fmt: skip
+)
 # hypothesis reads constants in our sources, so it knows the marks of special_text: their refusal has its own test
 TEXT = st.lists(PIECES, max_size=8).map("".join).filter(lambda text: "\ufdd0\ufdd5" not in text)
 

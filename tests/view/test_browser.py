@@ -78,8 +78,17 @@ def hostile_path(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path)
         hostile.SOURCE_NAME: {"path": hostile.FILE_NAME, "weight": 1},
         "again": {"path": f"./{hostile.FILE_NAME}", "weight": 1},
     }
-    recipe = {"data": sets, "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 128, "batch_size": 2,
-              "epochs": 2, "num_proc": 1, "run_id": hostile.SOURCE_NAME}  # fmt: skip
+    recipe = {
+        "data": sets,
+        "tokenizer": str(tokenizer_path),
+        "template": "text",
+        "cache_dir": "cache",
+        "max_length": 128,
+        "batch_size": 2,
+        "epochs": 2,
+        "num_proc": 1,
+        "run_id": hostile.SOURCE_NAME,
+    }
     path = folder / "recipe.yaml"
     path.write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(path).changed(progress="none"))
@@ -163,9 +172,13 @@ def page(chromium: Browser, url: str) -> Page:
 
 
 VIEWS = {
-    "#/samples?row=0&at=0": "trained", "#/samples?row=9&at=9&tab=raw": "\\u0000", "#/samples?row=10&at=10&tab=text": "\\u202e",
-    "#/run?step=2": "Rank 1", "#/what-if?max_length=64": "these settings", "#/live": "Nothing was written",
-}  # fmt: skip
+    "#/samples?row=0&at=0": "trained",
+    "#/samples?row=9&at=9&tab=raw": "\\u0000",
+    "#/samples?row=10&at=10&tab=text": "\\u202e",
+    "#/run?step=2": "Rank 1",
+    "#/what-if?max_length=64": "these settings",
+    "#/live": "Nothing was written",
+}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -436,8 +449,15 @@ def test_a_large_list_is_never_loaded_as_a_whole(
         file.writelines(
             f'{{"text": "row {row} of fox{" dog" * (row % 7)}"}}\n' for row in range(ROWS)
         )
-    recipe = {"data": "many.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 64,
-              "batch_size": 8, "num_proc": 1}  # fmt: skip
+    recipe = {
+        "data": "many.jsonl",
+        "tokenizer": str(tokenizer_path),
+        "template": "text",
+        "cache_dir": "cache",
+        "max_length": 64,
+        "batch_size": 8,
+        "num_proc": 1,
+    }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(tmp_path / "recipe.yaml").changed(progress="none"))
     view = open_view(tmp_path / "recipe.yaml", world_size=1)

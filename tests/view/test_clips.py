@@ -36,8 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "A tone."}]
         lines.append(json.dumps({"messages": turns}) + "\n")
     (made / "data.jsonl").write_text("".join(lines))
-    recipe = {"data": "data.jsonl", "tokenizer": "model", "processor": "model", "template": "messages", "cache_dir": "cache",
-              "max_length": 512, "batch_size": 1, "num_proc": 1}  # fmt: skip
+    recipe = {
+        "data": "data.jsonl",
+        "tokenizer": "model",
+        "processor": "model",
+        "template": "messages",
+        "cache_dir": "cache",
+        "max_length": 512,
+        "batch_size": 1,
+        "num_proc": 1,
+    }
     (made / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(made / "recipe.yaml").changed(progress="none"))
     return made
@@ -94,8 +102,12 @@ def test_a_clip_needs_the_token_and_must_exist(client: TestClient) -> None:
         client.get(f"/{TOKEN}/media/0/0", headers={"origin": "http://evil.example"}).status_code
         == 403
     )
-    for place, words in (("0/1", "row 0 has no video or audio clip 1"), ("9/0", "row 9 does not exist"),
-                         ("x/0", "row is 'x'"), ("0/-1", "number is '-1'")):  # fmt: skip
+    for place, words in (
+        ("0/1", "row 0 has no video or audio clip 1"),
+        ("9/0", "row 9 does not exist"),
+        ("x/0", "row is 'x'"),
+        ("0/-1", "number is '-1'"),
+    ):
         answer = client.get(f"/{TOKEN}/media/{place}")
         assert answer.status_code == 400 and words in answer.json()["error"]
 

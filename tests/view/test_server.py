@@ -42,10 +42,18 @@ def test_the_right_token_is_answered(client: TestClient, path: str) -> None:
 
 
 HOSTS = {
-    "127.0.0.1": True, "127.0.0.1:9999": True, "localhost:1": True, "[::1]:80": True, "": False, "evil.example": False,
-    "evil.example:8000": False, "localhost.evil.example": False, "127.0.0.1.evil.example": False, "10.0.0.7:8000": False,
+    "127.0.0.1": True,
+    "127.0.0.1:9999": True,
+    "localhost:1": True,
+    "[::1]:80": True,
+    "": False,
+    "evil.example": False,
+    "evil.example:8000": False,
+    "localhost.evil.example": False,
+    "127.0.0.1.evil.example": False,
+    "10.0.0.7:8000": False,
     "[2001:db8::1]:80": False,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -62,9 +70,13 @@ def test_a_viewer_for_other_machines_takes_addresses_and_its_own_name(view: View
 
 
 ORIGINS = {
-    "http://127.0.0.1:8000": True, "null": False, "http://evil.example": False, "https://127.0.0.1:8000": False,
-    "http://127.0.0.1:8001": False, "http://localhost:8000": False,
-}  # fmt: skip
+    "http://127.0.0.1:8000": True,
+    "null": False,
+    "http://evil.example": False,
+    "https://127.0.0.1:8000": False,
+    "http://127.0.0.1:8001": False,
+    "http://localhost:8000": False,
+}
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
@@ -74,8 +86,13 @@ def test_a_request_of_another_page_is_refused(client: TestClient, origin: str) -
 
 
 def test_another_site_may_link_here_but_not_load_anything(client: TestClient) -> None:
-    for site, mode, status in [("cross-site", "no-cors", 403), ("same-site", "cors", 403), ("cross-site", "navigate", 200),
-                               ("same-origin", "cors", 200), ("none", "navigate", 200)]:  # fmt: skip
+    for site, mode, status in [
+        ("cross-site", "no-cors", 403),
+        ("same-site", "cors", 403),
+        ("cross-site", "navigate", 200),
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+    ]:
         answer = client.get(f"/{TOKEN}/", headers={"sec-fetch-site": site, "sec-fetch-mode": mode})
         assert answer.status_code == status, (site, mode)
 
@@ -171,8 +188,12 @@ def test_what_is_wrong_is_said_in_words(ask: Ask) -> None:
 def start(arguments: list[str], folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", "view", "--no-browser", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+    )
 
 
 def test_the_command_prints_its_url_writes_nothing_and_ends_with_ctrl_c(recipe_path: Path) -> None:

@@ -272,8 +272,16 @@ def test_a_long_sample_comes_in_parts_that_join(tmp_path: Path, tokenizer_path: 
     (tmp_path / "long.jsonl").write_text(
         json.dumps({"text": words}) + "\n" + json.dumps({"text": "b " * 1_000_000}) + "\n"
     )
-    recipe = {"data": "long.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 64,
-              "batch_size": 1, "overflow": "split", "num_proc": 1}  # fmt: skip
+    recipe = {
+        "data": "long.jsonl",
+        "tokenizer": str(tokenizer_path),
+        "template": "text",
+        "cache_dir": "cache",
+        "max_length": 64,
+        "batch_size": 1,
+        "overflow": "split",
+        "num_proc": 1,
+    }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(tmp_path / "recipe.yaml").changed(progress="none"))
     view = open_view(tmp_path / "recipe.yaml", world_size=1)
@@ -371,9 +379,15 @@ def test_the_strip_adds_up_to_what_the_ranks_are_given(
 
 
 CHANGES: list[dict[str, Any]] = [
-    {}, {"max_length": 100}, {"max_length": 80, "overflow": "truncate"}, {"max_length": 64, "overflow": "split"},
-    {"packing": "none"}, {"packing": "concat"}, {"weights": "1,4"}, {"max_length": 300, "weights": "1,1"},
-]  # fmt: skip
+    {},
+    {"max_length": 100},
+    {"max_length": 80, "overflow": "truncate"},
+    {"max_length": 64, "overflow": "split"},
+    {"packing": "none"},
+    {"packing": "concat"},
+    {"weights": "1,4"},
+    {"max_length": 300, "weights": "1,1"},
+]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
@@ -459,9 +473,14 @@ def test_requests_at_once_get_what_one_after_another_would(recipe_path: Path) ->
         return json.dumps(kept, sort_keys=True)
 
     asked: list[tuple[str, dict[str, str]]] = [
-        ("rows", {"q": "o", "count": "200"}), ("rows", {"q": "fox", "tools": "yes"}), ("positions", {"row": "5"}), ("step", {"step": "3"}),
-        ("sample", {"row": "7"}), ("run", {}), ("rows", {"q": "endoftext", "in": "rendered"}),
-    ]  # fmt: skip
+        ("rows", {"q": "o", "count": "200"}),
+        ("rows", {"q": "fox", "tools": "yes"}),
+        ("positions", {"row": "5"}),
+        ("step", {"step": "3"}),
+        ("sample", {"row": "7"}),
+        ("run", {}),
+        ("rows", {"q": "endoftext", "in": "rendered"}),
+    ]
 
     def work(name: str, parameters: dict[str, str]) -> None:
         def once() -> Any:

@@ -104,13 +104,39 @@ def mds() -> None:
         ]
     image = Image.fromarray(IMAGE)
     values = {
-        "bytes": b"\x00\xff", "str": "Text ü", "int": -5, "str_int": 10**30, "str_float": 0.1, "str_decimal": Decimal("1.50"),
-        "json": {"a": [1, None]}, "ndarray": np.arange(6, dtype=np.int16).reshape(2, 3), "ndarray:float32": np.ones(300, np.float32),
-        "ndarray:uint8:2,2": np.array([[1, 2], [3, 4]], np.uint8), "pil": image, "png": image, "jpeg": image,
-        "list[png]": [image, image], "list[pil]": [image], "jpeg_array": [b"\xff\xd8a", b"\xff\xd8bc"],
-        **{kind: getattr(np, kind)(3) for kind in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
-                                                   "float16", "float32", "float64")},
-    }  # fmt: skip
+        "bytes": b"\x00\xff",
+        "str": "Text ü",
+        "int": -5,
+        "str_int": 10**30,
+        "str_float": 0.1,
+        "str_decimal": Decimal("1.50"),
+        "json": {"a": [1, None]},
+        "ndarray": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "ndarray:float32": np.ones(300, np.float32),
+        "ndarray:uint8:2,2": np.array([[1, 2], [3, 4]], np.uint8),
+        "pil": image,
+        "png": image,
+        "jpeg": image,
+        "list[png]": [image, image],
+        "list[pil]": [image],
+        "jpeg_array": [b"\xff\xd8a", b"\xff\xd8bc"],
+        **{
+            kind: getattr(np, kind)(3)
+            for kind in (
+                "uint8",
+                "uint16",
+                "uint32",
+                "uint64",
+                "int8",
+                "int16",
+                "int32",
+                "int64",
+                "float16",
+                "float32",
+                "float64",
+            )
+        },
+    }
     with MDSWriter(
         out=str(fresh("mds/types")), columns={f"c {kind}": kind for kind in values}
     ) as out:
@@ -138,10 +164,19 @@ def litdata() -> None:
     found = StreamingDataset(str(HERE / "litdata/tokens"), item_loader=TokensLoader(block_size=4))
     assert found[0].tolist() == DOCUMENTS[0] + DOCUMENTS[1][:1]
     items = [
-        {"input_ids": tensor, "n": row, "x": row / 4, "ok": row % 2 == 0, "text": f"Zeile {row} ü", "raw": bytes([row]),
-         "grid": np.full((2, row % 3 + 1), row, np.uint16), "matrix": torch.full((2, 2), row), "flat": np.arange(row, dtype=np.int64)}
+        {
+            "input_ids": tensor,
+            "n": row,
+            "x": row / 4,
+            "ok": row % 2 == 0,
+            "text": f"Zeile {row} ü",
+            "raw": bytes([row]),
+            "grid": np.full((2, row % 3 + 1), row, np.uint16),
+            "matrix": torch.full((2, 2), row),
+            "flat": np.arange(row, dtype=np.int64),
+        }
         for row, tensor in enumerate(tensors)
-    ]  # fmt: skip
+    ]
     write("dict", items)
     write("zstd", items, compression="zstd", compression_level="chunk")
     write("framed", items[:2], compression="zstd")
