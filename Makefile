@@ -45,6 +45,7 @@ check: $(TEST)/.ready
 	$(TEST)/bin/ruff format --check $(TIDY)
 	$(TEST)/bin/mypy
 	$(TEST)/bin/lint-imports --no-logo
+	$(TEST)/bin/python -m tests.house.measures
 
 site: $(TEST)/.ready
 	NO_MKDOCS_2_WARNING=1 $(TEST)/bin/python -m mkdocs build --strict --site-dir site
