@@ -21,7 +21,7 @@ from penstock.plan.settings import whole_number
 from penstock.types import World
 from penstock.words import shortened
 
-VERSION = 2  # 2: pass_step
+VERSION = 3  # 2: pass_step; 3: sources as a list, whose order sorted keys do not change
 
 _NUMBERS = ("epoch", "block", "row", "rows", "step", "pass_step")
 _FIELDS = sorted({"version", "plan", "settings", *_NUMBERS})
@@ -183,6 +183,7 @@ class Run:
     world: World
     batch_size: int
     counters: Counters
+    metrics: Any
     _count_rest: Callable[[], None]
     _read: Callable[..., Cursor]
 
@@ -353,6 +354,7 @@ class Run:
         except BaseException:
             self.__dict__.update(before)
             raise
+        self.metrics.name_sources([source.name for source in self.plan.sources])
 
     def seek(self, step: int) -> None:
         """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there.
