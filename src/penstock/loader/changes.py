@@ -181,6 +181,7 @@ class Changing(Run):
                 )
             _check_source(name, store, known)
         mixture = replace(mixture, sources=tuple(map(plan_source, new, new.values())))
+        mixture.settings(before.settings)  # refuses weights that are no weights
         next_loop, there = self._place_of_change(before, cursor, at)
         here = next_loop.position
         past = _mixtures(before)
@@ -275,7 +276,7 @@ class Changing(Run):
             for n, each in enumerate(self.plan.sources)
             if each.name in names
         }
-        self.counters = self.counters.renumbered(numbers)
+        self._counted = self._counted.renumbered(numbers)
         self.plan = plan
         self.stores = chosen
         self._columns = columns
@@ -289,7 +290,7 @@ class Changing(Run):
             whole = before.pack(epoch, block)
             cut = plan.pack(epoch, block)
             assert whole is not None and cut is not None
-            self.counters = self.counters + cut[1] - whole[1]
+            self._counted = self._counted + cut[1] - whole[1]
         if plan.mixtures[-1].at != place or self._cursor.position != here:
             return
         start = plan.blocks.start_of_last()
