@@ -4,13 +4,15 @@ import json
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.segments import Mixture, Start, check_mixtures
-from tests.laws.worlds import World, as_list, examples, shard_sizes, worlds
+from penstock.plan.settings import PlanSettings
+from tests.laws.worlds import World, as_list, check_passes, examples, shard_sizes, worlds
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class History:
     changes: tuple[Change, ...]
 
 
-WHOLE = ["best_fit", "first_fit", "next_fit", "window_5", "none", "group_4"]
+WHOLE = ["mixed_fit", "best_fit", "first_fit", "next_fit", "window_5", "none", "group_4"]
 
 
 @st.composite
@@ -229,8 +231,11 @@ def test_an_epoch_holds_every_sample_of_every_source_equally_often_across_change
 @examples(12)
 @given(histories(grows=False, weighted=True))
 def test_no_sample_of_a_mixture_comes_again_before_all_others_of_its_source_across_changes(history):
+    """A4, across changes: at no row has a sample come twice more than another of its source."""
     life = live(history)
-    for source, times in enumerate(times_of(history, life.rows + rest(life, history))):
+    rows = life.rows + rest(life, history)
+    check_passes(rows, history.world)
+    for source, times in enumerate(times_of(history, rows)):
         assert times.size == 0 or times.max() - times.min() <= 1, f"source {source}: {times}"
 
 
@@ -303,3 +308,41 @@ def test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice(h
             found = times[: len(kept)][born == number]
             assert found.min() == found.max() > 0, f"source {source}: {found}"
         assert (np.diff(times[: len(kept)]) <= 0).all(), "new rows came more often than old ones"
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concat"])
+@pytest.mark.parametrize(
+    ("first", "second", "block"),
+    [((0, 1, 2, 3), (3,), 20), ((0, 1, 2, 3), (0,), 50), ((0, 1), (0, 1, 2), 50)],
+    ids=["nothing left", "last block", "larger"],
+)
+def test_two_changes_at_one_place_inside_a_block(packing, first, second, block):
+    """A5, property seed 3390458131: samples are cut, so the first change waits for the end of the block (with 50, of the epoch); the
+    second asked the new segment for a block before its own start."""
+    lengths = (np.full(3, 5), np.full(3, 17), np.full(30, 9), np.full(1, 8))
+    recipe = PlanSettings(
+        max_length=16, packing=packing, overflow="split", shuffle=False, block=block
+    )
+    grown = (1.0,) * 4
+    history = History(
+        World(lengths, 1, recipe, 1),
+        (
+            Change(1, 3, first, grown, None),
+            Change(0, 1, second, grown, None),
+            Change(0, 3, (0, 1, 2, 3), grown, None),
+        ),
+    )
+    life = live(history)
+    assert [mixed.at for mixed in life.mixtures[1:]] == [(0, 0, 3)] * 2
+    begin = (1, 0) if block == 50 else (0, 1)
+    last = life.plan.blocks.start_of_last()
+    assert (last.first, last.rows) == (
+        begin,
+        make_plan(history, life.mixtures[:1]).blocks.num_rows(0, 0),
+    )
+    assert [life.plan.blocks.start_at(*place).number for place in ((0, 0), begin)] == [0, 2]
+    for source, times in enumerate(times_of(history, life.rows + rest(life, history))):
+        assert (times == times[0]).all(), f"source {source}: {times}"
+    state = Start.from_json(json.loads(json.dumps(last.as_json())))
+    resumed = make_plan(history, life.mixtures, state)
+    assert as_list(resumed.blocks.pack(*begin)[0]) == as_list(life.plan.blocks.pack(*begin)[0])

@@ -36,6 +36,7 @@ def examples(count: int):
 
 
 PACKINGS = [
+    "mixed_fit",
     "best_fit",
     "first_fit",
     "next_fit",
@@ -291,6 +292,31 @@ def samples_seen(rows: list, world: World) -> list[np.ndarray]:
                 times[sample] = counts[wanted][0]
         seen.append(times)
     return seen
+
+
+def check_passes(rows: list, world: World) -> None:
+    """A token comes for the nth time only after every token of its source that is delivered at all has come n - 1 times."""
+    times = [
+        [np.zeros(length, np.int64) for length in lengths.tolist()] for lengths in world.lengths
+    ]
+    wanted = [
+        [world.wanted(source, sample) for sample in range(len(lengths))]
+        for source, lengths in enumerate(world.lengths)
+    ]
+    passes = [0 for _ in world.lengths]  # over each source that are complete
+    left = [sum(int(each.sum()) for each in samples) for samples in wanted]  # of the current one
+    total = list(left)
+    for row in rows:
+        for source, sample, start, stop in row:
+            before = times[source][sample][start:stop]
+            assert (before == passes[source]).all(), (
+                f"source {source} gives sample {sample} again, and {left[source]} of its tokens are left in pass {passes[source]}"
+            )
+            before += 1
+            left[source] -= stop - start
+            if not left[source]:
+                passes[source] += 1
+                left[source] = total[source]
 
 
 def delivered(world: World) -> list[np.ndarray]:

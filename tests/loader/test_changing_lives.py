@@ -121,19 +121,11 @@ class Life:
         )
 
     def count(self, rows: list) -> None:
-        """Compare the counters with what this loader has given and what waits in its current block."""
+        """Compare the counters with what this loader has given."""
         check_counters(self.loader.counters)
         self.given.update(begun(rows))
-        here, plan = self.loader._cursor.position, self.loader.plan
-        names, waiting = [source.name for source in plan.sources], Counter()
-        if here.row:
-            rows = plan.pack(here.epoch, here.block)[0]
-            spans = rows.slice(here.row, rows.num_rows).spans.tolist()
-            waiting.update(begun([[(names[s], *rest) for s, *rest in spans]]))
         if self.options["tail"] != "repeat":  # repeated rows are not told from others here
-            assert self.counted() == self.given + waiting, (
-                f"{self.counted()} != {self.given} + {waiting}"
-            )
+            assert self.counted() == self.given, f"{self.counted()} != {self.given}"
 
     def change(self) -> None:
         step, new, sizes = self.loader.state_dict()["step"], self.mix(), dict(self.sizes)
@@ -397,7 +389,12 @@ def test_a_loop_broken_off_at_its_last_step_counts_the_dropped_tail_before_the_n
     list(itertools.islice(loader, 4))
     assert dict(loader.counters.samples_dropped) == {}
     list(itertools.islice(loader, 1))
-    assert dict(loader.counters.samples_dropped) == {"tail": 4} and loader.counters.samples_in == 80
+    found = loader.counters  # 36 and the tail of the first pass, and a step of 9 of the second
+    assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (
+        49,
+        45,
+        {"tail": 4},
+    )
 
 
 def test_skipped_steps_are_counted(stores):

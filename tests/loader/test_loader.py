@@ -169,7 +169,7 @@ def test_a_foreign_or_damaged_state_is_refused(make_store):
         Loader(store, batch_size=2, max_length=128).load_state_dict(state)
     with pytest.raises(PlanMismatch, match="content of source 'data' "):
         Loader(make_store(100, seed=9), batch_size=2, max_length=64).load_state_dict(state)
-    with pytest.raises(PlanMismatch, match="version 1, this release reads version 2"):
+    with pytest.raises(PlanMismatch, match="version 1, this release reads version 3"):
         loader.load_state_dict({**state, "version": 1})
     with pytest.raises(PlanMismatch, match="not a Penstock state"):
         loader.load_state_dict({"epoch": 3})
@@ -199,7 +199,7 @@ def test_options_that_cannot_be_are_refused(make_store):
         ({"output": "mlx"}, "output is 'mlx'"),
         ({"rank": 1}, "give both or neither"),
         ({"rank": 3, "world_size": 3}, "rank 3 of world size 3"),
-        ({"packing": "bfd"}, "packing 'bfd' is not known"),
+        ({"packing": "ffd"}, "packing 'ffd' is not known"),
         ({"batch_size": 2.0}, "batch_size is 2.0"),
         ({"epochs": True}, "epochs is True"),
         ({"prefetch": -3}, "prefetch is -3"),

@@ -8,6 +8,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from penstock.cache import Cache
@@ -142,82 +143,100 @@ class Changing(Run):
         was removed for a while; its store may have grown at its end.  Nothing that was delivered comes again before its time.  Where
         samples are cut (packing="concat", overflow="split") the change comes at the end of the block.
         """
-        found = read_mixture(stores)
-        if found.collator.has_tokens != self._collator.has_tokens:
+        read = read_mixture(stores)
+        if read.collator.has_tokens != self._collator.has_tokens:
             raise PlanError(
                 "one run cannot hold records and tokens; change to stores of the same kind"
             )
-        cursor = self._start_of_change()
-        step = cursor.step if at is None else whole_number("at", at, least=0)
-        if step < cursor.step:
-            raise PlanError(
-                f"cannot change the mixture at step {step}: the run is at step {cursor.step}"
-            )
-        here = cursor.position
-        ahead = step - cursor.step
-        end = self.pass_end(cursor)
-        try:
-            there = self.plan.seek(ahead, self._rows_per_step, epochs=end, start=here)
-        except PlanError as error:
-            raise PlanError(
-                f"cannot change the mixture at step {step}: this pass ends before it"
-            ) from error
-        weights = weights_as_text(found.weights)
+        weights = weights_as_text(read.weights)
         past = reversed(_mixtures(self.plan))
         mix_by, stop = next(
             ((m.mix_by, m.stop) for m in past if weights and m.weights), (None, None)
         )
-        new = dict(zip(found.names, found.stores, strict=True))
+        new = dict(zip(read.names, read.stores, strict=True))
         mixture = Mixture(sources=(), weights=weights, mix_by=mix_by, stop=stop)
         with self._all_or_nothing():
-            self._change(self.plan, self._own, new, mixture, here, there)
+            self._change(self.plan, self._own, self._cursor, new, mixture, at=at)
             self._refuse_uneven()
-
-    def _start_of_change(self) -> Cursor:
-        """Return where the next loop begins if the mixture changes before it."""
-        cursor = self.start_of_next_loop()
-        if self.plan.settings.shuffle or self.plan.mixtures or not cursor.pass_step:
-            return cursor
-        if self._cursor.pass_step or not self.epochs:
-            raise PlanError(_REPEATED)
-        return cursor.begin_pass(self.epochs)
 
     def _change(
         self,
         before: Plan,
         known: Mapping[str, Any],
+        cursor: Cursor,
         new: Mapping[str, Any],
         mixture: Mixture,
-        here: Position,
-        there: Position,
+        *,
+        at: int | None = None,
     ) -> None:
-        """Replace the plan `before`, of the stores `known`, at `here` by one that changes at `there` to the stores `new`."""
+        """Change the mixture of a run of the plan `before`, of the stores `known`, that has come to `cursor`, to the stores `new`.
+
+        The only way in which a mixture changes: of a running loader, and of a state that is loaded.  at: the step before which it
+        changes; None is the next one.
+        """
         for name, store in new.items():
             if store.manifest is None:
                 raise PlanError(
                     f"the store of {name!r} is still being made; wait for all of it: store.wait()"
                 )
             _check_source(name, store, known)
+        mixture = replace(mixture, sources=tuple(map(plan_source, new, new.values())))
+        mixture.settings(before.settings)  # refuses weights that are no weights
+        next_loop, there = self._place_of_change(before, cursor, at)
+        here = next_loop.position
         past = _mixtures(before)
         start = None
         begun = 1
         if isinstance(before.blocks, Segments):
             start = before.blocks.start_at(here.epoch, here.block)
             begun += before.blocks.start_at(there.epoch, there.block).number
-        if len(past) > begun:
-            _log.warning(
-                "%d planned changes of the mixture are dropped: the new one replaces them",
-                len(past) - begun,
-            )
-        mixture = replace(
-            mixture,
-            sources=tuple(map(plan_source, new, new.values())),
-            at=(there.epoch, there.block, there.row),
-            rows=there.rows,
-        )
+        num_planned = len(past) - begun
+        if not num_planned and _shares(past[-1]) == _shares(mixture):
+            return  # this is the run's mixture already: a change would pack the rest of the block again
+        mixture = replace(mixture, at=(there.epoch, there.block, there.row), rows=there.rows)
         plan = self._use([*past[:begun], mixture], {**known, **new}, before.settings, start)
         self._move_to_change(before, plan, here)
         self._changes += 1
+        if num_planned:
+            _log.warning(
+                "%d planned changes of the mixture are dropped: the new one replaces them",
+                num_planned,
+            )
+
+    def _place_of_change(
+        self, before: Plan, cursor: Cursor, at: int | None
+    ) -> tuple[Cursor, Position]:
+        """Return where the next loop begins, and where the mixture changes: there, or before step `at`.
+
+        A loop that is over stays as it was, also if its last rows were dropped: the change belongs to the next one.
+        """
+        own_plan = self.plan
+        self.plan = before  # passes and loops are functions of the plan and a cursor
+        try:
+            next_loop = cursor
+            while self.is_over(next_loop):
+                next_loop = self.next_loop(next_loop)
+            end = self.pass_end(next_loop)
+        finally:
+            self.plan = own_plan
+        if next_loop.pass_step and not (before.settings.shuffle or before.mixtures):
+            if cursor.pass_step or not self.epochs:
+                raise PlanError(_REPEATED)
+            next_loop = next_loop.begin_pass(self.epochs)
+        step = next_loop.step if at is None else whole_number("at", at, least=0)
+        if step < next_loop.step:
+            raise PlanError(
+                f"cannot change the mixture at step {step}: the run is at step {next_loop.step}"
+            )
+        try:
+            there = before.seek(
+                step - next_loop.step, self._rows_per_step, epochs=end, start=next_loop.position
+            )
+        except PlanError as error:
+            raise PlanError(
+                f"cannot change the mixture at step {step}: this pass ends before it"
+            ) from error
+        return next_loop, there
 
     def _use(
         self,
@@ -257,11 +276,10 @@ class Changing(Run):
             for n, each in enumerate(self.plan.sources)
             if each.name in names
         }
-        self.counters = self.counters.renumbered(numbers)
+        self._counted = self._counted.renumbered(numbers)
         self.plan = plan
         self.stores = chosen
         self._columns = columns
-        self.metrics.name_sources(names)
         return plan
 
     def _move_to_change(self, before: Plan, plan: Plan, here: Position) -> None:
@@ -272,7 +290,7 @@ class Changing(Run):
             whole = before.pack(epoch, block)
             cut = plan.pack(epoch, block)
             assert whole is not None and cut is not None
-            self.counters = self.counters + cut[1] - whole[1]
+            self._counted = self._counted + cut[1] - whole[1]
         if plan.mixtures[-1].at != place or self._cursor.position != here:
             return
         start = plan.blocks.start_of_last()
@@ -356,19 +374,18 @@ class Changing(Run):
         )
         cursor = read_state(content, before)
         check_position(before, cursor.position)
-        if start is None and cursor.pass_step and not settings.shuffle:
-            raise PlanError(_REPEATED)
-        here = self._begun = cursor.position
+        self._begun = cursor.position
         self._cursor = cursor
-        self._change(before, stores, own, _mixtures(self.plan)[-1], here, here)
+        self._change(before, stores, cursor, own, _mixtures(self.plan)[-1])
         return self._cursor
 
     def _old_mixture(self, content: dict[str, Any]) -> list[Any]:
         """Return the mixture of a run that never changed, from what its state says of its sources; they are looked for in the cache."""
         summary = content["settings"]
-        named = summary.get("sources") or {}
+        named = summary.get("sources") or []
         weights = summary.get("weights") or [None] * len(named)
-        if ALL_SOURCES in named or not isinstance(weights, list) or len(weights) != len(named):
+        is_listed = isinstance(weights, list) and len(weights) == len(named)
+        if not is_listed or any(name == ALL_SOURCES for name, _ in named):
             raise PlanMismatch(
                 "the state has too many sources to name them; load it into a Loader of the old mixture, and call change_mixture"
             )
@@ -377,7 +394,7 @@ class Changing(Run):
             info.store for info in list_stores(cache).stores
         ]
         found = []
-        for (name, digest), weight in zip(named.items(), weights, strict=True):
+        for (name, digest), weight in zip(named, weights, strict=True):
             for key in dict.fromkeys(keys):
                 mine = next((s for s in self.stores if s.fingerprint == key), None) or kept_store(
                     name, key, cache
@@ -417,6 +434,19 @@ def _mixtures(plan: Plan) -> tuple[Mixture, ...]:
         sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop
     )
     return plan.mixtures or (only,)
+
+
+def _shares(mixture: Mixture) -> tuple[Any, ...]:
+    """What a mixture mixes, whatever the order of its sources and the sum of its weights."""
+    sources = {source.name: (source.key, source.num_samples) for source in mixture.sources}
+    if mixture.weights is None:
+        return sources, None
+    weights = [Fraction(weight) for weight in mixture.weights]
+    shares = {
+        source.name: weight / sum(weights)
+        for source, weight in zip(mixture.sources, weights, strict=True)
+    }
+    return sources, shares, mixture.mix_by or "rows", mixture.stop or "first"
 
 
 def _undated(identity: list[Any]) -> list[Any]:

@@ -146,7 +146,6 @@ class Loader(Changing):
         fitting = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
         self.plan = self._tabled_plan(names, fitting, tables, asked.schedule)
         self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
-        self.counters = Counters()
         self._refuse_uneven()
         self._status = open_status(
             self.stores[0].cache, run_id, self._info.rank, self.plan.fingerprint
@@ -246,7 +245,7 @@ class Loader(Changing):
             dropped, error = why_no_steps(
                 self, can_cut=all(column.per != "list" for column in self._columns)
             )
-            self.counters = self.counters + dropped
+            self._counted = self._counted + dropped
             raise error
         self._count_rest()
         self._write_status(finished=True)
@@ -286,12 +285,12 @@ class Loader(Changing):
 
     def _count(self, counters: Counters, epoch: int) -> None:
         """Add counters.  The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
-        before = self.counters.dropped_words()
-        self.counters = self.counters + counters
-        if before or not self.counters.dropped_words():
+        before = self._counted.dropped_words()
+        self._counted = self._counted + counters
+        if before or not self._counted.dropped_words():
             return
-        text = self.counters.dropped_words()
-        what = f"the first {self.counters.samples:,} samples"
+        text = self._counted.dropped_words()
+        what = f"the first {self._counted.samples:,} samples"
         if (
             sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD
             and not self._is_incomplete

@@ -21,7 +21,7 @@ from penstock.plan.settings import whole_number
 from penstock.types import World
 from penstock.words import shortened
 
-VERSION = 2  # 2: pass_step
+VERSION = 3  # 2: pass_step; 3: sources as a list, whose order sorted keys do not change
 
 _NUMBERS = ("epoch", "block", "row", "rows", "step", "pass_step")
 _FIELDS = sorted({"version", "plan", "settings", *_NUMBERS})
@@ -182,7 +182,7 @@ class Run:
     stores: list[Any]
     world: World
     batch_size: int
-    counters: Counters
+    metrics: Any
     _count_rest: Callable[[], None]
     _read: Callable[..., Cursor]
 
@@ -200,6 +200,7 @@ class Run:
         )
         self._iterations = 0  # begun; an older one must not continue beside a newer
         self._changes = 0  # of the mixture
+        self._counted = Counters()  # of the blocks that have begun, as if all of their rows were delivered
         self._begun = (
             Position()
         )  # where the last iteration began or begins: rows from there on are counted
@@ -353,6 +354,7 @@ class Run:
         except BaseException:
             self.__dict__.update(before)
             raise
+        self.metrics.name_sources([source.name for source in self.plan.sources])
 
     def seek(self, step: int) -> None:
         """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there.
@@ -400,12 +402,17 @@ class Run:
         self._iterations = self._iterations + 1
         self._begun = cursor.position
 
+    @property
+    def counters(self) -> Counters:
+        """What this loader has delivered so far, and what was dropped or cut in the blocks that have begun."""
+        here = self._cursor.position
+        if not here.row or self._is_counted:
+            return self._counted
+        return self._counted - self.plan.rest_of_block(here, with_dropped=False)
+
     def _leave(self) -> None:
         """Count the rows that wait in the current block no longer: the next iteration begins elsewhere."""
-        if self._cursor.position.row and not self._is_counted:
-            self.counters = self.counters - self.plan.rest_of_block(
-                self._cursor.position, with_dropped=False
-            )
+        self._counted = self.counters
         self._is_counted = True
 
     def look_up(self, step: int) -> Step:

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import Overlong, PlanError
 from penstock.fingerprint import fingerprint
 from penstock.plan.counters import Counters
-from penstock.plan.mix import Clock, Concatenation, WeightedMix
+from penstock.plan.mix import Clock, Concatenation, Shares, WeightedMix
 from penstock.plan.packing import argsort_small
 from penstock.plan.permutation import Permutation, derive
 from penstock.plan.queues import Queue, QueueClock
@@ -100,13 +100,17 @@ class Block:
     settings: PlanSettings
     names: Sequence[str]  # of all sources
     targets: Targets | None = None  # None: every piece holds one
+    # Number of the section of each sample, which rises where any source begins a new pass: rows come section by section.  None: one.
+    sections: Ints | None = None
 
     def pack(self, *, epoch: int, number: int) -> tuple[Rows, Counters]:
         """Return the rows in their final order, and the counts of samples and tokens."""
         every, is_kept = self._cut()
         pieces = every.where(is_kept)
         settings = self.settings
-        rows = settings.method.assign(self._room(pieces), settings.capacity, settings.max_per_row)
+        rows = settings.method.assign(
+            self._room(pieces), settings.capacity, settings.max_per_row, self._sections_of(pieces)
+        )
         num_rows = int(rows.max(initial=-1)) + 1
         rows = self._order_rows(rows, num_rows, pieces, epoch=epoch, number=number)
         order = argsort_small(rows)  # stable: spans of a row stay in block order
@@ -125,10 +129,16 @@ class Block:
     def num_rows(self) -> int:
         """Return how many rows `pack` makes; several times faster."""
         pieces, is_kept = self._cut()
-        room = self._room(pieces.where(is_kept))
-        return self.settings.method.count_rows(
-            room, self.settings.capacity, self.settings.max_per_row
+        return self._count_rows(pieces.where(is_kept))
+
+    def _count_rows(self, pieces: _Pieces) -> int:
+        settings = self.settings
+        return settings.method.count_rows(
+            self._room(pieces), settings.capacity, settings.max_per_row, self._sections_of(pieces)
         )
+
+    def _sections_of(self, pieces: _Pieces) -> Ints | None:
+        return None if self.sections is None else self.sections[pieces.sample]
 
     def where(self, chosen: Bools) -> "Block":
         """Return some of the samples."""
@@ -137,6 +147,7 @@ class Block:
             sources=self.sources[chosen],
             samples=self.samples[chosen],
             lengths=self.lengths[chosen],
+            sections=None if self.sections is None else self.sections[chosen],
         )
 
     def count_dropped(self, *, with_rows: bool = False) -> Counters:
@@ -145,10 +156,8 @@ class Block:
         counters = self._count(pieces, is_kept)
         if not with_rows:
             return counters
-        room = self._room(pieces.where(is_kept))
-        settings = self.settings
-        rows = settings.method.count_rows(room, settings.capacity, settings.max_per_row)
-        return counters + Counters(rows=rows, tokens_capacity=rows * settings.max_length)
+        rows = self._count_rows(pieces.where(is_kept))
+        return counters + Counters(rows=rows, tokens_capacity=rows * self.settings.max_length)
 
     def delivered_tokens(self) -> Ints:
         """Return the tokens of each sample that reach a row: 0 for dropped samples, fewer than its length for cut ones.
@@ -282,34 +291,71 @@ class Block:
     def _order_rows(
         self, rows: Ints, num_rows: int, pieces: _Pieces, *, epoch: int, number: int
     ) -> Ints:
-        """Return row numbers after shuffling; without shuffling, rows are in the order of their first piece."""
+        """Return row numbers after shuffling; without shuffling, rows are in the order of their first piece.
+
+        Rows of a section come before those of the next one, and a row that both share between them.
+        """
         settings = self.settings
         if not num_rows:
             return rows
+        sections = self._sections_of(pieces)
+        groups = np.zeros(num_rows, np.int64)
+        if sections is not None:
+            # rows of section s are group 2s; the one that goes on with pieces of later sections is group 2s + 1
+            first_sections = np.full(num_rows, sections[-1])
+            last_sections = np.zeros(num_rows, np.int64)
+            np.minimum.at(first_sections, rows, sections)
+            np.maximum.at(last_sections, rows, sections)
+            groups = 2 * first_sections + (last_sections > first_sections)
         if settings.method.orders:
-            return self._in_runs(
-                pieces.stop - pieces.start, settings.method.number, epoch=epoch, number=number
+            lengths = np.bincount(rows, weights=pieces.stop - pieces.start).astype(np.int64)
+            place = self._in_runs(
+                lengths, groups, settings.method.number, epoch=epoch, number=number
             )
-        if settings.shuffle:
-            rows = Permutation(num_rows, derive(settings.seed, "rows", epoch, number))[rows]
-            if settings.balance != "block":
-                return rows
-            costs = np.bincount(rows, weights=settings.cost(pieces.stop - pieces.start)).astype(
-                np.int64
-            )
-            return self._in_runs(costs, settings.balance_rows, epoch=epoch, number=number)[rows]
-        _, first = np.unique(rows, return_index=True)
-        return _inverse(np.argsort(first, kind="stable"))[rows]
+        elif settings.shuffle:
+            permutation = Permutation(num_rows, derive(settings.seed, "rows", epoch, number))
+            place = permutation[np.arange(num_rows)]
+            if settings.balance == "block":
+                work = settings.cost(pieces.stop - pieces.start)
+                costs = np.bincount(place[rows], weights=work).astype(np.int64)
+                in_runs = self._in_runs(
+                    costs,
+                    groups[_inverse(place)],
+                    settings.balance_rows,
+                    epoch=epoch,
+                    number=number,
+                )
+                place = in_runs[place]
+            elif sections is not None:
+                place = _inverse(np.lexsort((place, groups)))
+        else:
+            first_pieces = np.unique(rows, return_index=True)[1]
+            place = _inverse(np.lexsort((first_pieces, groups)))
+        return place[rows]
 
-    def _in_runs(self, values: Ints, group: int, *, epoch: int, number: int) -> Ints:
-        """Return the place of each row, in runs of `group` rows of similar value; the runs are shuffled, an incomplete one stays last."""
-        place = _inverse(argsort_small(values))
-        full = place.size // group
-        if not self.settings.shuffle or not full:
+    def _in_runs(
+        self, values: Ints, groups: Ints, run_size: int, *, epoch: int, number: int
+    ) -> Ints:
+        """Return the place of each row, in runs of `run_size` rows of similar value; the runs are shuffled, an incomplete one stays last.
+
+        groups: of rows that stay together, in the order in which groups come; each has runs of its own.
+        """
+        by_value = argsort_small(values)
+        place = _inverse(by_value[np.argsort(groups[by_value], kind="stable")])
+        if not self.settings.shuffle:
             return place
-        run, within = np.divmod(place, group)
-        permutation = Permutation(full, derive(self.settings.seed, "groups", epoch, number))
-        return np.where(run < full, permutation[np.minimum(run, full - 1)] * group + within, place)
+        sizes = np.bincount(groups)
+        begins = np.cumsum(sizes) - sizes
+        for group in np.flatnonzero(sizes >= run_size).tolist():
+            members = np.flatnonzero(groups == group)
+            full = members.size // run_size
+            run, within = np.divmod(place[members] - begins[group], run_size)
+            seed = derive(self.settings.seed, "groups", epoch, number)
+            permutation = Permutation(full, derive(seed, "group", group) if group else seed)
+            moved = permutation[np.minimum(run, full - 1)] * run_size + within
+            is_full = run < full
+            place[members[is_full]] = begins[group] + moved[is_full]
+        return place
 
 
 def _inverse(order: Ints) -> Ints:
@@ -431,15 +477,35 @@ class Blocks:
             self._lengths_of(source, ids) if ids.size else ids for source, ids in enumerate(samples)
         ]
         counts = [ids.size for ids in samples]
+        begins_pass = self._begins_pass(shares, counts)
         sources = np.repeat(np.arange(len(samples), dtype=np.int64), counts)
         all_samples = np.concatenate([_NONE, *samples])
         all_lengths = np.concatenate([_NONE, *lengths])
         if np.count_nonzero(counts) < 2:
-            return self._make(sources, all_samples, all_lengths)
+            return self._make(
+                sources,
+                all_samples,
+                all_lengths,
+                sections=None if begins_pass is None else np.cumsum(begins_pass),
+            )
         order = np.argsort(
             np.concatenate([(np.arange(n) + 0.5) / n for n in counts]), kind="stable"
         )
-        return self._make(sources[order], all_samples[order], all_lengths[order])
+        return self._make(
+            sources[order],
+            all_samples[order],
+            all_lengths[order],
+            sections=None if begins_pass is None else np.cumsum(begins_pass[order]),
+        )
+
+    def _begins_pass(self, shares: Shares, counts: Sequence[int]) -> Bools | None:
+        """Return which samples of a block, source by source, are the first of a new pass over their source; None for none."""
+        begins_pass = np.zeros(sum(counts), np.bool_)
+        first = 0
+        for order, start, stop, count in zip(self.orders, *shares, counts, strict=True):
+            begins_pass[first + order.pass_borders(start, stop) - start] = True
+            first += count
+        return begins_pass if begins_pass.any() else None
 
     def _contribution(self, source: int, samples: Ints) -> Ints:
         """Return how much each of these samples adds to its source's share: tokens that reach a row, or 1 if any does."""

@@ -1,22 +1,29 @@
 """Packing: which pieces of samples share a row.  Lengths in, row numbers out.  Measured speed and fill: benchmarks/plan.py.
 
 A packer takes the lengths of a block's pieces (each 1 ≤ length ≤ capacity), in block order, and returns one row number per piece.
-`best_fit` works on the histogram of lengths: its cost grows with the number of different lengths, not with the number of pieces.
+`mixed_fit`, the default, fills rows in block order, so that a row looks like a random draw, and closes their gaps from a histogram.
+`best_fit` works on the histogram of lengths alone: a little fuller, but whole rows hold samples of one length.
 """
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.types import Ints
+from penstock.plan.permutation import keyed_words
+from penstock.types import Bools, Ints
 
 UNBOUNDED = 1 << 62
+
+_FEW_ROWS = 32  # mixed_fit packs the last samples, of less than so many rows, by first fit
+_FEW_PIECES = 64  # of a section
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +35,45 @@ class Packing:
         ..., Ints
     ]  # (lengths, capacity, max_per_row[, number]) → row of each piece, rows numbered from 0
     is_packed: bool = True  # samples may share a row
+    in_order: bool = False  # each row is a run of the block's order
     cuts: bool = False  # samples form one stream, which is cut wherever a row ends
     orders: bool = False  # rows come in runs of `number` of similar length
     number: int = 0  # N of window_N and group_N
 
-    def assign(self, lengths: Ints, capacity: int, max_per_row: int | None) -> Ints:
-        """Return the row of each piece."""
-        return self.packer(
-            lengths, capacity, max_per_row or UNBOUNDED, *([self.number] if self.number else [])
-        )
+    def assign(
+        self,
+        lengths: Ints,
+        capacity: int,
+        max_per_row: int | None,
+        sections: Ints | None = None,
+    ) -> Ints:
+        """Return the row of each piece.
 
-    def count_rows(self, lengths: Ints, capacity: int, max_per_row: int | None) -> int:
+        sections: the number of the section of each piece, in which its source repeats no sample.  A row then holds pieces of one section,
+        or is the last of its section and goes on with pieces of the next ones.
+        """
+        most = max_per_row or UNBOUNDED
+        if sections is None or self.in_order or not lengths.size or sections[0] == sections[-1]:
+            return self._assign(lengths, capacity, most)
+        return _assign_sections(self._assign, lengths, capacity, most, sections)
+
+    def _assign(self, lengths: Ints, capacity: int, max_per_row: int) -> Ints:
+        return self.packer(lengths, capacity, max_per_row, *([self.number] if self.number else []))
+
+    def count_rows(
+        self,
+        lengths: Ints,
+        capacity: int,
+        max_per_row: int | None,
+        sections: Ints | None = None,
+    ) -> int:
         """Return how many rows `assign` makes; several times faster for `best_fit`."""
-        if self.packer is best_fit and lengths.size:
+        if self.packer is best_fit and lengths.size and sections is None:
             first_rows, num_rows, _ = _move_groups(
                 np.bincount(lengths), capacity, max_per_row or UNBOUNDED
             )
             return int((first_rows + num_rows).max())
-        return int(self.assign(lengths, capacity, max_per_row).max(initial=-1)) + 1
+        return int(self.assign(lengths, capacity, max_per_row, sections).max(initial=-1)) + 1
 
 
 @lru_cache
@@ -54,6 +82,8 @@ def _parse(name: str) -> Packing | None:
     if match is None or name.endswith("_N"):
         return None
     found = PACKINGS.get(match[1] if match[2] is None else f"{match[1]}_N")
+    if name in ALIASES:
+        return PACKINGS[ALIASES[name]]
     return found and replace(found, name=name, number=int(match[2] or 0))
 
 
@@ -78,6 +108,169 @@ def cut_stream(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     return np.asarray((np.cumsum(lengths) - lengths) // capacity, np.int64)
 
 
+def _assign_sections(
+    pack: Callable[[Ints, int, int], Ints],
+    lengths: Ints,
+    capacity: int,
+    max_per_row: int,
+    sections: Ints,
+) -> Ints:
+    """Pack one section after the other.  The emptiest row of a section stays open: pieces of the next one fill it up first.
+
+    A section of a few pieces is packed by first fit: there may be one for every sample of a block.
+    """
+    rows = np.empty(lengths.size, np.int64)
+    borders = [0, *(np.flatnonzero(np.diff(sections)) + 1).tolist(), lengths.size]
+    sizes = lengths.tolist()
+    next_row = 0
+    open_row = -1
+    space = 0  # of the open row
+    slots = 0  # pieces that it may still take
+    for first, last in pairwise(borders):
+        left = []
+        for piece in range(first, last):
+            size = sizes[piece]
+            if size <= space and slots:
+                rows[piece] = open_row
+                space -= size
+                slots -= 1
+            else:
+                left.append(piece)
+        if not left:
+            continue
+        if len(left) < _FEW_PIECES:
+            spaces: list[int] = []
+            counts: list[int] = []
+            for piece in left:
+                size = sizes[piece]
+                for row, free in enumerate(spaces):
+                    if size <= free and counts[row] < max_per_row:
+                        break
+                else:
+                    row = len(spaces)
+                    spaces.append(capacity)
+                    counts.append(0)
+                spaces[row] -= size
+                counts[row] += 1
+                rows[piece] = next_row + row
+        else:
+            chosen = np.array(left)
+            new_rows = pack(lengths[chosen], capacity, max_per_row)
+            rows[chosen] = next_row + new_rows
+            used = np.bincount(new_rows, weights=lengths[chosen])
+            spaces = (capacity - used).astype(np.int64).tolist()
+            counts = np.bincount(new_rows).tolist()
+        space = max(spaces)
+        emptiest = spaces.index(space)
+        slots = max_per_row - counts[emptiest]
+        open_row = next_row + emptiest
+        next_row += len(spaces)
+    return rows
+
+
+def mixed_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
+    """Fill rows with a random half of the pieces in order, close their gaps with pieces of the other half, repeat with what is left.
+
+    So a row holds neighbours of the block's order, which is shuffled, and one or two pieces that were chosen for their length.  Pieces
+    of more than half a row seldom close a gap and would be left over, so three quarters of them, not half, are in the first half.
+    """
+    rows = np.empty(lengths.size, np.int64)
+    left = np.arange(lengths.size, dtype=np.int64)  # pieces without a row
+    next_row = 0
+    turn = 0
+    while int(lengths[left].sum()) > _FEW_ROWS * capacity:
+        coins = keyed_words(turn, left.size) >> np.uint64(62)  # 0 to 3
+        is_base = (coins < 2) | ((coins == 2) & (2 * lengths[left] > capacity))
+        base = left[is_base]
+        others = left[~is_base]
+        base_rows = next_fit(lengths[base], capacity, max_per_row)
+        num_rows = int(base_rows.max(initial=-1)) + 1
+        used = np.bincount(base_rows, weights=lengths[base], minlength=num_rows).astype(np.int64)
+        slots = max_per_row - np.bincount(base_rows, minlength=num_rows)
+        other_rows = _close_gaps(capacity - used, slots, lengths[others])
+        is_placed = other_rows >= 0
+        rows[base] = next_row + base_rows
+        rows[others[is_placed]] = next_row + other_rows[is_placed]
+        left = others[~is_placed]
+        next_row += num_rows
+        turn += 1
+    if left.size:
+        rows[left] = next_row + first_fit(lengths[left], capacity, max_per_row)
+    return rows
+
+
+def _close_gaps(gaps: Ints, slots: Ints, lengths: Ints) -> Ints:
+    """Return the row that each piece is put into, or -1.  Each row takes the longest piece that fits, and again until none fits.
+
+    gaps: free space of each row.  slots: pieces that each row may still take.  Rows with one gap are served together, the largest gap
+    first, so the cost grows with the number of different gaps and lengths.
+    """
+    histogram = np.bincount(lengths)
+    present = np.flatnonzero(histogram)
+    sizes = present.tolist()
+    counts = histogram[present].tolist()
+    # For each size, the number of the largest one up to it that is not used up; -1 is none.  Paths are shortened when they are walked.
+    available = list(range(len(sizes)))
+
+    by_gap = np.lexsort((slots, gaps))
+    is_new = np.diff(gaps[by_gap], prepend=-1).astype(np.bool_) | (
+        np.diff(slots[by_gap], prepend=-1) != 0
+    )
+    borders = [*np.flatnonzero(is_new).tolist(), by_gap.size]
+    waiting: defaultdict[int, list[_Group]] = defaultdict(list)  # by gap; pieces: slots
+    for first, last in pairwise(borders):
+        row = by_gap[first]
+        waiting[int(gaps[row])].append((first, last - first, int(slots[row])))
+    largest = [-gap for gap in waiting]
+    heapify(largest)
+
+    moves: list[int] = []  # three numbers each: which size, first row, number of rows
+    while largest:
+        gap = -heappop(largest)
+        for first, num_rows, num_slots in waiting.pop(gap):
+            while num_rows and num_slots:
+                chosen = _last_available(available, bisect_right(sizes, gap) - 1)
+                if chosen < 0:
+                    break
+                taken = min(num_rows, counts[chosen])
+                moves += (chosen, first, taken)
+                counts[chosen] -= taken
+                if not counts[chosen]:
+                    available[chosen] = chosen - 1
+                rest = gap - sizes[chosen]
+                if rest not in waiting:
+                    heappush(largest, -rest)
+                waiting[rest].append((first, taken, num_slots - 1))
+                first += taken
+                num_rows -= taken
+
+    rows = np.full(lengths.size, -1, np.int64)
+    if moves:
+        which, first_rows, taken_rows = np.array(moves, np.int64).reshape(-1, 3).T
+        by_size = np.argsort(which, kind="stable")
+        taken_rows = taken_rows[by_size]
+        turn = np.arange(taken_rows.sum()) - np.repeat(
+            np.cumsum(taken_rows) - taken_rows, taken_rows
+        )
+        placed_rows = by_gap[np.repeat(first_rows[by_size], taken_rows) + turn]
+        # Pieces sorted by length: the first ones of each length are those that were taken.
+        all_counts = histogram[present]
+        inside = np.arange(lengths.size) - np.repeat(np.cumsum(all_counts) - all_counts, all_counts)
+        is_taken: Bools = inside < np.repeat(all_counts - np.array(counts), all_counts)
+        rows[argsort_small(lengths)[is_taken]] = placed_rows
+    return rows
+
+
+def _last_available(available: list[int], number: int) -> int:
+    """Return the largest number up to `number` that points to itself, or -1; shorten the path to it."""
+    root = number
+    while root >= 0 and available[root] != root:
+        root = available[root]
+    while number >= 0 and available[number] != root and number != root:
+        available[number], number = root, available[number]
+    return root
+
+
 def best_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     """Best-fit decreasing over groups of alike rows: runs of row numbers with one free space, moved at once."""
     if not lengths.size:
@@ -92,7 +285,9 @@ def best_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     return rows
 
 
-_Group = tuple[int, int, int]  # first row, number of rows, pieces in each of them
+_Group = tuple[
+    int, int, int
+]  # first row, number of rows, pieces in each of them (in _close_gaps: that each may still take)
 
 
 def _move_groups(histogram: Ints, capacity: int, max_per_row: int) -> tuple[Ints, Ints, Ints]:
@@ -227,15 +422,18 @@ def window_fit(lengths: Ints, capacity: int, max_per_row: int, window: int) -> I
 PACKINGS = {
     packing.name: packing
     for packing in (
+        Packing("mixed_fit", mixed_fit),
         Packing("best_fit", best_fit),
         Packing("first_fit", first_fit),
-        Packing("next_fit", next_fit),
+        Packing("next_fit", next_fit, in_order=True),
         Packing("window_N", window_fit),
-        Packing("concat", cut_stream, cuts=True),
-        Packing("none", one_each, is_packed=False),
-        Packing("group_N", one_each, is_packed=False, orders=True),
+        Packing("concat", cut_stream, cuts=True, in_order=True),
+        Packing("none", one_each, is_packed=False, in_order=True),
+        Packing("group_N", one_each, is_packed=False, in_order=True, orders=True),
     )
 }
+
+ALIASES = {"bfd": "best_fit"}  # trl's name
 
 
 def argsort_small(values: Ints) -> Ints:

@@ -138,9 +138,10 @@ class Plan:
         summary = dict(self.identity)
         summary.pop("mixtures", None)  # a state holds them beside its summary
         if not self.mixtures:
-            content = {source.name: source.digest for source in self.sources}
+            # a list: their order counts, and a dict may come back from a file with its keys sorted
+            content = [[source.name, source.digest] for source in self.sources]
             if len(json.dumps(content)) > 400:
-                content = {ALL_SOURCES: fingerprint(summary["sources"])[:16]}
+                content = [[ALL_SOURCES, fingerprint(summary["sources"])[:16]]]
             summary["sources"] = content
             if self.settings.weights is not None and len(str(self.settings.weights)) > 200:
                 summary["weights"] = fingerprint(list(self.settings.weights))[:16]
@@ -458,8 +459,10 @@ def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:
     """Return a summary with defaults, and with an entry for each source, to compare it with another."""
     flat = DEFAULTS | {"balance": "rank or none"} | summary
     sources = summary.get("sources")
-    if isinstance(sources, dict):
-        flat |= {f"content of source {name!r}": content for name, content in sources.items()} | {
-            "sources": list(sources)
-        }
+    is_listed = isinstance(sources, list) and all(
+        isinstance(pair, list) and len(pair) == 2 for pair in sources
+    )
+    if sources and is_listed:  # else of a run whose mixture changes, or damaged
+        flat |= {f"content of source {name!r}": content for name, content in sources}
+        flat |= {"sources": [name for name, _ in sources]}
     return flat

@@ -80,6 +80,27 @@ class _Lead:
                 made.append(piece.slice(max(start - low, 0), min(stop, high) - low))
         return made
 
+    def pass_borders(self) -> Ints:
+        """Return the places at which a new pass over the source begins.
+
+        Waiting pieces may be of several passes.  Rows that were added to a source (first > 0) end the pass in which they were added.
+        """
+        borders = []
+        before: tuple[int, bool] | None = (
+            None  # the pass of the last sample, and whether its rows were added
+        )
+        for piece, begin in zip(self._pieces, self._ends[:-1].tolist(), strict=True):
+            if piece.first:
+                before = (0 if before is None else before[0], True)
+                continue
+            places = np.arange(piece.start, piece.stop)
+            passes = (places if piece.kept is None else places[piece.kept]) // piece.last
+            if before is not None and (before[1] or before[0] != passes[0]):
+                borders.append([begin])
+            borders.append(begin + 1 + np.flatnonzero(np.diff(passes)))
+            before = (int(passes[-1]), False)
+        return np.concatenate([np.empty(0, np.int64), *borders]).astype(np.int64)
+
     def samples(self, start: int, stop: int) -> Ints:
         made = [np.empty(0, np.int64)]
         for piece in self.parts(start, stop):
@@ -131,6 +152,20 @@ class Queue:
         if stop > size:
             parts.append(self.later.samples(max(start - size, 0), stop - size))
         return np.concatenate(parts)
+
+    def pass_borders(self, start: int, stop: int) -> Ints:
+        """Return the places after `start` and before `stop` at which a new pass over the source begins."""
+        size = self.num_first
+        borders = self._lead_borders[(self._lead_borders > start) & (self._lead_borders < stop)]
+        if stop <= size:
+            return borders
+        later = self.later.pass_borders(max(start - size, 0), stop - size) + size
+        at_end = np.full(int(start < size), size, np.int64)
+        return np.concatenate((borders, at_end, later))
+
+    @cached_property
+    def _lead_borders(self) -> Ints:
+        return self.lead.pass_borders()
 
     def shards(self, start: int, stop: int) -> Ints:
         """Return the shards of places start..stop, in the order in which they are first needed."""

@@ -291,12 +291,15 @@ class Segments:
             at = self._walk(segment, following.rows, (epoch, number)) if at is None else at
             if at is None:
                 return False
+            # A change at the same place may have delayed this segment to the next epoch: then it ends where it begins, and the block
+            # of `at` is not one of its own.
+            at = max(at, (*segment.start.first, 0))
             if at[2] and self._cuts and known is None:
                 whole = segment.block(*at[:2])
                 assert whole is not None
                 self._delayed[place + 1] = whole.num_rows() - at[2]
                 at = (*at[:2], whole.num_rows())
-            self._ends[place] = max(at, (*segment.start.first, 0))
+            self._ends[place] = at
         return self._ends[place][:2] <= (epoch, number)
 
     @staticmethod

@@ -63,7 +63,7 @@ class PlanSettings:
     """Everything that decides the order of rows, apart from the data.  Batch size and ranks are not here: they only slice it."""
 
     max_length: int = setting("tokens per row", whole=True, least=1)
-    packing: str = setting(f"how samples share a row: {', '.join(PACKINGS)}", "best_fit")
+    packing: str = setting(f"how samples share a row: {', '.join(PACKINGS)}", "mixed_fit")
     overflow: str = setting(
         "samples longer than max_length: drop, truncate, split or error", "drop", choices=_OVERFLOWS
     )
@@ -137,7 +137,7 @@ class PlanSettings:
         weights = self.exact_weights()
         if self.method.cuts and self.max_per_row is not None:
             raise PlanError(
-                f"{cuts} and cannot limit the samples of a row; remove max_per_row or choose best_fit"
+                f"{cuts} and cannot limit the samples of a row; remove max_per_row or choose mixed_fit"
             )
         if self.method.cuts and self.overflow in ("error", "truncate"):
             raise PlanError(f"{cuts}, so overflow={self.overflow!r} has no effect; remove it")

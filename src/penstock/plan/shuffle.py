@@ -45,6 +45,11 @@ class SourceOrder:
         parts = [self._epoch_samples(*part) for part in self._epochs(start, stop)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
+    def pass_borders(self, start: int, stop: int) -> Ints:
+        """Return the places after `start` and before `stop` at which a new pass over the source begins."""
+        first = (start // max(self.num_samples, 1) + 1) * self.num_samples
+        return np.arange(first, stop, max(self.num_samples, 1), dtype=np.int64)
+
     def shards(self, start: int, stop: int) -> Ints:
         """Return the shards whose lengths are needed for places start..stop, in the order in which they are first needed."""
         found = [np.empty(0, np.int64)]
