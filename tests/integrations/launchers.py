@@ -72,26 +72,29 @@ def _spawned(rank: int, folder: Path, sent: ps.Loader, sent_data: Any) -> None:
     early_data = make(folder).as_dataset()
     explicit = make(folder, rank=0, world_size=1)
     start_group(folder, rank, "spawn")
+    late = make(folder)
+    loops = {
+        "sent": lambda: loop(sent),
+        "sent as_dataset": lambda: loop_of(sent_data),
+        "before": lambda: loop(early),
+        "before, stream": lambda: loop(early_stream),
+        "before, rows": lambda: [0 for _ in early_rows],
+        "before, workers": lambda: loop_of(early_data, num_workers=1),
+        "before, spawned workers": lambda: loop_of(
+            early_data, num_workers=1, multiprocessing_context="spawn"
+        ),
+        "explicit": lambda: loop(explicit),
+        "after": lambda: loop(late),
+    }
+    for name, work in loops.items():
+        record(folder, f"spawn: {name}", rank, work)
+    dist.destroy_process_group()
+
+
+def loop_of(dataset: Any, **options: Any) -> list[int]:
     from torch.utils.data import DataLoader
 
-    def as_is(batch: Any) -> Any:
-        return batch
-
-    late = make(folder)
-    record(folder, "spawn: sent", rank, lambda: loop(sent))
-    record(folder, "spawn: sent as_dataset", rank, lambda: loop(DataLoader(sent_data, None)))
-    record(folder, "spawn: before", rank, lambda: loop(early))
-    record(folder, "spawn: before, stream", rank, lambda: loop(early_stream))
-    record(folder, "spawn: before, rows", rank, lambda: [0 for _ in early_rows])
-    record(
-        folder,
-        "spawn: before, workers",
-        rank,
-        lambda: loop(DataLoader(early_data, None, num_workers=1, collate_fn=as_is)),
-    )
-    record(folder, "spawn: explicit", rank, lambda: loop(explicit))
-    record(folder, "spawn: after", rank, lambda: loop(late))
-    dist.destroy_process_group()
+    return loop(DataLoader(dataset, batch_size=None, **options))
 
 
 def torch_spawn(folder: Path) -> None:
@@ -124,6 +127,11 @@ def slurm_rank(folder: Path) -> None:
     late = make(folder)
     record(folder, "slurm: after", rank, lambda: loop(late))
     dist.destroy_process_group()
+
+
+def slurm_lightning_rank(when: str, folder: Path) -> None:
+    """Lightning reads Slurm's variables itself, and starts no process."""
+    lightning("ddp", when, folder, name=f"slurm, lightning: {when}")
 
 
 # Accelerate's launchers for notebooks
@@ -164,24 +172,21 @@ def debug(folder: Path) -> None:
 # Lightning's launchers
 
 
-def lightning(strategy: str, when: str, folder: Path) -> None:
+def lightning(strategy: str, when: str, folder: Path, name: str = "") -> None:
     """Train as a script of a user does.  when: the Loader is made "before" trainer.fit or "after" Lightning has started the group."""
     from penstock.integrations.lightning import LoaderModule
 
     from .launched_model import fit
 
-    name = f"{strategy}: {when}"
+    name = name or f"{strategy}: {when}"
     source: Any = make(folder) if when == "before" else partial(make, folder)
-    module = LoaderModule(source, val_dataloaders=source_of_evaluation(folder, when))
+    evaluated = None if when == "before" else partial(make, folder)
+    module = LoaderModule(source, val_dataloaders=evaluated)
     try:
         fit(folder, name, strategy, module)
     except Exception as error:  # of a child process, as text; or of this one
-        rank = os.environ.get("LOCAL_RANK", "0")
+        rank = os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))
         (folder / f"{name}-{rank}.json").write_text(json.dumps({"refused": str(error)}))
-
-
-def source_of_evaluation(folder: Path, when: str) -> Any:
-    return None if when == "before" else partial(make, folder)
 
 
 def lightning_forks(folder: Path) -> None:
@@ -191,11 +196,102 @@ def lightning_forks(folder: Path) -> None:
     lightning("ddp_notebook", "before", folder)
 
 
+def parallelism(**sizes: int) -> Any:
+    """Return Accelerate's own configuration; Accelerate allows it on GPUs only, which is not asked here."""
+    from accelerate import ParallelismConfig
+
+    class OnCPU(ParallelismConfig):
+        def _validate_accelerator(self, accelerator: Any) -> None:
+            pass
+
+    return OnCPU(**sizes)
+
+
+# The Trainers of transformers and trl, in the launcher for notebooks
+
+
+def _in_trainers(folder: Path, sent: ps.Loader) -> None:
+    from transformers import TrainingArguments
+    from trl import SFTConfig
+
+    from penstock.integrations.hf_trainer import LoaderTrainer
+    from penstock.integrations.trl import LoaderSFTTrainer
+
+    from .runs import make_model
+
+    arguments = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+    }
+    tokenizer = tokenizer_of(folder)
+
+    def hugging_face(loader: ps.Loader, evaluated: Any = None, **options: Any) -> list[int]:
+        trainer = LoaderTrainer(
+            model=make_model(),
+            args=TrainingArguments(**arguments, **options),
+            loader=loader,
+            eval_dataset=evaluated,
+        )
+        return loop(trainer.loader)
+
+    def trl(loader: ps.Loader, **options: Any) -> list[int]:
+        config = SFTConfig(**arguments, bf16=False, gradient_checkpointing=False, **options)
+        trainer = LoaderSFTTrainer(
+            model=make_model(), args=config, processing_class=tokenizer, loader=loader
+        )
+        return loop(trainer.loader)
+
+    rank = dist.get_rank()
+    record(folder, "trainer: sent", rank, lambda: hugging_face(sent))
+    record(folder, "trainer: sent, evaluated", rank, lambda: hugging_face(make(folder), sent))
+    record(folder, "trainer: after", rank, lambda: hugging_face(make(folder)))
+    record(folder, "trl: sent", rank, lambda: trl(sent))
+    record(folder, "trl: after", rank, lambda: trl(make(folder)))
+    for kind in ("tp", "cp", "sp"):
+        sizes = {f"{kind}_size": RANKS}
+        tell = partial(parallelism, **sizes)
+        record(
+            folder,
+            f"trainer, {kind}: untold",
+            rank,
+            lambda tell=tell: hugging_face(make(folder), parallelism_config=tell()),
+        )
+        record(
+            folder,
+            f"trl, {kind}: replicas, packed",
+            rank,
+            lambda tell=tell: trl(
+                make(folder, replicas=RANKS, packing="best_fit"), parallelism_config=tell()
+            ),
+        )
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Return a tokenizer with an end, which is all that trl asks of it."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<end>": 0}, unk_token="<end>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
+
+
+def trainers(folder: Path) -> None:
+    import transformers
+    from accelerate import debug_launcher
+
+    import penstock.integrations.trl
+
+    assert transformers.LlamaForCausalLM and penstock.integrations.trl  # imported once, here
+    debug_launcher(_in_trainers, (folder, make(folder)), num_processes=RANKS)
+
+
 # Groups of ranks that need the same rows
 
 
 def _in_groups(folder: Path) -> None:
-    from accelerate import Accelerator, ParallelismConfig
+    from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
     from penstock.integrations.accelerate import attach
@@ -203,13 +299,9 @@ def _in_groups(folder: Path) -> None:
 
     from .launched_model import fit
 
-    class OnCPU(ParallelismConfig):
-        def _validate_accelerator(self, accelerator: Any) -> None:
-            """Accelerate allows groups on GPUs only; all else is as there."""
-
     def accelerate(sizes: dict[str, int], **options: Any) -> list[int]:
         AcceleratorState._reset_state()
-        accelerator = Accelerator(cpu=True, parallelism_config=OnCPU(**sizes))
+        accelerator = Accelerator(cpu=True, parallelism_config=parallelism(**sizes))
         return loop(attach(accelerator, make(folder, **options), isolation_check=False))
 
     rank = dist.get_rank()

@@ -10,6 +10,7 @@ LoaderModule(partial(ps.load, "train.yaml"), val_dataloaders=partial(ps.load, "e
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -58,8 +59,8 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         }
         for stage, given in evaluated.items():
             if given is not None:  # Lightning checks whether the method exists
-                batches = _Evaluated(self, given, is_validation=stage == "val")
-                setattr(self, f"{stage}_dataloader", batches)
+                evaluated = _Evaluated(self, given, is_validation=stage == "val")
+                setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, evaluated))
 
     def setup(self, stage: str) -> None:
         """Make the Loader, if a function was given: the process group runs now, and Lightning loads a checkpoint after this."""
@@ -107,7 +108,7 @@ def _for_training(loader: Loader | None) -> Loader | None:
 
 
 class _Evaluated:
-    """A dataloader method of a LoaderModule: evaluation data, which a function may make when Lightning first asks for it."""
+    """Evaluation data of a LoaderModule, which a function may make when Lightning first asks for it."""
 
     def __init__(self, module: LoaderModule, source: Any, *, is_validation: bool) -> None:
         self._module = module
@@ -118,7 +119,7 @@ class _Evaluated:
     def _wrapped(self, source: Any) -> Any:
         return _for_evaluation(source, self._module.loader if self._is_validation else None)
 
-    def __call__(self) -> Any:
+    def batches(self) -> Any:
         if self._batches is None and self._make is not None:
             self._batches = self._wrapped(self._make())
         return self._batches
