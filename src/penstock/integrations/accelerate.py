@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
-from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches
+from penstock.loader.parallelism import check_ranks, of_accelerator
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone does not run there
 
@@ -31,12 +31,7 @@ def attach(
     The state of a training loader is saved and loaded with the accelerator's own.  evaluation: begin at the first batch at every iteration,
     and save nothing.  isolation_check: at the first step, refuse a model that lets packed samples see each other.
     """
-    ranks = accelerator.num_processes
-    if ranks % loader.world.size:
-        raise PlanError(
-            f"the Loader is one of {loader.world.size} ranks, the Accelerator one of {ranks}; make the Accelerator first, "
-            f"or pass the Loader rank= and world_size="
-        )
+    check_ranks(loader, of_accelerator(accelerator))
     if not evaluation:
         accelerator.register_for_checkpointing(loader)
     return Batches(
@@ -63,6 +58,8 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
+        models = self._accelerator._models  # which were prepared before the first iteration
+        check_ranks(self._loader, of_accelerator(self._accelerator, models))
         self._check_isolation()
         batches = iter(self._batches)
         loader = self._loader

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.loader import Loader
 from penstock.loader.stream import Stream
+from penstock.loader.world import check_rank
 
 
 class _Batches(IterableDataset):  # type: ignore[misc]
@@ -39,6 +40,7 @@ class _Batches(IterableDataset):  # type: ignore[misc]
 
 def composer_dataloader(loader: Loader) -> Any:
     """Return a DataLoader of the loader's batches.  It runs in this process; the loader itself reads ahead."""
+    check_rank(loader.rank_info)
     return DataLoader(_Batches(loader), batch_size=None, num_workers=0, collate_fn=_as_it_is)
 
 

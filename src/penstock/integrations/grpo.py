@@ -22,6 +22,7 @@ from trl import GRPOTrainer
 
 from penstock.errors import PlanError
 from penstock.integrations.hf_trainer import load_state, save_state
+from penstock.loader.parallelism import of_accelerator, refuse_groups
 from penstock.prompts import Prompt, Prompts
 
 _FIRST_ROW = {"prompt": "-"}  # read to find the kind of the data; training never reads it
@@ -53,6 +54,7 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Refuse settings under which prompts would be lost or trained twice."""
         args = self.args
         steps = self.steps_per_round
+        refuse_groups(of_accelerator(self.accelerator, trainer="PromptsGRPOTrainer"))
         if self.prompts.epochs is not None or args.max_steps <= 0:
             raise PlanError(
                 f"Prompts with epochs={self.prompts.epochs} and max_steps={args.max_steps}: expected endless Prompts (epochs=None), and "

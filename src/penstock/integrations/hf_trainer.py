@@ -26,6 +26,7 @@ from penstock.integrations.model_inputs import Inputs, inputs_for
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
 from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.loader.parallelism import check_ranks, of_accelerator
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
@@ -101,6 +102,8 @@ class FromLoader:
             raise PlanError(
                 "an endless Loader (epochs=None) needs max_steps in the TrainingArguments"
             )
+        for each in (loader, *evaluated):
+            self._check_ranks(each)
         self._check_model(loader)
         self.loader = loader
         self.isolation_check = isolation_check
@@ -122,6 +125,11 @@ class FromLoader:
                 f"the Loader has weights of tokens, and the loss of {name} does not use them; subclass it with a compute_loss that "
                 f"reads inputs.pop('weights'), or prepare without message_weights"
             )
+
+    def _check_ranks(self, loader: Loader) -> None:
+        """Refuse a Loader that does not know of the other ranks, or of ranks that need the same rows."""
+        ranks = of_accelerator(self.accelerator, [self.model], trainer=type(self).__name__)
+        check_ranks(loader, ranks)
 
     def _check_model(self, loader: Loader) -> None:
         """Refuse a language model for judged steps: it would take their labels, 0 and 1, for tokens to predict."""
@@ -257,6 +265,7 @@ class FromLoader:
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def _eval_steps(self, loader: Loader) -> "_EvalSteps":
+        self._check_ranks(loader)
         self._check_samples(loader)
         self._check_model(loader)
         steps = _EvalSteps(loader, self.make_inputs(loader))

@@ -2,9 +2,14 @@
 
 trainer = Trainer(max_epochs=1, ...)        # the Loader counts its epochs itself: one pass is the whole run
 trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=eval_loader), ckpt_path="last")
+
+With several devices, Lightning starts the other processes inside `trainer.fit`, after the script has made its Loaders, which cannot know
+their rank then.  So give functions that make them; they are called in each process once the process group is initialised:
+
+LoaderModule(partial(ps.load, "train.yaml"), val_dataloaders=partial(ps.load, "eval.yaml"))
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,19 +20,27 @@ from lightning.pytorch.utilities import CombinedLoader
 from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
-from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.loader.guards import EvalBatches, guard_trainers, refuse_the_same
+from penstock.loader.parallelism import check_ranks, of_lightning
+
+_LATE = (
+    "Lightning starts its processes in trainer.fit, so give LoaderModule a function that makes the Loader in each of them: "
+    "LoaderModule(partial(ps.load, 'recipe.yaml'))"
+)
 
 
 class LoaderModule(LightningDataModule):  # type: ignore[misc]
     """Training batches from a Loader, whose state is loaded before Lightning asks how many batches there are.
 
-    val_dataloaders, test_dataloaders, predict_dataloaders: what Lightning takes there; every Loader among them begins at its first batch
-    each time.  isolation_check: at the first step, refuse a transformers model that lets packed samples see each other.
+    loader: the Loader, or a function that makes it, which is called in each process after the process group is initialised.
+    val_dataloaders, test_dataloaders, predict_dataloaders: what Lightning takes there, or a function that returns it; every Loader among
+    them begins at its first batch each time.  isolation_check: at the first step, refuse a transformers model that lets packed samples see
+    each other.
     """
 
     def __init__(
         self,
-        loader: Loader | None = None,
+        loader: Loader | Callable[[], Loader] | None = None,
         val_dataloaders: Any = None,
         *,
         test_dataloaders: Any = None,
@@ -35,11 +48,9 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         isolation_check: bool = True,
     ) -> None:
         super().__init__()
-        if loader is not None and (loader.per_epoch or loader.epochs is None):
-            raise PlanError(
-                "Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch"
-            )
-        self.loader = loader
+        guard_trainers()
+        self._make_loader = loader if callable(loader) else None
+        self.loader: Loader | None = None if callable(loader) else _for_training(loader)
         self._to_check = isolation_check
         evaluated = {
             "val": val_dataloaders,
@@ -48,12 +59,18 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         }
         for stage, given in evaluated.items():
             if given is not None:  # Lightning checks whether the method exists
-                batches = _for_evaluation(given, loader if stage == "val" else None)
-                setattr(self, f"{stage}_dataloader", partial(_same, batches))
+                evaluated = _Evaluated(self, given, is_validation=stage == "val")
+                setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, evaluated))
+
+    def setup(self, stage: str) -> None:
+        """Make the Loader, if a function was given: the process group runs now, and Lightning loads a checkpoint after this."""
+        if stage == "fit" and self.loader is None and self._make_loader is not None:
+            self.loader = _for_training(self._make_loader())
 
     def train_dataloader(self) -> "_Run":
         if self.loader is None:
             raise PlanError("LoaderModule has no Loader to train on: pass it as the first argument")
+        self._check_ranks(self.loader)
         passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
         if self.trainer.max_epochs != passes and not self.loader.finished:
             raise PlanError(
@@ -66,6 +83,14 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         self._to_check = False
         return _Run(self.loader)
 
+    def _check_ranks(self, loader: Loader) -> None:
+        try:
+            check_ranks(loader, of_lightning(self.trainer))
+        except PlanError as error:
+            if self._make_loader is not None:
+                raise
+            raise PlanError(f"{error}; {_LATE}") from error
+
     def state_dict(self) -> dict[str, Any]:
         return {} if self.loader is None else self.loader.state_dict()
 
@@ -74,8 +99,30 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
             self.loader.load_state_dict(state)
 
 
-def _same(found: Any) -> Any:
-    return found
+def _for_training(loader: Loader | None) -> Loader | None:
+    if loader is not None and (loader.per_epoch or loader.epochs is None):
+        raise PlanError(
+            "Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch"
+        )
+    return loader
+
+
+class _Evaluated:
+    """Evaluation data of a LoaderModule, which a function may make when Lightning first asks for it."""
+
+    def __init__(self, module: LoaderModule, source: Any, *, is_validation: bool) -> None:
+        self._module = module
+        self._is_validation = is_validation
+        self._make = source if callable(source) else None
+        self._batches = None if callable(source) else self._wrapped(source)
+
+    def _wrapped(self, source: Any) -> Any:
+        return _for_evaluation(source, self._module.loader if self._is_validation else None)
+
+    def batches(self) -> Any:
+        if self._batches is None and self._make is not None:
+            self._batches = self._wrapped(self._make())
+        return self._batches
 
 
 def _for_evaluation(given: Any, trained: Loader | None) -> Any:

@@ -52,6 +52,7 @@ class PenstockDataLoader(BaseDataLoader):  # type: ignore[misc]
             output="torch",
             labels="shifted",
         )
+        self._check_world(dp_rank, dp_world_size)
         require_tokens(self.loader, "torchtitan")
         if self.loader.has_weights:
             raise PlanError(
@@ -60,6 +61,15 @@ class PenstockDataLoader(BaseDataLoader):  # type: ignore[misc]
         if (max_length := self.loader.plan.settings.max_length) != seq_len:
             raise PlanError(
                 f"the Loader has max_length={max_length}, training.seq_len is {seq_len}; set both to the same"
+            )
+
+    def _check_world(self, dp_rank: int, dp_world_size: int) -> None:
+        """Refuse a Loader of other rows: a function of the user's own may not pass the rank on."""
+        world = self.loader.world
+        if (world.rank, world.size) != (dp_rank, dp_world_size):
+            raise PlanError(
+                f"dataloader.load has made a Loader of rank {world.rank} of {world.size}, and torchtitan asked for rank={dp_rank}, "
+                f"world_size={dp_world_size}; pass both on to penstock.load"
             )
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:

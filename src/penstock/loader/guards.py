@@ -7,10 +7,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import PlanError
+from penstock.loader.map_dataset import RowSampler
+from penstock.loader.parallelism import check_ranks, of_lightning
 from penstock.loader.state import Run
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock")
 _GUARDED = "_knows_penstock_loaders"
@@ -46,7 +51,8 @@ def refuse_the_same(loader: Run | None, evaluated: Run) -> None:
 def guard_trainers() -> None:
     """Replace the methods of trainers that the program has imported, once."""
     guards: list[tuple[str, str, str, Callable[..., Any]]] = [
-        ("accelerate", "Accelerator", "prepare", _prepare)
+        ("accelerate", "Accelerator", "prepare", _prepare),
+        ("accelerate", "Accelerator", "prepare_data_loader", _prepare_data_loader),
     ]
     for loops in ("lightning.pytorch.loops", "pytorch_lightning.loops"):
         guards += [
@@ -56,9 +62,10 @@ def guard_trainers() -> None:
         guards.append((loops, "_FitLoop", "setup_data", _setup_fit))
     for module, name, method, guarded in guards:
         owner = getattr(sys.modules.get(module), name, None)
-        if owner is not None and _GUARDED not in vars(owner):
+        mark = f"{_GUARDED}_in_{method}"
+        if owner is not None and mark not in vars(owner):
             setattr(owner, method, _guarded(getattr(owner, method), guarded))
-            setattr(owner, _GUARDED, True)
+            setattr(owner, mark, True)
 
 
 def _guarded(method: Any, guarded: Callable[..., Any]) -> Any:
@@ -82,10 +89,35 @@ def _prepare(prepare: Any, accelerator: Any, *objects: Any, **options: Any) -> A
     return prepare(accelerator, *objects, **options)
 
 
+def _prepare_data_loader(prepare: Any, accelerator: Any, data_loader: Any, **options: Any) -> Any:
+    """Accelerate divides the batches of a DataLoader among its ranks, also those that a Loader has divided already."""
+    workers = sys.modules.get("penstock.loader.workers")  # imports torch
+    dataset = getattr(data_loader, "dataset", None)
+    if workers is not None and isinstance(dataset, workers.Steps):
+        raise PlanError(
+            "accelerator.prepare cannot prepare a DataLoader over loader.as_dataset(): it takes the batches apart; "
+            "use penstock.integrations.accelerate: batches = attach(accelerator, loader)"
+        )
+    sampler = getattr(data_loader, "sampler", None)
+    if isinstance(sampler, RowSampler) and accelerator.num_processes > 1:
+        _refuse_second_division(sampler, "accelerator.prepare", "do not prepare the DataLoader")
+    return prepare(accelerator, data_loader, **options)
+
+
+def _refuse_second_division(sampler: RowSampler, divider: str, advice: str) -> None:
+    world = sampler.world
+    if world.size > 1:
+        raise PlanError(
+            f"{divider} would divide the rows among the ranks, and the sampler of as_map_dataset() gives each of {world.size} ranks its "
+            f"own rows already, so rows would be lost; {advice}, or make the Loader with rank=0, world_size=1"
+        )
+
+
 def _setup_evaluation(setup: Any, loop: Any) -> None:
     """Lightning leaves a validation early (the sanity check, limit_val_batches): the next one must not go on from there."""
     setup(loop)
     if (found := loop._combined_loader) is not None:
+        _check_ranks(loop.trainer, found.flattened)
         found.flattened = [
             EvalBatches(each) if isinstance(each, Run) else each for each in found.flattened
         ]
@@ -96,9 +128,10 @@ def _setup_fit(setup: Any, loop: Any) -> None:
     """Lightning does not load the state of a Loader from a checkpoint that was saved at the end of an epoch."""
     before = loop._combined_loader
     setup(loop)
-    if (found := loop._combined_loader) is before or not any(
-        isinstance(each, Run) for each in found.flattened
-    ):
+    if (found := loop._combined_loader) is before:
+        return
+    _check_ranks(loop.trainer, found.flattened)
+    if not any(isinstance(each, Run) for each in found.flattened):
         return
     _refuse_shared(loop.trainer)
     if loop._combined_loader_states_to_load:
@@ -111,6 +144,19 @@ def _setup_fit(setup: Any, loop: Any) -> None:
         "model keeps packed samples apart is not checked; %s",
         _LOADER_MODULE,
     )
+
+
+def _check_ranks(trainer: Any, batches: list[Any]) -> None:
+    """Refuse Loaders whose rows do not fit the ranks that Lightning has started, and rows that Lightning divides once more."""
+    for source in batches:
+        loader = source._loader if isinstance(source, EvalBatches) else source
+        if isinstance(loader, Run):
+            check_ranks(cast("Loader", loader), of_lightning(trainer))
+        wrapped = getattr(getattr(source, "sampler", None), "dataset", None)  # DistributedSampler
+        if isinstance(sampler := getattr(wrapped, "_sampler", None), RowSampler):
+            _refuse_second_division(
+                sampler, "Lightning's Trainer", "pass use_distributed_sampler=False to the Trainer"
+            )
 
 
 def _refuse_shared(trainer: Any) -> None:

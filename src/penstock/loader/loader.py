@@ -48,7 +48,7 @@ from penstock.loader.sequences import (
 from penstock.loader.state import Cursor
 from penstock.loader.status import open_status, undelivered, why_no_steps
 from penstock.loader.stream import Stream
-from penstock.loader.world import RankInfo, find_rank
+from penstock.loader.world import RankInfo, check_rank, find_rank
 from penstock.plan.block import Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Step
@@ -148,13 +148,13 @@ class Loader(Changing):
         self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
         self._refuse_uneven()
         self._status = open_status(
-            self.stores[0].cache, run_id, self._info.rank, self.plan.fingerprint
+            self.stores[0].cache, run_id, self.rank_info.rank, self.plan.fingerprint
         )
 
     def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
         """Remember which rank this is, and how it compares its plan with other ranks."""
         guard_trainers()
-        self._info = info
+        self.rank_info = info
         self.world = info.world
         compares = len(info.members) > 1 and (run_id is not None or info.origin != "arguments")
         self._run_id = run_id
@@ -210,6 +210,7 @@ class Loader(Changing):
         If the current pass has ended, the next one begins, except right after a state was loaded: then the loop delivers what is left
         of the pass that the state was taken in, which may be nothing.
         """
+        check_rank(self.rank_info)
         self._iterations += 1
         iteration = self._iterations
         is_left = self._begin()
@@ -316,7 +317,9 @@ class Loader(Changing):
         self._loops += 1
         cache = self.stores[0].cache or Cache()
         exchange = f"{self._number}-{self._loops}"
-        if board := find_board(self._info, run_id=self._run_id, root=cache.root, exchange=exchange):
+        if board := find_board(
+            self.rank_info, run_id=self._run_id, root=cache.root, exchange=exchange
+        ):
             loops = {
                 "epochs": self.epochs,
                 "per_epoch": self.per_epoch,
@@ -324,7 +327,7 @@ class Loader(Changing):
                 "check": "",
             }
             mine = {**self.state_dict(), **self.dealing, **loops}
-            agree(mine, rank=self._info.rank, others=board[1], board=board[0])
+            agree(mine, rank=self.rank_info.rank, others=board[1], board=board[0])
 
     def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
         if not self._workers:
@@ -431,6 +434,8 @@ class Loader(Changing):
     def as_dataset(self) -> Any:
         """Return a torch IterableDataset of the remaining batches, for your own DataLoader (batch_size=None)."""
         require_torch("as_dataset", "iterate over the Loader itself")
+        check_rank(self.rank_info)
+        guard_trainers()  # those that were imported after this Loader was made
         from penstock.loader.workers import Steps
 
         self._dataset = "as_dataset"
@@ -438,6 +443,8 @@ class Loader(Changing):
 
     def as_map_dataset(self) -> tuple[MapDataset, RowSampler]:
         """Return the rows by number, and a sampler of this rank's rows with a state, for trainers that index a dataset."""
+        check_rank(self.rank_info)
+        guard_trainers()  # those that were imported after this Loader was made
         self._dataset = "as_map_dataset"
         return MapDataset(self), RowSampler(self)
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PlanError, PlanMismatch
 from penstock.loader.sequences import require_tokens
 from penstock.loader.state import Cursor, make_state, read_state
+from penstock.loader.world import check_rank
 from penstock.plan.block import Rows
 from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import whole_number
+from penstock.types import World
 from penstock.words import differences
 
 if TYPE_CHECKING:
@@ -84,6 +86,11 @@ class RowSampler:
         self._is_loaded = False
         self._begun: Cursor | None = None  # where the last iteration began, unless it has ended
 
+    @property
+    def world(self) -> World:
+        """The rank whose rows these are."""
+        return self._loader.world
+
     def __len__(self) -> int:
         """Rows that the next iteration has for this rank."""
         left = self._loader.steps_after(self._start())
@@ -99,6 +106,7 @@ class RowSampler:
     def __iter__(self) -> Iterator[Rows]:
         """Yield the rest of the pass, or the next one.  Once left early, it continues only from a loaded state."""
         loader = self._loader
+        check_rank(loader.rank_info)
         begun = self._start()
         if begun is self._cursor and self._is_left_early():
             raise PlanError(

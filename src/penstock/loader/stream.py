@@ -26,6 +26,7 @@ class Stream(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._batches is None:
+            self.check_ranks()
             self._batches = iter(self.loader)
         try:
             return self.convert(next(self._batches))
@@ -35,6 +36,9 @@ class Stream(Iterator[Any]):
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def check_ranks(self) -> None:
+        """Compare the ranks of a trainer with the loader's, before the first batch; a trainer's own stream says how."""
 
     def convert(self, batch: Any) -> Any:
         """Return what `next` returns for a batch; a trainer's own stream changes names here."""

@@ -25,6 +25,7 @@ from penstock.loader.batch import Batch
 from penstock.loader.layout import pin
 from penstock.loader.mirror import is_mirrored
 from penstock.loader.state import Cursor, make_state, read_state
+from penstock.loader.world import check_rank
 from penstock.plan.plan import Step
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()
         self._begun = torch.full((9,), -1, dtype=torch.int64).share_memory_()
         self._lock = multiprocessing.get_context(start_method(loader)).Lock()
+        self._is_sendable = start_method(loader) is not None  # the lock, to a spawned process
         self._loops = 0  # iterations begun in this process
+        self._received_by = 0  # the process that this was sent to as it started; 0: it was not
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch."""
@@ -96,6 +99,11 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
         for it and, as workers that stay alive keep theirs, by how many this process has begun.
         """
         info = get_worker_info()
+        is_spawned_worker = info is not None and self._received_by == os.getpid()
+        if (
+            not is_spawned_worker
+        ):  # it has no process group; the process that started it has checked
+            check_rank(self.loader.rank_info)
         seed = info.seed - info.id if info else -1
         self._loops = self._loops + 1
         with self._lock:
@@ -125,13 +133,27 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
         return None if numbers[0] < 0 else Cursor.of(*numbers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A lock is sent only to a process that is being started: a copy gets its own."""
+        """A lock is sent only to a process that is being started: a copy gets its own.
+
+        A lock for forked processes cannot be sent to spawned ones.  Only they show that they are spawned (multiprocessing_context= of
+        the DataLoader), so the first one that is sent this exchanges the lock, before any of them uses it.
+        """
         is_sent = multiprocessing.context.get_spawning_popen() is not None
-        return self.__dict__ if is_sent else {**self.__dict__, "_lock": None}
+        if not is_sent:
+            return {**self.__dict__, "_lock": None, "_received_by": 0}
+        check_rank(self.loader.rank_info)
+        if not self._is_sendable:
+            self._lock = multiprocessing.get_context("spawn").Lock()
+            self._is_sendable = True
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = self._lock or multiprocessing.get_context(start_method(self.loader)).Lock()
+        if self._lock is None:
+            self._lock = multiprocessing.get_context(start_method(self.loader)).Lock()
+            self._is_sendable = start_method(self.loader) is not None
+        else:
+            self._received_by = os.getpid()
 
 
 class _Share(Iterator[Any]):

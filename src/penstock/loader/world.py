@@ -1,15 +1,38 @@
-"""Which rank this process is: from arguments or a mesh, else torch.distributed or jax if they run distributed, else the environment, else
-0 of 1."""
+"""Which rank this process is, and whether that is still true when the first batch is asked for.
 
+The rank comes from arguments or a mesh, else from torch.distributed or jax if they run distributed, else from the environment, else it is
+0 of 1.  A Loader may be made before the processes know each other: before the group is initialised, or in the parent of the processes
+that train.  Then it believes that it is alone, and every rank would train the same rows.  So what was found when the Loader was made is
+compared with what can be found when it is used, and a difference is refused.  What an argument says is never doubted.
+"""
+
+import logging
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from penstock.errors import PlanError
 from penstock.plan.ranks import data_parallel
 from penstock.plan.settings import whole_number
 from penstock.types import World
+
+_log = logging.getLogger("penstock")
+
+_FOUND_IN = {
+    "distributed": "torch.distributed",
+    "jax": "jax.distributed",
+    "environment": "the environment (RANK, WORLD_SIZE)",
+    "alone": "no process group and no RANK in the environment",
+}
+
+# Launchers that start several processes but do not say whether these train together: (number of this one, how many, launcher).
+_TASKS = (
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpirun"),
+    ("PMI_RANK", "PMI_SIZE", "mpiexec"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +43,12 @@ class RankInfo:
     rank: int  # among all processes
     members: tuple[int, ...]  # the ranks that take part
     origin: str  # "arguments", "mesh", "distributed", "jax", "environment", or "alone"
+    replicas: int = 1  # neighbouring ranks that share their rows
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether an argument said which rows this process gets."""
+        return self.origin in ("arguments", "mesh")
 
 
 def find_rank(
@@ -34,21 +63,65 @@ def find_rank(
         return _from_mesh(mesh)
     origin = "arguments"
     if rank is None or world_size is None:
-        known = (
-            ("distributed", running()),
-            ("jax", _jax()),
-            ("environment", _environment()),
-            ("alone", (0, 1)),
-        )
-        origin, (rank, world_size) = next(
-            (name, found) for name, found in known if found is not None
-        )
+        origin, rank, world_size = _discover()
     rank = whole_number("rank", rank, least=0)
     world_size = whole_number("world_size", world_size, least=1)
     if rank >= world_size:
         raise PlanError(f"rank {rank} of world size {world_size}: expected 0 <= rank < world_size")
-    world = data_parallel(rank, world_size, replicas=replicas)
-    return RankInfo(world=world, rank=rank, members=tuple(range(world_size)), origin=origin)
+    return RankInfo(
+        world=data_parallel(rank, world_size, replicas=replicas),
+        rank=rank,
+        members=tuple(range(world_size)),
+        origin=origin,
+        replicas=replicas,
+    )
+
+
+def check_rank(info: RankInfo) -> None:
+    """Refuse a rank that was found before the processes that train knew each other; call it where batches begin.
+
+    Also a Loader that was sent to another rank's process is refused, and one made under a process group that has been replaced.
+    """
+    if info.is_explicit:
+        return
+    try:
+        origin, rank, size = _discover()
+    except PlanError:  # an environment that is incomplete says nothing about the rank
+        return
+    if origin == "alone":
+        if info.origin == "alone":
+            _warn_of_tasks()
+        return
+    made_size = len(info.members)
+    if (rank, size) == (info.rank, made_size):
+        return
+    consequence = "rows would be trained twice or not at all"
+    if made_size == 1:
+        consequence = "every rank would train the same rows"
+    raise PlanError(
+        f"the Loader was made as rank {info.rank} of {made_size} (found: {_FOUND_IN[info.origin]}), and this process is now rank "
+        f"{rank} of {size} ({_FOUND_IN[origin]}), so {consequence}; make the Loader after the process group is initialised, in the "
+        f"process that trains, or pass rank={rank}, world_size={size}; to give each process all rows, pass rank=0, world_size=1"
+    )
+
+
+def _warn_of_tasks() -> None:
+    """Several tasks of one launcher may train together or be runs of their own: nothing here can tell, so say what is assumed."""
+    for number_name, count_name, launcher in _TASKS:
+        number = os.environ.get(number_name)
+        count = os.environ.get(count_name)
+        if number is not None and count not in (None, "1"):
+            _warn_once(
+                f"this is task {number} of {count} that {launcher} started, and the Loader has rank 0 of 1, so each task gets all rows; "
+                f"if the tasks train together, initialise torch.distributed before you make the Loader, or pass rank=, world_size=; "
+                f"if each is a run of its own, pass rank=0, world_size=1"
+            )
+            return
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 def _from_mesh(mesh: Any) -> RankInfo:
@@ -61,6 +134,23 @@ def _from_mesh(mesh: Any) -> RankInfo:
     world = World(rank=mesh.get_local_rank(), size=mesh.size())
     members = tuple(mesh.mesh.flatten().tolist())
     return RankInfo(world=world, rank=members[world.rank], members=members, origin="mesh")
+
+
+def _discover() -> tuple[str, int, int]:
+    """Return where the rank of this process is known from, the rank, and the number of ranks.
+
+    The environment is read last: a running group may have been given another rank, and some launchers set only a part of it.
+    """
+    group = running()
+    if group is not None:
+        return "distributed", *group
+    processes = _jax()
+    if processes is not None:
+        return "jax", *processes
+    ranks = _environment()
+    if ranks is not None:
+        return "environment", *ranks
+    return "alone", 0, 1
 
 
 def running() -> tuple[int, int] | None:
@@ -85,9 +175,14 @@ def _environment() -> tuple[int, int] | None:
     size = os.environ.get("WORLD_SIZE")
     if rank is None and size is None:
         return None
+    if rank is None and _node_rank() == "0":
+        # Lightning's own launcher sets no RANK.  It numbers the ranks node by node, so on the first node both numbers are one.
+        rank = os.environ.get("LOCAL_RANK")
     if rank is None or size is None:
         raise PlanError(
-            f"environment says RANK={rank}, WORLD_SIZE={size}; set both, or every rank would load the same rows"
+            f"environment says RANK={rank}, WORLD_SIZE={size}; set both, or every rank would load the same rows; or make the Loader "
+            f"after the process group is initialised: with Lightning, give LoaderModule a function that makes it, as "
+            f"LoaderModule(partial(ps.load, 'recipe.yaml'))"
         )
     try:
         return int(rank), int(size)
@@ -95,3 +190,8 @@ def _environment() -> tuple[int, int] | None:
         raise PlanError(
             f"environment says RANK={rank!r}, WORLD_SIZE={size!r}; expected whole numbers"
         ) from None
+
+
+def _node_rank() -> str | None:
+    """Return the number of this machine as Lightning reads it; None if the environment does not have it."""
+    return os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK"))
