@@ -27,7 +27,7 @@ from penstock.plan.ranks import Balance, BalanceCounter
 from penstock.plan.tenths import Mixing, MixingCounter
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
-from penstock.store.counts import unrendered
+from penstock.store.counts import about_turns, unrendered
 from penstock.types import Ints
 
 PACKINGS = (
@@ -86,6 +86,15 @@ class NotPrinted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OddTurns:
+    """Something odd about the turns of conversations, in words; `first` lists the first few rows as file:line."""
+
+    said: str
+    count: int  # rows
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceNumbers:
     """A store as it is on disk.  rows = samples + the sum of drops."""
 
@@ -99,6 +108,7 @@ class SourceNumbers:
     weight: str | None
     dropped: tuple[Drop, ...]
     unrendered: tuple[NotPrinted, ...]
+    turns: tuple[OddTurns, ...]
     lengths: Lengths
 
     @property
@@ -228,6 +238,10 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
                 first=places(x.rows),
             )
             for x in unrendered(counts.notes, assistant_characters=counts.assistant_characters)
+        ),
+        turns=tuple(
+            OddTurns(said=said, count=note.count, first=places(note.rows))
+            for said, note in about_turns(counts.notes, num_rows=counts.rows)
         ),
         lengths=lengths([store]),
     )

@@ -148,6 +148,11 @@ def dropped(
             for name, x in fields
         ]
         pieces += [title("not printed by the chat template"), table(columns, rows)]
+    for each in found:
+        pieces += [
+            line(f"{each.name}: {odd.said} (first {', '.join(odd.first[:2])})")
+            for odd in each.turns
+        ]
     return pieces
 
 
