@@ -201,6 +201,14 @@ def stores(loader: Loader) -> dict[str, Store]:
     )
 
 
+def names_of(loader: Loader) -> list[str]:
+    """Return the names of the loader's data sets in the plan's order, also of plain records."""
+    if loader.has_tokens:
+        return list(stores(loader))
+    names = [source.name for source in loader.plan.sources]
+    return [loader.stores[0].source.name] if names == ["data"] else names
+
+
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
     """Return the numbers of every store of the loader."""
     weights = [loader.journal[-1]["sources"].get(source.name) for source in loader.plan.sources]
@@ -324,7 +332,7 @@ def epoch(
     plan = loader.plan
     settings = loader.plan.settings
     per_step = loader.batch_size * loader.world.size
-    names = list(stores(loader))
+    names = names_of(loader)
     digest = Digest()
     tokens = np.zeros(len(plan.sources), np.int64)
     counted = [Counters()]
@@ -342,9 +350,8 @@ def epoch(
         if visit is not None:
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
-    is_padded = (
-        settings.tail == "pad" and loader.kind == TOKENS
-    )  # batches of pairs and prompts have no empty rows
+    # batches of pairs, prompts and plain records have no empty rows
+    is_padded = settings.tail == "pad" and loader.kind == TOKENS and loader.has_tokens
     tail = Counters(
         rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat")
     )
@@ -358,7 +365,7 @@ def epoch(
         order=digest.hexdigest(),
         epoch=number,
         stop=(settings.stop or "first") if settings.weights is not None else None,
-        kind=loader.kind,
+        kind=loader.kind if loader.has_tokens else "records",
         batch_size=loader.batch_size,
         world_size=loader.world.size,
         rows_per_step=per_step,
