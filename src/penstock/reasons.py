@@ -17,6 +17,7 @@ TRUNCATED = "truncated"
 TAIL = "tail"
 SKIPPED = "skipped"
 BAD_MEDIA = "bad_media"
+UNANSWERED_REASON = "unanswered"
 EMPTY = "empty"  # samples that the store has already counted under a reason of their own
 
 _FIX = 'fix the row, or pass on_bad="skip"'
@@ -38,6 +39,10 @@ REASONS: dict[str, Reason] = {
     # templates and plan
     BAD_MEDIA: Reason(
         "an image, video or audio is missing, broken or in no place", "fix the file or the record"
+    ),
+    UNANSWERED_REASON: Reason(
+        "the conversation ends with a user turn or a tool result",
+        "choose on_unanswered: trim or keep",
     ),
     NOTHING_TO_TRAIN: Reason("no token to train on", "raise max_length, or check train_on"),
     EMPTY: Reason("dropped when prepared"),

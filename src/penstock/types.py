@@ -62,6 +62,9 @@ UNRENDERED = (
 )
 UNENDED = "turns without an end"  # a note: turns behind which no token is trained that ends them
 PARTIAL = "headers in part"  # a note: turns that begin with only a part of the generation prompt
+# Begin the names of notes: conversations that end with a turn that nothing answers, which are kept, or lose that turn.
+UNANSWERED = "unanswered: "
+TRIMMED = "trimmed: "
 PROMPT_CUT = (
     "prompts cut"  # a note: prompts whose last tokens the prompt with its answer does not have
 )

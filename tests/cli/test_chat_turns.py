@@ -358,3 +358,60 @@ def test_check_lists_refusals_by_name_with_their_counts_and_rows(
         and "no system messages" in system["why"]
     )
     assert system["first"][0].endswith("talk.jsonl:1") and outside["share"] == 0.75
+
+
+# flags of messages, and turns that nothing answers
+
+
+def test_check_shows_flags_that_decide_and_keys_that_look_like_flags(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
+    """M5: `check` said ok to a flag that was ignored."""
+
+    def talk(**more: Any) -> dict[str, Any]:
+        first, second, *rest = TALK["messages"]
+        return {"messages": [first, {**second, **more}, *rest]}
+
+    rows = [
+        talk(step_loss_mask=0, no_loss=True, is_edited=False, turn=7),
+        talk(step_loss_mask=1, no_loss=False, is_edited=True, turn=1),
+        talk(once=True),
+        {"messages": json.dumps(talk(step_loss_mask=0)["messages"])},
+    ]
+    data = write_jsonl(rows, "talk.jsonl")
+    _, out, err = here("check", data, "--tokenizer", folder(CHATML), "--json")
+    said = [(each["answer"], each["why"]) for each in verdicts(out)["message flags"]]
+    assert said[0] == (
+        "ok",
+        "step_loss_mask (slime, miles) in 3 of 4 rows decides what is trained: 2 messages excluded",
+    ), err
+    assert said[1][0] == "warn" and said[1][1].startswith(
+        "messages have the key 'no_loss' in 2 of 4 rows (values: true 1, false 1); it is not read"
+    )
+    assert said[2][0] == "ok" and "'is_edited'" in said[2][1] and len(said) == 3
+
+
+def test_check_prepare_and_stats_count_conversations_that_end_without_an_answer(
+    here: Any, folder: Any, write_jsonl: Write
+) -> None:
+    """S1: conversations that end with a user turn, and trailing tool results, were kept without a word."""
+    asked = {"messages": [*TALK["messages"], {"role": "user", "content": "And two?"}]}
+    called = {"messages": [*TALK["messages"], {"role": "tool", "content": "7"}]}
+    data, tokenizer = write_jsonl([asked, called, TALK], "talk.jsonl"), folder(CHATML)
+    options = ["--tokenizer", tokenizer, "--template", "messages"]
+    _, out, err = here("check", data, *options, "--json")
+    tool, user = (each["why"] for each in verdicts(out)["turns"])
+    assert user.startswith("1 of 3 rows end with a user turn that nothing answers (1 message"), err
+    assert tool.startswith("1 of 3 rows end with a tool result that nothing answers (1 message")
+    _, out, err = here("stats", data, *options, "--num-proc", "1")
+    assert "1 of 3 rows end with a user turn that nothing answers" in " ".join(out.split()), err
+    drop = ["-o", "on_unanswered=drop"]
+    _, out, err = here("check", data, *options, *drop, "--json")
+    (dropped,) = verdicts(out)["turns"]
+    assert dropped["why"].startswith("2 of 3 rows (66.7%) end with a user turn or a tool result")
+    _, out, err = here("stats", data, *options, *drop, "--num-proc", "1", "--json")
+    assert json.loads(out)["sources"][0]["dropped"][0]["reason"] == "unanswered", err
+    _, out, err = here("stats", data, *options, "-o", "on_unanswered=trim", "--num-proc", "1")
+    assert "1 of 3 rows ended with a tool result that nothing answers (1 message" in " ".join(
+        out.split()
+    )

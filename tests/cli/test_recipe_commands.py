@@ -852,3 +852,20 @@ def test_prepare_writes_every_data_set_for_megatron(tmp_path: Path, here: Any) -
     )
     code, out, _ = here("prepare", "r.yaml", "--megatron", "m", "--json")
     assert code == 0 and [each["megatron"]["tokens"] for each in json.loads(out)] == [5, 5]
+
+
+def test_plan_shows_the_epoch_of_plain_records(
+    here: Any, write_jsonl: Write, tmp_path: Path
+) -> None:
+    """Q3: `penstock plan` refused plain records."""
+    data = write_jsonl([{"n": n} for n in range(49)], "n.jsonl")
+    recipe = tmp_path / "records.yaml"
+    recipe.write_text(f"data: {data}\ntemplate: records\nbatch_size: 8\n")
+    code, out, err = here("plan", recipe, "--world-size", "3")
+    said = " ".join(out.split())
+    assert code == 0, err
+    assert "49, each a plain record" in said and "tokens" not in said
+    assert "1 of 24 rows, no row is added: 2 ranks of 3 get an empty batch (tail: pad)" in said
+    code, out, err = here("plan", recipe, "--json")
+    found = json.loads(out)
+    assert (found["kind"], found["steps"], found["rows"]) == ("records", 7, 49)

@@ -283,3 +283,174 @@ def test_steps_read_together_are_made_one_by_one(path, prefetch):
     with pytest.raises(BadRecord, match="not yet"):
         steps += (batch.step for batch in late)
     assert steps == list(range(27 // 4))  # 27 records come before the one that fails
+
+
+# Ranks without a record, and what a batch of records is
+
+
+def refuses_nothing(records):
+    """A collate function as people write them: of no records there is no first one."""
+    return {"n": np.array([record["n"] for record in records]), "first": records[0]["n"]}
+
+
+def as_pair(records):
+    return np.array([record["n"] for record in records]), len(records)
+
+
+RANK = """
+import json, sys
+import torch.distributed as dist
+import penstock as ps
+from tests.loader.test_records import refuses_nothing
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+source = ps.open(f"{folder}/n.jsonl", cache_dir=f"{folder}/cache-{rank}")
+loader = ps.Loader(source, batch_size=4, output="numpy", collate=refuses_nothing)
+seen = []
+for batch in loader:
+    if batch:
+        seen.append(batch["n"].tolist())
+    else:
+        seen.append([])
+        try:
+            batch["n"]
+        except ValueError as error:
+            print(error, file=sys.stderr)
+    dist.barrier()
+print(json.dumps({"seen": seen, "length": len(loader)}))
+"""
+
+
+def test_a_rank_without_a_record_never_calls_collate(tmp_path):
+    """Q2: with 9 records, 2 ranks and batches of 4, rank 1 called collate([]) in the last step and died alone."""
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(9)))
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, tmp_path, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [job.communicate() for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    found = [json.loads(out) for out, _ in outputs]
+    assert [each["length"] for each in found] == [2, 2]
+    assert [[len(batch) for batch in each["seen"]] for each in found] == [[4, 1], [4, 0]]
+    assert sorted(n for each in found for batch in each["seen"] for n in batch) == list(range(9))
+    assert "this rank has no record in step 1" in outputs[1][1]
+    assert "tail='pad'" in outputs[1][1] and "choose tail='drop' or tail='repeat'" in outputs[1][1]
+
+
+def test_ranks_that_will_get_no_record_are_announced_when_the_loader_is_made(path, caplog):
+    """Q2: a loop that does not expect an empty batch should not learn of it in the last step."""
+    source = open_source(path)  # 56 records
+    Loader(source, batch_size=5, rank=0, world_size=11)
+    assert "the last step of an epoch has records for 1 of 11 ranks" in caplog.text
+    caplog.clear()
+    for tail in ("drop", "repeat"):
+        Loader(source, batch_size=5, rank=0, world_size=11, tail=tail)
+    Loader(source, batch_size=5, rank=0, world_size=2)
+    assert "the last step" not in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_collate_a_rank_without_a_record_gets_the_keys_of_the_others(tmp_path, workers):
+    """Q2, its relative: without collate such a rank got a list where others had arrays."""
+    source = ps.open([{"n": n} for n in range(9)]).map(
+        lambda record: {"x": np.full(3, record["n"], np.int16), "n": record["n"]}
+    )
+    last = [
+        list(Loader(source, batch_size=4, rank=rank, world_size=2, workers=workers))[-1]
+        for rank in range(2)
+    ]
+    assert [batch["x"].shape for batch in last] == [(1, 3), (0, 3)]
+    assert {batch["x"].dtype for batch in last} == {np.dtype(np.int16)}
+    plain = ps.open([{"n": n} for n in range(9)])
+    empty = list(Loader(plain, batch_size=4, rank=1, world_size=2))[-1]
+    assert empty == {"records": []}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_collate_returns_is_delivered(workers):
+    """Q3: a tuple arrived as {"batch": tuple}."""
+    source = ps.open([{"n": n} for n in range(10)])
+
+    def make():
+        return Loader(source, batch_size=4, collate=as_pair, workers=workers)
+
+    loader = make()
+    batches = list(loader)
+    assert [type(batch) for batch in batches] == [tuple] * 3
+    assert sorted(n for numbers, _ in batches for n in numbers) == list(range(10))
+    assert [count for _, count in batches] == [4, 4, 2] and loader.counters.samples_out == 10
+    begun = make()
+    first = next(iter(begun))
+    resumed = make()
+    resumed.load_state_dict(begun.state_dict())
+    rest = list(resumed)
+    assert [first[0].tolist(), *(numbers.tolist() for numbers, _ in rest)] == [
+        numbers.tolist() for numbers, _ in batches
+    ]
+
+
+def test_what_collate_returns_comes_through_a_dataloader_and_a_stream():
+    """Q3, its relatives: as_dataset() and stream() deliver the same."""
+    torch_data = pytest.importorskip("torch.utils.data")
+    source = ps.open([{"n": n} for n in range(10)])
+    loader = Loader(source, batch_size=4, collate=as_pair)
+    for batches in (
+        torch_data.DataLoader(loader.as_dataset(), batch_size=None, collate_fn=lambda x: x),
+        Loader(source, batch_size=4, collate=as_pair).stream(),
+    ):
+        assert [count for _, count in batches] == [4, 4, 2]
+
+
+def test_arrays_and_the_numbers_beside_them_are_stacked():
+    """Q3: a record of arrays and a label stayed a list."""
+    source = ps.open([{"n": n} for n in range(6)]).map(
+        lambda record: {
+            "x": np.full(2, record["n"], np.float32),
+            "label": record["n"] % 2,
+            "weight": 0.5,
+            "is_real": True,
+        }
+    )
+    batch = next(iter(Loader(source, batch_size=3, shuffle=False)))
+    assert batch["x"].tolist() == [[0, 0], [1, 1], [2, 2]] and batch["label"].tolist() == [0, 1, 0]
+    kinds = {key: value.dtype.kind for key, value in batch.items()}
+    assert kinds == {"x": "f", "label": "i", "weight": "f", "is_real": "b"}
+    torch = pytest.importorskip("torch")
+    batch = next(iter(ps.Loader(source, batch_size=3, shuffle=False)))
+    assert {type(value) for value in batch.values()} == {torch.Tensor}
+    words = source.map(lambda record: {**record, "text": "a"})
+    assert list(next(iter(Loader(words, batch_size=3)))) == ["records"]
+
+
+def test_lists_of_numbers_in_parquet_are_arrays_of_the_files_own_type(tmp_path):
+    """Q3: they arrived as Python lists, and did not stack."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "ids": pa.array([[n, n + 1] for n in range(6)], pa.list_(pa.uint16())),
+        "grid": pa.array([[[n], [n]] for n in range(6)], pa.list_(pa.list_(pa.float32(), 1))),
+        "label": pa.array(range(6), pa.int64()),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    source = ps.open(tmp_path / "a.parquet", cache_dir=tmp_path / "cache")
+    views = [source, source[:], source.filter(lambda record: True), ps.concat([source, source])]
+    for view in views:
+        batch = next(iter(Loader(view, batch_size=3, shuffle=False)))
+        assert batch["ids"].tolist() == [[0, 1], [1, 2], [2, 3]] and batch["label"].dtype == int
+        assert (batch["ids"].dtype, batch["grid"].dtype) == (np.uint16, np.float32)
+        assert batch["grid"].shape == (3, 2, 1)
+    given = []
+    next(iter(Loader(source, batch_size=3, prefetch=0, collate=lambda rows: given.append(rows))))
+    assert type(given[0][0]["ids"]) is list  # a collate function is given records as they are
+    ragged = pa.table({"ids": pa.array([[1], [1, 2]], pa.list_(pa.int32()))})
+    parquet.write_table(ragged, tmp_path / "b.parquet")
+    with pytest.raises(PlanError, match="differ in keys, or in the shape of 'ids'.*pass collate="):
+        list(Loader(ps.open(tmp_path / "b.parquet", cache_dir=tmp_path / "cache"), batch_size=2))

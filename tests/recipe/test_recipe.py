@@ -308,9 +308,7 @@ def test_defaults_are_those_of_the_signatures() -> None:
         ("disable_cache: true", {"cache": False}),
         ("num_workers: 3", {"num_proc": 3}),
         ("dataset_num_proc: 3", {"num_proc": 3}),
-        ("sampling_strategy: exact", {"tail": "error"}),
-        ("sampling_strategy: oversampling", {"tail": "repeat"}),
-        ("sampling_strategy: undersampling", {"tail": "drop"}),
+        ("sampling_strategy: exact", {"tail": "pad"}),
         ("label_key: answer", {"output_key": "answer"}),
         ("tools_key: t", {"tool_key": "t"}),
         ("dataset_format: jsonl", {"shape": "jsonl"}),
@@ -333,6 +331,46 @@ def test_names_of_other_tools_come_with_a_notice(
     assert dict(recipe.settings) == expected
     (notice,) = recipe.notices
     assert notice.startswith(f"{path}:2: {line.partition(':')[0]} is ") and notice in caplog.text
+
+
+# Sizes of the batches of each rank, with batch_size 32: observed by running SequifierDatasetFromFolderPt of sequifier 1.2.0.0, the last
+# release with sampling_strategy, under gloo with 1 and 2 ranks, over 4 files of about 30 samples.
+SEQUIFIER = {
+    ("exact", 120, 1): [[32, 32, 32, 24]],
+    ("exact", 120, 2): [[32, 28], [32, 28]],
+    ("exact", 121, 1): [[32, 32, 32, 25]],
+    ("exact", 121, 2): [[32, 29], [32, 28]],
+    ("oversampling", 120, 1): [[32, 32, 32, 24]],
+    ("oversampling", 121, 2): [[32, 29], [32, 29]],  # one sample twice
+    ("undersampling", 120, 1): [[32, 32, 32, 24]],
+    ("undersampling", 121, 2): [[32, 28], [32, 28]],  # one sample never
+}
+
+
+@pytest.mark.parametrize(("strategy", "count", "ranks"), SEQUIFIER)
+def test_sampling_strategy_means_what_sequifier_means(
+    write: Any, strategy: str, count: int, ranks: int
+) -> None:
+    """Q1: it was read as what becomes of the last step; it is about ranks with different numbers of samples."""
+    path = write(f"data: text.jsonl\nsampling_strategy: {strategy}\n")
+    if strategy != "exact":
+        with pytest.raises(RecipeError, match=f"{strategy} .*which no tail does; write tail: pad"):
+            Recipe.read(path)
+        return
+    tail = Recipe.read(path).settings["tail"]
+    records = [{"n": n} for n in range(count)]
+    delivered = []
+    sizes = []
+    for rank in range(ranks):
+        source = ps.open(records)
+        loader = ps.Loader(
+            source, batch_size=32, tail=tail, rank=rank, world_size=ranks, output="numpy"
+        )
+        batches = [[record["n"] for record in batch["records"]] for batch in loader]
+        sizes.append([len(batch) for batch in batches])
+        delivered += [n for batch in batches for n in batch]
+    assert sizes == SEQUIFIER[strategy, count, ranks]
+    assert sorted(delivered) == list(range(count))
 
 
 def test_a_foreign_key_that_asks_for_the_default_is_said_to_be_not_needed(write: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import TemplateError
 from penstock.templates import Reader, open_tokenizer, trial
 from penstock.templates.chat.template import ChatTemplate
+from penstock.templates.flags import MASK_FLAGS, MaskFlag
 from penstock.templates.samples import runs
 
 from .conversations import (
@@ -105,12 +106,48 @@ def test_completion_is_what_follows_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("text", [CHATML, TAGGED], ids=["chatml", "tagged"])
-@pytest.mark.parametrize(
-    "flag", [{"train": False}, {"weight": 0}, {"loss": False}, {"masked": True}]
-)
-def test_a_message_can_say_no(text: str, flag: dict[str, Any]) -> None:
-    talk = [Q, assistant("One.", **flag), Q2, assistant("Two.")]
+@pytest.mark.parametrize("flag", MASK_FLAGS.values(), ids=MASK_FLAGS)
+def test_a_message_can_say_no(text: str, flag: MaskFlag) -> None:
+    """M5: a turn with `step_loss_mask: 0` (slime, miles) was trained."""
+    talk = [Q, assistant("One.", **{flag.name: flag.excludes}), Q2, assistant("Two.")]
     assert said(chat(text), talk) == ["Two.<|im_end|>"]
+    talk = [Q, assistant("One.", **{flag.name: 1 - flag.excludes}), Q2, assistant("Two.")]
+    assert said(chat(text), talk) == ["One.<|im_end|>", "Two.<|im_end|>"]
+
+
+def test_step_loss_mask_of_1_does_not_train_a_question() -> None:
+    """M5: slime and miles write it into every message, and mean "as usual"."""
+    talk = [{**Q, "step_loss_mask": 1}, assistant("One.", step_loss_mask=1)]
+    assert said(chat(CHATML), talk) == ["One.<|im_end|>"]
+
+
+def test_flags_that_would_have_no_effect_are_refused() -> None:
+    """M5, its relatives: train_on="all" and parts of an untrained message ignored what messages say of themselves."""
+    part = {"type": "text", "text": "One.", "train": False}
+    detail = [{"begin_offset": 0, "end_offset": 1, "train": True}]
+    refused = [
+        ({"train_on": "all"}, assistant("One.", weight=0), "train_on='all' trains every token"),
+        ({"train_on": "all"}, assistant("One.", train_detail=[]), "train_on='all' trains every"),
+        ({}, assistant("One.", reasoning_content=[part]), "list of parts with flags of their own"),
+        ({}, {**Q, "train_detail": detail}, "trains a part of a message that is not trained"),
+        ({}, assistant([part, {"type": "image"}]), "flags of parts need a content of text parts"),
+        ({}, assistant([part], train_detail=detail), "keep one of them"),
+    ]
+    for options, message, reason in refused:
+        with pytest.raises(TemplateError, match=reason):
+            said(chat(CHATML, **options), [Q, message, Q2, assistant("Two.")])
+    assert said(chat(CHATML, train_on="all"), [Q, assistant("One.", weight=1)])
+
+
+@pytest.mark.parametrize("key", ["text", "value", "content"])
+def test_parts_of_a_message_can_say_no(key: str) -> None:
+    """M5, its relatives: flags of content parts (axolotl) were ignored."""
+    parts = [
+        {"type": "text", key: "Hm.", "train": False},
+        {"type": "text", key: " One."},
+        {"type": "text", key: " Two.", "weight": 0},
+    ]
+    assert said(chat(CHATML), [Q, assistant(parts)]) == [" One.", "<|im_end|>"]
 
 
 def test_a_message_can_say_yes() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import TemplateError
 from penstock.templates.conversation import Conversation, Reader
-from penstock.templates.fields import train_weight
+from penstock.templates.flags import MASK_FLAGS, MaskFlag, train_weight
 
 TURNS = [
     ("system", "be brief"),
@@ -409,29 +409,24 @@ def test_what_cannot_be_read_is_named(shape: str, record: dict[str, Any], reason
     assert reason in refused(record, shape=shape)
 
 
-def test_what_a_message_says_of_its_own_loss() -> None:
-    says = {
-        "train": True,
-        "training": 1,
-        "loss": 1.0,
-        "weight": 1,
-        "loss_weight": 1.0,
-        "loss_scale": 1,
-        "masked": False,
-    }
-    for key, value in says.items():
+@pytest.mark.parametrize("flag", MASK_FLAGS.values(), ids=MASK_FLAGS)
+def test_every_flag_that_frameworks_use_for_masks_is_read(flag: MaskFlag) -> None:
+    """M5: `step_loss_mask` was ignored.  One table; a new flag is tested by being in it."""
+    trains = None if flag.only_excludes else 1
+    for value in (flag.excludes, bool(flag.excludes), float(flag.excludes)):
         for fractions in (False, True):
-            assert (
-                train_weight({"role": "user", "content": "", key: value}, fractions=fractions) == 1
-            )
-            assert (
-                train_weight({"role": "user", "content": "", key: not value}, fractions=fractions)
-                == 0
-            )
-            assert (
-                train_weight({"role": "user", "content": "", key: None}, fractions=fractions)
-                is None
-            )
+            message = {"role": "user", "content": ""}
+            assert train_weight({**message, flag.name: value}, fractions=fractions) == 0
+            assert train_weight({**message, flag.name: 1 - value}, fractions=fractions) == trains
+            assert train_weight({**message, flag.name: None}, fractions=fractions) is None
+    for value in ("no", [0, 1], 2, -1, 0.5):
+        with pytest.raises(
+            TemplateError, match=f"'{flag.name}' is .*, expected true, false, 0 or 1"
+        ):
+            train_weight({flag.name: value}, fractions=False)
+
+
+def test_what_a_message_says_of_its_own_loss() -> None:
     assert train_weight({"train": True, "masked": False}, fractions=False) == 1
     assert train_weight({"weight": 0.5}, fractions=True) == 0.5
     with pytest.raises(TemplateError, match="contradict each other about its loss"):

@@ -19,6 +19,17 @@ _SUMMED_TOGETHER = 64  # steps: the cost per step is then small
 _NO_STEP = Spread(0, 0.0, 0)
 
 
+class Whole(dict[str, Any]):
+    """What a user's collate returned for plain records, if it is not a dict: it is delivered as it is, under no name."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Whole, (self.value,)
+
+
 class Batch(dict[str, Any]):
     """Arrays by name, and where they come from."""
 
@@ -31,10 +42,29 @@ class Batch(dict[str, Any]):
         trained: int = 0,
     ) -> None:
         super().__init__(arrays)
+        self._whole = arrays if isinstance(arrays, Whole) else None
         self.step = step
         self.share = share
         self._stores = stores
         self.trained = trained  # tokens with a label
+
+    @property
+    def arrays(self) -> "dict[str, Any]":
+        """What this batch was made of."""
+        return self if self._whole is None else self._whole
+
+    @property
+    def delivered(self) -> Any:
+        """What a loop over the Loader is given: this batch, or what the user's collate made of plain records instead of a dict."""
+        return self if self._whole is None else self._whole.value
+
+    def __missing__(self, key: str) -> Any:
+        if not self and not self.rows.spans.size:
+            raise PlanError(
+                f"this rank has no record in step {self.step}, the last one, which tail='pad' fills up: its batch is empty, and "
+                f"collate was not called; test `if batch:` before you use it, or choose tail='drop' or tail='repeat'"
+            )
+        raise KeyError(key)
 
     @property
     def rows(self) -> Rows:
@@ -81,7 +111,7 @@ class Batch(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Batch, (
-            dict(self),
+            dict(self) if self._whole is None else self._whole,
             self.share,
             (),
             self.step,

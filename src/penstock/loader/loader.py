@@ -36,7 +36,7 @@ from penstock.loader.mirror import (
     steps_at_once,
 )
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints, without_skipped
-from penstock.loader.records import read_mixture
+from penstock.loader.records import idle_ranks, read_mixture
 from penstock.loader.sequences import (
     PAIRS,
     TOKENS,
@@ -237,7 +237,7 @@ class Loader(Changing):
                             "this iteration has ended: you started a newer one or loaded a state; use the newer iterator"
                         )
                     self._deliver(batch, step)
-                    yield batch
+                    yield batch.delivered
                     if changes != self._changes:
                         break
             finally:
@@ -412,7 +412,7 @@ class Loader(Changing):
         """Return arrays in the form that `output` names."""
         if self.form.output == "numpy" or not any(
             isinstance(value, np.ndarray) for value in arrays.values()
-        ):
+        ):  # also what a user's collate made that is not a dict
             return arrays
         if self.form.output == "jax":
             return as_jax(arrays, fixed_borders=self.form.max_segments is not None)
@@ -472,6 +472,15 @@ class Loader(Changing):
         check_tails(
             self.kind, self.plan, anchor.position, end, is_incomplete=self._is_incomplete, **sizes
         )
+        if self.has_tokens:
+            return
+        if idle := idle_ranks(self.stores, self.plan.settings, **sizes):
+            _log.warning(
+                "the last step of an epoch has records for %d of %d ranks: the others get an empty batch, so that all ranks take the "
+                "same number of steps; test `if batch:` in your loop, or choose tail='drop' or tail='repeat'",
+                self.world.size - idle,
+                self.world.size,
+            )
 
     def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
         """Go to where a state was taken, with any number of ranks and any batch size.

@@ -1,17 +1,20 @@
 """What a Loader reads: stores of tokens, or plain records as stores of samples of length one, under the same plan."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.loader.batch import Whole
 from penstock.loader.collate import Collator, Made
 from penstock.plan.block import Rows
+from penstock.plan.settings import PlanSettings
 from penstock.sources.base import in_groups
 from penstock.sources.concat import as_rows
 from penstock.store.records import RecordStore, read_stores
-from penstock.types import Record
+from penstock.types import BadRow, Ints, Record
 
 _BYTES_AT_ONCE = 16 << 20  # of records that are read together
 
@@ -34,7 +37,11 @@ def read_mixture(given: Any) -> Mixture:
 
 
 class RecordCollator:
-    """Rows → records → a batch.  Rows that pad a last step hold no record, so that batch is shorter, or empty."""
+    """Rows → records → a batch.  Rows that pad a last step hold no record, so that batch is shorter.
+
+    A rank without any record in a step never calls the user's function: there is nothing to make a batch of.  It gets a batch without
+    entries; without such a function, it gets the entries that other ranks have, with no rows.
+    """
 
     has_tokens = False
 
@@ -47,7 +54,8 @@ class RecordCollator:
         columns: Any = (),
     ) -> None:
         self._sources = [store.source for store in stores]
-        self._collate = users or stack
+        self._users = users
+        self._numbers: list[dict[str, str]] | None = None  # of each source
 
     @staticmethod
     def steps_at_once(
@@ -63,25 +71,82 @@ class RecordCollator:
         samples = np.ascontiguousarray(spans["sample"])
         records = in_groups(
             np.ascontiguousarray(spans["source"]),
-            lambda source, places: self._sources[source].records_at(samples[places]),
+            lambda source, places: self._read(source, samples[places]),
         )
         records.reverse()
         for rows in steps:
             batch = self._collate([records.pop() for _ in range(len(rows.spans))])
-            yield [
-                (batch if isinstance(batch, dict) else {"batch": batch}, 0)
-            ]  # trained tokens are not known
+            yield [(batch, 0)]  # trained tokens are not known
+
+    def _read(self, source: int, samples: Ints) -> list[Record]:
+        """Read records; without a function of the user, lists of numbers in columns of files become arrays."""
+        records: list[Record] = self._sources[source].records_at(samples)
+        if self._users is not None:
+            return records
+        if self._numbers is None:
+            self._numbers = [each.number_columns() for each in self._sources]
+        columns = self._numbers[source]
+        return [_with_arrays(record, columns) for record in records] if columns else records
+
+    def _collate(self, records: list[Record]) -> dict[str, Any]:
+        if self._users is None:
+            return stack(records) if records else self._without_rows()
+        if not records:
+            return {}
+        made = self._users(records)
+        return made if isinstance(made, dict) else Whole(made)
+
+    def _without_rows(self) -> dict[str, Any]:
+        """Return a batch of no records, with the keys and types of the others."""
+        first = next(source for source in self._sources if len(source))
+        index = self._sources.index(first)
+        row = next(
+            row for row, record in enumerate(first.records(0, len(first))) if _is_good(record)
+        )
+        made = stack(self._read(index, np.array([row], np.int64)))
+        return {key: value[:0] for key, value in made.items()}
+
+
+def idle_ranks(
+    stores: Sequence[RecordStore], settings: PlanSettings, *, per_step: int, world_size: int
+) -> int:
+    """Return how many ranks have no record in the last step of an epoch, where that is known without a plan: without weights."""
+    if settings.tail != "pad" or settings.weights is not None:
+        return 0
+    records = sum(int(store.shard_sizes.sum()) - store.dropped.total() for store in stores)
+    left = records % per_step
+    return max(world_size - left, 0) if left else 0
+
+
+def _is_good(record: Any) -> bool:
+    return not isinstance(record, BadRow)
+
+
+def _with_arrays(record: Record, columns: dict[str, str]) -> Record:
+    """Return a record with its lists of numbers as arrays.  A list that holds null, or lists of different lengths, stays a list."""
+    changed = dict(record)
+    for name, dtype in columns.items():
+        value = record.get(name)
+        if isinstance(value, list):
+            with suppress(TypeError, ValueError):
+                changed[name] = np.array(value, dtype)
+    return changed
 
 
 def stack(records: list[Record]) -> dict[str, Any]:
-    """Stack arrays of one shape by key; records that are not all arrays stay a list."""
+    """Stack arrays of one shape, and numbers beside them, by key; records without an array, or with other values, stay a list."""
     first = records[0] if records else {}
-    if not first or not all(isinstance(value, np.ndarray) for value in first.values()):
+    has_array = any(isinstance(value, np.ndarray) for value in first.values())
+    if not has_array or not all(map(_is_numeric, first.values())):
         return {"records": records}
     for key in first:
-        shapes = {getattr(record.get(key), "shape", None) for record in records}
+        shapes = {np.shape(record.get(key, ())) for record in records}
         if len(shapes) > 1 or any(record.keys() != first.keys() for record in records):
             raise PlanError(
                 f"records of one batch differ in keys, or in the shape of {key!r}: {shapes}; pass collate="
             )
-    return {key: np.stack([record[key] for record in records]) for key in first}
+    return {key: np.stack([np.asarray(record[key]) for record in records]) for key in first}
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic | bool | int | float)

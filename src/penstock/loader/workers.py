@@ -181,7 +181,9 @@ class _Share(Iterator[Any]):
             position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step
         )
         self._passed = self._workers - 1
-        return (batch, replace(step, rows=batch.rows)) if self._steps.with_steps else batch
+        if self._steps.with_steps:
+            return batch, replace(step, rows=batch.rows)
+        return batch.delivered
 
     def state_dict(self) -> dict[str, Any]:
         state = make_state(self._steps.loader.plan, self._cursor)
@@ -228,7 +230,9 @@ def make_in_processes(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         for batch, step in turns:
-            arrays = pin(batch) if loader.form.pin_memory else batch
+            arrays = batch.arrays
+            if loader.form.pin_memory and arrays is batch:  # what a user's collate made is theirs
+                arrays = pin(batch)
             yield Batch(arrays, batch.share, loader.stores, batch.step, batch.trained), step
     finally:
         del turns  # the last reference: the workers stop and are waited for

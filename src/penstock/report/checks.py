@@ -16,9 +16,10 @@ import numpy as np
 from penstock.fingerprint import digest
 from penstock.loader.sequences import PAIRS, batch_kind
 from penstock.plan.settings import PlanSettings
-from penstock.reasons import NOTHING_TO_TRAIN
+from penstock.reasons import NOTHING_TO_TRAIN, UNANSWERED_REASON
+from penstock.report.flags import find_flags
 from penstock.report.media import media_key, shrunk
-from penstock.report.sampling import by_message, encode_rows
+from penstock.report.sampling import by_message, encode_rows, read_rows
 from penstock.report.text import percent
 from penstock.sources import RowAccess
 from penstock.store.counts import about_turns, unrendered
@@ -34,6 +35,7 @@ _SHORT_TEXT = (
 )
 _LOST = 0.01  # share of the trained tokens that may be lost without a warning
 _DUPLICATES = 0.01  # share of the samples that may be repeated without a warning
+_FLAG_ROWS = 10_000  # whose messages are searched for flags
 _MOST_MESSAGES = 5  # kinds of refusal that are listed, the most common ones
 
 Answer = Literal["ok", "warn", "fail"]
@@ -85,6 +87,7 @@ def check(
         ask.accepted_by_template(),
         ask.chat_template(beside),
         ask.trained_tokens(),
+        ask.message_flags(),
         ask.doubled_ends(),
         ask.rows_without_loss(),
         ask.not_printed(),
@@ -227,6 +230,21 @@ class _Questions:
         why = f"{trained:,} of {tokens:,} tokens in the checked rows are trained on ({percent(trained, tokens)})"
         yield self._say("trained tokens", "ok", why)
 
+    def message_flags(self) -> Iterator[Verdict]:
+        """Say which flags of messages decide what is trained, and which keys look like flags and are not read."""
+        if not uses_chat_template(self._template):
+            return
+        rows, records, _ = read_rows(
+            self._source, spread(self.found.num_rows, min(self.found.looked, _FLAG_ROWS))
+        )
+        flags = find_flags(rows, records, used=self._template.renderer.text)
+        for is_problem, why, concerned in flags.sentences(len(records)):
+            yield self._say("message flags", "warn" if is_problem else "ok", why, concerned)
+        if flags.read and isinstance(self._template, JudgedTemplate):
+            names = ", ".join(flags.read)
+            why = f"{names} of messages have no effect: this template trains whole answers"
+            yield self._say("message flags", "warn", why)
+
     def doubled_ends(self) -> Iterator[Verdict]:
         """A second BOS or EOS is a template and a tokenizer that both add one."""
         if self._tokenizer is None:
@@ -280,7 +298,10 @@ class _Questions:
             )
 
     def turns(self) -> Iterator[Verdict]:
-        """Trained turns that no token ends, or that have only a part of their header."""
+        """Trained turns that no token ends, or that have only a part of their header; turns that nothing answers."""
+        if unanswered := self.found.dropped.get(UNANSWERED_REASON, []):
+            why = f"{self._of_rows(len(unanswered))} end with a user turn or a tool result and are dropped"
+            yield self._say("turns", "warn", why, unanswered)
         for said, note in about_turns(self.found.notes, num_rows=self.found.looked):
             yield self._say("turns", "warn", said, note.rows, note.count)
 

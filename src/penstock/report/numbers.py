@@ -27,7 +27,7 @@ from penstock.plan.ranks import Balance, BalanceCounter
 from penstock.plan.tenths import Mixing, MixingCounter
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
-from penstock.store.counts import unrendered
+from penstock.store.counts import about_turns, unrendered
 from penstock.types import Ints
 
 PACKINGS = (
@@ -86,6 +86,15 @@ class NotPrinted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OddTurns:
+    """Something odd about the turns of conversations, in words; `first` lists the first few rows as file:line."""
+
+    said: str
+    count: int  # rows
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceNumbers:
     """A store as it is on disk.  rows = samples + the sum of drops."""
 
@@ -99,6 +108,7 @@ class SourceNumbers:
     weight: str | None
     dropped: tuple[Drop, ...]
     unrendered: tuple[NotPrinted, ...]
+    turns: tuple[OddTurns, ...]
     lengths: Lengths
 
     @property
@@ -191,6 +201,14 @@ def stores(loader: Loader) -> dict[str, Store]:
     )
 
 
+def names_of(loader: Loader) -> list[str]:
+    """Return the names of the loader's data sets in the plan's order, also of plain records."""
+    if loader.has_tokens:
+        return list(stores(loader))
+    names = [source.name for source in loader.plan.sources]
+    return [loader.stores[0].source.name] if names == ["data"] else names
+
+
 def sources(loader: Loader) -> tuple[SourceNumbers, ...]:
     """Return the numbers of every store of the loader."""
     weights = [loader.journal[-1]["sources"].get(source.name) for source in loader.plan.sources]
@@ -228,6 +246,10 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
                 first=places(x.rows),
             )
             for x in unrendered(counts.notes, assistant_characters=counts.assistant_characters)
+        ),
+        turns=tuple(
+            OddTurns(said=said, count=note.count, first=places(note.rows))
+            for said, note in about_turns(counts.notes, num_rows=counts.rows)
         ),
         lengths=lengths([store]),
     )
@@ -310,7 +332,7 @@ def epoch(
     plan = loader.plan
     settings = loader.plan.settings
     per_step = loader.batch_size * loader.world.size
-    names = list(stores(loader))
+    names = names_of(loader)
     digest = Digest()
     tokens = np.zeros(len(plan.sources), np.int64)
     counted = [Counters()]
@@ -328,9 +350,8 @@ def epoch(
         if visit is not None:
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
-    is_padded = (
-        settings.tail == "pad" and loader.kind == TOKENS
-    )  # batches of pairs and prompts have no empty rows
+    # batches of pairs, prompts and plain records have no empty rows
+    is_padded = settings.tail == "pad" and loader.kind == TOKENS and loader.has_tokens
     tail = Counters(
         rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat")
     )
@@ -344,7 +365,7 @@ def epoch(
         order=digest.hexdigest(),
         epoch=number,
         stop=(settings.stop or "first") if settings.weights is not None else None,
-        kind=loader.kind,
+        kind=loader.kind if loader.has_tokens else "records",
         batch_size=loader.batch_size,
         world_size=loader.world.size,
         rows_per_step=per_step,

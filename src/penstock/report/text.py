@@ -148,6 +148,11 @@ def dropped(
             for name, x in fields
         ]
         pieces += [title("not printed by the chat template"), table(columns, rows)]
+    for each in found:
+        pieces += [
+            line(f"{each.name}: {odd.said} (first {', '.join(odd.first[:2])})")
+            for odd in each.turns
+        ]
     return pieces
 
 
@@ -219,15 +224,17 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         "without end" if found.steps_of_run is None else f"{found.steps_of_run:,} in the whole run"
     )
     filled = f"{found.fill:.2%} filled ({found.packing})" if found.rows else "nothing to train on"
+    has_tokens = found.kind != "records"
+    size_of_rows = f"{found.rows:,}, each of up to {found.max_length:,} tokens, {filled}"
     rows = [
         ["steps", f"{found.steps:,} per epoch, {run}"],
         [
             "rows per step",
             f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}",
         ],
-        ["tokens per step", f"{found.tokens_per_step:,.0f} on average"],
-        *([["slowest rank", str(found.balance)]] if found.world_size > 1 else []),
-        ["rows", f"{found.rows:,}, each of up to {found.max_length:,} tokens, {filled}"],
+        *([["tokens per step", f"{found.tokens_per_step:,.0f} on average"]] if has_tokens else []),
+        *([["slowest rank", str(found.balance)]] if found.world_size > 1 and has_tokens else []),
+        ["rows", size_of_rows if has_tokens else f"{found.rows:,}, each a plain record"],
         ["last step", _last_step(found)],
         ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
         *([["split", words]] if (words := _split(found.counters)) else []),
@@ -239,7 +246,9 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         [each.name, each.samples, f"{each.samples / samples:.2%}", each.tokens, f"{each.share:.2%}"]
         for each in found.shares
     ]
-    parts = table(["data set", "#samples", "#of samples", "#tokens", "#of tokens"], shares)
+    columns = ["data set", "#samples", "#of samples", "#tokens", "#of tokens"]
+    shown = len(columns) if has_tokens else len(columns) - 2
+    parts = table(columns[:shown], [share[:shown] for share in shares])
     return [
         title(f"epoch {found.epoch}"),
         table(["", ""], rows),
@@ -277,15 +286,20 @@ def _last_step(found: "EpochNumbers") -> str:
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
     padded = found.counters.rows_padded
     what = {
-        "pad": f"filled up with {plural(padded, 'empty row')}"
-        if padded
-        else "a shorter batch: no row is added",
+        "pad": f"filled up with {plural(padded, 'empty row')}" if padded else _shorter(found),
         "drop": f"dropped, with {found.counters.samples_dropped['tail']:,} samples",
         "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
         "error": "refused",
     }[found.tail]
     return f"{found.tail_rows:,} of {found.rows_per_step:,} rows, {what} (tail: {found.tail})"
+
+
+def _shorter(found: "EpochNumbers") -> str:
+    idle = max(found.world_size - found.tail_rows, 0)
+    if not idle:
+        return "a shorter batch: no row is added"
+    return f"no row is added: {plural(idle, 'rank')} of {found.world_size:,} get an empty batch"
 
 
 def lost(counters: "Counters") -> str:

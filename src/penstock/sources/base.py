@@ -46,6 +46,10 @@ class RowAccess(ABC):
     @abstractmethod
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints: ...
 
+    def number_columns(self) -> dict[str, str]:
+        """The columns that hold lists of numbers by the files' own schema, with the numbers' type in numpy."""
+        return {}
+
     def _record(self, row: int) -> Record:
         """Return row 0 <= row < len."""
         return next(self.records(row, row + 1))  # type: ignore[arg-type]  # for sources without bad rows

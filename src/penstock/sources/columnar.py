@@ -156,6 +156,12 @@ class ColumnarSource(FilesSource):
         )
         return sum(counts, start=RemovedNulls())
 
+    def number_columns(self) -> dict[str, str]:
+        if not len(self):
+            return {}
+        self._part(0)  # the first file that is opened decides about the schema
+        return number_types(self._schema)
+
     def choose(self, schema: Any, path: str) -> list[str]:
         """Return the columns to read from a file of this schema, checked against the options and the files before it."""
         with reading(path, self.shape):
@@ -195,6 +201,26 @@ class ColumnarSource(FilesSource):
         else:
             _expect_equal(self._schema, self._schema_path, found, path)
         return chosen
+
+
+def number_types(schema: Any) -> dict[str, str]:
+    """Return the columns of an Arrow schema that hold lists of numbers, at any depth, with the numbers' type in numpy."""
+    found: dict[str, str] = {}
+    for column in schema:
+        kind = column.type
+        depth = 0
+        while _is_list(kind):
+            kind = kind.value_type
+            depth += 1
+        if depth and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            found[column.name] = str(kind.to_pandas_dtype().__name__)
+    return found
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _expect_unique(schema: Any, path: str) -> None:

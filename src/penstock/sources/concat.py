@@ -43,6 +43,15 @@ class Concat(Joined):
         for index, first, last in self._pieces(start, stop):
             yield from self._sources[index].records(first, last)
 
+    def number_columns(self) -> dict[str, str]:
+        """Only where all sources agree."""
+        first, *others = (source.number_columns() for source in self._sources)
+        return {
+            name: kind
+            for name, kind in first.items()
+            if all(other.get(name) == kind for other in others)
+        }
+
     def where(self, row: int) -> Where:
         index, local = self._locate(self._row(row))
         return self._sources[index].where(local)

@@ -20,7 +20,7 @@ from penstock.places.place import File, FileId
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
-from penstock.sources.columnar import reading
+from penstock.sources.columnar import number_types, reading
 from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.values import ToRecords, check_nulls
 from penstock.sources.views import Selection
@@ -323,6 +323,9 @@ class HfDatasetSource(FilesSource):
         return None
 
     stamp = RowAccess.stamp  # only reading shows a change
+
+    def number_columns(self) -> dict[str, str]:
+        return number_types(self._dataset.features.arrow_schema)
 
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
         part = cast(_DatasetPart, self._part(0))

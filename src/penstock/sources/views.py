@@ -65,6 +65,9 @@ class View(RowAccess):
     def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
         return self._ours.removed_nulls(rows) if self._ours else RemovedNulls()
 
+    def number_columns(self) -> dict[str, str]:
+        return self._ours.number_columns() if self._ours else {}
+
     def _stamp(self, kind: str, *more: Any) -> Any:
         """Return the source's stamp and what this view adds to it."""
         inner = self._ours.stamp() if self._ours else None
@@ -285,6 +288,9 @@ class Mapped(View):
                     f"{error}; return plain values, numpy arrays, bytes or dates (record {row}, counted from 0)"
                 ) from error
         return content.hexdigest()
+
+    def number_columns(self) -> dict[str, str]:
+        return {}  # the function may return anything
 
     def records_at(self, rows: Ints) -> list[Record]:
         read = records_at(self._source, rows)

@@ -6,7 +6,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.types import PARTIAL, PROMPT_CUT, UNENDED, UNRENDERED, Samples
+from penstock.types import (
+    PARTIAL,
+    PROMPT_CUT,
+    TRIMMED,
+    UNANSWERED,
+    UNENDED,
+    UNRENDERED,
+    Samples,
+)
 from penstock.words import plural
 
 FIRST_FEW = 5  # rows kept per reason
@@ -138,7 +146,7 @@ def unrendered(notes: Mapping[str, Note], *, assistant_characters: int) -> list[
 
 
 def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, Note]]:
-    """What is wrong with trained turns, in words, with the note that counted it."""
+    """What is odd about the turns of conversations, in words, with the note that counted it."""
     texts = {
         UNENDED: "no token is trained that ends {turns} in {rows}: a model does not learn to stop there",
         PARTIAL: "{turns} in {rows} begin with only a part of the generation prompt, without its thinking tags",
@@ -150,4 +158,19 @@ def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, 
             turns = plural(note.characters, "trained turn")
             rows = f"{note.count:,} of {num_rows:,} rows"
             found.append((text.format(turns=turns, rows=rows), note))
+    for name, note in sorted(notes.items()):
+        rows = f"{note.count:,} of {num_rows:,} rows"
+        messages = plural(note.characters, "message")
+        if name.startswith(UNANSWERED):
+            kind = name.removeprefix(UNANSWERED)
+            text = (
+                f"{rows} end with a {kind} that nothing answers ({messages} after the last answer, never trained); set "
+                f"on_unanswered: drop, trim or trim_tools to leave them out"
+            )
+            found.append((text, note))
+        elif name.startswith(TRIMMED):
+            kind = name.removeprefix(TRIMMED)
+            found.append(
+                (f"{rows} ended with a {kind} that nothing answers ({messages} removed)", note)
+            )
     return found

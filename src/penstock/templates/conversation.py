@@ -21,6 +21,7 @@ from penstock.templates.fields import (
     role_names,
     without_nulls,
 )
+from penstock.templates.flags import TRAIN_DETAIL, details_of_parts, has_flag
 from penstock.types import Record
 
 Message = dict[str, Any]
@@ -240,6 +241,9 @@ class Reader:
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
                 found = f"{what} has a part that is {str(part)[:60]!r}"
                 raise TemplateError(f"{found}, expected {{'type': 'text', 'text': …}}")
+        if any(map(has_flag, parts)):
+            self._set_flagged_parts(message, parts, what)
+            return
         if not any(
             "value" in part and part["type"] in ("text", "reasoning", "tool_call") for part in parts
         ):
@@ -264,6 +268,17 @@ class Reader:
                 read_calls(value, what, arguments=self.tool_arguments) or [] for value in values
             )
             message["tool_calls"] = [call for some in calls for call in some]
+
+    def _set_flagged_parts(self, message: Message, parts: list[Any], what: str) -> None:
+        """Set content in parts that say themselves whether they are trained: one text, with the flags as train_detail."""
+        if message.get(TRAIN_DETAIL) is not None:
+            raise TemplateError(
+                f"{what} has {TRAIN_DETAIL}, and parts with flags of their own; keep one of them"
+            )
+        text, details = details_of_parts(parts, what)
+        message["content"] = text
+        if details:
+            message[TRAIN_DETAIL] = details
 
     def _check_content(self, message: Message, content: Any, content_key: str, what: str) -> None:
         if content is None and any(message.get(name) for name in _INSTEAD):

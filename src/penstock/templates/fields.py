@@ -202,44 +202,6 @@ def check_roles(given: Any, names: Mapping[str, str]) -> list[str]:
     return list(given)
 
 
-_FLAGS = ("train", "training", "loss", "weight", "loss_weight", "loss_scale", "masked")
-_ANY_FLAG = frozenset(_FLAGS)
-
-
-# stores keep weights as float32: others would become 0 or infinite
-_SMALLEST = 2.0**-126
-_LARGEST = 2.0**127
-_WEIGHTS = frozenset(
-    {"loss", "weight", "loss_weight", "loss_scale"}
-)  # flags that may also be weights
-
-
-def train_weight(message: Mapping[str, Any], *, fractions: bool) -> float | None:
-    """The weight of a message in the loss: 0 is not trained; None if it does not say.  fractions: allow others than 0 and 1."""
-    if _ANY_FLAG.isdisjoint(message):
-        return None
-    given = {key: message[key] for key in _FLAGS if message.get(key) is not None}
-    found: dict[str, float] = {}
-    for key, value in given.items():
-        is_number = isinstance(value, bool | int | float)
-        is_weight = is_number and key in _WEIGHTS and (value == 0 or _SMALLEST <= value <= _LARGEST)
-        if not (is_number and value in (0, 1)) and not (fractions and is_weight):
-            expected = "true, false, 0 or 1"
-            if is_weight:
-                expected += (
-                    "; pass message_weights=True to keep the weights of messages for the loss"
-                )
-            elif key in _WEIGHTS and fractions:
-                expected += ", or a finite weight above 0"
-            raise TemplateError(f"a message's {key!r} is {value!r}, expected {expected}")
-        found[key] = float(value if key != "masked" else not value)
-    if len(set(found.values())) > 1:
-        raise TemplateError(
-            f"a message's fields contradict each other about its loss: {found} (0: not trained)"
-        )
-    return next(iter(found.values()), None)
-
-
 # Tools and tool calls
 
 ARGUMENTS = ("parse", "as_is", "text")  # of tool_arguments

@@ -171,6 +171,7 @@ class Rendering:
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
     weights: list[float] | None = None  # of each span; None: they all count 1
+    unanswered: list[str] = field(default_factory=list)  # roles of the turns after the last answer
     media: list["Inserted"] = field(default_factory=list)  # in the order of the text
 
 

@@ -9,6 +9,9 @@ from penstock.templates.fields import check_choice
 from penstock.templates.media_headers import MAX_IMAGE_PIXELS
 from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
 
+# The choices of on_unanswered; chat/unanswered.py says what they do.
+ON_UNANSWERED = ("keep", "drop", "trim", "trim_tools")
+
 if TYPE_CHECKING:
     from penstock.templates.chat.template import ChatTemplate
     from penstock.templates.tokenizer.tokenizer import Tokenizer
@@ -48,6 +51,11 @@ class ChatOptions:
         str,
         "what to do with a record that has fields the chat template does not print: warn (and count), stop or skip",
     ] = "warn"
+    on_unanswered: Annotated[
+        str,
+        "what to do with a conversation that ends with a user turn or a tool result: keep (and count), drop, trim (remove the turns "
+        "after the last answer) or trim_tools (remove trailing tool results, drop those that then end with a user turn, as SkyRL does)",
+    ] = "keep"
     special_in_text: Annotated[str, IN_TEXT] = "token"
     processor: Annotated[
         str | None,
@@ -74,6 +82,7 @@ class ChatOptions:
         check_choice("on_media", self.on_media, ("stop", "skip"))
         check_choice("on_nothing", self.on_nothing, POLICIES)
         check_choice("on_unrendered", self.on_unrendered, ("warn", "stop", "skip"))
+        check_choice("on_unanswered", self.on_unanswered, ON_UNANSWERED)
         check_choice("special_in_text", self.special_in_text, SPECIAL)
         check_choice("template_engine", self.template_engine, ("auto", "jinja2"))
         if isinstance(self.train_on, str):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MediaError, TemplateError
-from penstock.reasons import BAD_MEDIA
+from penstock.reasons import BAD_MEDIA, UNANSWERED_REASON
 from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer, TurnPart
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
@@ -26,9 +26,11 @@ from penstock.templates.chat.special_tokens import (
     moved,
     repeat_tokens,
 )
+from penstock.templates.chat.unanswered import Unanswered, apply_policy, kind_of, trailing_roles
 from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation
-from penstock.templates.fields import check_roles, train_weight
+from penstock.templates.fields import check_roles
+from penstock.templates.flags import refuse_unused_flags, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
@@ -47,6 +49,8 @@ from penstock.templates.trial import CHATML, find_templates, open_untrusted, pro
 from penstock.types import (
     MEDIA,
     PARTIAL,
+    TRIMMED,
+    UNANSWERED,
     UNENDED,
     UNRENDERED,
     WEIGHTS,
@@ -62,7 +66,7 @@ _FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
 class ChatTemplate(BatchTemplate):
     """Conversations through a chat template, with the options of ChatOptions."""
 
-    version = 5  # raise when the same record gives other tokens or another mask
+    version = 6  # raise when the same record gives other tokens or another mask
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
     def __init__(self, tokenizer: Tokenizer, *, reader: Any, **options: Any) -> None:
@@ -184,6 +188,7 @@ class ChatTemplate(BatchTemplate):
             "verify": options.verify,  # "all" may find another rendering where "first" did not look
             "on_refused": options.on_refused,
             "on_unrendered": options.on_unrendered,
+            "on_unanswered": options.on_unanswered,
             "special_in_text": options.special_in_text,
             "special_tokens": self.tokenizer.special_tokens,
             "stop_tokens": sorted(self.tokenizer.stop_tokens),
@@ -206,7 +211,7 @@ class ChatTemplate(BatchTemplate):
 
     def outline(self, record: Record) -> list[TurnPart]:
         """The text of `rendering`, cut at the headers and ends of its turns."""
-        conversation, _, chosen = self._read(record)
+        conversation, _, chosen, _ = self._read(record)
         parts = chosen._annotator.outline(conversation) if conversation.messages else []
         media = self.rendering(record).media if conversation.media else []
         cuts = [each.cut for each in media]
@@ -243,6 +248,10 @@ class ChatTemplate(BatchTemplate):
                 counts[UNENDED] = made.num_unended
             if made.num_partial:
                 counts[PARTIAL] = made.num_partial
+            if made.unanswered:
+                kind = kind_of(made.unanswered)
+                is_kept = self.options.on_unanswered == "keep"
+                counts[f"{UNANSWERED if is_kept else TRIMMED}{kind}"] = len(made.unanswered)
             for name, size in counts.items():
                 notes.setdefault(name, {})[number] = size
         texts = [made.text for made in batch]
@@ -271,6 +280,8 @@ class ChatTemplate(BatchTemplate):
 
     def _refuse(self, number: int, error: TemplateError) -> str:
         """The reason under which a record is counted as dropped; an error where the options say stop."""
+        if isinstance(error, Unanswered):
+            return UNANSWERED_REASON
         is_media = isinstance(error, MediaError)
         is_final = isinstance(error, LimitExceeded | EnginesDiffer)
         is_unprinted = isinstance(error, NotPrinted)
@@ -325,19 +336,25 @@ class ChatTemplate(BatchTemplate):
         ]
         return replace(conversation, messages=given)
 
-    def _read(self, record: Record) -> tuple[Conversation, list[bool], "ChatTemplate"]:
-        """A conversation, which of its messages are trained, and the template that renders it."""
+    def _read(self, record: Record) -> tuple[Conversation, list[bool], "ChatTemplate", list[str]]:
+        """A conversation, which of its messages are trained, the template that renders it, and the roles of unanswered turns."""
         conversation = self.read(record)
         trained = self._trained(conversation)
+        unanswered = trailing_roles(conversation, trained)
+        if unanswered:
+            conversation, trained = apply_policy(
+                conversation, trained, unanswered, self.options.on_unanswered
+            )
         chosen = self._for_tools if self._for_tools is not None and conversation.tools else self
         if self.turn_key in record:
             conversation, trained = _only_turn(conversation, trained, record[self.turn_key])
             left = len(part_types(conversation.messages)) if conversation.media else 0
             conversation = replace(conversation, media=conversation.media[:left])
-        return conversation, trained, chosen
+            unanswered = []  # a sample of one turn ends with that turn
+        return conversation, trained, chosen, unanswered
 
     def _rendering(self, record: Record, row: int, *, on_unrendered: str = "warn") -> Rendering:
-        conversation, trained, chosen = self._read(record)
+        conversation, trained, chosen, unanswered = self._read(record)
         if not conversation.messages:
             return Rendering("", [])
         try:
@@ -348,6 +365,7 @@ class ChatTemplate(BatchTemplate):
             why = "the record has media, which chat templates of text models do not take: choose the chat_template of the model"
             raise TemplateError(f"{error}; {why}", record=error.record) from error
         made = found.made
+        made.unanswered = unanswered
         if self.options.message_weights:
             chosen._weigh(made, conversation, trained, number=row)
         if made.unrendered and on_unrendered != "warn":
@@ -456,6 +474,9 @@ class ChatTemplate(BatchTemplate):
                 weight := train_weight(messages[place], fractions=self.options.message_weights)
             ) is not None:
                 chosen[place] = weight > 0
+            refuse_unused_flags(
+                messages[place], is_trained=chosen[place], trains_all=train_on == "all"
+            )
         return chosen
 
     def __repr__(self) -> str:

@@ -31,10 +31,10 @@ from penstock.templates.chat.kinds import (
     text_kind,
 )
 from penstock.templates.conversation import Message
+from penstock.templates.flags import TRAIN_DETAIL
 from penstock.templates.samples import Rendering, Spans, covered, runs
 
 _SPACE = re.compile(r"\s*")
-_DETAIL = "train_detail"  # axolotl's: spans of a message's content with a flag of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class SpanFinder:
         if not self._reasoning and spans:
             start = self._behind_thought(chat, number, spans[0][0], spans[-1][1])
             spans = [(max(a, start), b) for a, b in spans if b > start]
-        return spans if _DETAIL not in message else _detailed(chat.whole.text, message, spans)
+        return spans if TRAIN_DETAIL not in message else _detailed(chat.whole.text, message, spans)
 
     def _turn(
         self, chat: Chat, number: int, own: list[Run], found: Rendering, *, check: bool
@@ -378,11 +378,11 @@ def _detailed(text: str, message: Message, spans: Spans) -> Spans:
     found = [places(text, content, *span) for span in spans] if content else []
     if [len(some) for some in found if some] != [1]:
         raise Unproven(
-            f"{_DETAIL} needs a message whose content the chat template prints once, letter by letter"
+            f"{TRAIN_DETAIL} needs a message whose content the chat template prints once, letter by letter"
         )
     place = max(found)[0]
     flags = covered(len(text), spans)
-    for detail in message[_DETAIL]:
+    for detail in message[TRAIN_DETAIL]:
         begin, end, train = _offsets(detail, len(content))
         flags[place + begin : place + end + 1] = train
     return runs(flags)
@@ -392,7 +392,7 @@ def _offsets(detail: Any, size: int) -> tuple[int, int, bool]:
     expected = f"{{begin_offset, end_offset, train}} with 0 <= begin_offset <= end_offset < {size}"
     if not isinstance(detail, dict):
         raise TemplateError(
-            f"{_DETAIL} has an entry that is {type(detail).__name__}, expected {expected}"
+            f"{TRAIN_DETAIL} has an entry that is {type(detail).__name__}, expected {expected}"
         )
     begin, end, train = (detail.get(name) for name in ("begin_offset", "end_offset", "train"))
     if not (
@@ -401,5 +401,5 @@ def _offsets(detail: Any, size: int) -> tuple[int, int, bool]:
         and isinstance(train, bool)
         and 0 <= begin <= end < size
     ):
-        raise TemplateError(f"{_DETAIL} has the entry {detail}, expected {expected}")
+        raise TemplateError(f"{TRAIN_DETAIL} has the entry {detail}, expected {expected}")
     return begin, end, train
