@@ -30,6 +30,7 @@ from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
+from penstock.templates.media_files import PackageMissing
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
 from penstock.templates.samples import (
@@ -147,7 +148,14 @@ class ChatTemplate(BatchTemplate):
             return None, str(error)  # texts need none
         root = options.media_root
         most = options.max_image_pixels
-        return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
+        reader = MediaReader(
+            processor,
+            self.reader,
+            root=root,
+            folders=options.media_folders or (),
+            max_image_pixels=most,
+        )
+        return reader, ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         made = super().with_engine(fast=fast)
@@ -272,7 +280,7 @@ class ChatTemplate(BatchTemplate):
     def _refuse(self, number: int, error: TemplateError) -> str:
         """The reason under which a record is counted as dropped; an error where the options say stop."""
         is_media = isinstance(error, MediaError)
-        is_final = isinstance(error, LimitExceeded | EnginesDiffer)
+        is_final = isinstance(error, LimitExceeded | EnginesDiffer | PackageMissing)
         is_unprinted = isinstance(error, NotPrinted)
         option = "on_unrendered" if is_unprinted else "on_media" if is_media else "on_refused"
         if is_final or getattr(self.options, option) == "stop":
