@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from penstock.cache import Cache
 from penstock.errors import BadRecord, TemplateError
+from penstock.places.files import is_remote
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.types import BadRow, Engine, Record, Source, Template
 from penstock.words import spread
@@ -253,14 +254,16 @@ def with_media(
     """The options of a template that say how media are read.
 
     A processor that only lies beside the tokenizer is not used if no sampled row has media: texts need none.  `media_root` is by default
-    the folder of the source's first file.  One folder has one name here, because it is part of the store's key: without `..` and links,
-    and not relative to where we are.
+    the folder of the source's first file, and media may also be read from the folders of its other files.  One folder has one name here,
+    because it is part of the store's key: without `..` and links, and not relative to where we are.
     """
     from penstock.templates.media import mentions_media
     from penstock.templates.processors import NO_PROCESSOR
     from penstock.templates.registry import named_processor
 
     given = options.get("media_root")
+    folders = options.get("media_folders") or ()
+    allowed = [folders] if isinstance(folders, str | os.PathLike) else [*folders]
     if named_processor(name, tokenizer, options) is not None:
         if options.get("processor") is None and not any(
             map(mentions_media, _sampled(source, skip_bad=True))
@@ -269,11 +272,21 @@ def with_media(
         if given is None:
             file = Path(source.where(0).file)
             given = file.parent if file.is_file() else Path.cwd()
-    return (
-        options
-        if given is None
-        else {**options, "media_root": str(Path(str(given)).expanduser().resolve())}
-    )
+        allowed += _folders_of(source)
+    if given is None:
+        return options
+    root = Path(str(given)).expanduser().resolve()
+    resolved = {str(Path(str(folder)).expanduser().resolve()) for folder in allowed}
+    outside = sorted(folder for folder in resolved if not Path(folder).is_relative_to(root))
+    return {**options, "media_root": str(root), "media_folders": outside or None}
+
+
+def _folders_of(source: Source) -> list[str]:
+    """The folders of a source's files: both where each is named and, if that is a link, where it is."""
+    local_files = [file for file in getattr(source, "files", ()) if not is_remote(file)]
+    named = {os.path.dirname(os.path.realpath(file)) for file in local_files}  # noqa: PTH120
+    real = {os.path.realpath(os.path.dirname(file)) for file in local_files}  # noqa: PTH120
+    return sorted(named | real)
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":

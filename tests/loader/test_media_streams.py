@@ -1,7 +1,9 @@
 """Videos of Qwen-VL and audio of Qwen2-Audio in batches."""
 
 import json
+import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ pytest.importorskip("transformers")
 av = pytest.importorskip("av")
 
 import penstock as ps  # noqa: E402
-from penstock.errors import MediaError  # noqa: E402
+from penstock.errors import MediaError, TemplateError  # noqa: E402
 from penstock.integrations.isolation import check_isolation  # noqa: E402
 from penstock.integrations.model_inputs import ModelInputs  # noqa: E402
+from penstock.templates.media_files import resample  # noqa: E402
 from penstock.types import MediaItem  # noqa: E402
 from tests import vlm  # noqa: E402
 from tests.templates import processors  # noqa: E402
@@ -238,10 +241,63 @@ def test_audio_equals_the_processor_bit_by_bit(tmp_path: Path) -> None:
         assert row[: len(ids)].tolist() == list(ids)
 
 
-def test_audio_of_another_rate_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_audio_of_another_rate_is_resampled_and_has_the_tokens_of_the_processor(
+    tmp_path: Path, rate: int
+) -> None:
+    """N4: audio at 22,050 Hz passed prepare and raised in the training loop.
+
+    The expected signal is made here as librosa makes it: soxr's high quality, fitted to ceil(samples × ratio).
+    """
+    soundfile = pytest.importorskip("soundfile")
+    soxr = pytest.importorskip("soxr")
+    processor = make_audio(tmp_path, rate=rate)
+    store = vlm.prepare(tmp_path)
+    [batch] = ps.Loader(store, batch_size=3, max_length=256, packing="none", shuffle=False)
+    clips = []
+    for number in range(3):
+        samples, _ = soundfile.read(tmp_path / f"{number}.wav", dtype="float32", always_2d=True)
+        mono = samples.mean(axis=1)
+        made = soxr.resample(mono, rate, 16_000, quality="HQ")
+        size = math.ceil(len(mono) * (16_000 / rate))
+        clips.append(np.pad(made, (0, max(0, size - len(made))))[:size].astype(np.float32))
+    processor.tokenizer.pad_token = "<|im_end|>"
+    texts = ["<|AUDIO|>"] * 3
+    made = processor(
+        text=texts, audio=clips, sampling_rate=16_000, padding=True, return_tensors="pt"
+    )
+    for name in ("input_features", "feature_attention_mask"):
+        assert torch.equal(batch[name], made[name])
+    token = processor.tokenizer.convert_tokens_to_ids("<|AUDIO|>")
+    ids = batch["input_ids"]
+    assert [int((row == token).sum()) for row in ids] == [
+        int((row == token).sum()) for row in made["input_ids"]
+    ]
+
+
+def test_a_tone_keeps_its_pitch_when_it_is_resampled() -> None:
+    rate = 44_100
+    tone = np.sin(2 * np.pi * 440 * np.arange(rate) / rate).astype(np.float32)
+    expected = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    found = resample(tone, rate, 16_000)
+    assert np.abs(found[500:-500] - expected[500:-500]).max() < 1e-3
+
+
+@pytest.mark.parametrize("rate", [999, 1_000_001])
+def test_audio_of_a_rate_that_no_clip_has_is_refused_or_skipped_at_prepare(
+    tmp_path: Path, rate: int
+) -> None:
+    make_audio(tmp_path, rate=rate)
+    with pytest.raises(TemplateError, match="expected a whole number from 1,000 to 1,000,000"):
+        vlm.prepare(tmp_path)
+    store = vlm.prepare(tmp_path, on_media="skip")
+    assert store.counts.dropped["bad_media"].count == 3
+
+
+def test_a_missing_resampler_stops_prepare_and_skips_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_audio(tmp_path, rate=8_000)
-    with pytest.raises(
-        MediaError,
-        match=r"it has 8000 samples a second, and the model takes 16000; resample the file",
-    ):
-        list(ps.Loader(vlm.prepare(tmp_path), batch_size=3, max_length=256))
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    with pytest.raises(TemplateError, match=r"resampling needs soxr; install penstock\[audio\]"):
+        vlm.prepare(tmp_path, on_media="skip")

@@ -193,6 +193,7 @@ def test_every_option_stands_in_the_table() -> None:
     silent |= {
         "processor",
         "media_root",
+        "media_folders",
         "on_media",
         "max_image_pixels",
     }  # with a processor: templates/test_media_prepare.py

@@ -7,7 +7,7 @@ PACKAGES = (
     *("penstock", "numpy", "pyarrow", "orjson", "xxhash", "pyyaml"),
     *("tokenizers", "fastokens", "minijinja", "jinja2"),
 )
-EXTRAS = ("transformers", "pillow", "soundfile", "av")
+EXTRAS = ("transformers", "pillow", "soundfile", "soxr", "av")
 
 
 class Worker:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import MediaError
 from penstock.loader.streams import read_frames
+from penstock.templates.media_files import open_image as open_image_file
 from penstock.types import MediaItem
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -99,25 +100,32 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
 
     An alpha channel is dropped.  A single transparent colour stays in `info`, and processors that convert to RGB make it white.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    image: Any = Image.open(BytesIO(data))
+    image: Any = open_image_file(BytesIO(data))
+    if sorted(image.size) != sorted(size):
+        # before decoding: a file that was replaced may be a decompression bomb
+        raise _wrong_size(image, size)
     image.load()
     if image.getexif().get(_ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         del image.info["transparency"]  # alpha of each colour is dropped; Pillow would warn of it
     if (image.height, image.width) != tuple(size):
-        raise WrongSize(
-            f"it has {image.height} × {image.width} pixels (height × width), but its header said {size[0]} × {size[1]} when it was "
-            f"prepared; restore the file, or prepare again with refresh=True"
-        )
+        raise _wrong_size(image, size)
     image = image if image.mode == "RGB" else image.convert("RGB")  # no copy
     if not isinstance(image.info.get("transparency"), tuple):
         image.info.pop(
             "transparency", None
         )  # of a mode that has no such colour in RGB: transformers cannot convert it
     return image
+
+
+def _wrong_size(image: Any, size: tuple[int, ...]) -> WrongSize:
+    return WrongSize(
+        f"it has {image.height} × {image.width} pixels (height × width), but its header said {size[0]} × {size[1]} when it was "
+        f"prepared; restore the file, or prepare again with refresh=True"
+    )
 
 
 class Patches:

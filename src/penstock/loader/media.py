@@ -28,6 +28,7 @@ from penstock.loader.prefetch import refuse_fork
 from penstock.loader.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
 from penstock.plan.block import Rows
 from penstock.plan.ranks import Share
+from penstock.templates.media_files import explain
 from penstock.types import MEDIA, Ints, MediaItem, unpack_media
 
 _TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem
@@ -168,7 +169,7 @@ class MediaStage:
         except PenstockError as error:
             raise self._failure(source, sample, item, str(error)) from error
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and their own
-            what = f"it cannot be decoded ({type(error).__name__}: {error})"
+            what = f"it cannot be decoded ({type(error).__name__}: {explain(error)})"
             raise self._failure(
                 source,
                 sample,

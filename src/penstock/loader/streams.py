@@ -7,19 +7,16 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MediaError
+from penstock.templates.media_files import open_audio, open_video, resample
 from penstock.types import Ints
 
 
 def read_frames(data: bytes, size: tuple[int, ...], chosen: Ints) -> list[Any]:
     """Return the frames with these numbers, in order, as images.  size: frames, height and width, as the header said."""
-    try:
-        import av
-    except ImportError as error:
-        raise MediaError("decoding videos needs PyAV; install penstock[video]") from error
     wanted = set(chosen.tolist())
     found = {}
     number = -1
-    with av.open(BytesIO(data)) as container:
+    with open_video(BytesIO(data)) as container:
         for number, frame in enumerate(container.decode(video=0)):
             if number in wanted:
                 if (frame.height, frame.width) != tuple(size[1:]):
@@ -41,19 +38,20 @@ def read_frames(data: bytes, size: tuple[int, ...], chosen: Ints) -> list[Any]:
 def read_samples(
     data: bytes, size: tuple[int, ...], rate: float, wanted_rate: int
 ) -> npt.NDArray[np.float32]:
-    """Return the mean of the channels of an audio clip, which must have the wanted rate.  size: its number of samples."""
-    try:
-        import soundfile
-    except ImportError as error:
-        raise MediaError("decoding audio needs soundfile; install penstock[audio]") from error
-    samples, found = soundfile.read(BytesIO(data), dtype="float32", always_2d=True)
-    if len(samples) != size[0] or found != rate:
+    """Return the mean of the channels of an audio clip at the wanted rate.  size: its own number of samples, at its own rate."""
+    with open_audio(BytesIO(data)) as clip:
+        own_rate = int(clip.samplerate)
+        # before the samples are read: a file that was replaced may hold hours
+        _check_clip(int(clip.frames), own_rate, size, rate)
+        samples = clip.read(dtype="float32", always_2d=True)
+        _check_clip(len(samples), own_rate, size, rate)
+    one_channel = np.asarray(samples.mean(axis=1), np.float32)
+    return np.asarray(resample(one_channel, own_rate, wanted_rate), np.float32)
+
+
+def _check_clip(samples: int, own_rate: int, size: tuple[int, ...], rate: float) -> None:
+    if samples != size[0] or own_rate != rate:
         raise MediaError(
-            f"it has {len(samples):,} samples at {found} Hz, and had {size[0]:,} at {rate:g} Hz when it was prepared; restore the "
+            f"it has {samples:,} samples at {own_rate} Hz, and had {size[0]:,} at {rate:g} Hz when it was prepared; restore the "
             f"file, or prepare again with refresh=True"
         )
-    if found != wanted_rate:
-        raise MediaError(
-            f"it has {found} samples a second, and the model takes {wanted_rate}; resample the file: how that is done changes the features"
-        )
-    return np.asarray(samples.mean(axis=1), np.float32)

@@ -212,11 +212,18 @@ class Builder:
         )  # from Python: objects too
         if wrong_kind:
             raise self._error(at, wrong_kind)
-        if self._folder is None or not isinstance(value, str) or name not in PATHS:
+        if self._folder is None or name not in PATHS:
             return value
+        if isinstance(value, list):  # of folders: media_folders
+            return [self._path(part, at) if isinstance(part, str) else part for part in value]
+        return self._path(value, at) if isinstance(value, str) else value
+
+    def _path(self, value: str, at: Keys) -> str:
+        """A path in a recipe, relative to the recipe's folder."""
+        name = str(at[-1])
         if (
             is_remote(self._folder)
-            and name in ("quarantine", "media_root")
+            and name in ("quarantine", "media_root", "media_folders")
             and not Path(value).is_absolute()
         ):
             raise self._error(

@@ -48,6 +48,7 @@ PATHS = (
     "chat_template",
     "processor",
     "media_root",
+    "media_folders",
 )  # relative to the recipe
 
 # Kinds of plain values, as errors and the reference name them; the first that fits counts.

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from penstock.errors import PenstockError
 from penstock.report.media import items_of, media_lines
 from penstock.store import Sample, Store
+from penstock.templates.media_files import open_image
 from penstock.types import MediaItem
 
 SIDE = 112  # pixels of the longer side
@@ -82,7 +83,7 @@ def _small(data: bytes, item: MediaItem, side: int) -> tuple[bytes, int, int]:
         warnings.simplefilter(
             "ignore"
         )  # the number of pixels was checked when the sample was prepared
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(data)) as image:
             if sorted(image.size) != sorted(item.size):
                 raise PenstockError(
                     f"{image.height} × {image.width} pixels, and had {item.size[0]} × {item.size[1]}"

@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -17,16 +17,6 @@ from penstock.types import BadRow, Record, RemovedNulls
 SLICE_BYTES = 4 << 20  # decoded at once, about
 SLICE_ROWS = 8192  # and never more rows than this
 
-_DAMAGE = (
-    OSError,
-    ValueError,
-    ArithmeticError,
-    MemoryError,
-    LookupError,
-    TypeError,
-    NotImplementedError,
-)  # of pyarrow
-
 
 @contextlib.contextmanager
 def reading(path: str, what: str) -> Iterator[None]:
@@ -35,7 +25,9 @@ def reading(path: str, what: str) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (*_DAMAGE, pa.ArrowException) as error:
+    except (
+        Exception
+    ) as error:  # of any type: struct.error, ArrowException, KeyError … for a damaged file
         reason = f"{' '.join(str(error).split()) or type(error).__name__}; is it cut off or damaged? make it again"
         raise SourceError(f"{path}: cannot be read as {what}: {reason}") from error
 
@@ -97,13 +89,14 @@ class ColumnarPart(Part):
     def __init__(self, source: "ColumnarSource", schema: Any) -> None:
         self._decoded = source.decoded
         self._names = source.choose(schema, self.file.identity.path)
-        self._chosen = pa.schema([schema.field(name) for name in self._names])
-        self._to_records = ToRecords(
-            self._chosen,
-            json_columns=source.json_columns,
-            parse_json=source.parse_json,
-            nulls=source.nulls,
-        )
+        with reading(self.file.identity.path, source.shape):
+            self._chosen = pa.schema([schema.field(name) for name in self._names])
+            self._to_records = ToRecords(
+                self._chosen,
+                json_columns=source.json_columns,
+                parse_json=source.parse_json,
+                nulls=source.nulls,
+            )
 
     @abstractmethod
     def _one(self, row: int) -> Any:
@@ -164,14 +157,21 @@ class ColumnarSource(FilesSource):
 
     def choose(self, schema: Any, path: str) -> list[str]:
         """Return the columns to read from a file of this schema, checked against the options and the files before it."""
+        # names may not be text, and types may be nested too deep, or be maps without a key
         with reading(path, self.shape):
-            _expect_unique(schema, path)  # reads all names, and they may not be text
+            return self._choose(schema, path)
+
+    def _choose(self, schema: Any, path: str) -> list[str]:
+        _expect_unique(schema, path)
+        # `schema.names` makes a new list each time, and a hostile file has thousands of columns
+        in_file = dict.fromkeys(schema.names)
         for option, names in (("columns", self.columns or ()), ("json_columns", self.json_columns)):
             for name in names:
-                if name not in schema.names:
-                    known = ", ".join(schema.names) or "no columns"
+                if name not in in_file:
+                    known = ", ".join(in_file) or "no columns"
                     raise SourceError(f"{path}: {option} names {name!r}, expected one of {known}")
-        chosen = [name for name in schema.names if self.columns is None or name in self.columns]
+        wanted = in_file if self.columns is None else frozenset(self.columns)
+        chosen = [name for name in in_file if name in wanted]
         for name in self.json_columns:
             if name not in chosen:
                 raise SourceError(
@@ -231,7 +231,7 @@ def _expect_unique(schema: Any, path: str) -> None:
         groups += [(f"{field.name}.", [member.name for member in kind]) for kind in structs]
     for inside, names in groups:
         if len(set(names)) < len(names):
-            name = next(name for name in names if names.count(name) > 1)
+            name = next(name for name, times in Counter(names).items() if times > 1)
             raise SourceError(
                 f"{path}: column {inside + name!r} is there twice; rename one of the two"
             )
@@ -251,11 +251,11 @@ def _has_no_class(kind: Any) -> bool:
 
 def _expect_equal(first: Any, first_path: str, second: Any, second_path: str) -> None:
     """Expect the same columns of the same types in the same order: rows of one source have one form."""
-    for name in dict.fromkeys([*first.names, *second.names]):
-        one, two = (
-            schema.field(name).type if name in schema.names else "missing"
-            for schema in (first, second)
-        )
+    first_types = {field.name: field.type for field in first}
+    second_types = {field.name: field.type for field in second}
+    for name in {**first_types, **second_types}:
+        one = first_types.get(name, "missing")
+        two = second_types.get(name, "missing")
         if one != two:
             raise SourceError(
                 f"column {name!r} is {one} in {first_path} and {two} in {second_path}; "

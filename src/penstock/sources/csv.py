@@ -8,6 +8,7 @@ import contextlib
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -24,9 +25,11 @@ from penstock.sources.index import Bytes, Index, blocks
 from penstock.sources.parse import has_long_digits, parse_value
 from penstock.sources.text import TextFiles, TextPart, after_bom, index_rows
 from penstock.types import BadRow, Bools, Ints, Record
+from penstock.words import shortened
 
 _LF, _CR, _QUOTE = b'\n\r"'
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SHOWN = 40  # names of columns in an error, and characters of one name
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -173,6 +176,11 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 }
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Return names for an error.  A table may have thousands, and each bad row an error."""
+    return shortened(", ".join(names[:_SHOWN]), 10 * _SHOWN)
+
+
 class CsvPart(TextPart):
     """The records of one file, with names for their cells."""
 
@@ -211,7 +219,7 @@ class CsvPart(TextPart):
 
     def _record(self, cells: list[str]) -> Record | BadRow:
         if len(cells) != len(self._names):
-            expected = f"expected {len(self._names)} ({', '.join(self._names)})"
+            expected = f"expected {len(self._names)} ({_listed(self._names)})"
             return BadRow(
                 reason="wrong_width", message=f"the row has {len(cells)} cells, {expected}"
             )
@@ -287,7 +295,7 @@ class CsvSource(TextFiles):
         self._columns = self._columns or (path, found)
         first, columns = self._columns
         if set(found) != set(columns):
-            differing = ", ".join(repr(name) for name in sorted(set(found) ^ set(columns)))
+            differing = _listed([repr(name) for name in sorted(set(found) ^ set(columns))])
             raise SourceError(
                 f"{place}: other columns than in {first}: only one of them has {differing}; open each file by itself "
                 f"and join them with concat"
@@ -295,13 +303,14 @@ class CsvSource(TextFiles):
         return found
 
     def _check_names(self, names: Sequence[str], place: str) -> None:
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        distinct = set(names)
+        if len(distinct) < len(names):
+            twice = min(name for name, times in Counter(names).items() if times > 1)
             raise SourceError(
-                f"{place}: column {twice[0]!r} is named twice; rename one, or pass names="
+                f"{place}: column {twice[:_SHOWN]!r} is named twice; rename one, or pass names="
             )
-        missing = [name for name in self.types or () if name not in names]
+        missing = [name for name in self.types or () if name not in distinct]
         if missing:
             raise SourceError(
-                f"{place}: types names the column {missing[0]!r}, expected one of {', '.join(names)}"
+                f"{place}: types names the column {missing[0]!r}, expected one of {_listed(names)}"
             )

@@ -28,13 +28,17 @@ from penstock.places.place import FileId
 from penstock.sources.base import RowAccess
 from penstock.sources.file_source import Part
 from penstock.sources.jsonl import JsonlSource
+from penstock.sources.memory_media import media_value, take_media
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.views import Slice
 from penstock.types import BadRow, Ints, Record
 
 
 class ListSource(RowAccess):
-    """Records in memory.  They must be plain JSON values, as their text is the content that names a store."""
+    """Records in memory.  They must be plain JSON values, as their text is the content that names a store.
+
+    Images may also be bytes, or images of Pillow.
+    """
 
     shape = "list"
 
@@ -70,9 +74,14 @@ class ListSource(RowAccess):
 
     def _text(self, row: int) -> bytes:
         """Return canonical JSON.  Keys keep their order: a chat template may print a dict as it is."""
-        if fault := _not_json(self._records[row]):
+        record = self._records[row]
+        if _not_json(record) is None:
+            return _json_text(record)
+        plain, media = take_media(record)
+        if fault := _not_json(plain):
             raise _refused(self.name, row, fault)
-        return json.dumps(self._records[row], separators=(",", ":")).encode()
+        # a NUL stands in no JSON text, so this is never the text of another record
+        return b"\0".join([_json_text(plain), _json_text(media)])
 
     def __repr__(self) -> str:
         return f"ListSource({self.name!r}, {len(self):_} rows)"
@@ -90,7 +99,10 @@ def json_line(record: Any, name: str, row: int) -> bytes:
             fault = "values nested too deep, or too many digits"
     except (UnicodeEncodeError, RecursionError, ValueError) as error:
         fault = f"what JSON cannot hold ({error})"
-    raise _refused(name, row, fault)
+    refused = _refused(name, row, fault)
+    if fault == "a bytes":
+        raise BadRecord(f"{refused}; of images, write paths or data: URLs, or pass a list")
+    raise refused
 
 
 def _expect_dict(record: Any, name: str, row: int) -> None:
@@ -108,7 +120,11 @@ def _copy(value: Any) -> Any:
     """Copy a record: a map function may change it."""
     if type(value) is dict:
         return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if type(value) is list else value
+    return [_copy(inner) for inner in value] if type(value) is list else media_value(value)
+
+
+def _json_text(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _not_json(value: Any) -> str | None:

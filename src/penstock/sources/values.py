@@ -22,8 +22,6 @@ from penstock.sources.bad import NO_MEMORY
 from penstock.sources.parse import has_long_digits, short_of_memory
 from penstock.types import BadRow, Record, RemovedNulls
 
-# What a value that Python cannot hold raises: invalid UTF-8, year 12000, half a microsecond, broken JSON.
-_UNREADABLE = (ValueError, ArithmeticError, NotImplementedError, RecursionError, pa.ArrowException)
 _TOOL_NAMES = frozenset(
     [
         "tools",
@@ -83,7 +81,7 @@ class ToRecords:
     def __call__(self, batch: Any) -> list[Record | BadRow]:
         try:
             return self._records(batch)
-        except _UNREADABLE:
+        except Exception:  # of any type; the rows are read one by one to find the bad ones
             return [
                 self._row(batch.slice(row, 1)) for row in range(batch.num_rows)
             ]  # only some of them are bad
@@ -144,7 +142,9 @@ class ToRecords:
                     reason=NO_MEMORY,
                     message=f"column {name!r}: there is not enough memory for it: {error}",
                 )
-            except _UNREADABLE as error:
+            except Exception as error:
+                # a value that Python cannot hold: invalid UTF-8, year 12000, half a microsecond; or a damaged one, which pyarrow
+                # reports as an error of any type
                 reason = " ".join(str(error).split())
                 return BadRow(
                     reason="bad_value", message=f"column {name!r} cannot be read: {reason}"

@@ -324,25 +324,35 @@ class MediaReader:
         reader: Any,
         *,
         root: str | None,
+        folders: str | Sequence[str] = (),
         max_image_pixels: int = MAX_IMAGE_PIXELS,
     ) -> None:
-        """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder."""
+        """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder.
+
+        folders: more folders that files may be in.  A record that names a file outside of them and of the root is refused: records come
+        from others, and must not choose which of the user's files are read.
+        """
         self.processor = processor
         self.root = str(Path(root or "").expanduser().resolve())
+        listed = [folders] if isinstance(folders, str) else folders
+        self.folders = tuple(sorted({str(Path(each).expanduser().resolve()) for each in listed}))
         self.max_image_pixels = max_image_pixels
         self._reader = reader
 
     def identity(self) -> dict[str, Any]:
         """Everything that changes which media stand in a sample, as plain JSON values.
 
-        With the folder: equal records in two folders name different files.
+        With the folders: equal records in two folders name different files, and a record that names a file elsewhere is refused.
         """
-        return {
+        identity = {
             "version": self.version,
             "processor": self.processor.identity(),
             "root": self.root,
             "max_image_pixels": self.max_image_pixels,
         }
+        if self.folders:
+            identity["folders"] = list(self.folders)
+        return identity
 
     def collect(self, record: Record) -> list[MediaReference]:
         """All media of a record, in the order of their numbers."""
@@ -352,6 +362,19 @@ class MediaReader:
         """The full path of a place as a record writes it."""
         return os.path.join(self.root, os.path.expanduser(place))  # noqa: PTH118, PTH111 - stays text, as records write it
 
+    def allowed_path_of(self, place: str) -> str:
+        """The same; raises for a file outside of the folders that may be read, also by way of `..` and links."""
+        path = self.path_of(place)
+        real = os.path.realpath(path)
+        allowed = (self.root, *self.folders)
+        if any(_is_inside(real, folder) for folder in allowed):
+            return path
+        target = "" if real == path else f", which is {real},"
+        raise MediaError(
+            f"{path}{target} is outside of the folders that media may be read from ({', '.join(allowed)}); if the record may "
+            f"name it, set media_folders to {os.path.dirname(real)!r}"  # noqa: PTH120 - text, as above
+        )
+
     def read_header(self, found: MediaReference) -> tuple[Header, int]:
         """The header of one of a record's media, and how many bytes it has."""
         name = self._name(found)
@@ -360,7 +383,7 @@ class MediaReader:
                 file: io.BufferedIOBase = io.BytesIO(found.data)
                 return self._header(found.kind, file), len(found.data)
             assert found.path is not None
-            version = identify(self.path_of(found.path))
+            version = identify(self.allowed_path_of(found.path))
             size = version.size - found.start if found.num_bytes is None else found.num_bytes
             whole = (
                 found.start == 0 and size != version.size
@@ -379,14 +402,15 @@ class MediaReader:
         except SourceError as error:  # its message names the path
             raise MediaError(f"{error} (media_root is {self.root})") from error
         except MediaError as error:
-            raise MediaError(f"{name}: {error}") from error
+            named = str(error) if str(error).startswith(name) else f"{name}: {error}"
+            raise type(error)(named) from error
 
     def expand(self, found: MediaReference, header: Header) -> Pieces:
         """The text that the processor puts in place of the placeholder; errors name the file."""
         try:
             return self.processor.expand(found.kind, header.size, header.rate)
         except MediaError as error:
-            raise MediaError(f"{self._name(found)}: {error}") from error
+            raise type(error)(f"{self._name(found)}: {error}") from error
 
     def refuse_kind(self, found: MediaReference) -> None:
         """Raise for a kind that the processor does not take."""
@@ -419,13 +443,18 @@ class MediaReader:
                     _changed(f"{item.kind} {item.number} of the record", size, item)
                 )
             return data[part]
-        path = self.path_of(item.place)
+        path = self.allowed_path_of(item.place)
         version = identify(path)
         end = item.start + item.num_bytes
         if version.size < end or (item.start == 0 and version.size != end):
             raise SourceChanged(_changed(path, f"{version.size:,} bytes", item))
         start, stop, _ = part.indices(item.num_bytes)
         return open_file(version).read(item.start + start, item.start + stop)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    """Whether a real path lies in a real folder."""
+    return path.startswith(folder if folder.endswith(os.sep) else folder + os.sep)
 
 
 def _changed(name: str, found: str, item: MediaItem) -> str:

@@ -9,9 +9,17 @@ import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from penstock.errors import MediaError
+from penstock.templates.media_files import (
+    IMAGE_FORMATS,
+    explain,
+    looks_like,
+    open_audio,
+    open_image,
+    open_video,
+)
 
 MAX_IMAGE_PIXELS = 89_478_485  # from here on Pillow warns of a decompression bomb
 # the tag of EXIF, and its values that swap height and width
@@ -23,26 +31,6 @@ _LATE = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
 _IEND = b"\0\0\0\0IEND\xae\x42\x60\x82"
 
 Kind = Literal["image", "video", "audio"]
-# How files begin, to say what a file is that cannot be read as what the record says.
-_MAGIC = (
-    (0, b"\xff\xd8\xff", "a JPEG image"),
-    (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
-    (0, b"GIF8", "a GIF image"),
-    (8, b"WEBP", "a WebP image"),
-    (4, b"ftyp", "an MP4 or similar file"),
-    (0, b"\x1aE\xdf\xa3", "a Matroska or WebM video"),
-    (8, b"WAVE", "WAV audio"),
-    (0, b"fLaC", "FLAC audio"),
-    (0, b"OggS", "an Ogg file"),
-    (0, b"ID3", "MP3 audio"),
-    (0, b"%PDF", "a PDF"),
-    (0, b"PK\x03\x04", "a ZIP archive"),
-    (0, b"\x1f\x8b", "a gzip file"),
-    (0, b"<svg", "an SVG drawing, which has no pixels"),
-    (0, b"<", "HTML or XML text, perhaps an error page that was saved as a file"),
-    (0, b"{", "JSON text"),
-    (0, b"version https://git-lfs", "a Git LFS pointer: run git lfs pull"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +41,16 @@ class Header:
     rate: float = 0.0
 
 
-def read_header(
-    kind: Kind, file: io.BufferedIOBase, *, max_image_pixels: int = MAX_IMAGE_PIXELS
-) -> Header:
+def read_header(kind: Kind, file: BinaryIO, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Header:
     """Read the header of an open file.  Errors do not name the file: the caller knows its name."""
     start = file.read(64)
     if not start:
         raise MediaError(f"the file is empty, expected {_article(kind)}; copy it again")
     file.seek(0)
-    readers: dict[str, Callable[[io.BufferedIOBase], Header]] = {
+    readers: dict[str, Callable[[BinaryIO], Header]] = {
         "image": lambda opened: _read_image(opened, start, max_image_pixels),
-        "video": lambda opened: _read_video(opened, start),
-        "audio": lambda opened: _read_audio(opened, start),
+        "video": lambda opened: _read_video(opened, max_image_pixels),
+        "audio": _read_audio,
     }
     return readers[kind](file)
 
@@ -73,31 +59,20 @@ def _article(kind: str) -> str:
     return {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind]
 
 
-def _looks_like(start: bytes) -> str:
-    """What the first bytes of a file say that it is."""
-    text = start.lstrip()
-    for place, magic, what in _MAGIC:
-        if start[place : place + len(magic)] == magic or (place == 0 and text.startswith(magic)):
-            return f"it looks like {what}"
-    return f"it begins with the bytes {start[:8].hex(' ')}"
-
-
 # Images
 
 
-def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Header:
+def _read_image(file: BinaryIO, start: bytes, max_pixels: int) -> Header:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise MediaError("reading images needs Pillow; install penstock[vlm]") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # the limit of pixels is checked below; odd EXIF data is no error
-            with Image.open(file) as image:
+            warnings.simplefilter("ignore")  # odd EXIF data is no error
+            with open_image(file) as image:
                 tail = _tail(file)
-                _check_pixels(image.height, image.width, max_pixels)
+                check_pixels(image.height, image.width, max_pixels)
                 height, width = _upright(image, tail)
                 if _may_be_cut(image, file, tail):
                     image.load()  # proves that it is whole, or raises OSError
@@ -105,18 +80,19 @@ def _read_image(file: io.BufferedIOBase, start: bytes, max_pixels: int) -> Heade
         raise MediaError(f"the image is too large: {error}; shrink it") from error
     except UnidentifiedImageError as error:
         raise MediaError(
-            f"not an image that Pillow can read: {_looks_like(start)}; replace or remove it"
+            f"not an image of a format that Penstock opens ({', '.join(IMAGE_FORMATS)}): {looks_like(start)}; "
+            f"convert or remove it"
         ) from error
     except MediaError:
         raise
     except Exception as error:  # Pillow's plugins raise errors of any type for damaged files
         raise MediaError(
-            f"the image is broken or cut off ({error}); copy it again, or remove it"
+            f"the image is broken or cut off ({explain(error)}); copy it again, or remove it"
         ) from error
     return Header((height, width))
 
 
-def _tail(file: io.BufferedIOBase) -> bytes:
+def _tail(file: BinaryIO) -> bytes:
     """The last bytes of a file; its position stays as it was."""
     place = file.tell()
     file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL))
@@ -142,7 +118,8 @@ def _upright(image: Any, tail: bytes) -> tuple[int, int]:
     return (image.width, image.height) if turned else (image.height, image.width)
 
 
-def _check_pixels(height: int, width: int, most: int) -> None:
+def check_pixels(height: int, width: int, most: int) -> None:
+    """Refuse an image without pixels, or with so many that decoding it could fill the memory."""
     if height < 1 or width < 1:
         raise MediaError(
             f"the image has {height} × {width} pixels (height × width), expected at least one; remove it"
@@ -154,7 +131,7 @@ def _check_pixels(height: int, width: int, most: int) -> None:
         )
 
 
-def _may_be_cut(image: Any, file: io.BufferedIOBase, tail: bytes) -> bool:
+def _may_be_cut(image: Any, file: BinaryIO, tail: bytes) -> bool:
     """Whether the end of a file lacks what its format ends with.  Such a file may still be whole: decoding it decides."""
     place = file.tell()
     size = file.seek(0, io.SEEK_END)
@@ -172,14 +149,14 @@ def _may_be_cut(image: Any, file: io.BufferedIOBase, tail: bytes) -> bool:
     return image.format == "TIFF" and _tiff_end(image) > size
 
 
-def _bmp_end(file: io.BufferedIOBase) -> int:
+def _bmp_end(file: BinaryIO) -> int:
     """The size of a BMP file by its own header."""
     file.seek(2)
     found: int = struct.unpack("<I", file.read(4))[0]
     return found
 
 
-def _boxes_end(file: io.BufferedIOBase, size: int) -> int:
+def _boxes_end(file: BinaryIO, size: int) -> int:
     """Where the last box of an AVIF file ends, by the sizes that the boxes have in their headers."""
     place = 0
     while place < size:
@@ -207,46 +184,35 @@ def _tiff_end(image: Any) -> int:
 # Audio and video
 
 
-def _read_audio(file: io.BufferedIOBase, start: bytes) -> Header:
-    try:
-        import soundfile
-    except ImportError as error:
-        raise MediaError("reading audio needs soundfile; install penstock[audio]") from error
-    try:
-        found = soundfile.info(file)
-    except (RuntimeError, OSError, TypeError) as error:
+def _read_audio(file: BinaryIO) -> Header:
+    with open_audio(file) as clip:
+        samples = int(clip.frames)
+        rate = int(clip.samplerate)
+    if samples < 1 or rate < 1:
         raise MediaError(
-            f"not audio that soundfile can read ({error}): {_looks_like(start)}; replace it"
-        ) from error
-    if found.frames < 1 or found.samplerate < 1:
-        raise MediaError(
-            f"the audio clip has {found.frames} samples, expected at least one; remove it"
+            f"the audio clip has {samples} samples at {rate} Hz, expected at least one; remove it"
         )
-    return Header((int(found.frames),), float(found.samplerate))
+    return Header((samples,), float(rate))
 
 
-def _read_video(file: io.BufferedIOBase, start: bytes) -> Header:
-    try:
-        import av
-    except ImportError as error:
-        raise MediaError("reading videos needs PyAV; install penstock[video]") from error
-    try:
-        with av.open(file) as container:
-            if not container.streams.video:
-                raise MediaError("the file has no video stream, expected a video; replace it")
-            stream = container.streams.video[0]
-            # some formats do not say how many frames they have: then packets are counted, still without decoding
-            frames = stream.frames or sum(bool(packet.size) for packet in container.demux(stream))
-            rate = float(stream.average_rate or 0)
-            height = stream.height
-            width = stream.width
-    except (av.FFmpegError, OSError) as error:
-        raise MediaError(
-            f"not a video that PyAV can read ({error}): {_looks_like(start)}; replace it"
-        ) from error
+def _read_video(file: BinaryIO, max_pixels: int) -> Header:
+    with open_video(file) as container:
+        if not container.streams.video:
+            raise MediaError("the file has no video stream, expected a video; replace it")
+        stream = container.streams.video[0]
+        # some formats do not say how many frames they have: then packets are counted, still without decoding
+        frames = stream.frames or sum(bool(packet.size) for packet in container.demux(stream))
+        rate = float(stream.average_rate or 0)
+        height = stream.height
+        width = stream.width
     if min(frames, height, width, rate) <= 0:
-        found = f"{frames} frames of {height} × {width} pixels at {rate} a second"
+        what = f"{frames} frames of {height} × {width} pixels at {rate} a second"
         raise MediaError(
-            f"the video has {found}, expected at least one frame, one pixel and a rate above 0; remove it"
+            f"the video has {what}, expected at least one frame, one pixel and a rate above 0; remove it"
+        )
+    if height * width > max_pixels:
+        raise MediaError(
+            f"a frame of the video has {height:,} × {width:,} pixels (height × width), more than max_image_pixels={max_pixels:,}; "
+            f"shrink it, or raise max_image_pixels"
         )
     return Header((int(frames), int(height), int(width)), rate)

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.errors import MediaError
 from penstock.templates.families import Family, Pieces, Qwen2VL, Qwen3VL, Settings
+from penstock.templates.media_files import check_rate, resampled_length
 
 _MOST_SIDE = 4096  # pixels, in Idefics3's image processor
 # of Whisper's features: the longest clip, and samples per second
@@ -278,6 +279,7 @@ class Qwen2Audio(Family):
         )
 
     def audio_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
+        check_rate(rate, _SAMPLES)
         samples = self.samples(size, rate)
         most = int(self.image.get("chunk_length", _SECONDS)) * _SAMPLES
         if samples > most:
@@ -293,8 +295,8 @@ class Qwen2Audio(Family):
         return [(self.placeholder("audio"), tokens)]
 
     def samples(self, size: tuple[int, ...], rate: float) -> int:
-        """How many samples a clip has at the rate of the features; the loader must resample to as many."""
-        return math.ceil(size[0] * _SAMPLES / rate)
+        """How many samples a clip has at the rate of the features: as many as `resample` of media_files makes."""
+        return resampled_length(size[0], rate, _SAMPLES)
 
 
 # The processor's class, as a folder's files write it; the model's type.

@@ -26,6 +26,7 @@ from penstock.report.samples import special_ids
 from penstock.report.thumbnails import Thumbnails
 from penstock.report.trace import trace_sample, unprepared
 from penstock.store import Sample, Store
+from penstock.templates.media_files import looks_like
 from penstock.types import Ints, Record, Source
 from penstock.view.facts import Facts, Job, whole
 from penstock.view.run import Run
@@ -400,9 +401,7 @@ class View:
         for at, magic, ending in _PLAYED:
             if start[at:].startswith(magic):
                 return Clip(f"{kind}/{ending}", items[place].num_bytes, read)
-        raise PlanError(
-            f"{kind} {place} is not a file that browsers play: it begins with the bytes {start[:8].hex(' ')}"
-        )
+        raise PlanError(f"{kind} {place} is not a file that browsers play: {looks_like(start)}")
 
     def positions(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return every step of an epoch in which a record is trained."""

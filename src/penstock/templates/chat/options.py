@@ -65,6 +65,10 @@ class ChatOptions:
         str | None,
         "folder that paths of images, video and audio are relative to; else the folder of the data",
     ] = None
+    media_folders: Annotated[
+        str | Sequence[str] | None,
+        "more folders that media may be read from; else only media_root and the folders of the data; / allows every folder",
+    ] = None
     on_media: Annotated[
         str,
         "what to do with a record whose image, video or audio is missing, broken or in no place: stop or skip",

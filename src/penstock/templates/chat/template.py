@@ -32,6 +32,7 @@ from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles
 from penstock.templates.flags import refuse_unused_flags, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
+from penstock.templates.media_files import PackageMissing
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
 from penstock.templates.samples import (
@@ -151,7 +152,14 @@ class ChatTemplate(BatchTemplate):
             return None, str(error)  # texts need none
         root = options.media_root
         most = options.max_image_pixels
-        return MediaReader(processor, self.reader, root=root, max_image_pixels=most), ""
+        reader = MediaReader(
+            processor,
+            self.reader,
+            root=root,
+            folders=options.media_folders or (),
+            max_image_pixels=most,
+        )
+        return reader, ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         made = super().with_engine(fast=fast)
@@ -283,7 +291,7 @@ class ChatTemplate(BatchTemplate):
         if isinstance(error, Unanswered):
             return UNANSWERED_REASON
         is_media = isinstance(error, MediaError)
-        is_final = isinstance(error, LimitExceeded | EnginesDiffer)
+        is_final = isinstance(error, LimitExceeded | EnginesDiffer | PackageMissing)
         is_unprinted = isinstance(error, NotPrinted)
         option = "on_unrendered" if is_unprinted else "on_media" if is_media else "on_refused"
         if is_final or getattr(self.options, option) == "stop":
