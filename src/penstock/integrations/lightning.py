@@ -4,6 +4,7 @@ trainer = Trainer(max_epochs=1, ...)        # the Loader counts its epochs itsel
 trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=eval_loader), ckpt_path="last")
 """
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,9 +14,12 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
-from penstock.integrations.isolation import check_at_first_step
+from penstock.integrations.isolation import check_at_first_step, transformers_models
+from penstock.integrations.model_checks import check_model
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches, refuse_the_same
+
+_log = logging.getLogger("penstock")
 
 
 class LoaderModule(LightningDataModule):  # type: ignore[misc]
@@ -60,6 +64,8 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
                 f"Trainer has max_epochs={self.trainer.max_epochs}; the Loader counts its {self.loader.epochs} epochs itself, "
                 f"and Lightning makes one pass more: pass max_epochs={passes}; validation goes by steps (val_check_interval)"
             )
+        for model in transformers_models(self.trainer.lightning_module):
+            check_model(model, self.loader)
         if self._to_check and isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             # other strategies shard the model: a forward of it alone does not run there
             check_at_first_step(self.trainer.lightning_module, self.loader)
@@ -67,7 +73,25 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         return _Run(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.loader is None else self.loader.state_dict()
+        if self.loader is None:
+            return {}
+        self._warn_within_group()
+        return self.loader.state_dict()
+
+    def _warn_within_group(self) -> None:
+        """Warn when a checkpoint is saved between two batches of one optimizer step: their gradients are not part of it."""
+        trainer = self.trainer
+        if trainer is None or not trainer.training or trainer.accumulate_grad_batches == 1:
+            return
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        is_last = trainer.is_last_batch  # which ends with a step, whatever the group's size
+        if batches % trainer.accumulate_grad_batches and not is_last:
+            _log.warning(
+                "a checkpoint is saved within a group of accumulate_grad_batches=%d batches: the gradients of this group are not saved, "
+                "and the Loader counts its batches as delivered, so a resumed run does not train them; save every_n_train_steps, which "
+                "counts optimizer steps",
+                trainer.accumulate_grad_batches,
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.loader is not None:
