@@ -10,7 +10,8 @@
     ├── PlanError            settings that contradict each other or the data
     │   ├── Overlong         a sample longer than `max_length` under overflow="error"
     │   ├── UnevenTail       the last step is not full under tail="error"
-    │   └── PlanMismatch     a saved state belongs to another plan
+    │   ├── PlanMismatch     a saved state belongs to another plan
+    │   └── NotIsolated      a model lets packed samples see each other
     ├── LeaseError           a prompt is acknowledged that is not leased
     └── RecipeError          a key or value of a recipe that is not known
 
@@ -66,6 +67,10 @@ class UnevenTail(PlanError):
 
 class PlanMismatch(PlanError):
     """A saved state belongs to another plan; the message lists what differs."""
+
+
+class NotIsolated(PlanError):
+    """A model lets the samples of a packed row see each other; the message says by how much, and what to change."""
 
 
 class LeaseError(PenstockError):

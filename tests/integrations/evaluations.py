@@ -70,13 +70,13 @@ def one_rank(folder: Path) -> dict[str, Any]:
     model = trainer.model.eval()
     found["loss"] = [said[-1]["eval_loss"], trainer.evaluate()["eval_loss"], by_hand(folder, model)]
     several = {
-        "short": open_loader(folder, epochs=1, max_length=32),
+        "short": open_loader(folder, epochs=1, max_length=32, overflow="drop"),
         "long": open_loader(folder, epochs=1),
     }
     metrics = trainer.evaluate(several)
     found["several"] = [
         metrics["eval_short_loss"],
-        by_hand(folder, model, max_length=32),
+        by_hand(folder, model, max_length=32, overflow="drop"),
         metrics["eval_long_loss"],
     ]
     found["predicted"] = trainer.predict(open_loader(folder, epochs=1)).metrics["test_loss"]

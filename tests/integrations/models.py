@@ -111,3 +111,20 @@ def qwen2_5_vl() -> Any:
     }
     config = Qwen2_5_VLConfig(text_config={**SMALL, "rope_parameters": rope}, vision_config=vision)
     return _make("Qwen2_5_VLForConditionalGeneration", config)
+
+
+def gpt_oss(sliding_window: int = 4, attention: str = "eager") -> Any:
+    """Makes its masks without looking at positions, one for layers with a sliding window and one for the others; has no sdpa."""
+    from transformers import GptOssConfig
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    config = GptOssConfig(
+        **SMALL,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=sliding_window,
+        rope_parameters=rope,
+        attn_implementation=attention,
+    )
+    return _make("GptOssForCausalLM", config)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import PlanError
+from penstock.errors import NotIsolated, PlanError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -17,7 +17,7 @@ from penstock.integrations.isolation import check_at_first_step, check_isolation
 from penstock.integrations.model_inputs import ModelInputs  # noqa: E402
 from penstock.loader.rotary import FOUR_POSITIONS  # noqa: E402
 
-from .models import bloom, gpt2, llama, mistral, mixtral, opt, qwen2, qwen2_5_vl  # noqa: E402
+from .models import bloom, gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_5_vl  # noqa: E402
 
 WORDS = ["fox", "dog", "runs", "over", "away", "lazy", "home", "and"]
 
@@ -44,6 +44,17 @@ PASS = {
     "qwen2 sdpa": (qwen2, {}),
     "qwen2 eager": (lambda: qwen2("eager"), {}),
     "4d mask with sdpa": (llama, {"attention_mask": "4d"}),
+    "4d mask with eager": (lambda: llama("eager"), {"attention_mask": "4d"}),
+    "4d mask with eager, half precision": (
+        lambda: llama("eager").half(),
+        {"attention_mask": "4d"},
+    ),
+    "4d mask with eager, one sample a row": (
+        lambda: llama("eager"),
+        {"attention_mask": "4d", "packing": "none"},
+    ),
+    "4d mask with a sliding window": (lambda: mistral(4), {"attention_mask": "4d"}),
+    "4d masks with eager, by kind of layer": (gpt_oss, {"attention_mask": "4d"}),
     "positions that the model learns": (gpt2, {}),
     "experts": (mixtral, {}),
     "half precision": (lambda: llama().half(), {}),
@@ -64,16 +75,6 @@ def test_models_that_keep_samples_apart_pass(store, case, caplog):
 
 
 REFUSED = {
-    "4d mask with eager": (
-        lambda: llama("eager"),
-        {"attention_mask": "4d"},
-        "attn_implementation='sdpa'",
-    ),
-    "4d mask with eager, one sample a row": (
-        lambda: llama("eager"),
-        {"attention_mask": "4d", "packing": "none"},
-        "leave out attention_mask='4d'",
-    ),
     "positions that the model does not read": (
         bloom,
         {},
@@ -99,12 +100,12 @@ REFUSED = {
     "sdpa that does not look at positions": (
         opt,
         {},
-        "load it with a flash attention, or set packing='none'",
+        "attn_implementation='flash_attention_2', or set attention_mask='4d' in the Loader, which keeps them apart, or set packing='none'",
     ),
-    "4d mask without the sliding window": (
-        lambda: mistral(4),
-        {"attention_mask": "4d"},
-        "Leave out attention_mask='4d' in the Loader",
+    "eager that does not look at positions": (
+        gpt_oss,
+        {},
+        "With eager this model ignores where positions restart: .*flash.*, or set attention_mask='4d' in the Loader",
     ),
 }
 
@@ -119,6 +120,44 @@ def test_models_that_mix_samples_up_are_refused_with_what_to_change(store, case)
     assert type(model).__name__ in found and "isolation_check=False turns this check off" in found
     assert re.search(r"sample [12] of a row \(list:\d+\) has logits that differ by up to \d", found)
     assert f"attn_implementation='{model.config._attn_implementation}'" in found
+
+
+def test_advice_names_only_attention_that_the_model_supports(store):
+    """T10: gpt_oss has no sdpa, and the advice named it."""
+    model = gpt_oss()
+    with pytest.raises(NotIsolated) as caught:
+        check_isolation(model, loader(store))
+    assert "'sdpa'" not in str(caught.value)
+    for flash in model._compatible_flash_implementations:
+        assert repr(flash) in str(caught.value)
+
+
+def test_masks_of_numbers_give_a_packed_sample_the_logits_that_it_has_alone(store):
+    """T10: also beyond the sliding window, which the tokens of the isolation check may not reach."""
+    model = gpt_oss(sliding_window=4).eval()
+    batch = next(iter(loader(store, attention_mask="4d", batch_size=1)))
+    packed = model(**{**ModelInputs(model)(batch), "labels": None}).logits[0]
+    begin = 0
+    for sample in range(int(batch["seq_idx"].max()) + 1):
+        ids = batch["input_ids"][batch["seq_idx"] == sample][None]
+        alone = model(input_ids=ids, use_cache=False).logits[0]
+        end = begin + ids.shape[1]
+        assert torch.allclose(packed[begin:end], alone, atol=1e-5)
+        begin = end
+    assert sample > 0 and end > 8  # several samples, longer than the window
+
+
+def test_a_loop_that_passes_the_plain_mask_to_eager_attention_is_refused(store):
+    batches = loader(store, attention_mask="4d")
+    batch = next(iter(batches))
+    with pytest.raises(NotIsolated, match=r"pass \*\*ModelInputs\(model\)\(batch\)"):
+        check_isolation(llama("eager"), batches, inputs=batch)
+    assert check_isolation(llama("eager"), batches, inputs=ModelInputs(llama("eager"))(batch))
+
+
+def test_the_check_says_whether_it_compared_a_row(store, caplog):
+    assert check_isolation(llama(), loader(store)) is True
+    assert check_isolation(bloom(), loader(store, packing="none")) is False
 
 
 def test_a_leak_below_the_rounding_of_sixteen_bits_is_found(store):
@@ -161,7 +200,7 @@ def test_the_check_disturbs_nothing(store):
     check_isolation(model, batches)
     with pytest.raises(PlanError):
         check_isolation(
-            model, batches, given={"input_ids": None}
+            model, batches, inputs={"input_ids": None}
         )  # no positions: also when it refuses
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -188,11 +188,25 @@ for name, value in (("train_dataset", ordinary), ("data_collator", print)):
     refused(f"{name} of LoaderSFTTrainer", lambda: sft(options={name: value}))
 refused("formatting_func", lambda: sft(options={"formatting_func": print}))
 refused("both", lambda: sft(options={"formatting_func": print, "train_dataset": ordinary}))
+def defaults(trainer, config, epochs, **options):
+    loader = open_loader(folder, **epochs)
+    if not epochs:
+        loader = ps.Loader(loader.stores[0], batch_size=2, max_length=64)
+    return trainer(model=model, args=config, loader=loader, **options)
+
+own = {"use_cpu": True, "report_to": [], "output_dir": str(folder)}
+refused("epochs of neither", lambda: defaults(LoaderTrainer, TrainingArguments(**own), {}))
+refused("epochs of neither, without arguments", lambda: defaults(LoaderTrainer, None, {}))
+refused("epochs of neither, in SFTConfig", lambda: defaults(
+    LoaderSFTTrainer, SFTConfig(**own, bf16=False), {}, processing_class=tokenizer
+))
+allowed("epochs of the Loader", lambda: defaults(LoaderTrainer, TrainingArguments(**own), {"epochs": 1}))
+allowed("steps", lambda: defaults(LoaderTrainer, TrainingArguments(**own, max_steps=3), {}))
 refused("positional", lambda: LoaderTrainer(model, TrainingArguments(**hf_arguments(folder)), print, loader=open_loader(folder)))
 refused("records", lambda: LoaderTrainer(
     model=model,
     args=TrainingArguments(**{**hf_arguments(folder), "save_strategy": "no"}),
-    loader=ps.Loader(ps.open([{"question": "a"}] * 4), batch_size=2),
+    loader=ps.Loader(ps.open([{"question": "a"}] * 4), batch_size=2, epochs=1),
 ).train())
 words = ("data", "batch", "epoch", "length", "pack", "group", "sampl", "shuffle", "pad", "trunc", "seed", "_only_loss", "template")
 known = {argument.name for argument in REPLACED} | USUAL
@@ -254,6 +268,9 @@ ARGUMENTS = {
     "train_dataset of LoaderSFTTrainer": "leave out train_dataset",
     "data_collator of LoaderTrainer": "leave out data_collator (the Loader takes collate=)",
     "data_collator of LoaderSFTTrainer": "leave out data_collator",
+    "epochs of neither": "TrainingArguments has num_train_epochs=3, its default, and the Loader has epochs=1, its default",
+    "epochs of neither, without arguments": "pass epochs=3 or epochs=1 to the Loader, or max_steps to TrainingArguments",
+    "epochs of neither, in SFTConfig": "SFTConfig has num_train_epochs=3, its default, and the Loader has epochs=1, its default",
     "positional": "leave out data_collator",
     "formatting_func": "leave out formatting_func",
     "both": "leave out train_dataset and formatting_func",
@@ -295,7 +312,7 @@ def test_arguments_that_would_be_ignored_are_refused(said):
 
 
 def test_arguments_that_agree_with_the_loader_are_taken(said):
-    assert said["not allowed"] == {} and len(said["allowed"]) == 2 * len(AGREE) + len(SFT_AGREE) + 5
+    assert said["not allowed"] == {} and len(said["allowed"]) == 2 * len(AGREE) + len(SFT_AGREE) + 7
 
 
 def test_every_argument_about_data_is_in_the_table(said):

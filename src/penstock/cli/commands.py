@@ -148,7 +148,7 @@ def show(
     if sum((row is not None, step is not None, random)) > 1:
         raise UsageError("give one of --row, --step and --random")
     recipe = request.recipe()
-    from penstock.recipe.run import open_recipe
+    from penstock.recipe.run import open_recipe, opened_settings
     from penstock.report import numbers, text, trace
 
     opened = open_recipe(recipe, part=request.part, rows=1)
@@ -164,9 +164,8 @@ def show(
         row = secrets.randbelow(max(len(opened[number].rows), 1))
     if loader is None:
         chosen, store = opened[number].prepare_row(row or 0)
-        found = trace.unprepared(
-            store, recipe.plan_settings(request.part), chosen, opened[number].name
-        )
+        settings = opened_settings(recipe, opened, part=request.part)
+        found = trace.unprepared(store, settings, chosen, opened[number].name)
     else:
         found = trace.record(loader, row or 0, source=number)
     drawn = None

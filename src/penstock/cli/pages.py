@@ -79,7 +79,7 @@ def view(request: Request, port: int, host: str | None, browser: bool, run_id: s
     running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.
     """
     from penstock.cache import Cache
-    from penstock.recipe.run import open_recipe
+    from penstock.recipe.run import open_recipe, opened_settings
     from penstock.view.server import LOOPBACK, listening, serve
     from penstock.view.view import View
 
@@ -92,7 +92,7 @@ def view(request: Request, port: int, host: str | None, browser: bool, run_id: s
     page = View(
         loader,
         opened,
-        settings=recipe.plan_settings(request.part),
+        settings=opened_settings(recipe, opened, part=request.part),
         title=file.name,
         recipe=recipe.to_yaml(file.parent),
         command=prepare_it,

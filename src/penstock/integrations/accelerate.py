@@ -6,15 +6,20 @@
 `accelerator.prepare(loader)` is refused: it would neither move the batches nor save the loader's state.
 """
 
+import logging
 from collections.abc import Iterator
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
 from penstock.integrations.isolation import check_at_first_step
+from penstock.integrations.model_checks import check_model
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches
 from penstock.loader.parallelism import check_ranks, of_accelerator
+
+_log = logging.getLogger("penstock")
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone does not run there
 
@@ -34,12 +39,30 @@ def attach(
     check_ranks(loader, of_accelerator(accelerator))
     if not evaluation:
         accelerator.register_for_checkpointing(loader)
+        accelerator.register_save_state_pre_hook(_WarnWithinGroup(accelerator))
     return Batches(
         accelerator,
         loader,
         evaluation=evaluation,
         isolation_check=isolation_check and not evaluation,
     )
+
+
+class _WarnWithinGroup:
+    """Warns when a state is saved between two batches of one optimizer step: their gradients are not part of it."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def __call__(self, models: Any, weights: Any, output_dir: str) -> None:
+        if not self._accelerator.sync_gradients:
+            _log.warning(
+                "%s is saved within a group of gradient_accumulation_steps=%d batches: the gradients of this group are not saved, and "
+                "the Loader counts its batches as delivered, so a resumed run does not train them; save where "
+                "accelerator.sync_gradients is True",
+                output_dir,
+                self._accelerator.gradient_accumulation_steps,
+            )
 
 
 class Batches(DataLoaderStateMixin):  # type: ignore[misc]
@@ -52,6 +75,7 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         self.gradient_state = accelerator.gradient_state
         self._loader = loader
         self._to_check = isolation_check
+        self._is_checked = False
         self._batches = EvalBatches(loader) if evaluation else loader
 
     def __len__(self) -> int:
@@ -60,7 +84,7 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Batch]:
         models = self._accelerator._models  # which were prepared before the first iteration
         check_ranks(self._loader, of_accelerator(self._accelerator, models))
-        self._check_isolation()
+        self._check_models()
         batches = iter(self._batches)
         loader = self._loader
         left = loader.steps_after(loader.start_of_next_loop())  # without steps that skip= names
@@ -73,11 +97,13 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         finally:
             self.end()
 
-    def _check_isolation(self) -> None:
+    def _check_models(self) -> None:
         """Check the models that were prepared before the first iteration."""
-        if self._to_check and self._accelerator.distributed_type not in _SHARDED:
-            for model in self._accelerator._models:
-                check_at_first_step(
-                    model, self._loader, precision=self._accelerator.mixed_precision
-                )
-        self._to_check = False
+        if self._is_checked:
+            return
+        self._is_checked = True
+        for model in self._accelerator._models:
+            check_model(model, self._loader)
+            if self._to_check and self._accelerator.distributed_type not in _SHARDED:
+                precision = self._accelerator.mixed_precision
+                check_at_first_step(model, self._loader, precision=precision)

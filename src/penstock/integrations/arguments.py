@@ -3,6 +3,7 @@
 An argument of the table that is not at its default and contradicts the Loader is refused, because it would have no effect.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
@@ -170,6 +171,7 @@ def check_arguments(
                 option = each.own.rpartition(".")[2].lstrip("_")
                 does = each.does or f"{option}= of the Loader ({{!r}}) decides; set it there"
                 raise _refusal(args, each.name, value, does.format(own))
+    _check_epochs(args, loader)
     for name in ("split_batches", "dispatch_batches"):
         if value := getattr(getattr(args, "accelerator_config", None), name, None):
             rows = "every rank's Loader makes its own rows; leave it out"
@@ -181,6 +183,21 @@ def check_arguments(
         raise _refusal(
             args, name, size, "batch_size= of the evaluation Loader decides; set it there"
         )
+
+
+def _check_epochs(args: Any, loader: Loader) -> None:
+    """Refuse two defaults that differ: the Trainer's is 3 epochs, the Loader's 1, and neither was asked for."""
+    if (
+        args.max_steps > 0
+        or not loader.has_default_epochs
+        or args.num_train_epochs == loader.epochs
+    ):
+        return
+    raise PlanError(
+        f"{type(args).__name__} has num_train_epochs={args.num_train_epochs:g}, its default, and the Loader has "
+        f"epochs={loader.epochs}, its default: the Loader counts epochs, so say how many; pass "
+        f"epochs={math.ceil(args.num_train_epochs)} or epochs={loader.epochs} to the Loader, or max_steps to {type(args).__name__}"
+    )
 
 
 def check_datasets(given: dict[str, Any], *, other_eval: bool) -> None:

@@ -5,10 +5,13 @@
 
 The loader's state is saved in the Trainer's own checkpoint folders.  For a Trainer of your own: `class Mine(FromLoader, Trainer)`.
 An evaluation begins at its first batch, sees every sample once, and reports a loss per token.  The Trainer's own loss is a mean of
-means: a short last batch counts as much as a full one, and a batch of padding alone is not a number.
+means: a short last batch counts as much as a full one, and a batch of padding alone is not a number.  Where the Trainer itself reports
+no loss, because it finds no labels, none is reported here.
 """
 
 import json
+import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -18,16 +21,22 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_pt_utils import find_batch_size
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.integrations.arguments import check_arguments, check_datasets
 from penstock.integrations.isolation import check_isolation
+from penstock.integrations.model_checks import check_model
 from penstock.integrations.model_inputs import Inputs, inputs_for
+from penstock.integrations.wrapped import bare_model
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
-from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.loader.guards import EvalBatches, count_evaluation, refuse_the_same
 from penstock.loader.parallelism import check_ranks, of_accelerator
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
+from penstock.types import WEIGHTS
+
+_log = logging.getLogger("penstock")
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
 _TRAINER_STATE = (
@@ -40,6 +49,8 @@ _TRAINERS = {  # what a Loader's samples are → what trains on them
     STEPS: "LoaderTrainer with a model that classifies tokens",
     TOKENS: "LoaderTrainer or LoaderSFTTrainer",
 }
+
+_NOT_OWN = ("penstock", "transformers", "trl")  # packages whose losses are not the user's own
 
 MakeInputs = Callable[[Any], Inputs]
 
@@ -63,12 +74,17 @@ class FromLoader:
     _steps: "_Steps"
     _loaded_from: str  # the checkpoint whose weights were loaded last
     _samples: int  # that this rank has trained in this call of train()
-    _isolated: frozenset[Any] = (
-        frozenset()
-    )  # forms of batches for which the model has passed the isolation check
-    _sums: torch.Tensor | None = (
-        None  # (loss over all targets, targets) of this rank, while a Loader is evaluated
-    )
+    label_names: list[str]
+    # forms of batches for which the model has passed the isolation check
+    _isolated: frozenset[Any] = frozenset()
+    # stores that were compared with the model
+    _compared: frozenset[str] = frozenset()
+    # (loss over all targets, targets, batches with a loss) of this rank, while a Loader is evaluated
+    _sums: torch.Tensor | None = None
+    # steps of the evaluations that are under way, by the prefix of their metrics
+    _eval_steps_done: dict[str, int]
+    # the optimizer step whose batches were pulled last, and the Loader's state before them
+    _pulled: tuple[int, dict[str, Any]] | None = None
 
     def __init__(
         self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any
@@ -94,6 +110,8 @@ class FromLoader:
         if given.get("args") is not None:  # before the Trainer itself acts on them
             check_arguments(given["args"], loader, eval_loaders=evaluated, other_eval=other)
         super().__init__(*args, **options)
+        if given.get("args") is None:  # the trainer has made arguments of its own
+            check_arguments(self.args, loader, eval_loaders=evaluated, other_eval=other)
         if self.args.n_gpu > 1:
             raise PlanError(
                 f"{self.args.n_gpu} GPUs in one process would cut packed batches apart; start with torchrun"
@@ -107,6 +125,7 @@ class FromLoader:
         self._check_model(loader)
         self.loader = loader
         self.isolation_check = isolation_check
+        self._eval_steps_done = {}
         self.args = copy(self.args)  # the arguments may be used again, with another Loader
         self._max_steps_given = self.args.max_steps
         self.args.per_device_train_batch_size = self._train_batch_size = loader.batch_size
@@ -136,28 +155,53 @@ class FromLoader:
         if (
             loader.kind == STEPS
             and not self._has_own_loss
-            and getattr(self.model, "loss_type", None) != _CLASSIFIES
+            and getattr(bare_model(self.model), "loss_type", None) != _CLASSIFIES
         ):
+            name = type(bare_model(self.model)).__name__
             raise PlanError(
-                f"{type(self.model).__name__} is not a model that classifies tokens, and the labels of judged steps are classes, not the "
+                f"{name} is not a model that classifies tokens, and the labels of judged steps are classes, not the "
                 f"ids of tokens; use AutoModelForTokenClassification with num_labels=2, or subclass with a compute_loss"
             )
 
     @property
     def _has_own_loss(self) -> bool:
-        """Whether a user's subclass computes the loss."""
-        owner = next(each for each in type(self).__mro__ if "compute_loss" in vars(each))
-        return not owner.__module__.startswith("penstock.")
+        """Whether a class of the user's computes the loss: one above FromLoader, or a Trainer below it."""
+        owners = [each for each in type(self).__mro__ if "compute_loss" in vars(each)]
+        return any(owner.__module__.partition(".")[0] not in _NOT_OWN for owner in owners)
+
+    @property
+    def _arrays_of_loss(self) -> set[str]:
+        """Names of arrays that the loss needs, whatever the model's forward takes."""
+        names = set(self.label_names)
+        if self._has_own_loss:
+            names |= {"labels", WEIGHTS.name}
+        own_function = getattr(self, "compute_loss_func", None)
+        smoother = getattr(self, "label_smoother", None)
+        if own_function is not None or smoother is not None:  # the Trainer takes labels out
+            names.add("labels")
+        return names
 
     def make_inputs(self, loader: Loader) -> MakeInputs:
         """Return what makes keyword arguments of a loader's batches."""
-        return inputs_for(self.model, loader, weights=self._has_own_loss)
+        return inputs_for(self.model, loader, keep=self._arrays_of_loss)
 
     def num_targets(self, inputs: Any) -> torch.Tensor:
-        """Return over how much the loss of an evaluation's batch is the mean: its targets."""
-        labels = inputs["labels"]
-        labels = labels if self.loader.kind == STEPS else labels[:, 1:]  # as the model shifts them
-        return (labels != IGNORE).sum()
+        """Return over how much the loss of an evaluation's batch is the mean: its labels, of any shape; without labels, its rows."""
+        named = [inputs[name] for name in self.label_names if inputs.get(name) is not None]
+        if inputs.get("shift_labels") is not None:
+            named = [inputs["shift_labels"]]
+        elif self._shifts_labels:
+            named = [_shifted(labels) for labels in named]
+        counts = [(labels != IGNORE).sum() for labels in _tensors(named)]
+        if counts:
+            return torch.stack([count.cpu() for count in counts]).sum()
+        return torch.tensor(find_batch_size(inputs) or 0)
+
+    @property
+    def _shifts_labels(self) -> bool:
+        """Whether the model's loss compares each output with the next label, so that the first label of a row is no target."""
+        by_kind = self.loader.kind == TOKENS  # what the Loader's labels are made for
+        return bool(getattr(self, "_loss_shifts_labels", by_kind))
 
     def get_train_dataloader(self) -> Any:
         return self._steps
@@ -171,6 +215,7 @@ class FromLoader:
         elif self.loader.finished:  # a second call of train()
             self.loader.restart()
         self._samples = 0
+        self._pulled = None
         accumulate = self.args.gradient_accumulation_steps
         given = self._max_steps_given
         self._steps = _Steps(self.loader, self.make_inputs(self.loader), before=done * accumulate)
@@ -215,7 +260,12 @@ class FromLoader:
         return super()._run_epoch(**{**options, **steps, "steps_trained_in_current_epoch": 0})  # type: ignore[misc]
 
     def get_batch_samples(self, *args: Any, **options: Any) -> Any:
-        """Return the batches of the next optimizer step, and count their samples."""
+        """Return the batches of the next optimizer step, and count their samples.
+
+        The Trainer pulls them before it trains on them.  A checkpoint that is saved in between (enable_jit_checkpoint does) belongs to the
+        Loader's state before them, so that they are trained after a resume.
+        """
+        self._pulled = (self.state.global_step, self.loader.state_dict())
         batches, num_items = super().get_batch_samples(*args, **options)  # type: ignore[misc]
         self._samples += sum(batch.samples for batch in batches)
         return batches, num_items
@@ -242,7 +292,10 @@ class FromLoader:
         return super()._finalize_training(trial, num_train_samples, start_time)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        save_state(self, self.loader.state_dict(), trial)
+        state = self.loader.state_dict()
+        if self._pulled is not None and self._pulled[0] == self.state.global_step:
+            state = self._pulled[1]  # the optimizer has not made the step of these batches
+        save_state(self, state, trial)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def check_isolation(self, loader: Loader, model: Any) -> None:
@@ -251,6 +304,13 @@ class FromLoader:
         if self.isolation_check and key not in self._isolated:
             check_isolation(model, loader, precision=self.accelerator.mixed_precision)
             self._isolated |= {key}
+
+    def check_model(self, loader: Loader, model: Any) -> None:
+        """Compare the model with the loader's stores, once for each of them; refuse what cannot work, warn of what may not be meant."""
+        keys = frozenset(store.fingerprint for store in loader.stores if loader.has_tokens)
+        if keys - self._compared:
+            check_model(model, loader)
+            self._compared |= keys
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -269,29 +329,67 @@ class FromLoader:
         self._check_samples(loader)
         self._check_model(loader)
         steps = _EvalSteps(loader, self.make_inputs(loader))
+        self.check_model(loader, self.model)
         self.check_isolation(loader, self.model)
         return steps
 
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **options: Any
     ) -> Any:
+        if not isinstance(dataloader, _EvalSteps):
+            return super().evaluation_loop(  # type: ignore[misc]
+                dataloader, *args, metric_key_prefix=metric_key_prefix, **options
+            )
         device = self.accelerator.device
         kind = torch.float32 if device.type == "mps" else torch.float64
-        self._sums = (
-            torch.zeros(2, dtype=kind, device=device)
-            if isinstance(dataloader, _EvalSteps)
-            else None
-        )
+        self._sums = torch.zeros(3, dtype=kind, device=device)
+        self._eval_steps_done[metric_key_prefix] = len(dataloader)
         try:
             output = super().evaluation_loop(  # type: ignore[misc]
                 dataloader, *args, metric_key_prefix=metric_key_prefix, **options
             )
-            if self._sums is not None:
-                loss, targets = self.accelerator.reduce(self._sums, "sum").tolist()
-                output.metrics[f"{metric_key_prefix}_loss"] = loss / targets if targets else 0.0
-            return output
+            loss, targets, batches = self.accelerator.reduce(self._sums, "sum").tolist()
         finally:
             self._sums = None
+        name = f"{metric_key_prefix}_loss"
+        if batches:
+            output.metrics[name] = self._mean_loss(loss, targets, name)
+        elif name not in output.metrics:
+            _log.warning(
+                "the Trainer finds no labels in the batches of this evaluation, so there is no %s: it looks for %s; name the labels in "
+                "TrainingArguments(label_names=[…])",
+                name,
+                self.label_names or "nothing, because the model's forward names no labels",
+            )
+        for counted, number in dataloader.not_whole().items():
+            output.metrics[f"{metric_key_prefix}_{counted}"] = number
+        return output
+
+    def _mean_loss(self, loss: float, targets: float, name: str) -> float:
+        """Return the loss per target; not a number if there is no target, as the Trainer itself reports it."""
+        if targets:
+            return loss / targets
+        _log.warning("no label of this evaluation is a target, so %s is not a number", name)
+        return math.nan
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Correct what the Trainer says about steps per second: it divides samples by the batch size, and a packed row holds several."""
+        for prefix in list(self._eval_steps_done):
+            if f"{prefix}_steps_per_second" in logs:
+                correct_rate(logs, prefix, self._eval_steps_done.pop(prefix))
+        super().log(logs, *args, **options)  # type: ignore[misc]
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+    ) -> Any:
+        output = super().predict(test_dataset, ignore_keys, metric_key_prefix)  # type: ignore[misc]
+        steps = self._eval_steps_done.pop(metric_key_prefix, None)
+        if steps is not None:
+            correct_rate(output.metrics, metric_key_prefix, steps)
+        return output
 
     def compute_loss(self, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
         """In an evaluation, return the mean over this batch: `prediction_step` sums over all batches, not the Trainer."""
@@ -305,7 +403,8 @@ class FromLoader:
             loss = torch.where(
                 targets > 0, loss, torch.zeros_like(loss)
             )  # a batch of padding alone has none
-            self._sums += torch.stack([loss.to(self._sums) * targets, targets])
+            one_batch = torch.ones_like(targets)
+            self._sums += torch.stack([loss.to(self._sums) * targets, targets, one_batch])
         return (loss, *rest)
 
 
@@ -383,12 +482,53 @@ class _EvalSteps(EvalBatches):
 
     @property
     def dataset(self) -> range:
-        """As long as there are samples: the Trainer asks how many it has evaluated."""
-        return range(sum(int(source.shard_sizes.sum()) for source in self._loader.plan.sources))
+        """As long as there are samples in the batches: the Trainer asks how many it has evaluated."""
+        counters = count_evaluation(self._loader)
+        if counters is None:  # a store is still being made: all of its rows
+            return range(sum(int(each.shard_sizes.sum()) for each in self._loader.plan.sources))
+        return range(counters.samples_out)
+
+    def not_whole(self) -> dict[str, int]:
+        """Return the numbers of samples that are not evaluated as a whole, by what becomes of them; without those that are none."""
+        counters = count_evaluation(self._loader)
+        if counters is None:
+            return {}
+        numbers = {
+            "samples_truncated": counters.samples_truncated,
+            "samples_split": counters.samples_split,
+            "samples_dropped": counters.samples - counters.samples_out,
+        }
+        return {name: number for name, number in numbers.items() if number}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         assert self._inputs is not None
         return map(self._inputs, super().__iter__())
+
+
+def correct_rate(metrics: dict[str, float], prefix: str, steps: int) -> None:
+    """Replace the steps per second of an evaluation by those that were made."""
+    seconds = metrics.get(f"{prefix}_runtime")
+    if seconds:
+        metrics[f"{prefix}_steps_per_second"] = round(steps / seconds, 3)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in lists, tuples and dicts."""
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, dict):
+        for inside in value.values():
+            yield from _tensors(inside)
+    elif isinstance(value, list | tuple):
+        for inside in value:
+            yield from _tensors(inside)
+
+
+def _shifted(labels: Any) -> Any:
+    """Return labels without the first one of each row; labels with one value per row stay as they are."""
+    if torch.is_tensor(labels) and labels.ndim > 1:
+        return labels[:, 1:]
+    return labels
 
 
 def loaders_in(eval_dataset: Any) -> list[Loader]:
@@ -426,6 +566,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         self._epoch = self._loader.state_dict()["epoch"]
+        self._trainer.check_model(self._loader, model)
         self._trainer.check_isolation(self._loader, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

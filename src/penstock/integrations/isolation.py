@@ -1,5 +1,7 @@
 """Check that a model computes a sample in a packed row as it computes the sample alone; refuse to train if it does not.
 
+    check_isolation(model, loader)                    # in a loop of your own, before its first step
+
 The check takes the first row of the plan that holds two samples, cuts them short, and compares logits: the row against each sample alone,
 and against the row with another first sample.  It leaves the model's mode, the random state, the loader and its counters as they were.
 """
@@ -7,7 +9,7 @@ and against the row with another first sample.  It leaves the model's mode, the 
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -17,13 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.errors import PlanError
+from penstock.errors import NotIsolated
+from penstock.integrations.masks import attention_of
+from penstock.integrations.model_checks import check_vocabulary
 from penstock.integrations.model_inputs import Inputs, ModelInputs
+from penstock.integrations.wrapped import bare_model, runnable_model
 from penstock.loader import Loader
 from penstock.loader.batch import media_of
 from penstock.loader.collate import PADDING, Collator, call_users
 from penstock.loader.decode import MEDIA_ARRAYS
-from penstock.loader.layout import as_tensors
+from penstock.loader.layout import BatchForm, as_tensors
 from penstock.loader.media import MediaStage
 from penstock.plan.block import Rows
 from penstock.plan.plan import Position
@@ -75,6 +80,11 @@ class _Comparison:
         scale = (expected - expected.mean(-1, keepdim=True)).square().mean().sqrt()
         return float((found - expected).square().mean().sqrt() / scale.clamp(min=1e-12))
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether rounding explains the difference; never if the row's logits are not numbers."""
+        return self.relative <= self.tolerance
+
     def describe(self) -> str:
         largest = float((self.found.double() - self.expected.double()).abs().max())
         return (
@@ -84,40 +94,59 @@ class _Comparison:
 
 
 def check_isolation(
-    model: Any, loader: Loader, *, precision: str | None = None, given: dict[str, Any] | None = None
-) -> None:
-    """Refuse a model that lets samples of a packed row see each other.
+    model: Any,
+    loader: Loader,
+    *,
+    precision: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> bool:
+    """Raise NotIsolated if the model lets samples of a packed row see each other.
 
-    precision: of automatic mixed precision ("bf16", "fp16", …), if the model runs under it.  given: the keyword arguments of a real
-    training forward, if the training loop is the user's own; the row is then passed under the same names.
+    Compares the logits of one row of the loader with those of the same samples alone: five forward passes without gradients, of 16 tokens
+    for each of two samples.  Weights, random states and the loader stay as they were.  Call it on every rank.
+
+    model: as it is trained, also wrapped (DDP, FSDP, torch.compile, PEFT).
+    precision: of automatic mixed precision ("bf16", "fp16", …), if the model is trained under it.
+    inputs: the keyword arguments that your loop passes to the model, if they are not `ModelInputs(model)(batch)`.
+
+    Returns whether a row was compared.  False: no row holds two samples, so there is nothing to keep apart; or the model cannot be
+    compared, and a warning says why.
     """
     row = find_row(loader)
     if row is None:
-        return
+        return False
+    check_vocabulary(model, loader)  # here it has a name; inside of the model it is an IndexError
+    runnable = runnable_model(model)
     try:
-        with _undisturbed(model):
-            comparisons, passed = _compare(model, loader, row, precision, given)
+        with _undisturbed(runnable):
+            comparisons, passed = _compare(runnable, loader, row, precision, inputs)
     except _CannotCompare as error:
         _log.warning("the isolation check could not run: %s; %s", error, OFF)
-        return
+        return False
     except Exception as error:
         # A model may need inputs that only a real batch has; training itself says so if that is an error.
         _log.warning(
             "the isolation check could not run (%s: %s); %s", type(error).__name__, error, OFF
         )
-        return
-    for each in comparisons:
-        if not each.relative <= each.tolerance:  # also if the row's logits are not numbers
-            source, sample, _, _ = row[each.sample].tolist()
+        return False
+    for comparison in comparisons:
+        if not comparison.is_equal:
+            source, sample, _, _ = row[comparison.sample].tolist()
             where = loader.stores[source].source.where(sample)
-            attention = _attention(model)
-            name = type(model).__name__ + (
-                f" (attn_implementation={attention!r})" if attention else ""
+            advice = _advice(runnable, loader, row, passed, precision, own_loop=inputs is not None)
+            raise NotIsolated(
+                f"{_described(model)} does not keep the samples of a row apart: sample {comparison.sample + 1} of a row ({where}) "
+                f"{comparison.describe()}. {advice}; {OFF}"
             )
-            raise PlanError(
-                f"{name} does not keep the samples of a row apart: sample {each.sample + 1} of a row ({where}) {each.describe()}. "
-                f"{_advice(model, loader, passed, own_loop=given is not None)}; {OFF}"
-            )
+    return True
+
+
+def _described(model: Any) -> str:
+    """Return the name of a model, with its attention."""
+    bare = bare_model(model)
+    attention = attention_of(bare)
+    name = type(bare).__name__
+    return f"{name} (attn_implementation={attention!r})" if attention else name
 
 
 def check_at_first_step(
@@ -130,7 +159,7 @@ def check_at_first_step(
     ):
         _log.warning("the isolation check does not run: the model is compiled")
         return
-    for model in _transformers_models(module):
+    for model in transformers_models(module):
         _check_once(model, loader, precision)
 
 
@@ -143,19 +172,19 @@ def _check_once(model: Any, loader: Loader, precision: str | None) -> None:
         if model.training and given.get("input_ids") is not None and not checked:
             checked = True
             handle.remove()
-            check_isolation(model, loader, precision=precision, given=given)
+            check_isolation(model, loader, precision=precision, inputs=given)
 
     handle = model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-def _transformers_models(module: torch.nn.Module) -> Iterator[Any]:
+def transformers_models(module: torch.nn.Module) -> Iterator[Any]:
     """Yield the outermost ones; none if transformers is not imported."""
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is not None and isinstance(module, transformers.PreTrainedModel):
         yield module
         return
     for child in module.children():
-        yield from _transformers_models(child)
+        yield from transformers_models(child)
 
 
 def find_row(loader: Loader) -> np.ndarray | None:
@@ -188,9 +217,17 @@ def _rows(loader: Loader) -> Iterator[np.ndarray]:
 
 
 def _compare(
-    model: Any, loader: Loader, row: np.ndarray, precision: str | None, given: dict[str, Any] | None
+    model: Any,
+    loader: Loader,
+    row: np.ndarray,
+    precision: str | None,
+    given: Mapping[str, Any] | None,
+    form: BatchForm | None = None,
 ) -> tuple[list[_Comparison], Inputs]:
-    """Return the comparisons of the row's samples, and the inputs that the row was passed with."""
+    """Return the comparisons of the row's samples, and the inputs that the row was passed with.
+
+    form: of the batch, in place of the loader's.
+    """
     spans = row[:_SAMPLES].copy()
     if loader.media is not None and len(spans) > 1:
         # images of the two samples then have other places, so a model that looks in the wrong sample is found
@@ -203,7 +240,7 @@ def _compare(
         )
         spans["start"][1] += first > spans["start"][1]
     spans["stop"] = [_end(loader, span) for span in spans]
-    plain, arrays = _collate(loader, spans)
+    plain, arrays = _collate(loader, spans, form)
     inputs = ModelInputs(model)
     ids = plain["input_ids"]
     if "input_ids" not in arrays or not torch.equal(torch.as_tensor(arrays["input_ids"]), ids):
@@ -250,13 +287,15 @@ def _compare(
     return found, passed
 
 
-def _collate(loader: Loader, spans: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
+def _collate(
+    loader: Loader, spans: np.ndarray, form: BatchForm | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Make a row of these spans, in the loader's form but no longer than needed: as it is, and as the user's collate= returns it."""
     settings = loader.plan.settings
     room = -(-(spans["stop"] - spans["start"]) // settings.align) * settings.align
     settings = replace(settings, max_length=int(room.sum()) + _PADDING)
     form = replace(
-        loader.form,
+        form or loader.form,
         output="torch",
         pin_memory=False,
         pad_to=min(loader.form.pad_to, _LARGEST_PAD_TO),
@@ -335,32 +374,38 @@ def _other_first(ids: torch.Tensor, samples: list[slice], media: MediaStage | No
     return ids
 
 
-def _as_given(inputs: Inputs, plain: dict[str, Any], given: dict[str, Any]) -> Inputs:
+def _as_given(inputs: Inputs, plain: dict[str, Any], given: Mapping[str, Any]) -> Inputs:
     """Return the inputs that the user's own loop passes too: its cache, its kind of positions, and a mask over padding if it passes one."""
     kept = Inputs({name: value for name, value in inputs.items() if name in given})
     if "use_cache" in given:
         kept["use_cache"] = given["use_cache"]
     positions = given.get("position_ids")
-    mask = given.get("attention_mask")
+    mask: Any = given.get("attention_mask")
     if positions is None:
         kept.pop("position_ids", None)
     elif positions.ndim == 2:
         kept["position_ids"] = plain["position_ids"]
-    if "attention_mask" not in inputs and mask is not None and mask.ndim == 2:
+    if torch.is_tensor(mask) and mask.ndim == 2 and "attention_mask" not in inputs:
         kept["attention_mask"] = (plain["seq_idx"] != PADDING).to(mask.dtype)
+    if torch.is_tensor(mask) and mask.dtype == torch.bool and "attention_mask" in plain:
+        kept["attention_mask"] = plain["attention_mask"]  # as the batch has it, not as ModelInputs
     return kept
 
 
 def _logits(model: Any, inputs: Inputs) -> Any:
     """Return the logits of each token; None if the model returns none.  Without labels, so that no loss is computed."""
     device = _device(model)
-    moved = {
-        name: value.to(device) if torch.is_tensor(value) else value
-        for name, value in inputs.items()
-    }
+    moved = {name: _moved(value, device) for name, value in inputs.items()}
     moved.pop("labels", None)
     found: Any = getattr(model(**moved), "logits", None)
     return found.cpu() if torch.is_tensor(found) and found.ndim == 3 else None
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a tensor, or the tensors of a dict, on a device; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: _moved(inside, device) for name, inside in value.items()}
+    return value.to(device) if torch.is_tensor(value) else value
 
 
 def _device(model: Any) -> torch.device:
@@ -369,7 +414,7 @@ def _device(model: Any) -> torch.device:
 
 def _has_experts(model: Any) -> bool:
     """Whether tokens share experts: how many tokens an expert gets changes the rounding of all of them."""
-    config: Any = getattr(model, "config", None)
+    config: Any = getattr(bare_model(model), "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return text is not None and any(
         _EXPERTS.fullmatch(name) and value for name, value in vars(text).items()
@@ -406,21 +451,48 @@ def _undisturbed(model: Any) -> Iterator[None]:
                 module.training = mode
 
 
-def _attention(model: Any) -> str | None:
-    return getattr(getattr(model, "config", None), "_attn_implementation", None)
+def _flash_implementations(model: Any) -> list[str]:
+    """Return the flash attentions that a transformers model can be loaded with."""
+    bare = bare_model(model)
+    if not getattr(bare, "_supports_flash_attn", False):
+        return []
+    return getattr(bare, "_compatible_flash_implementations", None) or ["flash_attention_2"]
 
 
-def _advice(model: Any, loader: Loader, passed: dict[str, Any], *, own_loop: bool) -> str:
+def _is_cured_by_a_mask(model: Any, loader: Loader, row: np.ndarray, precision: str | None) -> bool:
+    """Whether the model keeps samples apart with attention_mask="4d"; tried, not assumed."""
+    form = loader.form
+    if form.padding_free or form.attention_mask == "4d":
+        return False
+    try:
+        with _undisturbed(model):
+            masked = replace(form, attention_mask="4d")
+            comparisons, _ = _compare(model, loader, row, precision, None, masked)
+    except Exception:  # advice about a model that cannot run like this is no advice
+        return False
+    return all(comparison.is_equal for comparison in comparisons)
+
+
+def _advice(
+    model: Any,
+    loader: Loader,
+    row: np.ndarray,
+    passed: dict[str, Any],
+    precision: str | None,
+    *,
+    own_loop: bool,
+) -> str:
     """Say what to change, from what the row was passed with."""
     inputs = ModelInputs(model)
     form = loader.form
-    mask = passed.get("attention_mask")
-    mask_dimensions = 0 if mask is None else mask.ndim
+    mask: Any = passed.get("attention_mask")
+    mask_dimensions = mask.ndim if torch.is_tensor(mask) else 0
+    has_masks_of_its_own = isinstance(mask, dict) or mask_dimensions == 4
     unpacked = "set packing='none' in the Loader" + (
         " and leave out padding_free" if form.padding_free else ""
     )
-    if mask_dimensions == 4 and _attention(model) != "sdpa":
-        return "A 4-D mask of True and False is for attn_implementation='sdpa': load the model with it, or leave out attention_mask='4d'"
+    if own_loop and has_masks_of_its_own:
+        return "Eager attention and sliding windows need other 4-D masks than the batch has: pass **ModelInputs(model)(batch)"
     if (
         own_loop
         and inputs.takes("position_ids")
@@ -438,8 +510,14 @@ def _advice(model: Any, loader: Loader, passed: dict[str, Any], *, own_loop: boo
         return f"With a cache, transformers ignores where positions restart: {how}"
     if "position_ids" not in inputs.taken:
         return f"Its forward names no position_ids: {unpacked}"
-    if mask_dimensions == 4:  # which holds for all layers, also for those with a sliding window
+    if has_masks_of_its_own:
         return f"Leave out attention_mask='4d' in the Loader, or {unpacked}"
-    if _attention(model) == "sdpa":
-        return f"With sdpa this model ignores where positions restart: load it with a flash attention, or {unpacked}"
-    return f"Load the model with attn_implementation='sdpa' or a flash attention, or {unpacked}"
+    ways = []
+    if flash := _flash_implementations(model):
+        ways.append(f"load it with attn_implementation={' or '.join(map(repr, flash))}")
+    if _is_cured_by_a_mask(model, loader, row, precision):
+        how = " and pass **ModelInputs(model)(batch)" if own_loop else ""
+        ways.append(f"set attention_mask='4d' in the Loader{how}, which keeps them apart")
+    ways.append(unpacked)
+    attention = attention_of(bare_model(model)) or "its attention"
+    return f"With {attention} this model ignores where positions restart: {', or '.join(ways)}"

@@ -9,6 +9,7 @@ their rank then.  So give functions that make them; they are called in each proc
 LoaderModule(partial(ps.load, "train.yaml"), val_dataloaders=partial(ps.load, "eval.yaml"))
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,7 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
-from penstock.integrations.isolation import check_at_first_step
+from penstock.integrations.isolation import check_at_first_step, transformers_models
+from penstock.integrations.model_checks import check_model
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches, guard_trainers, refuse_the_same
 from penstock.loader.parallelism import check_ranks, of_lightning
@@ -27,6 +29,8 @@ _LATE = (
     "Lightning starts its processes in trainer.fit, so give LoaderModule a function that makes the Loader in each of them: "
     "LoaderModule(partial(ps.load, 'recipe.yaml'))"
 )
+
+_log = logging.getLogger("penstock")
 
 
 class LoaderModule(LightningDataModule):  # type: ignore[misc]
@@ -59,8 +63,8 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         }
         for stage, given in evaluated.items():
             if given is not None:  # Lightning checks whether the method exists
-                evaluated = _Evaluated(self, given, is_validation=stage == "val")
-                setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, evaluated))
+                stage_loaders = _Evaluated(self, given, is_validation=stage == "val")
+                setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, stage_loaders))
 
     def setup(self, stage: str) -> None:
         """Make the Loader, if a function was given: the process group runs now, and Lightning loads a checkpoint after this."""
@@ -77,6 +81,8 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
                 f"Trainer has max_epochs={self.trainer.max_epochs}; the Loader counts its {self.loader.epochs} epochs itself, "
                 f"and Lightning makes one pass more: pass max_epochs={passes}; validation goes by steps (val_check_interval)"
             )
+        for model in transformers_models(self.trainer.lightning_module):
+            check_model(model, self.loader)
         if self._to_check and isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             # other strategies shard the model: a forward of it alone does not run there
             check_at_first_step(self.trainer.lightning_module, self.loader)
@@ -92,7 +98,25 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
             raise PlanError(f"{error}; {_LATE}") from error
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.loader is None else self.loader.state_dict()
+        if self.loader is None:
+            return {}
+        self._warn_within_group()
+        return self.loader.state_dict()
+
+    def _warn_within_group(self) -> None:
+        """Warn when a checkpoint is saved between two batches of one optimizer step: their gradients are not part of it."""
+        trainer = self.trainer
+        if trainer is None or not trainer.training or trainer.accumulate_grad_batches == 1:
+            return
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        is_last = trainer.is_last_batch  # which ends with a step, whatever the group's size
+        if batches % trainer.accumulate_grad_batches and not is_last:
+            _log.warning(
+                "a checkpoint is saved within a group of accumulate_grad_batches=%d batches: the gradients of this group are not saved, "
+                "and the Loader counts its batches as delivered, so a resumed run does not train them; save every_n_train_steps, which "
+                "counts optimizer steps",
+                trainer.accumulate_grad_batches,
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.loader is not None:

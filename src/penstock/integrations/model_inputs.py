@@ -3,6 +3,8 @@
 inputs = ModelInputs(model)
 for batch in loader:
     loss = model(**inputs(batch)).loss
+
+The model may be wrapped by DDP, FSDP, torch.compile, PEFT or Accelerate: the model inside is asked what it takes.
 """
 
 import inspect
@@ -10,8 +12,12 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.errors import PlanError
+from penstock.integrations.masks import masks_for
+from penstock.integrations.model_checks import check_batch, embedding_rows
+from penstock.integrations.wrapped import bare_model
 from penstock.loader import Batch, Loader
 from penstock.loader.decode import MEDIA_ARRAYS, tokens_per_second
 from penstock.loader.rotary import FOUR_POSITIONS, ROWS
@@ -44,26 +50,21 @@ class NamedInputs:
 class ModelInputs:
     """Turns a batch into keyword arguments of the model's forward; arrays that the forward does not take are left out.
 
-    weights: whether the weights of tokens are passed on, to a loss of the user's own.
+    keep: names of arrays that are passed on in any case, for a loss of the user's own: labels, weights of tokens.
     """
 
-    def __init__(self, model: Any, *, weights: bool = False) -> None:
-        self._weights = weights
-        parameters = inspect.signature(model.forward).parameters
+    def __init__(self, model: Any, *, keep: Collection[str] = ()) -> None:
+        bare = bare_model(model)
+        parameters = inspect.signature(bare.forward).parameters
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.taken = set(parameters)
-        self._named = self.taken
-        self._model = type(model).__name__
-        if hasattr(
-            model, "get_base_model"
-        ):  # an adapter of peft passes on what it does not name itself
-            self._named = self.taken | set(
-                inspect.signature(model.get_base_model().forward).parameters
-            )
-        self._main = getattr(model, "main_input_name", None)
-        self.four_positions = (
-            getattr(getattr(model, "config", None), "model_type", None) in FOUR_POSITIONS
-        )
+        self._bare = bare
+        self._name = type(bare).__name__
+        self._keep = frozenset(keep)
+        self._main = getattr(bare, "main_input_name", None)
+        self._embedding_rows = embedding_rows(model)
+        config: Any = getattr(bare, "config", None)
+        self.four_positions = getattr(config, "model_type", None) in FOUR_POSITIONS
 
     def takes(self, name: str) -> bool:
         return self.takes_all or name in self.taken
@@ -75,15 +76,16 @@ class ModelInputs:
                 f"the batch has {', '.join(map(repr, batch)) or 'nothing'}, and the model needs input_ids: this Loader serves plain "
                 f"records; give it a store that penstock.prepare made, or a collate= that returns input_ids and labels"
             )
-        if self._weights and WEIGHTS.name in batch:
-            inputs[WEIGHTS.name] = batch[WEIGHTS.name]
+        for name in self._keep & batch.keys():
+            inputs[name] = batch[name]
+        check_batch(self._name, self._embedding_rows, batch, inputs.get("input_ids"))
         return _counted(inputs, batch)
 
     def select(self, arrays: dict[str, Any]) -> Inputs:
         """Return the arrays that the forward takes, under its own names; refuse media that it does not take."""
-        if unknown := sorted((MEDIA_ARRAYS & arrays.keys()) - self._named):
+        if unknown := sorted((MEDIA_ARRAYS & arrays.keys()) - self.taken):
             raise PlanError(
-                f"the batch holds media as {', '.join(unknown)}, and the forward of {self._model} does not take them: it would train on "
+                f"the batch holds media as {', '.join(unknown)}, and the forward of {self._name} does not take them: it would train on "
                 f"placeholders alone; use the model that the store's processor belongs to"
             )
         inputs = Inputs()
@@ -95,7 +97,7 @@ class ModelInputs:
         if positions is not None and positions.ndim == 3 and not self.four_positions:
             raise PlanError(
                 f"the batch has position_ids of shape {list(positions.shape)}, for models with rotary positions of time, height and width, "
-                f"and {self._model} is not known as one; use the model that the store's processor belongs to"
+                f"and {self._name} is not known as one; use the model that the store's processor belongs to"
             )
         if (
             self.four_positions
@@ -104,6 +106,9 @@ class ModelInputs:
             and positions.ndim == 2
         ):
             inputs["position_ids"] = positions[None].expand(ROWS, -1, -1)
+        mask: Any = inputs.get("attention_mask")
+        if torch.is_tensor(mask) and mask.ndim == 4 and mask.dtype == torch.bool:
+            inputs["attention_mask"] = masks_for(self._bare, mask)
         return inputs
 
 
@@ -118,18 +123,19 @@ def _counted(inputs: Inputs, batch: Batch) -> Inputs:
     return inputs
 
 
-def inputs_for(model: Any, loader: Loader, *, weights: bool = False) -> ModelInputs:
+def inputs_for(model: Any, loader: Loader, *, keep: Collection[str] = ()) -> ModelInputs:
     """Return what turns the loader's batches into inputs of the model; refuse a model with other placeholders than the loader's media."""
-    config = getattr(model, "config", None)
+    bare = bare_model(model)
+    config = getattr(bare, "config", None)
     if loader.media is None:
-        return ModelInputs(model, weights=weights)
+        return ModelInputs(model, keep=keep)
     for kind, token in loader.media.token_ids.items():
         found = getattr(config, f"{kind}_token_id", None) or getattr(
             config, f"{kind}_token_index", None
         )
         if found is not None and found != token:
             raise PlanError(
-                f"{type(model).__name__} has {kind}_token_id={found} in its config, and the store's {kind} placeholders are {token}: the "
+                f"{type(bare).__name__} has {kind}_token_id={found} in its config, and the store's {kind} placeholders are {token}: the "
                 f"store was prepared for another model; prepare it with the tokenizer and processor of this one"
             )
     name = "tokens_per_second"
@@ -138,7 +144,7 @@ def inputs_for(model: Any, loader: Loader, *, weights: bool = False) -> ModelInp
     found = tokens_per_second(folder)
     if None not in (own, found) and own != found:
         raise PlanError(
-            f"{type(model).__name__} has {name}={own} in its vision_config, and config.json in {folder} says {found:g}: videos would have "
+            f"{type(bare).__name__} has {name}={own} in its vision_config, and config.json in {folder} says {found:g}: videos would have "
             f"the positions of another model; use the config.json of this one"
         )
-    return ModelInputs(model, weights=weights)
+    return ModelInputs(model, keep=keep)

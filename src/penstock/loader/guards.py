@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 from penstock.errors import PlanError
 from penstock.loader.map_dataset import RowSampler
 from penstock.loader.parallelism import check_ranks, of_lightning
 from penstock.loader.state import Run
+from penstock.plan.counters import Counters
+from penstock.plan.plan import Plan
+from penstock.reasons import OVERLONG
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 _GUARDED = "_knows_penstock_loaders"
 _LOADER_MODULE = "use penstock.integrations.lightning: trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=...))"
+
+
+# A plan does not change, so every evaluation after the first one finds its counters here.
+_COUNTED: WeakKeyDictionary[Plan, Counters] = WeakKeyDictionary()
 
 
 class EvalBatches:
@@ -30,6 +38,7 @@ class EvalBatches:
             raise PlanError(
                 "an evaluation must have an end: the Loader has epochs=None, set epochs=1"
             )
+        refuse_unasked_drops(loader)
         self._loader = loader
 
     def __len__(self) -> int:
@@ -38,6 +47,36 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Any]:
         self._loader.restart()
         return iter(self._loader)
+
+
+def count_evaluation(loader: Any) -> Counters | None:
+    """Count the samples that one epoch of a Loader delivers, cuts and drops; None while a store is still being made."""
+    plan = loader.plan
+    if loader.has_tokens and any(store.manifest is None for store in loader.stores):
+        return None
+    if plan not in _COUNTED:
+        _COUNTED[plan] = plan.blocks.count_dropped(0)
+    return _COUNTED[plan]
+
+
+def refuse_unasked_drops(loader: Any) -> None:
+    """Refuse to evaluate on a part of the samples, unless the user asked for it: a loss over the short ones alone says little."""
+    if not loader.has_default_overflow:
+        return
+    counters = count_evaluation(loader)
+    if counters is None:
+        return
+    dropped = counters.samples_dropped[OVERLONG]
+    if dropped:
+        ways = ["raise max_length"]
+        if loader.can_be_cut:
+            ways.append("pass overflow='truncate' to cut them (or 'split'), which is counted")
+        ways.append("pass overflow='drop' to leave them out on purpose")
+        raise PlanError(
+            f"an evaluation should see every sample once, and {dropped:,} of {counters.samples:,} samples are longer than "
+            f"max_length={loader.plan.settings.max_length:,}, so this Loader would drop them; in the evaluation Loader, "
+            f"{', or '.join(ways)}"
+        )
 
 
 def refuse_the_same(loader: Run | None, evaluated: Run) -> None:

@@ -42,6 +42,7 @@ from penstock.loader.sequences import (
     TOKENS,
     SequenceCollator,
     batch_kind,
+    can_be_cut,
     check_sequences,
     check_tails,
 )
@@ -63,6 +64,13 @@ _MOST_STEPS = 32  # looked up together
 _COUNTED_AHEAD = (
     1 << 20
 )  # samples of an epoch whose drops are counted ahead, which takes less than a second
+
+
+class _Default(int):
+    """The default of a parameter, told apart from the same number as an argument."""
+
+
+_ONE_EPOCH = _Default(1)
 
 _NUMBERS = (
     count()
@@ -88,7 +96,7 @@ class Loader(Changing):
         *,
         batch_size: int,
         max_length: int = 4096,
-        epochs: int | None = 1,
+        epochs: int | None = _ONE_EPOCH,
         rank: int | None = None,
         world_size: int | None = None,
         replicas: int = 1,
@@ -122,6 +130,9 @@ class Loader(Changing):
         )
         super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
         self.batch_size = asked.batch_size
+        # whether these were left at their defaults; a trainer has defaults of its own, and an evaluation should drop nothing
+        self.has_default_epochs = epochs is _ONE_EPOCH
+        self.has_default_overflow = "overflow" not in options
         self._prefetch = asked.prefetch
         self._workers = asked.workers
         self._users_collate = collate
@@ -190,6 +201,11 @@ class Loader(Changing):
         return WEIGHTS in self._columns
 
     @property
+    def can_be_cut(self) -> bool:
+        """Whether overlong samples may be cut: tokens may be, several sequences and lists may not."""
+        return can_be_cut(self._columns)
+
+    @property
     def dealing(self) -> dict[str, Any]:
         """The values that decide which rows of a step each rank gets."""
         balance = {name: getattr(self.plan.settings, name) for name in BALANCE}
@@ -243,9 +259,7 @@ class Loader(Changing):
             finally:
                 ahead.close()
         if not self._cursor.has_begun:
-            dropped, error = why_no_steps(
-                self, can_cut=all(column.per != "list" for column in self._columns)
-            )
+            dropped, error = why_no_steps(self, can_cut=can_be_cut(self._columns))
             self._counted = self._counted + dropped
             raise error
         self._count_rest()

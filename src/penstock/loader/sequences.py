@@ -47,6 +47,11 @@ def batch_kind(columns: Sequence[Column]) -> str:
     return PROMPTS if PROMPT_LENGTHS in columns else STEPS if STEP_LABELS in columns else TOKENS
 
 
+def can_be_cut(columns: Sequence[Column]) -> bool:
+    """Whether samples with these columns may be cut at max_length: tokens may be, several sequences and lists may not."""
+    return batch_kind(columns) == TOKENS and all(column.per != "list" for column in columns)
+
+
 def check_sequences(
     kind: str, columns: Sequence[Column], settings: PlanSettings, form: BatchForm, batch_size: int
 ) -> None:

@@ -94,6 +94,8 @@ def keys() -> dict[str, Key]:
         **of_loader,
         **{name: key for name, key in documented.items() if name not in of_loader},
     }
+    # Loader tells its default from the same number as an argument; a recipe file has plain numbers
+    made["epochs"] = replace(made["epochs"], default=documented["epochs"].default)
     for name, found in template_options().items():
         first, *others = found.values()
         accepts = first.accepts.union(*(key.accepts for key in others))

@@ -42,7 +42,7 @@ class Prompts(prompts.Prompts):
         own = {**settings, **({} if epochs is None else {"epochs": epochs})}
         if isinstance(data, str | os.PathLike | Recipe):
             recipe = Recipe.read(data)
-            of_recipe = recipe.loader_options(part)
+            of_recipe = recipe.loader_options(part, can_be_cut=False)
             packing = of_recipe.get("packing", "none")
             if packing != "none":
                 raise PlanError(

@@ -20,6 +20,7 @@ import yaml
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.layout import BatchForm
 from penstock.places.files import is_remote, read
+from penstock.plan.packing import PACKINGS
 from penstock.plan.settings import PlanSettings, tabled, weights_as_text
 from penstock.recipe.document import Builder, DataSet, location, plain, read_document
 from penstock.recipe.keys import PATHS, keys
@@ -147,8 +148,11 @@ class Recipe:
         """Keyword arguments of `prepare` that change no token: cache_dir, num_proc …"""
         return _of_rooms(self.settings, "prepare")
 
-    def loader_options(self, part: str = TRAIN) -> dict[str, Any]:
-        """Keyword arguments of `Loader`."""
+    def loader_options(self, part: str = TRAIN, *, can_be_cut: bool = True) -> dict[str, Any]:
+        """Keyword arguments of `Loader`.
+
+        An eval set gives every sample once: overlong ones are cut unless the recipe says otherwise, where samples can be cut.
+        """
         shared = _of_rooms(self.settings, "loader", "process")
         shared.pop("progress", None)
         if part == TRAIN:
@@ -159,12 +163,18 @@ class Recipe:
             kept.get("balance") == "block"
         ):  # which orders rows by cost, and an eval set is in the order of the file
             kept["balance"] = "rank"
-        return {**kept, **_EVAL_DEFAULTS, **_of_rooms(chosen.options, "loader", "process")}
+        options = {**kept, **_EVAL_DEFAULTS, **_of_rooms(chosen.options, "loader", "process")}
+        packing = PACKINGS.get(str(options.get("packing")))
+        cuts_everywhere = packing is not None and packing.cuts
+        if can_be_cut and not cuts_everywhere:
+            options.setdefault("overflow", "truncate")
+        return options
 
-    def plan_settings(self, part: str = TRAIN) -> PlanSettings:
+    def plan_settings(self, part: str = TRAIN, *, can_be_cut: bool = True) -> PlanSettings:
         """The settings that decide the order of a part's rows."""
         weights = [each.weight for each in self.part(part)]
-        options = {"max_length": keys()["max_length"].default, **self.loader_options(part)}
+        of_loader = self.loader_options(part, can_be_cut=can_be_cut)
+        options = {"max_length": keys()["max_length"].default, **of_loader}
         known = {each.name for each in fields(PlanSettings)}
         return PlanSettings(
             **{name: value for name, value in options.items() if name in known},

@@ -1,18 +1,20 @@
 """Run a recipe: open, prepare, check and load the data sets that it names."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache
 from penstock.errors import PlanError, RecipeError
+from penstock.loader.sequences import can_be_cut
+from penstock.plan.settings import PlanSettings
 from penstock.recipe.document import DataSet, location
 from penstock.recipe.recipe import Recipe
 from penstock.sources import concat
 from penstock.templates.registry import RECORDS
-from penstock.types import Source, Template, columns_of
+from penstock.types import Column, Source, Template, columns_of
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -35,8 +37,10 @@ def load(
     from penstock.loader import Loader
 
     found = Recipe.read(recipe).changed(**changes)
-    options = _loader_options(found, part)
-    return Loader(found.mixture(serve_recipe(found, part=part), part), **options)
+    _loader_options(found, part)  # what is missing there is said before anything is prepared
+    stores = serve_recipe(found, part=part)
+    options = _loader_options(found, part, stores)
+    return Loader(found.mixture(stores, part), **options)
 
 
 def load_prepared(
@@ -58,15 +62,24 @@ def load_prepared(
         if store is None:
             return None
         stores[each.name] = store
-    return Loader(found.mixture(stores, part), **_loader_options(found, part))
+    return Loader(found.mixture(stores, part), **_loader_options(found, part, stores))
 
 
-def _loader_options(found: Recipe, part: str) -> dict[str, Any]:
-    options = found.loader_options(part)
+def _loader_options(
+    found: Recipe, part: str, stores: "Mapping[str, Store | Source] | None" = None
+) -> dict[str, Any]:
+    """Keyword arguments of `Loader` for these stores; without them, as far as the recipe alone says."""
+    columns = [column for store in (stores or {}).values() for column in _columns_in(store)]
+    options = found.loader_options(part, can_be_cut=can_be_cut(columns))
     if "batch_size" not in options:
         hint = "add 'batch_size: 8' (rows per rank), or pass it: load(…, batch_size=8)"
         raise RecipeError(f"{location(found.file)}no batch_size; {hint}")
     return options
+
+
+def _columns_in(store: "Store | Source") -> tuple[Column, ...]:
+    """The columns of a store; the records of a source have none."""
+    return tuple(getattr(store, "columns", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +148,12 @@ def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) 
         )
         turns = by_turns(source, made) if fan_out else source
         return OpenSet(name=data.name, source=source, template=made, fan_out=fan_out, rows=turns)
+
+
+def opened_settings(recipe: Recipe, opened: list[OpenSet], *, part: str) -> PlanSettings:
+    """The settings that decide the order of a part's rows, with defaults that depend on what its samples are."""
+    columns = [column for each in opened for column in columns_of(each.template)]
+    return recipe.plan_settings(part, can_be_cut=can_be_cut(columns))
 
 
 def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]":
@@ -212,8 +231,8 @@ def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "I
     """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared."""
     from penstock.report.checks import check, uses_chat_template
 
-    settings = recipe.plan_settings(part)
     opened = open_recipe(recipe, part=part, rows=rows or None, skip_bad=True)
+    settings = opened_settings(recipe, opened, part=part)
     chats = [each.name for each in opened if uses_chat_template(each.template)]
     for data, each in zip(recipe.part(part), opened, strict=True):
         yield check(
