@@ -214,8 +214,7 @@ def choose_template(
     template without rows that cannot be read, whatever on_bad says.
     """
     from penstock.templates import is_worth_fast, open_tokenizer, remembered_template
-    from penstock.templates.registry import known_options, may_use_chat, uses_chat
-    from penstock.templates.trial import trial_expected
+    from penstock.templates.registry import known_options, uses_chat
 
     if not isinstance(template, str):
         if options or tokenizer is not None:
@@ -237,15 +236,10 @@ def choose_template(
         template = detection.chosen
         options = {**detection.options, **options}
     fast = is_worth_fast(source, rows)
-    with trial_expected() if may_use_chat(template, options) else nullcontext():
-        opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
-        known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
-        own = {
-            name: value for name, value in options.items() if name in known or name not in shared
-        }
-        return remembered_template(
-            template, opened, with_media(source, template, opened, own), facts
-        )
+    opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
+    known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
+    own = {name: value for name, value in options.items() if name in known or name not in shared}
+    return remembered_template(template, opened, with_media(source, template, opened, own), facts)
 
 
 def with_media(

@@ -5,7 +5,7 @@ from typing import Any
 # What decides about the bytes of a store.  Versions of extras are compared where both sides have them: work that needs one fails without.
 PACKAGES = (
     *("penstock", "numpy", "pyarrow", "orjson", "xxhash", "pyyaml"),
-    *("tokenizers", "fastokens", "minijinja", "jinja2"),
+    *("tokenizers", "fastokens", "jinja2"),
 )
 EXTRAS = ("transformers", "pillow", "soundfile", "soxr", "av")
 

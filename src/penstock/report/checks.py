@@ -25,8 +25,8 @@ from penstock.sources import RowAccess
 from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
+from penstock.templates.chat.choose import CHATML
 from penstock.templates.pairs import JudgedTemplate
-from penstock.templates.trial import CHATML
 from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
 from penstock.words import size, spread
 

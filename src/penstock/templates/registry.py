@@ -57,7 +57,6 @@ _PACKAGES = (
     "tokenizers",
     "fastokens",
     "jinja2",
-    "minijinja",
 )  # their versions are part of identities
 
 ENOUGH = 0.99  # share of rows
@@ -111,14 +110,6 @@ def uses_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
         or options.get("chat_template") is not None
     )
     return name == "query_response" and has_template
-
-
-def may_use_chat(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether records can become conversations, with any tokenizer."""
-    shape = _shape(name)
-    if not _is_two_sided(shape):
-        return shape.reads is not None or (shape.has_messages and options.get("chat") is not False)
-    return name == "query_response" if options.get("chat") is None else bool(options["chat"])
 
 
 def known_options(name: str, *, chat: bool | None = False) -> list[str]:

@@ -1,14 +1,14 @@
-"""Limit chat templates, which are untrusted programs: the size of their source, what they can access, how long they run.
+"""Limit chat templates, which are untrusted programs: the size of their source, what they can reach, what one rendering may cost.
 
-At the end, their syntax trees are analysed: which names they read, what the generation prompt reads, which engine may render them.
+A template meets its limits in two places.  `check_source` looks at its tokens before anything compiles it.  `Sandbox` compiles it so
+that every operation which can be long or large asks the meter first (guards.py, meter.py): a template that is harmless until it meets
+a certain word is stopped then, in the user's process.
 
-A template meets its limits in three places.  `check_source` looks at its tokens before anything compiles it.  `trial.py` renders made-up
-conversations in a child process with limits set by the operating system.  In the user's process `Sandbox` keeps it from Python and counts
-the turns of its loops, and the renderer bounds time and output of every conversation.
+At the end, syntax trees are analysed: which names a template reads, and what its generation prompt reads.
 """
 
-import time
-from collections.abc import Iterable, Iterator
+import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,12 +18,12 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 import jinja2.visitor
+from jinja2.exceptions import SecurityError
 
 from penstock.errors import TemplateError
+from penstock.templates.guards import PLAIN, TEXT_METHODS, Guards, formatted, make_dict
+from penstock.templates.meter import OBJECT, TURN, Lazy, LimitExceeded, Meter, TooDeep, Turns
 
-SECONDS = 10.0  # for one conversation
-MOST_TURNS = 20_000_000  # of all loops of one rendering
-MOST_CHARACTERS = 1 << 25  # of output
 # Of the source.  The largest of 75 templates of 2026 have 19,574 bytes, 2,676 tokens, 47 tokens in a tag, 3 brackets in each other and
 # 20 blocks in each other, an `elif` counted as a block inside the one before it.
 MOST_BYTES = 1 << 19
@@ -35,78 +35,308 @@ MOST_BLOCKS = 128
 _OPENS = frozenset(
     ("if", "elif", "for", "macro", "call", "filter", "set", "with", "block", "generation")
 )
-_DROPPED_FILTERS = (
-    "random",
-    "wordwrap",
-    "urlize",
-    "xmlattr",
-    "pprint",
-    "filesizeformat",
-)  # not for chat templates
 _DROPPED_GLOBALS = ("lipsum", "cycler", "joiner")  # Python functions and classes
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_SIMPLE_KEYS = (str, int)
 
 
-class LimitExceeded(TemplateError):
-    """A chat template is too large, runs too long, or makes too much text."""
+class Trusted:
+    """A function of Penstock that templates may call."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+
+class _TrustedDict(Trusted):
+    """The global `dict`, which also has `fromkeys`."""
+
+    __slots__ = ("fromkeys",)
+
+    def __init__(self, guards: Guards) -> None:
+        super().__init__(lambda *args, **kwargs: make_dict(guards, *args, **kwargs))
+        self.fromkeys = Trusted(
+            lambda keys, value=None: make_dict(
+                guards, [(key, value) for key in guards._items(keys)]
+            )
+        )
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment that transformers gives to chat templates, with a count of loop turns.  Not for two threads at once."""
+    """The environment that transformers gives to chat templates, with a meter.  Not for two threads at once."""
+
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self) -> None:
-        # White space control is resolved in instrumented sources.  Not optimized: constant expressions are computed when the template is
-        # rendered, under its limits, not when it is compiled.
+        # White space control is resolved in instrumented sources.  Not optimized, and with a `finalize` that takes the context:
+        # constant expressions are computed when the template is rendered, under its limits, not when it is compiled.
+        self.meter = Meter()
+        self.guards = Guards(self.meter)
         super().__init__(
-            keep_trailing_newline=True, extensions=[jinja2.ext.loopcontrols], optimized=False
+            keep_trailing_newline=True,
+            extensions=[jinja2.ext.loopcontrols],
+            optimized=False,
+            finalize=self._finalizer(),
         )
-        self._turns = 0
-        self._deadline = 0.0
-        for name in _DROPPED_FILTERS:
-            del self.filters[name]
+        self.filters = {**self.guards.filters, **self._operations()}
+        self.tests = self.guards.tests
         for name in _DROPPED_GLOBALS:
             del self.globals[name]
-        self.filters["penstock_turns"] = jinja2.pass_context(
-            lambda context, values: self._counted(values)
-        )
-        self.globals["dict"] = _Dict()
-        self.globals["namespace"] = _Namespace
+        self.add_function("raise_exception", self._raise_exception)
+        self.globals["range"] = Trusted(jinja2.sandbox.safe_range)
+        self.globals["dict"] = _TrustedDict(self.guards)
+        self.globals["namespace"] = Trusted(self._make_namespace)
 
-    def start(self) -> None:
-        """Begin a rendering."""
-        self._turns = 0
-        self._deadline = time.monotonic() + SECONDS
+    def _make_namespace(self, /, *args: Any, **kwargs: Any) -> "_Namespace":
+        self.meter.allocate(4 * OBJECT)
+        return _Namespace(make_dict(self.guards, *args, **kwargs))
 
-    def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
-        for value in values:
-            self._turns += 1
-            if self._turns > MOST_TURNS or (
-                self._turns & 63 == 0 and time.monotonic() > self._deadline
-            ):
-                stop()
-            yield value
+    def add_function(self, name: str, function: Any) -> None:
+        """Let templates call a function."""
+        self.globals[name] = Trusted(function)
 
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _CountLoops().visit(super()._parse(source, name, filename))
-        return tree
+    def _raise_exception(self, message: Any) -> NoReturn:
+        raise jinja2.TemplateError(str(self.guards.printable(message)))
+
+    def _finalizer(self) -> Any:
+        printable = self.guards.printable
+
+        @jinja2.pass_context
+        def finalize(context: Any, value: Any) -> Any:
+            return printable(value)
+
+        return finalize
+
+    def _operations(self) -> dict[str, Any]:
+        """What _Guarded puts in place of syntax: filters whose names templates do not use."""
+        meter = self.meter
+        guards = self.guards
+        operations = {
+            "penstock_turns": lambda context, values: Turns(meter, values),
+            "penstock_concat": lambda context, values: guards.concatenate(values),
+            "penstock_cut": lambda context, value, *bounds: guards.cut(value, *bounds),
+            "penstock_made": lambda context, value: guards.made(value),
+            "penstock_read": lambda context, value: guards.read(value),
+            "penstock_items": lambda context, values: guards._items(values),
+        }
+        return {name: jinja2.pass_context(function) for name, function in operations.items()}
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        guarded: nodes.Template = _Guarded().visit(source)
+        guarded.set_environment(self)
+        return super()._generate(guarded, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        return self.guards.binary(operator, left, right)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            # what jinja2 does after an AttributeError, at a tenth of the time
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in TEXT_METHODS:
+            return getattr(obj, attribute)
+        if isinstance(obj, _READABLE):
+            return super().getattr(obj, attribute)
+        return self.unsafe_undefined(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if not isinstance(argument, _SIMPLE_KEYS):
+            self.guards.read(argument)  # a key is hashed, and shown where it is missing
+        if isinstance(obj, _READABLE):
+            return super().getitem(obj, argument)
+        return self.unsafe_undefined(obj, str(argument)[:80])
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """`str.format` with limits; jinja2 asks this for every attribute it hands out."""
+        is_method = isinstance(value, types.MethodType | types.BuiltinMethodType)
+        if not is_method or value.__name__ not in ("format", "format_map"):
+            return None
+        if not isinstance(value.__self__, str):
+            return None
+        return Trusted(formatted(self, self.guards, value))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what a template may call."""
+        kind = type(__obj)
+        if kind in _RENDERING:
+            return __self._call_deeper(__context, __obj, args, kwargs)
+        if isinstance(__obj, jinja2.Undefined):
+            return __obj(*args)  # raises an error that names it
+        kwargs.pop("_loop_vars", None)
+        kwargs.pop("_block_vars", None)
+        if kind is types.BuiltinMethodType:
+            return __self.guards.method(__obj, args, kwargs)
+        if isinstance(__obj, Trusted):
+            return __obj.function(*args, **kwargs)
+        if kind is types.MethodType and isinstance(__obj.__self__, str):
+            return __self.guards.method(__obj, args, kwargs)
+        if kind is types.MethodType and isinstance(__obj.__self__, jinja2.runtime.LoopContext):
+            for value in args:
+                __self.guards.read(value)  # `loop.changed` compares
+            return __obj(*args, **kwargs)
+        raise SecurityError(f"{kind.__name__} is not callable in chat templates")
+
+    def _call_deeper(
+        self, context: Any, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a macro, a block or a recursive loop."""
+        meter = self.meter
+        meter.spend(10 * TURN)
+        for value in args:
+            meter.weigh(value)
+        if meter.calls >= meter.limits.calls:
+            raise TooDeep(
+                f"the chat template calls macros or loops inside each other more than {meter.limits.calls} deep"
+            )
+        meter.calls += 1
+        try:
+            return self.guards.made(context.call(callee, *args, **kwargs))
+        finally:
+            meter.calls -= 1
 
 
-class _CountLoops(jinja2.visitor.NodeTransformer):
-    """Make every loop of a template count its turns."""
+class _Guarded(jinja2.visitor.NodeTransformer):
+    """Put a question to the meter before every operation that is syntax and not a call, a filter or an operator."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        assert isinstance(node.iter, nodes.Expr)
-        node.iter = nodes.Filter(
-            node.iter, "penstock_turns", [], [], None, None, lineno=node.iter.lineno
-        )
+        node.iter = _operation("turns", node.iter)
         return node
 
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
+        self.generic_visit(node)
+        return _operation("concat", nodes.List(node.nodes, lineno=node.lineno))
 
-def stop() -> NoReturn:
-    raise LimitExceeded(
-        f"the chat template passes a limit for one conversation: {SECONDS:.0f} s, {MOST_TURNS:_} turns of its loops or "
-        f"{MOST_CHARACTERS:_} characters"
-    )
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = [
+            bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)
+        ]
+        return _operation("cut", node.node, *bounds)
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        return self._literal(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        return node if node.ctx == "store" else self._literal(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = _operation("read", pair.key)  # it is hashed
+        return self._literal(node)
+
+    def _literal(self, node: nodes.Expr) -> nodes.Expr:
+        if _is_constant(node):
+            return node
+        self.generic_visit(node)
+        return _operation("made", node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        read = [False] * len(operands)
+        for place, operand in enumerate(node.ops):
+            left, right = operands[place], operands[place + 1]
+            if operand.op in ("in", "notin"):
+                read[place] |= not isinstance(left, nodes.Const)
+                read[place + 1] |= not _is_constant(right)
+            elif not isinstance(left, nodes.Const) and not isinstance(right, nodes.Const):
+                # comparing with a constant takes no longer than the constant is
+                read[place] = read[place + 1] = True
+        if read[0]:
+            node.expr = _operation("read", node.expr)
+        for operand, is_read in zip(node.ops, read[1:], strict=True):
+            if is_read:
+                operand.expr = _operation("read", operand.expr)
+        return node
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
+        self.generic_visit(node)
+        node.filter = _operation("made", node.filter)
+        return node
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Call:
+        return self._spread(node)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
+        return self._spread(node)
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Test:
+        return self._spread(node)
+
+    def _spread(self, node: Any) -> Any:
+        """`f(*values)` makes a tuple of all values before `f` is called."""
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = _operation("items", node.dyn_args)
+        if node.dyn_kwargs is not None:
+            node.dyn_kwargs = _operation("read", node.dyn_kwargs)
+        return node
+
+    def refuse(self, node: nodes.Node) -> NoReturn:
+        raise TemplateError(
+            f"the chat template cannot be compiled: line {node.lineno}: {type(node).__name__} is not for chat templates"
+        )
+
+    visit_Include = visit_Import = visit_FromImport = visit_Extends = refuse
+    visit_EvalContextModifier = visit_ScopedEvalContextModifier = refuse
+
+
+def _operation(name: str, node: Any, *args: nodes.Expr) -> nodes.Filter:
+    line = 0 if node is None else node.lineno
+    return nodes.Filter(node, f"penstock_{name}", list(args), [], None, None, lineno=line)
+
+
+def _is_constant(node: nodes.Node) -> bool:
+    """Whether an expression is written out in the source, so that its size is that of its source."""
+    if isinstance(node, nodes.Const | nodes.TemplateData):
+        return True
+    is_literal = isinstance(node, nodes.List | nodes.Tuple | nodes.Dict | nodes.Pair)
+    return is_literal and all(map(_is_constant, node.iter_child_nodes()))
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace without names that begin with an underscore: some of them mean something to Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self = args[0]
+        rest = args[1:]
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        """A namespace may hold itself."""
+        raise SecurityError("a namespace cannot be printed")
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(
+            f"a namespace cannot hold {name!r}: names with an underscore are Python's"
+        )
+
+
+_RENDERING = (jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.BlockReference)
+# Templates may look up attributes of these.
+_READABLE = (
+    *PLAIN,
+    *_RENDERING,
+    _Namespace,
+    _TrustedDict,
+    Lazy,
+    jinja2.runtime.TemplateReference,
+)
 
 
 def check_source(text: str) -> None:
@@ -157,43 +387,6 @@ def _check(found: int, limit: int, what: str, line: int | None = None) -> None:
         where = "" if line is None else f" (line {line})"
         raise LimitExceeded(
             f"the chat template has {what.format(f'{found:_}')}{where}, expected at most {limit:_}"
-        )
-
-
-def raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
-
-
-class _Dict:
-    """`dict` without Python's attributes of it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """A namespace without names that begin with an underscore: some of them mean something to Python."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self = args[0]
-        rest = args[1:]
-        values = dict(*rest, **kwargs)
-        for name in values:
-            _check_name(name)
-        jinja2.utils.Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(
-            f"a namespace cannot hold {name!r}: names with an underscore are Python's"
         )
 
 
@@ -309,94 +502,3 @@ def _reads_text(node: nodes.Node) -> bool:
     ]
     named = [*fields, *((item, item.arg.value) for item in items)]  # type: ignore[attr-defined]
     return any(name in _TEXTS and id(item) not in tested for item, name in named)
-
-
-# minijinja and jinja2 agree on the methods and filters listed here.  Everything else is left to jinja2: methods that change their object,
-# Python's treatment of letters, and repetition, which is a MemoryError in Python but would end the process in Rust.
-_FILTERS = frozenset(
-    (
-        *(
-            "trim",
-            "length",
-            "count",
-            "join",
-            "list",
-            "string",
-            "first",
-            "last",
-            "default",
-            "d",
-            "items",
-        ),
-        *(
-            "safe",
-            "selectattr",
-            "rejectattr",
-            "select",
-            "reject",
-            "map",
-            "reverse",
-            "replace",
-            "tojson",
-        ),
-        *("penstock_turns", "upper", "lower", "dictsort"),
-    )
-)
-_METHODS = frozenset(
-    (
-        *(
-            "strip",
-            "lstrip",
-            "rstrip",
-            "split",
-            "rsplit",
-            "startswith",
-            "endswith",
-            "replace",
-            "find",
-            "rfind",
-        ),
-        *(
-            "index",
-            "count",
-            "partition",
-            "rpartition",
-            "removeprefix",
-            "removesuffix",
-            "join",
-            "get",
-            "items",
-        ),
-        *("keys", "values", "upper", "lower"),
-    )
-)
-_CASE = ("title", "capitalize")  # engines agree on these for ASCII letters
-_LABELS = ("role", "type")  # fields of ASCII letters
-
-
-def needs_jinja2(tree: nodes.Template) -> str | None:
-    """Return the part of a template that only jinja2 can render, or None."""
-    for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Getattr) and not _is_common(
-            call.node.attr, call.node.node, _METHODS
-        ):
-            return f"the method {call.node.attr}"
-    for node in tree.find_all(nodes.Filter):
-        if not _is_common(node.name, node.node, _FILTERS):
-            return f"the filter {node.name}"
-    return "repetition" if next(tree.find_all((nodes.Mul, nodes.Pow)), None) is not None else None
-
-
-def _is_common(name: str, value: nodes.Node | None, known: frozenset[str]) -> bool:
-    return _is_label(value) if name in _CASE else name in known
-
-
-def _is_label(node: nodes.Node | None) -> bool:
-    """Whether a value is a role or a type."""
-    if isinstance(node, nodes.Filter) and node.name in ("upper", "lower", "trim"):
-        return _is_label(node.node)
-    if isinstance(node, nodes.Name):
-        return node.name == "role"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value in _LABELS
-    return isinstance(node, nodes.Getattr) and node.attr in _LABELS

@@ -1,7 +1,7 @@
 """Render a conversation and find its trained spans, in the fastest way that is proven for its kinds of messages.
 
-minijinja renders messages of kinds on which it agrees with jinja2.  Conversations take the layout of their order of kinds (layout.py).  All
-others are attributed (instrument.py, trained_spans.py).  What is remembered is learned from made-up messages, never from records.
+Conversations take the layout of their order of kinds (layout.py).  All others are attributed (instrument.py, trained_spans.py).  What is
+remembered is learned from made-up messages, never from records.
 """
 
 import json
@@ -14,21 +14,20 @@ from typing import Any
 import orjson
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.headers import LEADS, Headers, Render, learn_ends
+from penstock.templates.chat.headers import Headers, Render, learn_ends
 from penstock.templates.chat.instrument import MARK, Attribution, attribute
-from penstock.templates.chat.kinds import CALL, TOOL, USER, Kinds, MadeUp, role_of, with_reasoning
+from penstock.templates.chat.kinds import TOOL, Kinds, MadeUp, role_of, with_reasoning
 from penstock.templates.chat.layout import Layout, has_layouts, learn_layout, strings_of
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.trained_spans import Chat, SpanFinder
 from penstock.templates.chat.unrendered import Unrendered, count_words
 from penstock.templates.conversation import Conversation, Message
+from penstock.templates.meter import MADE_UP
 from penstock.templates.render import Renderer, outcome
 from penstock.templates.samples import Rendering, Spans
 from penstock.templates.sandbox import known_names, prompt_reads_text
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 
-# Engines differ about these: white space to Python only, and what minijinja makes of half a surrogate pair.
-_ODD = ("\x1c", "\x1d", "\x1e", "\x1f", "\ufffd")
 _MANY_ORDERS = 4096  # orders of kinds; beyond these, they are too rare to be worth a layout
 _MANY_OPTIONS = 64  # sets of chat_template_kwargs whose headers are remembered
 _STRICT = (
@@ -43,8 +42,8 @@ BETWEEN = "between"
 _CALLED = "penstockcalled"  # the name of a made-up call
 
 
-class EnginesDiffer(TemplateError):
-    """The fast engine cannot be relied on for this template."""
+class RenderingsDiffer(TemplateError):
+    """Two ways to find the text and mask of a conversation disagree: neither can be relied on for this template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,6 @@ class TurnPart:
 class _Order:
     """What is known of conversations whose messages are of these kinds, in this order."""
 
-    is_fast: bool  # both engines agree on these kinds
     is_simple: bool  # nothing but roles and text
     answers: list[int]  # places of the assistant's messages
     layouts: (
@@ -95,9 +93,6 @@ class Annotator:
         self.unrendered = Unrendered(self._text, self._kinds)
         self._orders: dict[tuple[int, ...], _Order] = {}
         self._finders: dict[str, SpanFinder] = {}  # by the row's own chat_template_kwargs
-        self._agreed: dict[
-            int, bool
-        ] = {}  # whether minijinja renders messages of a kind as jinja2 does
         self.needs_null = self._needs_null()
         self.ends = learn_ends(
             self._made_up({}, False), tokenizer.added_tokens, tokenizer.stop_tokens
@@ -115,7 +110,7 @@ class Annotator:
         verify: bool,
         generation_prompt: bool = False,
     ) -> Annotated:
-        """verify: compare both engines on this conversation.  generation_prompt: print it at the end, for train_on="all"."""
+        """verify: render this conversation with and without marks, and compare.  generation_prompt: print it at the end, for train_on="all"."""
         messages = with_reasoning(conversation.messages)
         kinds, strings = self._kinds.read(messages)
         order = self._orders.get(kinds) or self._order(kinds)
@@ -124,23 +119,13 @@ class Annotator:
         context = _checked(
             given, strings if order.is_simple and not beside and not conversation.tools else None
         )
-        renderer = self.renderer
-        if order.layouts is not None and not beside and not verify and context is given:
-            made = self._by_layout(order, kinds, strings, conversation, context, trained)
-            if made is not None:
-                return Annotated(made, context, renderer.render)
-        render = renderer.render if order.is_fast else renderer.render_reference
-        rendered = render(context)
-        if order.is_fast and renderer.is_fast:
-            if _has_odd(rendered):
-                render = renderer.render_reference
-                rendered = render(context)
-            elif verify and outcome(renderer.render_reference, context) != rendered:
-                raise EnginesDiffer(
-                    "minijinja and jinja2 render this conversation in different ways, which made-up ones did not show; "
-                    "pass template_engine='jinja2', and please report the chat template"
-                )
-        whole = attribute(rendered)
+        render = self.renderer.render
+        by_layout: Rendering | None = None
+        if order.layouts is not None and not beside and context is given:
+            by_layout = self._by_layout(order, kinds, strings, conversation, context, trained)
+            if by_layout is not None and not verify:
+                return Annotated(by_layout, context, render)
+        whole = attribute(render(context))
         if self._options.train_on == "all":
             made = Rendering(whole.text, [(0, len(whole.text))])
         else:
@@ -149,17 +134,31 @@ class Annotator:
             )
             finder = self._finder(conversation.kwargs, documents=bool(conversation.documents))
             made = finder.find(chat, trained, check=self._options.verify == "all")
+        if verify:
+            self._compare(whole.text, made, by_layout, context)
         made.unrendered = self.unrendered.find(conversation, kinds, whole.text, whole.printed_by)
         made.assistant_characters, _ = count_words(conversation.messages, ())
         return Annotated(made, context, render)
 
+    def _compare(
+        self, text: str, made: Rendering, by_layout: Rendering | None, context: dict[str, Any]
+    ) -> None:
+        """Raise where a rendering with marks is not the plain one, or has another mask than a layout gives it."""
+        advice = "please report the chat template"
+        if self.renderer.render_plain(context) != text:
+            raise RenderingsDiffer(
+                f"the chat template prints this conversation in another way when its messages are marked; {advice}"
+            )
+        if by_layout is not None and by_layout.spans != made.spans:
+            raise RenderingsDiffer(
+                f"the trained parts of this conversation are not those of made-up conversations of its kind; {advice}"
+            )
+
     def _order(self, kinds: tuple[int, ...]) -> _Order:
         renderer = self.renderer
         different = set(kinds)
-        is_fast = not renderer.is_fast or all(self._agree_on(kind) for kind in different)
         is_simple = all(self._kinds.is_text(kind) for kind in different)
-        can = renderer.is_fast and is_fast and self.learned
-        can = can and self._options.train_reasoning and self._options.train_on != "all"
+        can = self.learned and self._options.train_reasoning and self._options.train_on != "all"
         if not is_simple:
             can = (
                 can
@@ -169,7 +168,7 @@ class Annotator:
         answers = [
             place for place, kind in enumerate(kinds) if role_of(self._kinds[kind]) == "assistant"
         ]
-        known = _Order(is_fast, is_simple, answers, {} if can else None)
+        known = _Order(is_simple, answers, {} if can else None)
         if len(self._orders) < _MANY_ORDERS:
             self._orders[kinds] = known
         return known
@@ -201,7 +200,8 @@ class Annotator:
             text = self.renderer.render_plain(context)
         except TemplateError:
             return None
-        if _has_odd(text) or (spans := layout.spans(text, strings)) is None:
+        spans = layout.spans(text, strings)
+        if spans is None:
             return None
         if order.is_simple:
             said = sum([len(strings[place]) for place in order.answers])
@@ -253,7 +253,7 @@ class Annotator:
     def outline(self, conversation: Conversation) -> list[TurnPart]:
         """A rendered conversation, cut at the headers and ends of its turns.  A message without a known header is all body."""
         context = _checked(self.context(with_reasoning(conversation.messages), conversation), None)
-        render = self.renderer.render_reference
+        render = self.renderer.render
         messages = context["messages"]
         whole = attribute(render(context))
         kinds, _ = self._kinds.read(messages)
@@ -306,22 +306,8 @@ class Annotator:
         """Renders made-up messages, with a made-up tool or without."""
         given = Conversation(messages=[], tools=[TOOL] if tools else None, kwargs=kwargs)
         return lambda messages, **options: attribute(
-            self.renderer.render(self.context(messages, given, **options))
+            self.renderer.render(self.context(messages, given, **options), MADE_UP)
         )
-
-    def _agree_on(self, number: int) -> bool:
-        """Whether minijinja renders made-up messages of a kind as jinja2 does."""
-        if number not in self._agreed:
-            given = Conversation(messages=[], tools=[TOOL])
-            leads = (*LEADS[:3], (USER, CALL))
-            contexts = [
-                self.context(MadeUp([*lead, self._kinds[number]]).messages, given) for lead in leads
-            ]
-            engines = self.renderer.render, self.renderer.render_reference
-            self._agreed[number] = all(
-                len({outcome(engine, some) for engine in engines}) == 1 for some in contexts
-            )
-        return self._agreed[number]
 
     def _needs_null(self) -> bool:
         """Whether calls are printed beside a content of null and not beside none at all, as by DeepSeek-V3's template."""
@@ -339,7 +325,7 @@ class Annotator:
                 for answer in answers
             ]
             beside, alone = (
-                _CALLED in (outcome(self.renderer.render_reference, each) or "")
+                _CALLED in (outcome(partial(self.renderer.render, limits=MADE_UP), each) or "")
                 for each in contexts
             )
             if beside and not alone:
@@ -358,10 +344,6 @@ class Annotator:
             "add_generation_prompt": False,
             **options,
         }
-
-
-def _has_odd(text: str) -> bool:
-    return any(character in text for character in _ODD)
 
 
 def _first(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> Render:

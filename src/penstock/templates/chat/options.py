@@ -1,4 +1,4 @@
-"""The options of a chat template.  They are apart from the template, so that a recipe can be checked without its two engines."""
+"""The options of a chat template.  They are apart from the template, so that a recipe can be checked without jinja2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_chat(tokenizer: "Tokenizer", *, reader: Any, **options: Any) -> "ChatTemplate":
-    """Open a ChatTemplate, which imports two template engines."""
+    """Open a ChatTemplate, which imports jinja2."""
     from penstock.templates.chat.template import ChatTemplate
 
     return ChatTemplate(tokenizer, reader=reader, **options)
@@ -76,9 +76,6 @@ class ChatOptions:
     max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = (
         MAX_IMAGE_PIXELS
     )
-    template_engine: Annotated[
-        str, "what renders conversations: auto (minijinja where it agrees with jinja2) or jinja2"
-    ] = "auto"
 
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, ("first", "all"))
@@ -88,7 +85,6 @@ class ChatOptions:
         check_choice("on_unrendered", self.on_unrendered, ("warn", "stop", "skip"))
         check_choice("on_unanswered", self.on_unanswered, ON_UNANSWERED)
         check_choice("special_in_text", self.special_in_text, SPECIAL)
-        check_choice("template_engine", self.template_engine, ("auto", "jinja2"))
         if isinstance(self.train_on, str):
             check_choice("train_on", self.train_on, ("assistant", "last", "completion", "all"))
         if self.message_weights and self.train_on == "all":

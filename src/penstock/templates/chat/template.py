@@ -5,6 +5,7 @@ A record's tokens and mask depend on that record, the tokenizer and the options 
 refused by name, never guessed.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,8 @@ import numpy as np
 
 from penstock.errors import MediaError, TemplateError
 from penstock.reasons import BAD_MEDIA, UNANSWERED_REASON
-from penstock.templates.chat.annotate import Annotated, Annotator, EnginesDiffer, TurnPart
+from penstock.templates.chat.annotate import Annotated, Annotator, RenderingsDiffer, TurnPart
+from penstock.templates.chat.choose import find_templates
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
@@ -33,6 +35,7 @@ from penstock.templates.fields import check_roles
 from penstock.templates.flags import refuse_unused_flags, train_weight
 from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
 from penstock.templates.media_files import PackageMissing
+from penstock.templates.meter import LimitExceeded
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Renderer
 from penstock.templates.samples import (
@@ -42,11 +45,9 @@ from penstock.templates.samples import (
     token_mask,
     token_weights,
 )
-from penstock.templates.sandbox import LimitExceeded
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
-from penstock.templates.trial import CHATML, find_templates, open_untrusted, probes
 from penstock.types import (
     MEDIA,
     PARTIAL,
@@ -61,7 +62,7 @@ from penstock.types import (
     Values,
 )
 
-_FIRST_ROWS = 16  # of every shard: rendered by both engines, which must agree
+_FIRST_ROWS = 16  # of every shard: rendered with and without marks, which must agree
 
 
 class ChatTemplate(BatchTemplate):
@@ -104,27 +105,8 @@ class ChatTemplate(BatchTemplate):
 
     def _open_renderer(self, text: str) -> Renderer:
         given = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
-        contexts = [
-            {
-                **given,
-                "messages": probe.messages,
-                "tools": probe.tools,
-                "add_generation_prompt": prompt,
-            }
-            for probe in probes()
-            for prompt in (False, True)
-        ]
-        today = self.options.today
-        if text == CHATML:
-            renderer = Renderer(text, today=today)
-            renderer.try_fast(contexts)
-        else:
-            renderer = open_untrusted(
-                text, today=today, contexts=contexts, cache=self.tokenizer.cache
-            )
-        renderer = (
-            renderer if self.options.template_engine == "auto" else Renderer(text, today=today)
-        )
+        _check_given(text, given)
+        renderer = Renderer(text, today=self.options.today)
         renderer.wraps_text = self.media is not None and renderer.needs_parts(
             {**given, "tools": None}
         )
@@ -291,7 +273,7 @@ class ChatTemplate(BatchTemplate):
         if isinstance(error, Unanswered):
             return UNANSWERED_REASON
         is_media = isinstance(error, MediaError)
-        is_final = isinstance(error, LimitExceeded | EnginesDiffer | PackageMissing)
+        is_final = isinstance(error, LimitExceeded | RenderingsDiffer | PackageMissing)
         is_unprinted = isinstance(error, NotPrinted)
         option = "on_unrendered" if is_unprinted else "on_media" if is_media else "on_refused"
         if is_final or getattr(self.options, option) == "stop":
@@ -491,6 +473,20 @@ class ChatTemplate(BatchTemplate):
         return (
             f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
         )
+
+
+def _check_given(text: str, given: dict[str, Any]) -> None:
+    """Refuse a template, or values for it, that cannot be written as JSON: the key of a store is made of them."""
+    try:
+        json.dumps([text, given], allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise TemplateError(
+            "the chat template, or a value that it is given, holds half of a surrogate pair"
+        ) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TemplateError(
+            f"template_kwargs are given to the chat template as JSON, and cannot be: {error}"
+        ) from error
 
 
 def _only_turn(

@@ -32,7 +32,6 @@ from penstock.templates.tokenizer.byte_offsets import (
 )
 from penstock.templates.tokenizer.facts import package_version, recall, warn
 from penstock.templates.tokenizer.files import TokenizerFiles, read_files, with_added
-from penstock.templates.trial import start_early
 from penstock.types import Source
 
 if TYPE_CHECKING:
@@ -182,7 +181,6 @@ class Engines:
         return self._opened[1] if self.facts.is_changed else self._files.text
 
     def _learn(self) -> TokenizerFacts:
-        start_early()
         opened, text, warning = self._opened
         prefix, suffix = _around(opened, self.where)
         added = opened.get_added_tokens_decoder()
