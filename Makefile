@@ -76,9 +76,10 @@ $(TEST)/.torch:
 	$(TEST)/bin/python $(PIP) $(TORCH)
 	@touch $@
 
-$(TEST)/.ready: $(TEST)/.torch pyproject.toml tests/requirements-no-deps.txt
+$(TEST)/.ready: $(TEST)/.torch pyproject.toml tests/requirements-no-deps.txt tests/requirements-miles.txt
 	$(TEST)/bin/python $(PIP) -e '.[dev]'
 	$(TEST)/bin/python $(PIP) --no-deps -r tests/requirements-no-deps.txt
+	$(TEST)/bin/python $(PIP) --no-deps --upgrade --target $(TEST)/miles -r tests/requirements-miles.txt
 	@touch $@
 
 $(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt benchmarks/requirements-litdata.txt

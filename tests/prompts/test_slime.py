@@ -1,7 +1,7 @@
-"""slime's data source, against its documented interface: slime itself does not install here.
+"""slime's data source, in this process: test_miles.py has the real code of miles, of which slime's is a twin; slime is not on the index.
 
-`Rollouts` goes through a round as slime's sglang_rollout does: over-sample, filter, abort what is pending, call the two functions, give
-partial groups back.
+`Rollouts` goes through a round as slime/rollout/sglang_rollout.py, generate_rollout and generate_rollout_async do (THUDM/slime 624b824a8;
+radixark/miles 31f1ca961 has the same): over-sample, filter, abort what is pending, call the two functions, give partial groups back.
 """
 
 import importlib
@@ -43,6 +43,7 @@ class Sample:
     index: int | None = None
     prompt: Any = ""
     tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: Any = None
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -52,9 +53,21 @@ def adapter(request, monkeypatch):
     """The module, imported beside a package that has the interface."""
     modules = {
         name: types.ModuleType(name)
-        for name in ("", ".rollout", ".rollout.data_source", ".utils", ".utils.types")
+        for name in (
+            "",
+            ".rollout",
+            ".rollout.data_source",
+            ".utils",
+            ".utils.data",
+            ".utils.processing_utils",
+            ".utils.types",
+        )
     }
     modules[".rollout.data_source"].DataSource = DataSource
+    modules[".utils"].data = modules[".utils.data"]
+    modules[".utils.data"]._build_messages = lambda row, key, is_conversation, media: row[key]
+    for name in ("load_tokenizer", "load_processor", "process_vision_info"):
+        setattr(modules[".utils.processing_utils"], name, lambda *args, **options: None)
     modules[".utils.types"].Sample = Sample
     monkeypatch.setitem(sys.modules, "slime", None)
     for name, module in modules.items():
@@ -67,16 +80,28 @@ def adapter(request, monkeypatch):
 class Rollouts:
     """slime's rounds: of `asked` groups the first finish; of these, some are filtered; `size` are trained."""
 
-    def __init__(self, adapter, folder: Path, *, partial: bool = True, **options: Any) -> None:
+    def __init__(
+        self, adapter, folder: Path, *, partial: bool = True, function: str = "", **options: Any
+    ) -> None:
         self.adapter, self.partial = adapter, partial
         self.args = Namespace(
             n_samples_per_prompt=2,
             rollout_seed=3,
+            rollout_shuffle=True,
             input_key="prompt",
             label_key="gold",
             metadata_key="meta",
+            tool_key="tools",
+            multimodal_keys=None,
+            apply_chat_template=False,
+            apply_chat_template_kwargs={},
+            hf_checkpoint="none",
+            rollout_max_prompt_len=None,
+            rollout_global_dataset=True,
+            prompt_data=None,
             save=str(folder),
             load=str(folder),
+            rollout_function_path=function,
         )
 
         class Mine(adapter.PromptsDataSource):
@@ -101,7 +126,8 @@ class Rollouts:
                     data.append(group)
             pending = pending[5:]
         self.adapter.mark_trained(self.args, data)
-        self.adapter.settle(self.args, finished, self.source)
+        # generate_rollout passes data_source.get_samples on, and generate_rollout_async calls process_func(args, all_samples, data_source)
+        self.adapter.settle(self.args, finished, self.source.get_samples)
         for group in pending:
             group[0].tokens.append(7)
         if self.partial and pending:
@@ -189,4 +215,114 @@ def test_what_cannot_be_known_is_refused(adapter, tmp_path):
         PlanError, match=r"the record has \['gold', 'prompt'\], expected input_key 'question'"
     ):
         run.source.get_samples(1)
-    assert len(run.source) == 60
+    assert len(run.source) == len(run.source.dataset) == 60
+
+
+class FullyAsync:
+    """slime's and miles' fully asynchronous rollouts: groups are in flight from one rollout to the next.
+
+    As these do (THUDM/slime 624b824a8, radixark/miles 31f1ca961), which were run with the adapter:
+    slime/rollout/fully_async_rollout.py: AsyncRolloutWorker._loop, _make_done_cb, _generate_rollout_async;
+    miles/rollout/fully_async_rollout.py: FullyAsyncRolloutFn._submit_one_group, _recycle, _drain, with DefaultDataBuffer.put.
+    get_samples(1) for each group, add_samples([group]) for an aborted one, the dynamic filter for a finished one (miles only), and none
+    of the functions of the standard rollout.  The rollout manager then calls log_rollout_data (both).
+    """
+
+    def __init__(self, adapter: Any, folder: Path) -> None:
+        self.adapter = adapter
+        function = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+        rollouts = Rollouts(adapter, folder, function=function)
+        self.args, self.source = rollouts.args, rollouts.source
+        self.keep = adapter.drop_filtered(lambda args, samples: samples[0].label % 5 != 0)
+        self.in_flight: list[list[Sample]] = []
+        self.finished: list[list[Sample]] = []
+
+    def generate(self, rollout_id: int) -> list[int]:
+        while len(self.finished) < 6:
+            while len(self.in_flight) < 5:
+                self.in_flight += self.source.get_samples(1)
+            for number in (3, 0):  # out of their order
+                group = self.in_flight.pop(number)
+                if group[0].label % 7 == 3 and not group[0].tokens:
+                    group[0].tokens.append(7)
+                    self.source.add_samples([group])
+                elif self.keep(self.args, group):
+                    self.finished.append(group)
+        data = self.finished[:4]
+        del self.finished[:4]
+        samples = [sample for group in data for sample in group]
+        assert not self.adapter.log_trained(rollout_id, self.args, samples, {}, 1.0)
+        return [group[0].group_index for group in data]
+
+
+def test_m4_fully_asynchronous_rollouts_save_and_resume(adapter, tmp_path):
+    """M4: save refused, because such rollouts do not call the functions of the standard one."""
+    trained: dict[int, list[int]] = {}
+    rollout = 0
+    for _ in range(4):
+        run = FullyAsync(adapter, tmp_path)
+        run.source.load(rollout - 1)
+        for _ in range(5):
+            trained[rollout] = run.generate(rollout)
+            run.source.save(rollout)
+            rollout += 1
+        run.generate(rollout)  # killed before it is saved
+    times = Counter(ordinal for ordinals in trained.values() for ordinal in ordinals)
+    fresh = FullyAsync(adapter, tmp_path)
+    fresh.source.load(rollout - 1)
+    counts = fresh.source.prompts.counts
+    assert max(times.values()) == 1 and counts["done"] == len(times) == 80
+    assert counts["dropped"]["not_selected"] > 5
+    assert counts["done"] + counts["dropped"]["not_selected"] + counts["returned"] == counts["next"]
+
+
+def test_m4_groups_may_be_lists_of_lists(adapter, tmp_path):
+    """M4: a generate function may return several samples for one, and then a group is a list of lists."""
+    run = Rollouts(adapter, tmp_path)
+    groups = run.source.get_samples(3)
+    nested = [[[sample] for sample in group] for group in groups]
+    adapter.mark_trained(run.args, nested[:1])
+    adapter.settle(run.args, nested[:2], run.source.get_samples)
+    run.source.add_samples(nested[2:])
+    run.source.save(0)
+    counts = run.source.prompts.counts
+    assert (counts["done"], counts["dropped"], counts["returned"]) == (1, {"not_selected": 1}, 1)
+    assert run.source.get_samples(1) == nested[2:]
+    with pytest.raises(PlanError, match="a sample has group_index=None, expected the number"):
+        run.source.add_samples([[Sample()]])
+
+
+def test_m1_what_is_no_data_source_of_prompts_is_refused(adapter, tmp_path):
+    """M1: the framework passes a bound method; anything else is named."""
+    with pytest.raises(PlanError, match=r"settle was called with .*expected a PromptsDataSource"):
+        adapter.settle(None, [], [].append)
+    with pytest.raises(PlanError, match="there is no PromptsDataSource with these arguments"):
+        adapter.log_trained(0, Namespace(), [], None, 0.0)
+
+
+def test_m2_arguments_without_effect_are_refused_by_name(adapter, tmp_path):
+    """M2: arguments that the framework's own data source reads, and that mean nothing here."""
+    run = Rollouts(adapter, tmp_path)
+    kind = type(run.source)
+    for changes, said in (
+        ({"rollout_global_dataset": False}, "--disable-rollout-global-dataset"),
+        ({"buffer_filter_path": "mine.first"}, "--buffer-filter-path mine.first has no effect"),
+        ({"multi_lora": True}, "--multi-lora needs a data source"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            kind(Namespace(**{**vars(run.args), **changes}))
+    with pytest.raises(PlanError, match="prompt_data is None, expected --prompt-data with a file"):
+        adapter.PromptsDataSource(run.args)
+    missing = Namespace(**{**vars(run.args), "label_key": "answer"})
+    with pytest.raises(PlanError, match=r"has \['gold', 'prompt'\], expected label_key 'answer'"):
+        kind(missing).get_samples(1)
+
+
+def test_m2_an_order_that_the_arguments_do_not_ask_for_is_said(adapter, tmp_path, caplog):
+    """M2: a class of the user's decides about the order, and the arguments may say something else."""
+    run = Rollouts(adapter, tmp_path)
+    type(run.source)(Namespace(**{**vars(run.args), "rollout_shuffle": False}))
+    assert (
+        "open_prompts has shuffle=True, which is used; the arguments have rollout_shuffle=False"
+        in caplog.text
+    )

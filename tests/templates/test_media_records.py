@@ -268,7 +268,10 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
         (tagged(images=["a.png", "missing.png"]), "missing.png: nothing found, expected a file"),
         (tagged(images=["a.png", "broken.png"]), "broken.png: the image is broken or cut off"),
         (tagged(images=["a.png", "empty.png"]), "empty.png: the file is empty"),
-        (tagged(images=["a.png", "text.png"]), "text.png: not an image of a format that Penstock opens"),
+        (
+            tagged(images=["a.png", "text.png"]),
+            "text.png: not an image of a format that Penstock opens",
+        ),
         (tagged(images=["a.png", "deep"]), "deep"),
         (
             tagged(images=["a.png", "https://x.org/b.png"]),
